@@ -47,9 +47,9 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
 
     def make_one(*starts: str, parallel: int = 2, max_waiting: int = 3, **fields: object) -> LocalBackend:
         config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
-        patience = replace(QUICK, **fields)  # type: ignore[arg-type]
+        limits = replace(QUICK, **fields)  # type: ignore[arg-type]
         command = stub_command(tmp_path / "lives", *starts)
-        pool = Pool(config, lambda _: Files(), lambda _: None, command=command, patience=patience)
+        pool = Pool(config, lambda _: Files(), lambda _: None, command=command, limits=limits)
         made.append(LocalBackend(pool))
         return made[-1]
 
@@ -264,7 +264,7 @@ async def act_as_client(backend: LocalBackend, request_id: str, chance: random.R
     else:
         wanted = request(chance.choice(ENDLESS), request_id, timeout_s=chance.choice((0.05, 0.5)))
     steps = backend.generate(wanted)
-    patience = chance.randrange(1, 12)
+    num_before_cancel = chance.randrange(1, 12)
     got: list[Step] = []
     tokens: list[int] = []
     try:
@@ -272,7 +272,7 @@ async def act_as_client(backend: LocalBackend, request_id: str, chance: random.R
             assert not got or not isinstance(got[-1].deltas[-1], Finished), "a step after the end"
             got.append(step)
             tokens += step.tokens
-            if len(got) == patience:
+            if len(got) == num_before_cancel:
                 if chance.random() < 0.5:
                     await steps.aclose()
                     return
@@ -310,7 +310,7 @@ async def test_an_answer_is_whole_if_its_model_is_unloaded_before_it_is_read(
     def find(name: str) -> Files:
         return Files(name, Path(f"{name}.gguf"))
 
-    pool = Pool(Config(), find, lambda _: None, offer=find, command=stub_command(tmp_path / "lives"), patience=QUICK)
+    pool = Pool(Config(), find, lambda _: None, offer=find, command=stub_command(tmp_path / "lives"), limits=QUICK)
     backend = LocalBackend(pool)
 
     class LateMailbox(Mailbox):

@@ -12,12 +12,12 @@ import pytest
 from edgeagent.backends.local import LocalBackend
 from edgeagent.errors import WorkerCrashed
 from edgeagent.types import MemoryKind, Tokenize
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.conftest import TinyModel
 from tests.integration.test_slow_machine import ask, running, tokens_of
 from tests.worker.support import eventually
 
-PATIENCE = Patience(ping_interval_s=0.02, max_prompt_bytes=64 << 20, first_backoff_s=0.01)
+LIMITS = SupervisionLimits(ping_interval_s=0.02, max_prompt_bytes=64 << 20, first_backoff_s=0.01)
 HOARDING = (sys.executable, "-P", "-m", "tests.hoarding_worker")
 
 
@@ -31,7 +31,7 @@ def question(backend: LocalBackend) -> Coroutine[Any, Any, object]:
 
 @pytest.mark.parametrize(("make", "what"), [(prompt, "preparing one prompt"), (question, "a question about text")])
 async def test_a_hoarder_is_ended_and_a_stream_beside_it_goes_on(tiny_model: TinyModel, make: Any, what: str) -> None:
-    async with running(tiny_model(MemoryKind.FULL_ATTENTION), HOARDING, PATIENCE) as backend:
+    async with running(tiny_model(MemoryKind.FULL_ATTENTION), HOARDING, LIMITS) as backend:
         expected = await tokens_of(backend, ask("alone", 40, 400))
         beside = asyncio.create_task(tokens_of(backend, ask("beside", 40, 400)))
         with pytest.raises(WorkerCrashed, match=f"{what} took more than 64 MiB of memory"):

@@ -18,20 +18,20 @@ from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, Tier, Tokenize, TokenPrompt
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.conftest import TinyModel
 from tests.integration.test_worker_real import Files
 from tests.slow_worker import slow_command
 
 # Scaled to a slow machine: the whole prompt takes three times as long as the limit for a first step.
-IMPATIENT = Patience(ping_interval_s=0.02, pong_timeout_s=1.0, hang_timeout_s=1.0, load_timeout_s=20.0)
+SHORT_LIMITS = SupervisionLimits(ping_interval_s=0.02, pong_timeout_s=1.0, hang_timeout_s=1.0, load_timeout_s=20.0)
 
 
 @asynccontextmanager
-async def running(model: Path, command: tuple[str, ...], patience: Patience = IMPATIENT) -> AsyncIterator[LocalBackend]:
+async def running(model: Path, command: tuple[str, ...], limits: SupervisionLimits = SHORT_LIMITS) -> AsyncIterator[LocalBackend]:
     # With plain attention, answers do not depend on chunk sizes, which follow the machine's speed.
     config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0))
-    pool = Pool(config, lambda _: Files(model), validate_model, command=command, patience=patience)
+    pool = Pool(config, lambda _: Files(model), validate_model, command=command, limits=limits)
     backend = LocalBackend(pool)
     await backend.start()
     try:
@@ -99,7 +99,7 @@ async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: T
             (status,) = backend.models()
             assert status.pid is not None
             os.kill(status.pid, signal.SIGSTOP)
-            await asyncio.sleep(1.5 * IMPATIENT.pong_timeout_s)  # longer than a computing worker may be silent
+            await asyncio.sleep(1.5 * SHORT_LIMITS.pong_timeout_s)  # longer than a computing worker may be silent
             os.kill(status.pid, signal.SIGCONT)
         assert not reader.done()
         await reader

@@ -39,13 +39,13 @@ from edgeagent.types import (
     WorkerState,
 )
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 from tests.worker.support import eventually
 
 GREEDY = SamplingParams(temperature=0.0)
-PATIENCE = Patience(ping_interval_s=0.1, pong_timeout_s=2.0, max_crashes=10)
+LIMITS = SupervisionLimits(ping_interval_s=0.1, pong_timeout_s=2.0, max_crashes=10)
 
 Make = Callable[..., LocalBackend]
 
@@ -63,13 +63,13 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
     def make_one(
         path: Path | None = None,
         validate: Callable[[Path], GgufHeader | None] = validate_model,
-        patience: Patience = PATIENCE,
+        limits: SupervisionLimits = LIMITS,
         **engine: object,
     ) -> LocalBackend:
         files = Files(path or tiny_model(MemoryKind.FULL_ATTENTION))
         # With plain attention, answers do not depend on the sizes of steps, which follow the machine's speed.
         config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0, **engine))  # type: ignore[arg-type]
-        pool = Pool(config, lambda _: files, validate, patience=patience)
+        pool = Pool(config, lambda _: files, validate, limits=limits)
         made.append(LocalBackend(pool))
         return made[-1]
 
@@ -237,7 +237,7 @@ async def test_three_kills_close_together_lose_no_stream(make: Make, num_streams
 
 
 async def test_a_frozen_worker_is_noticed_and_replaced(make: Make) -> None:
-    backend = make(patience=replace(PATIENCE, pong_timeout_s=1.0))
+    backend = make(limits=replace(LIMITS, pong_timeout_s=1.0))
     await backend.start()
     before = await tokens_of(backend, ask(max_tokens=300))
     frozen = pid_of(backend)

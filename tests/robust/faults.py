@@ -26,7 +26,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.router.router import Router
 from edgeagent.types import ModelStatus, WorkerState
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.api.event_grammar import EventGrammar
 from tests.daemon.running import Running, running
 from tests.robust.lag import waited_s
@@ -136,14 +136,14 @@ class Faulty:
 
 @asynccontextmanager
 async def faulty(
-    folder: Path, *starts: str, patience: Patience = QUICK, serves_after: bool = True, **engine: Any
+    folder: Path, *starts: str, limits: SupervisionLimits = QUICK, serves_after: bool = True, **engine: Any
 ) -> AsyncIterator[Faulty]:
     """Run a daemon whose worker follows the text of each request; check the invariants around the test."""
     lives = folder / "lives"
     others = {child.pid for child in psutil.Process().children()}
     config = Config(state_dir=folder / "state", engine=EngineConfig(**engine))
     files = Files(path=folder / MODEL_FILE)
-    pool = Pool(config, lambda _: files, lambda _: None, command=stub_command(lives, *starts), patience=patience)
+    pool = Pool(config, lambda _: files, lambda _: None, command=stub_command(lives, *starts), limits=limits)
     router = Router([LocalBackend(pool)])
     await router.start()
     try:

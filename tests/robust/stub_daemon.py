@@ -114,7 +114,7 @@ def main(folder: Path, port: int, drain_s: float, starts: list[str]) -> int:
     """Serve."""
     config = Config(state_dir=folder, server=ServerConfig(port=port, drain_s=drain_s))
     lives = folder.with_suffix(".lives")
-    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), patience=QUICK)
+    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), limits=QUICK)
     return serve(config, build=lambda _: Router([LocalBackend(pool)]))
 
 

@@ -28,7 +28,7 @@ class Files:
 async def stub_service(lives: Path, *starts: str, parallel: int = 2, max_waiting: int = 3) -> AsyncIterator[Router]:
     """Run a service whose worker follows the text of each request; it is ready when yielded."""
     config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
-    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), patience=QUICK)
+    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), limits=QUICK)
     router = Router([LocalBackend(pool)])
     await router.start()
     try:

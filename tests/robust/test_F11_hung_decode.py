@@ -15,9 +15,9 @@ from tests.worker.support import QUICK
 
 # Limits in seconds, short so that a test need not wait; the daemon has 10 and 30. A worker that gets no CPU time has
 # three times as long.
-IMPATIENT = replace(QUICK, pong_timeout_s=0.4, hang_timeout_s=0.4, stop_grace_s=0.5)
+SHORT_LIMITS = replace(QUICK, pong_timeout_s=0.4, hang_timeout_s=0.4, stop_grace_s=0.5)
 # The row's limit and 3 s, doubled for a busy machine and the start of the next worker.
-MAX_NOTICED_S = 3 * 2 * (IMPATIENT.hang_timeout_s + 3.0)
+MAX_NOTICED_S = 3 * 2 * (SHORT_LIMITS.hang_timeout_s + 3.0)
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP is POSIX's")
 
 
@@ -31,7 +31,7 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP is POSIX's")
     ids=["stopped", "busy loop", "hung step"],
 )
 async def test_a_hang_is_noticed_and_the_streams_go_on(tmp_path: Path, text: str, cause: str) -> None:
-    async with faulty(tmp_path, patience=IMPATIENT) as victim, victim.socket() as socket, victim.socket() as other:
+    async with faulty(tmp_path, limits=SHORT_LIMITS) as victim, victim.socket() as socket, victim.socket() as other:
         hung = victim.worker
         bystander = await (await victim.say(socket, "linger 2 | answer 4")).until(2)
         async with asyncio.timeout(MAX_NOTICED_S):
@@ -44,7 +44,7 @@ async def test_a_hang_is_noticed_and_the_streams_go_on(tmp_path: Path, text: str
 
 
 async def test_a_hung_preparation_is_noticed_beside_a_stream_that_flows(tmp_path: Path) -> None:
-    async with faulty(tmp_path, patience=IMPATIENT) as victim, victim.socket() as socket:
+    async with faulty(tmp_path, limits=SHORT_LIMITS) as victim, victim.socket() as socket:
         bystander = await (await victim.say(socket, "stream")).until(2)
         stuck = await victim.ask("prepare | answer 3")
         assert (stuck.response["status"], stuck.text) == ("failed", "")  # the next worker would hang on it too
@@ -53,7 +53,7 @@ async def test_a_hung_preparation_is_noticed_beside_a_stream_that_flows(tmp_path
 
 
 async def test_what_hangs_every_worker_is_tried_on_two(tmp_path: Path) -> None:
-    async with faulty(tmp_path, patience=IMPATIENT) as victim:
+    async with faulty(tmp_path, limits=SHORT_LIMITS) as victim:
         stream = await victim.ask("deaf 1")
         assert stream.response["edgeagent"]["reason"] == "worker_crashed"
         assert "one step took longer" in stream.response["error"]["message"]
@@ -63,8 +63,8 @@ async def test_what_hangs_every_worker_is_tried_on_two(tmp_path: Path) -> None:
 
 async def test_what_hangs_every_worker_after_a_while_is_tried_on_three(tmp_path: Path) -> None:
     # In the daemon, three hangs of 30 s do not count as three crashes within a minute.
-    patience = replace(IMPATIENT, max_crashes=9)
-    async with faulty(tmp_path, patience=patience) as victim:
+    limits = replace(SHORT_LIMITS, max_crashes=9)
+    async with faulty(tmp_path, limits=limits) as victim:
         stream = await victim.ask(" | ".join(f"deaf {num}" for num in range(1, 6)))
         assert stream.response["edgeagent"]["reason"] == "worker_crashed"
         assert stream.response["edgeagent"]["num_delivered_tokens"] == 3
@@ -73,7 +73,7 @@ async def test_what_hangs_every_worker_after_a_while_is_tried_on_three(tmp_path:
 
 
 async def test_long_answers_and_idle_times_are_no_hangs(tmp_path: Path) -> None:
-    async with faulty(tmp_path, patience=replace(IMPATIENT, hang_timeout_s=0.5)) as victim, victim.socket() as socket:
+    async with faulty(tmp_path, limits=replace(SHORT_LIMITS, hang_timeout_s=0.5)) as victim, victim.socket() as socket:
         # A token for each ping: the answer takes many times the limit.
         stream = await (await victim.say(socket, "stream")).until(150)
         assert victim.num_lives == 1
@@ -88,6 +88,6 @@ async def test_a_process_that_cannot_be_killed_is_left_behind(tmp_path: Path, mo
         return False
 
     monkeypatch.setattr(Channel, "end", end_in_vain)
-    async with faulty(tmp_path, patience=IMPATIENT) as victim:
+    async with faulty(tmp_path, limits=SHORT_LIMITS) as victim:
         assert (await victim.ask("deaf 1 | answer 2")).text == "0 1 "
         assert "cannot be killed" in (victim.model.cause or "")

@@ -69,8 +69,8 @@ async def test_a_stream_goes_on_after_the_machine_slept(tmp_path: Path, nap_s: f
 
 async def test_what_was_owed_when_the_machine_fell_asleep_is_no_hang(tmp_path: Path) -> None:
     slept_s = 0.0
-    patience = replace(QUICK, hang_timeout_s=20.0)
-    supervisor = make_supervisor(tmp_path / "lives", patience=patience, clock=lambda: time.monotonic() + slept_s)
+    limits = replace(QUICK, hang_timeout_s=20.0)
+    supervisor = make_supervisor(tmp_path / "lives", limits=limits, clock=lambda: time.monotonic() + slept_s)
     stream, deaf = Record(), Record()
     supervisor.submit(request("stream", "r1"), stream)
     supervisor.submit(request("deaf 1", "r2"), deaf)

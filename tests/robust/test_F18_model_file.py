@@ -16,13 +16,13 @@ from edgeagent.errors import EdgeAgentError, ModelChanged, ModelLoadFailed
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, TokenPrompt, WorkerState
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 from tests.worker.support import Record, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not let a mapped file be changed")
-PATIENCE = Patience(ping_interval_s=0.1, load_retry_s=0.1)
+LIMITS = SupervisionLimits(ping_interval_s=0.1, load_retry_s=0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Loaded:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = Config(engine=EngineConfig(threads=1, calibration_s=0))
-        self.pool = Pool(config, lambda _: Files(path), validate_model, patience=PATIENCE)
+        self.pool = Pool(config, lambda _: Files(path), validate_model, limits=LIMITS)
         self.backend = LocalBackend(self.pool)
 
     @property

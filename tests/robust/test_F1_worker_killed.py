@@ -16,8 +16,8 @@ NUM_STREAMS = 3
 
 @pytest.mark.parametrize("num_kills", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 async def test_every_stream_goes_on_over_every_kill(tmp_path: Path, num_kills: int) -> None:
-    patience = replace(QUICK, max_kills=num_kills + 1)
-    async with faulty(tmp_path, patience=patience, parallel=2) as victim, AsyncExitStack() as stack:
+    limits = replace(QUICK, max_kills=num_kills + 1)
+    async with faulty(tmp_path, limits=limits, parallel=2) as victim, AsyncExitStack() as stack:
         sockets = [await stack.enter_async_context(victim.socket()) for _ in range(NUM_STREAMS + 1)]
         for index in range(1, num_kills + 1):
             commands = " | ".join(["linger 2"] * index + ["answer 6"])

@@ -26,7 +26,7 @@ from tests.worker.support import QUICK
     ],
 )
 async def test_the_cause_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, cause: str) -> None:
-    async with faulty(tmp_path, patience=replace(QUICK, max_crashes=10)) as victim:
+    async with faulty(tmp_path, limits=replace(QUICK, max_crashes=10)) as victim:
         goes_on = await victim.ask(f"{text} | answer 3")
         assert (goes_on.response["status"], goes_on.text) == ("completed", "0 1 2 ")
         assert cause in (victim.model.cause or "")

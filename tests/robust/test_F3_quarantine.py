@@ -40,9 +40,9 @@ async def test_three_crashes_then_quarantine(tmp_path: Path, start: str) -> None
 
 
 async def test_after_its_time_a_request_is_a_try_and_one_crash_is_enough(tmp_path: Path) -> None:
-    patience = replace(QUICK, quarantine_s=0.3)
+    limits = replace(QUICK, quarantine_s=0.3)
     starts = ["die SIGSEGV"] * 5 + ["ok"]
-    async with faulty(tmp_path, *starts, patience=patience, serves_after=False) as victim:
+    async with faulty(tmp_path, *starts, limits=limits, serves_after=False) as victim:
         await eventually(lambda: victim.model.state == "quarantined")
         for num_lives in (4, 5):
             await eventually(lambda: victim.model.retry_after_s == 0.0)
@@ -54,8 +54,8 @@ async def test_after_its_time_a_request_is_a_try_and_one_crash_is_enough(tmp_pat
 
 async def test_a_model_that_hangs_every_worker_is_left_alone_too(tmp_path: Path) -> None:
     # Each worker lived longer than the window in which crashes are counted, as when hangs take 30 s to be noticed.
-    patience = replace(QUICK, hang_timeout_s=0.3, stop_grace_s=0.1, crash_window_s=0.2)
-    async with faulty(tmp_path, patience=patience, serves_after=False) as victim:
+    limits = replace(QUICK, hang_timeout_s=0.3, stop_grace_s=0.1, crash_window_s=0.2)
+    async with faulty(tmp_path, limits=limits, serves_after=False) as victim:
         for reason in ("ended during the request", "crashed too often"):
             response = (await victim.ask("deaf")).response
             assert response["status"] == "failed"

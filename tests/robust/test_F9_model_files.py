@@ -15,7 +15,7 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, TokenPrompt, WorkerState
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.conftest import TinyModel
 from tests.robust.test_F18_model_file import Files
 from tests.store.gguf_bytes import BOOL, F32, I32, STRING, U8, U32, array, key
@@ -23,7 +23,7 @@ from tests.worker.support import eventually
 
 LIMIT_S = 60.0
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-PATIENCE = Patience(ping_interval_s=0.1, load_retry_s=60.0)
+LIMITS = SupervisionLimits(ping_interval_s=0.1, load_retry_s=60.0)
 
 
 Changes = dict[str, bytes | None]
@@ -170,7 +170,7 @@ def cases(content: bytes) -> dict[str, Changes]:
 async def outcome(path: Path) -> str:
     """Load a file as the daemon does, and use it; return the outcome."""
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))
-    pool = Pool(config, lambda _: Files(path), validate_model, patience=PATIENCE)
+    pool = Pool(config, lambda _: Files(path), validate_model, limits=LIMITS)
     backend = LocalBackend(pool)
     async with asyncio.timeout(LIMIT_S):
         await backend.start()

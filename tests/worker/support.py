@@ -10,7 +10,7 @@ from pathlib import Path
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Finished, GenerateRequest, Step, TextDelta, TextPrompt
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.protocol import Load
 from tests.stub_worker import stub_command
 
@@ -18,7 +18,7 @@ Make = Callable[..., Supervisor]
 """What the fixture `make` gives: it makes supervisors of stub workers."""
 
 WITHIN_S = 30.0
-QUICK = Patience(
+QUICK = SupervisionLimits(
     ping_interval_s=0.01,
     pong_timeout_s=5.0,
     hang_timeout_s=5.0,
@@ -36,7 +36,7 @@ def request(text: str, request_id: str = "r1", model: str = "", **fields: object
 
 
 def make_supervisor(
-    lives: Path, *starts: str, patience: Patience = QUICK, ignore_sigterm: bool = False, **options: object
+    lives: Path, *starts: str, limits: SupervisionLimits = QUICK, ignore_sigterm: bool = False, **options: object
 ) -> Supervisor:
     """Return a supervisor of stub workers."""
 
@@ -44,7 +44,7 @@ def make_supervisor(
         return Load("stub", "/stub.gguf", None, b"{}")
 
     command = stub_command(lives, *starts, ignore_sigterm=ignore_sigterm)
-    return Supervisor("stub", prepare, command=command, patience=patience, **options)  # type: ignore[arg-type]
+    return Supervisor("stub", prepare, command=command, limits=limits, **options)  # type: ignore[arg-type]
 
 
 class Record:

@@ -32,7 +32,7 @@ from edgeagent.worker.parent.pool.pressure import read_pressure
 from edgeagent.worker.parent.supervision.live_requests import Sink
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.protocol import DiskCache
 
 _DEFAULT_NAMES = ("", "default")
@@ -62,7 +62,7 @@ class Pool:
         *,
         offer: Callable[[str], FoundModel] | None = None,
         command: Sequence[str] = WORKER_COMMAND,
-        patience: Patience | None = None,
+        limits: SupervisionLimits | None = None,
         disk_cache: Callable[[], DiskCache | None] = lambda: None,
         size_of: Callable[[Path], int] = file_size,
         validate_adapter: Callable[[Path], None] = lambda _: None,
@@ -88,7 +88,7 @@ class Pool:
         self._resolve = resolve
         self._offer = offer
         save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
-        self._patience = patience or replace(Patience.from_config(config.engine), save_s=save_s)
+        self._limits = limits or replace(SupervisionLimits.from_config(config.engine), save_s=save_s)
         self._clock = clock
         self._models: dict[str, PoolModel] = {}
         self._names = KnownNames(names_stamp)
@@ -102,7 +102,7 @@ class Pool:
             max_models=config.load.max_models,
             read=read,
         )
-        self._workers = Workers(command, self._patience, clock, self._eviction.make_room, self._save_tuning)
+        self._workers = Workers(command, self._limits, clock, self._eviction.make_room, self._save_tuning)
         self._default: str | None = None
         self.pressure = ""
         """At the last check: "memory" if the machine was short of memory, "thermal" if it was too hot, else ""."""
@@ -376,7 +376,7 @@ class Pool:
             self.pressure = await asyncio.to_thread(read_pressure)
             if self.pressure == "memory":
                 await self._eviction.relieve()
-            await asyncio.sleep(self._patience.look_interval_s)
+            await asyncio.sleep(self._limits.look_interval_s)
             self._unload_expired()
             for model in list(self._models.values()):
                 await _look_at(model)

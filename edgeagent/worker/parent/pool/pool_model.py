@@ -17,7 +17,7 @@ from edgeagent.worker.parent.pool.loading import LoadPreparation
 from edgeagent.worker.parent.pool.room import ResidentModel
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.protocol import Load
 from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 
@@ -36,7 +36,7 @@ class Workers:
     """
 
     command: Sequence[str]
-    patience: Patience
+    limits: SupervisionLimits
     clock: Callable[[], float]
     make_room: Callable[[PoolModel], Awaitable[None]]
     save_tuning: Callable[[PoolModel, bytes], None]
@@ -80,7 +80,7 @@ class PoolModel:
             self.name,
             self._prepare,
             command=workers.command,
-            patience=workers.patience,
+            limits=workers.limits,
             clock=workers.clock,
             save_tuning=lambda saved_tuning: workers.save_tuning(self, saved_tuning),
             load_time=self._load_time,

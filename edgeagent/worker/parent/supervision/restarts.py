@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgeagent.errors import EdgeAgentError
 from edgeagent.worker.parent.supervision.live_requests import EndKind
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class RestartPolicy:
        But quarantine after `max_kills` kills within the window.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self._limits = limits
         self._crashes: list[float] = []
         self._kills: list[float] = []
         self._num_delayed = 0
@@ -71,18 +71,18 @@ class RestartPolicy:
 
     def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
         """Return what follows a crash. `ready_for_s`: see WorkerEnd. `hung_at_once`: it hung before it finished a step."""
-        patience = self._patience
+        limits = self._limits
         self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
-        if self._num_hung_at_once >= patience.max_crashes:
+        if self._num_hung_at_once >= limits.max_crashes:
             self._is_on_probation = True
-            return Quarantine(patience.quarantine_s)
-        if ready_for_s is not None and ready_for_s >= patience.crash_window_s:  # 1
+            return Quarantine(limits.quarantine_s)
+        if ready_for_s is not None and ready_for_s >= limits.crash_window_s:  # 1
             self._crashes.clear()
             self._num_delayed, self._is_on_probation = 0, False
-        self._crashes = [at_s for at_s in self._crashes if now_s - at_s < patience.crash_window_s] + [now_s]
-        if self._is_on_probation or len(self._crashes) >= patience.max_crashes:  # 2
+        self._crashes = [at_s for at_s in self._crashes if now_s - at_s < limits.crash_window_s] + [now_s]
+        if self._is_on_probation or len(self._crashes) >= limits.max_crashes:  # 2
             self._is_on_probation = True
-            return Quarantine(patience.quarantine_s)
+            return Quarantine(limits.quarantine_s)
         if ready_for_s is not None and len(self._crashes) == 1 and self._num_delayed == 0:  # 3
             return Restart(0.0)
         self._num_delayed += 1  # 4
@@ -93,13 +93,13 @@ class RestartPolicy:
         # A kill during the load counts as a crash: the model may need more memory than the machine has.
         if ready_for_s is None:
             return self.on_crash(now_s, None)
-        patience = self._patience
-        self._kills = [at_s for at_s in self._kills if now_s - at_s < patience.crash_window_s] + [now_s]
-        if len(self._kills) >= patience.max_kills:  # 5
+        limits = self._limits
+        self._kills = [at_s for at_s in self._kills if now_s - at_s < limits.crash_window_s] + [now_s]
+        if len(self._kills) >= limits.max_kills:  # 5
             self._is_on_probation = True
-            return Quarantine(patience.quarantine_s)
+            return Quarantine(limits.quarantine_s)
         return Restart(0.0) if len(self._kills) == 1 else self._restart_after(len(self._kills) - 1)
 
     def _restart_after(self, num_tries: int) -> Restart:
-        delay_s: float = self._patience.first_backoff_s * 2.0 ** min(num_tries - 1, 30)
-        return Restart(min(delay_s, self._patience.max_backoff_s))
+        delay_s: float = self._limits.first_backoff_s * 2.0 ** min(num_tries - 1, 30)
+        return Restart(min(delay_s, self._limits.max_backoff_s))

@@ -26,7 +26,7 @@ from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveReque
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
 from edgeagent.worker.parent.supervision.restarts import WorkerEnd, Quarantine, RestartPolicy
-from edgeagent.worker.parent.supervision.watchdog import Patience, PendingWork
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits, PendingWork
 from edgeagent.worker.protocol import (
     AnswerPart,
     Ask,
@@ -63,7 +63,7 @@ class Supervisor:
         prepare: Callable[[], Awaitable[Load]],
         *,
         command: Sequence[str] = WORKER_COMMAND,
-        patience: Patience | None = None,
+        limits: SupervisionLimits | None = None,
         flood: FloodLimit | None = None,
         clock: Callable[[], float] = time.monotonic,
         save_tuning: Callable[[bytes], None] = lambda _: None,
@@ -80,12 +80,12 @@ class Supervisor:
         self._omit_part = omit_part
         self._prepare = prepare
         self._command = command
-        self._patience = patience or Patience()
+        self._limits = limits or SupervisionLimits()
         self._flood = flood or FloodLimit()
         self._clock = clock
         self._requests = ModelRequests()
         self._queries = Queries()
-        self._restarts = RestartPolicy(self._patience)
+        self._restarts = RestartPolicy(self._limits)
         self._disk_trouble = TroubleLog(name)
         self._state = WorkerState.STOPPED
         self._is_stopped_for_good = False
@@ -101,7 +101,7 @@ class Supervisor:
 
     def _begin_run(self) -> None:
         """Reset the state of the worker process for a new one."""
-        self._worker = WorkerRun(self._patience)
+        self._worker = WorkerRun(self._limits)
         self._load_time.begin()
 
     @property
@@ -139,7 +139,7 @@ class Supervisor:
         """Replace a ready worker by one that continues its requests, or load the model. Forget earlier failures."""
         if self._is_stopped_for_good:
             return
-        self._restarts, self._num_short_loads = RestartPolicy(self._patience), 0
+        self._restarts, self._num_short_loads = RestartPolicy(self._limits), 0
         if self._state is WorkerState.READY:
             self._request_end(WorkerEnd("the model is being reloaded", EndKind.REPLACED))
         self.start()
@@ -224,7 +224,7 @@ class Supervisor:
                     logger.warning("%s is loaded again without %s: %s", self.name, end.omitted_part, end.cause)
                     continue
                 if end.error is not None:
-                    retry_s = end.error.retry_after_s or self._patience.load_retry_s
+                    retry_s = end.error.retry_after_s or self._limits.load_retry_s
                     self._give_up(end.error, WorkerState.FAILED, retry_s)
                     return
                 logger.warning("worker of %s died: %s", self.name, end.cause)
@@ -241,7 +241,7 @@ class Supervisor:
         except Exception as error:  # a bug here must not leave requests without an end
             logger.exception("supervisor of %s failed", self.name)
             failure = InternalError(f"the supervisor failed: {type(error).__name__}")
-            self._give_up(failure, WorkerState.FAILED, self._patience.load_retry_s)
+            self._give_up(failure, WorkerState.FAILED, self._limits.load_retry_s)
 
     async def _run_once(self) -> WorkerEnd:
         """Run one worker from its start to its end; return how and why it ended."""
@@ -279,8 +279,8 @@ class Supervisor:
             end = self._worker.requested_end.result()
             # A loading worker reads no messages. A worker that hung or broke the protocol gets a signal at once.
             is_asked = self._worker.ready_at_s is not None and (self._is_stopped_for_good or end.kind is EndKind.REPLACED)
-            grace_s = self._patience.stop_grace_s
-            is_gone = await (channel.stop(grace_s, self._patience.save_s) if is_asked else channel.end(grace_s))
+            grace_s = self._limits.stop_grace_s
+            is_gone = await (channel.stop(grace_s, self._limits.save_s) if is_asked else channel.end(grace_s))
             self._disk_trouble.note_end(channel.stderr_tail())
         else:
             end = self._worker.unrequested_end(channel, self._omit_part)
@@ -326,7 +326,7 @@ class Supervisor:
         """Record which files are loaded. If they changed, fail requests that have tokens, and forget the crashes."""
         if self._identity not in (None, identity):
             self._requests.fail_begun(lambda: refusals.changed(self.name))
-            self._restarts = RestartPolicy(self._patience)
+            self._restarts = RestartPolicy(self._limits)
         self._identity = identity
 
     def _on_message(self, message: FromWorker) -> None:

@@ -6,7 +6,7 @@ This module decides when the worker counts as hung, by the limits in watchdog. T
 from __future__ import annotations
 
 from edgeagent.types import WorkerStatus
-from edgeagent.worker.parent.supervision.watchdog import LoadWatch, Patience, PendingWork, Pulse, Signs, StepWatch
+from edgeagent.worker.parent.supervision.watchdog import LoadWatch, SupervisionLimits, PendingWork, Pulse, Signs, StepWatch
 from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, StepResult
 
 
@@ -16,10 +16,10 @@ class Vitals:
     `status` is the WorkerStatus in its latest pong; None before the first pong.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._pulse = Pulse(patience)
-        self._load = LoadWatch(patience)
-        self._steps = StepWatch(patience)
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self._pulse = Pulse(limits)
+        self._load = LoadWatch(limits)
+        self._steps = StepWatch(limits)
         self._nonce = 0
         self._is_pong_due = False
         self.status: WorkerStatus | None = None

@@ -26,7 +26,7 @@ _LOADED_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SupervisionLimits:
     """The times that a supervisor waits for a worker, in seconds, and its other limits."""
 
     ping_interval_s: float = 1.0
@@ -46,7 +46,7 @@ class Patience:
     look_interval_s: float = 2.0  # between checks of memory, unused models and files
 
     @classmethod
-    def from_config(cls, engine: EngineConfig) -> Patience:
+    def from_config(cls, engine: EngineConfig) -> SupervisionLimits:
         """Return the default limits, with those that the user configured."""
         return cls(hang_timeout_s=engine.hang_timeout_s, load_timeout_s=engine.load_timeout_s)
 
@@ -70,8 +70,8 @@ class Elapsed:
 class Pulse:
     """Measures the elapsed time and the CPU time of each tick."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._max_tick_s = 2 * patience.ping_interval_s
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self._max_tick_s = 2 * limits.ping_interval_s
         self._cpu_s: float | None = None
 
     def beat(self, elapsed_s: float, signs: Signs | None) -> Elapsed:
@@ -86,21 +86,21 @@ class Pulse:
         return Elapsed(all_s, 0.0 if before is None else min(all_s, max(0.0, signs.cpu_s - before)))
 
 
-class Wait:
-    """How long the supervisor has waited for one thing, such as the end of a step. Any value may identify the thing."""
+class WaitTimer:
+    """How long the supervisor has waited for one event, such as the end of a step. A key of any type identifies it."""
 
     def __init__(self) -> None:
-        self._thing: object = None
+        self._key: object = None
         self._all_s = self._busy_s = 0.0
 
-    def add(self, thing: object, elapsed: Elapsed) -> None:
-        """Add a tick to the time waited for `thing`. If the last tick was for another thing, begin at zero.
+    def add(self, key: object, elapsed: Elapsed) -> None:
+        """Add a tick to the time waited for `key`. If the last tick had another key, begin at zero.
 
-        If `thing` is None, nothing is waited for, and the time is zero.
+        If `key` is None, nothing is waited for, and the time is zero.
         """
-        if thing is None or thing != self._thing:
-            self._thing, self._all_s, self._busy_s = thing, 0.0, 0.0
-        if thing is not None:
+        if key is None or key != self._key:
+            self._key, self._all_s, self._busy_s = key, 0.0, 0.0
+        if key is not None:
             self._all_s += elapsed.all_s
             self._busy_s += elapsed.busy_s
 
@@ -124,29 +124,29 @@ class Growth:
     """
 
     def __init__(self) -> None:
-        self._thing: object = None
+        self._key: object = None
         self._last: tuple[int, int] | None = None
         self._base = (0, 0)
 
-    def add(self, thing: object, own_bytes: int, cache_bytes: int) -> int:
+    def add(self, key: object, own_bytes: int, cache_bytes: int) -> int:
         """Record a process's own memory and its cached blocks, in bytes. Return the growth since the task began.
 
-        `thing` identifies the task. If it is None, no task is running, and the growth is 0.
+        `key` identifies the task. If it is None, no task is running, and the growth is 0.
         """
         now = (own_bytes, cache_bytes)
-        if thing is None or thing != self._thing:
-            self._thing, self._base = thing, self._last or now
+        if key is None or key != self._key:
+            self._key, self._base = key, self._last or now
         self._last = now
         own, cache = self._base
-        return 0 if thing is None else own_bytes - own - max(0, cache_bytes - cache)
+        return 0 if key is None else own_bytes - own - max(0, cache_bytes - cache)
 
 
 class LoadWatch:
     """Watches a loading worker. Its loaded fraction or its memory must grow within the time limit."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._wait = Wait()
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self._limits = limits
+        self._wait = WaitTimer()
         self._num_signs = 1
         self._rss_bytes = 0
         self.progress = 0.0
@@ -164,7 +164,7 @@ class LoadWatch:
             self._rss_bytes = signs.rss_bytes
             self._num_signs += 1
         self._wait.add(self._num_signs, elapsed)
-        overrun = self._wait.overrun(self._patience.load_timeout_s)
+        overrun = self._wait.overrun(self._limits.load_timeout_s)
         return overrun and f"hung while loading: no progress for {overrun} at {self.progress:.0%}"
 
 
@@ -190,9 +190,9 @@ class StepWatch:
     While it prepares a prompt or answers a question, its memory may grow only up to a limit.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._silence, self._step, self._prompt, self._cancel, self._question = (Wait() for _ in range(5))
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self._limits = limits
+        self._silence, self._step, self._prompt, self._cancel, self._question = (WaitTimer() for _ in range(5))
         self._prompt_growth, self._question_growth = Growth(), Growth()
         self._num_pongs = self._num_signs = 1
         self._busy_s = 0.0
@@ -227,7 +227,7 @@ class StepWatch:
         usual_s = statistics.median(self._step_times_s) if self._step_times_s else 0.0
         told_s = self._status.step_expected_s
         expected_s = min(told_s, _MAX_EXPECTED_S) if told_s > 0 else 0.0
-        return max(self._patience.hang_timeout_s, _HANG_FACTOR * usual_s, _HANG_FACTOR * expected_s)
+        return max(self._limits.hang_timeout_s, _HANG_FACTOR * usual_s, _HANG_FACTOR * expected_s)
 
     def tick(self, elapsed: Elapsed, pending: PendingWork) -> str | None:
         """Count the time since the last tick; return why the worker counts as hung, or None.
@@ -236,26 +236,26 @@ class StepWatch:
         the cause, `culprit` is the id of its request afterwards; otherwise it is "".
         """
         self._busy_s = self._busy_s + elapsed.all_s if pending.is_busy else 0.0
-        step_limit_s, limit_s = self.step_limit_s(), self._patience.hang_timeout_s
+        step_limit_s, limit_s = self.step_limit_s(), self._limits.hang_timeout_s
         # The start time, by the worker's clock, identifies the prompt that is being prepared.
         preparing_s = self._status.preparing_since_s or None
-        for wait, thing, most_s, words in (
-            (self._silence, self._num_pongs, self._patience.pong_timeout_s, "no sign of life for"),
+        for wait, key, most_s, words in (
+            (self._silence, self._num_pongs, self._limits.pong_timeout_s, "no sign of life for"),
             (self._step, self._num_signs if pending.is_busy else None, step_limit_s, "one step took longer than"),
             (self._prompt, preparing_s, limit_s, "preparing one prompt took longer than"),
             (self._cancel, pending.cancelled_at_s, step_limit_s, "a cancelled request did not end within"),
             (self._question, pending.asked_at_s, limit_s, "a question about text took longer than"),
         ):
-            wait.add(thing, elapsed)
+            wait.add(key, elapsed)
             if overrun := wait.overrun(most_s):
                 self.culprit = self._status.preparing_id if wait is self._prompt else ""
                 return f"hung: {words} {overrun}"
         cache_bytes = cache.num_bytes if (cache := self._status.memory_cache) else 0
-        for growth, thing, words in (
+        for growth, key, words in (
             (self._prompt_growth, preparing_s, "preparing one prompt"),
             (self._question_growth, pending.asked_at_s, "a question about text"),
         ):
-            if growth.add(thing, self._status.own_bytes, cache_bytes) > self._patience.max_prompt_bytes:
+            if growth.add(key, self._status.own_bytes, cache_bytes) > self._limits.max_prompt_bytes:
                 self.culprit = self._status.preparing_id if growth is self._prompt_growth else ""
-                return f"{words} took more than {self._patience.max_prompt_bytes >> 20} MiB of memory"
+                return f"{words} took more than {self._limits.max_prompt_bytes >> 20} MiB of memory"
         return None

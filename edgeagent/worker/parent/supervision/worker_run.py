@@ -15,7 +15,7 @@ from edgeagent.worker.parent.supervision.channel import Channel
 from edgeagent.worker.parent.supervision.live_requests import EndKind
 from edgeagent.worker.parent.supervision.restarts import WorkerEnd
 from edgeagent.worker.parent.supervision.vitals import Vitals
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.protocol import Ready
 
 logger = logging.getLogger(__name__)
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 class WorkerRun:
     """The state of one worker process, from before its start to its end."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self._limits = limits
         self.requested_end: asyncio.Future[WorkerEnd] = asyncio.Future()
         """Done when the process must be ended; the result is the reason."""
-        self.vitals = Vitals(patience)
+        self.vitals = Vitals(limits)
         self.info: ModelInfo | None = None
         self.ready_at_s: float | None = None
         self.has_seen_prompts = False
@@ -40,7 +40,7 @@ class WorkerRun:
         last_s = clock()
         while True:
             done, _ = await asyncio.wait(
-                events, timeout=self._patience.ping_interval_s, return_when=asyncio.FIRST_COMPLETED
+                events, timeout=self._limits.ping_interval_s, return_when=asyncio.FIRST_COMPLETED
             )
             if done:
                 return

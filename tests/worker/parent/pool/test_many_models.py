@@ -70,7 +70,7 @@ class Shelf:
             lambda _: None,
             offer=self.offer,
             command=command,
-            patience=QUICK,
+            limits=QUICK,
             read=self.read,
             names_stamp=lambda: dict(self.aliases),
         )
@@ -338,7 +338,7 @@ async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> 
     config = Config(model="m1+one", models={"m1": ModelConfig(adapters=adapters)})
     command = stub_command(shelf.lives)
     pool = Pool(
-        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, patience=QUICK, read=shelf.read
+        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read
     )
     await pool.start()
     assert pool.default_model() == pool.find_model("") == pool.find_model("default") == "m1+one"
@@ -347,7 +347,7 @@ async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> 
     await pool.stop()
     config = Config(model="m1+three", models={"m1": ModelConfig(adapters=adapters)})
     pool = Pool(
-        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, patience=QUICK, read=shelf.read
+        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read
     )
     with pytest.raises(ModelNotFound, match="m1 has these adapters: one, two"):
         await pool.start()

@@ -81,7 +81,7 @@ def make_pool(store: Store, lives: Path, config: Config) -> Pool:
         store.validate,
         find_draft=store.find_draft,
         command=stub_command(lives),
-        patience=QUICK,
+        limits=QUICK,
     )
 
 
@@ -169,7 +169,7 @@ async def test_a_named_draft_with_another_token_starts_no_worker(store: Store, l
         store.resolve,
         lambda _: header,
         command=stub_command(lives),
-        patience=QUICK,
+        limits=QUICK,
         difference=lambda model, draft: "token 7 is 'a' in one and 'b' in the other",
     )
     await pool.start()

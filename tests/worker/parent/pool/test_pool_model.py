@@ -13,7 +13,7 @@ from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.pool.loading import LoadPreparation
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
-from edgeagent.worker.parent.supervision.watchdog import Patience
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.protocol import Load
 
 
@@ -26,7 +26,7 @@ def make_model(engine: EngineConfig) -> PoolModel:
     async def make_room(_: PoolModel) -> None:
         pass
 
-    workers = Workers((), Patience(), time.monotonic, make_room, lambda *_: None)
+    workers = Workers((), SupervisionLimits(), time.monotonic, make_room, lambda *_: None)
     return PoolModel(preparation, workers, LoadTime(time.monotonic), is_pinned=False, keep_alive_s=1.0)
 
 

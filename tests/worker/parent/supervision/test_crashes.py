@@ -77,7 +77,7 @@ async def test_the_one_that_kills_takes_nobody_along(make: Make) -> None:
 async def test_a_stream_that_goes_on_each_time_outlives_some_workers_but_not_all(
     make: Make, number: int, num_lives: int
 ) -> None:
-    supervisor = make(patience=replace(QUICK, max_crashes=100, max_kills=100))
+    supervisor = make(limits=replace(QUICK, max_crashes=100, max_kills=100))
     record = submit(supervisor, "linger 1")
     for num_tokens in range(1, num_lives + 1):
         await record.until(lambda record, num=num_tokens: len(record.tokens) == num)  # type: ignore[misc]
@@ -102,7 +102,7 @@ async def test_what_is_killed_each_time_ends_with_the_cause(make: Make, lives: P
 
 
 async def test_a_model_whose_workers_are_killed_all_the_time_is_left_alone(make: Make, lives: Path) -> None:
-    supervisor = make(patience=replace(QUICK, max_kills=4))
+    supervisor = make(limits=replace(QUICK, max_kills=4))
     assert (await submit(supervisor, "die SIGKILL").end()).error is not None
     await eventually(lambda: supervisor.status().state is WorkerState.QUARANTINED)
     assert num_lives(lives) == 4

@@ -16,7 +16,7 @@ from tests.worker.support import QUICK, Make, eventually
 
 
 async def test_a_frozen_worker_is_noticed_and_killed(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.5, stop_grace_s=0.05))
+    supervisor = make(limits=replace(QUICK, pong_timeout_s=0.5, stop_grace_s=0.05))
     record = submit(supervisor, "freeze 1")
     await record.until(lambda record: bool(record.tokens))
     pid = supervisor.status().pid
@@ -27,7 +27,7 @@ async def test_a_frozen_worker_is_noticed_and_killed(make: Make) -> None:
 
 
 async def test_requests_need_not_wait_for_a_condemned_worker_to_die(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.3, stop_grace_s=60.0))
+    supervisor = make(limits=replace(QUICK, pong_timeout_s=0.3, stop_grace_s=60.0))
     record = submit(supervisor, "freeze 1 | answer 2")
     await record.until(lambda record: bool(record.tokens))
     await eventually(lambda: "hung" in (supervisor.status().cause or ""))
@@ -40,7 +40,7 @@ async def test_requests_need_not_wait_for_a_condemned_worker_to_die(make: Make) 
 
 
 async def test_a_question_need_not_wait_for_a_condemned_worker_to_die(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.3, stop_grace_s=60.0))
+    supervisor = make(limits=replace(QUICK, pong_timeout_s=0.3, stop_grace_s=60.0))
     record = submit(supervisor, "freeze 1 | answer 2")
     await record.until(lambda record: bool(record.tokens))
     with pytest.raises(WorkerCrashed, match="hung"):
@@ -54,7 +54,7 @@ async def test_a_condemned_worker_is_asked_for_nothing_and_its_cause_is_the_hang
 ) -> None:
     asked: list[object] = []
     monkeypatch.setattr(channel_module.Channel, "stop", lambda *args: asked.append(args))
-    supervisor = make(patience=replace(QUICK, pong_timeout_s=0.3))
+    supervisor = make(limits=replace(QUICK, pong_timeout_s=0.3))
     record = submit(supervisor, "freeze 1 | answer 2")
     assert (await record.end()).text == "0 1 "
     assert asked == []
@@ -74,14 +74,14 @@ async def test_a_killed_worker_needed_no_killing(make: Make) -> None:
 
 
 async def test_a_step_that_does_not_end_is_noticed_though_pings_are_answered(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.3))
+    supervisor = make(limits=replace(QUICK, hang_timeout_s=0.3))
     record = await submit(supervisor, "deaf 1").end()
     assert isinstance(record.error, WorkerCrashed)
     assert "one step took longer" in record.error.message
 
 
 async def test_a_request_that_ignores_its_cancel_is_noticed_beside_one_that_runs(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.3))
+    supervisor = make(limits=replace(QUICK, hang_timeout_s=0.3))
     stream, deaf = submit(supervisor, "stream"), submit(supervisor, "deaf 1", "r2")
     await deaf.until(lambda record: bool(record.tokens))
     supervisor.cancel("r2")
@@ -93,7 +93,7 @@ async def test_a_request_that_ignores_its_cancel_is_noticed_beside_one_that_runs
 
 
 async def test_a_prompt_that_is_prepared_for_ever_is_noticed_beside_a_stream(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, hang_timeout_s=0.3))
+    supervisor = make(limits=replace(QUICK, hang_timeout_s=0.3))
     stream, stuck = submit(supervisor, "stream"), submit(supervisor, "prepare", "r2")
     assert isinstance((await stuck.end()).error, WorkerCrashed)
     assert stuck.error is not None and "preparing one prompt" in stuck.error.message

@@ -57,7 +57,7 @@ async def test_a_request_is_told_how_long_it_waited_for_the_load(make: Make, mon
 
 
 async def test_a_stalled_load_is_a_crash(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    supervisor = make("stall", "ok", patience=replace(QUICK, load_timeout_s=0.5))
+    supervisor = make("stall", "ok", limits=replace(QUICK, load_timeout_s=0.5))
     assert (await submit(supervisor, "answer 1").end()).text == "0 "
     assert "hung while loading: no progress for" in caplog.text
 
@@ -69,8 +69,8 @@ async def test_a_part_whose_trial_hangs_is_left_out(make: Make, caplog: pytest.L
         told.append((part, cause))
         return True
 
-    patience = replace(QUICK, load_timeout_s=0.5)
-    supervisor = make("stall draft.gguf", "ok", patience=patience, omit_part=omit_part)
+    limits = replace(QUICK, load_timeout_s=0.5)
+    supervisor = make("stall draft.gguf", "ok", limits=limits, omit_part=omit_part)
     assert (await submit(supervisor, "answer 1").end()).text == "0 "
     ((part, cause),) = told
     assert part == "draft.gguf" and cause.startswith("hung while loading")
@@ -151,7 +151,7 @@ async def test_quarantine_after_three_crashes_and_one_try_after_it(
 
 
 async def test_a_command_that_does_not_exist_is_a_crash_with_a_cause(make: Make) -> None:
-    supervisor = make(patience=replace(QUICK, max_crashes=1))
+    supervisor = make(limits=replace(QUICK, max_crashes=1))
     supervisor._command = ("/nonexistent/edgeagent-worker",)
     record = await submit(supervisor, "answer 1").end()
     assert isinstance(record.error, BackendUnavailable)

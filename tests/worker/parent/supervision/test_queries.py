@@ -85,7 +85,7 @@ async def test_the_question_under_which_a_worker_dies_fails_and_others_go_on(mak
 
 
 async def test_a_worker_that_hangs_over_a_question_is_replaced(make: Make, lives: Path) -> None:
-    supervisor = await ready(make(patience=replace(QUICK, hang_timeout_s=0.05)))
+    supervisor = await ready(make(limits=replace(QUICK, hang_timeout_s=0.05)))
     with pytest.raises(WorkerCrashed, match="a question about text took longer"):
         await supervisor.ask(Tokenize("wait"))
     assert (await supervisor.ask(Tokenize("answer 0"))).text == ""
@@ -152,7 +152,7 @@ async def test_embeddings_under_which_a_worker_dies_fail_once_and_others_go_on(m
 
 
 async def test_long_embeddings_hang_only_where_no_step_ends(make: Make, lives: Path) -> None:
-    supervisor = await ready(make(patience=replace(QUICK, hang_timeout_s=0.05)))
+    supervisor = await ready(make(limits=replace(QUICK, hang_timeout_s=0.05)))
     long = asyncio.create_task(supervisor.ask(embed("busy")))
     await eventually(lambda: (status := supervisor.status().worker) is not None and status.num_steps > 20)
     assert num_lives(lives) == 1

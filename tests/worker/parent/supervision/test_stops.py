@@ -30,7 +30,7 @@ async def test_stop_ends_requests_and_process(make: Make) -> None:
 
 
 async def test_stop_kills_a_worker_that_ignores_everything(make: Make) -> None:
-    supervisor = make("deaf", ignore_sigterm=True, patience=replace(QUICK, stop_grace_s=0.05))
+    supervisor = make("deaf", ignore_sigterm=True, limits=replace(QUICK, stop_grace_s=0.05))
     supervisor.start()
     await eventually(lambda: supervisor.status().state is WorkerState.READY)
     pid = supervisor.status().pid
@@ -42,7 +42,7 @@ async def test_stop_kills_a_worker_that_ignores_everything(make: Make) -> None:
 async def test_a_worker_that_is_asked_to_stop_may_write_its_prompts_to_disk(
     make: Make, save_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor = make("saving", patience=replace(QUICK, stop_grace_s=0.05, save_s=save_s))
+    supervisor = make("saving", limits=replace(QUICK, stop_grace_s=0.05, save_s=save_s))
     supervisor.start()
     await eventually(lambda: supervisor.status().state is WorkerState.READY)
     await supervisor.stop()

@@ -29,7 +29,7 @@ async def test_answers_in_order_and_ends_once(make: Make) -> None:
 
 
 async def test_between_two_workers_nothing_is_loaded(make: Make) -> None:
-    supervisor = make("creep 1", "creep 1", patience=replace(QUICK, first_backoff_s=60.0, max_backoff_s=60.0))
+    supervisor = make("creep 1", "creep 1", limits=replace(QUICK, first_backoff_s=60.0, max_backoff_s=60.0))
     supervisor.start()
     for num_restarts in (1, 2):  # the second restart waits
         await eventually(lambda: supervisor.status().state is WorkerState.READY)
