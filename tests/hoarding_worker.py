@@ -23,7 +23,9 @@ def main() -> int:
     """Run a worker; return its exit code."""
     prepare, make_answerer = Host.prepare, Host.make_answerer
 
-    def prepare_or_hoard(self: Host, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
+    def prepare_or_hoard(
+        self: Host, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED
+    ) -> PreparedRequest:
         if isinstance(request.prompt, TokenPrompt) and len(request.prompt.tokens) == 7:
             _hoard()
         return prepare(self, request, delivered)

@@ -27,8 +27,8 @@ def build(config: Config) -> Router:
     from edgeagent.store.names.split import split_paths
     from edgeagent.store.resolve import Library
     from edgeagent.store.verified import VerifiedFiles
-    from edgeagent.worker.parent.pool.tuning_store import TuningStore
     from edgeagent.worker.parent.pool.pool import Pool
+    from edgeagent.worker.parent.pool.tuning_store import TuningStore
     from edgeagent.worker.parent.supervision.disk_cache import prepare_disk_cache
 
     remote_access, targets, uses = RemoteAccess(config), targets_of(config.router), LastUse(config.state_dir)

@@ -14,7 +14,7 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import PromptReady, GeneratorLoop
+from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, FromWorker, Load, StepResult, Submit
 from tests.conftest import TinyModel

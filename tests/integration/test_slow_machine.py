@@ -28,7 +28,9 @@ SHORT_LIMITS = SupervisionLimits(ping_interval_s=0.02, pong_timeout_s=1.0, hang_
 
 
 @asynccontextmanager
-async def running(model: Path, command: tuple[str, ...], limits: SupervisionLimits = SHORT_LIMITS) -> AsyncIterator[LocalBackend]:
+async def running(
+    model: Path, command: tuple[str, ...], limits: SupervisionLimits = SHORT_LIMITS
+) -> AsyncIterator[LocalBackend]:
     # With plain attention, answers do not depend on chunk sizes, which follow the machine's speed.
     config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0))
     pool = Pool(config, lambda _: Files(model), validate_model, command=command, limits=limits)

@@ -28,7 +28,7 @@ from edgeagent.engine.runner import Slice
 from edgeagent.runtime_file import find_daemon
 from edgeagent.types import GenerateRequest, SamplingParams, TokenPrompt
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import PromptReady, GeneratorLoop
+from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, Load, Submit
 

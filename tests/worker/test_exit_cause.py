@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.worker.exit_cause import describe_exit, describe_unwritten, is_out_of_memory, num_oom_kills, read_unwritten
+from edgeagent.worker.exit_cause import (
+    describe_exit,
+    describe_unwritten,
+    is_out_of_memory,
+    num_oom_kills,
+    read_unwritten,
+)
 
 TRACEBACK = """llama_model_loader: loaded meta data
 Traceback (most recent call last):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.own_work import expected_work
 from edgeagent.engine.tuning.workload import Workload
-from edgeagent.types.choices import Alternative, CandidateTimes, Choice, SavedTuning, Measurements, StepSums
+from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Measurements, SavedTuning, StepSums
 
 # A candidate must be better than the default by _MARGIN, or better than an earlier choice by _KEPT_MARGIN. Repeated
 # measurements differ by about as much.

@@ -42,7 +42,7 @@ from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.loop import EncoderLoop
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import PromptReady, PromptRefused, GeneratorLoop
+from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady, PromptRefused
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child.own_memory import OwnMemory
 from edgeagent.worker.child.questions import Questions

@@ -9,7 +9,7 @@ import pytest
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.choices import ContextSize, Decision, decide
 from edgeagent.engine.tuning.workload import Workload
-from edgeagent.types.choices import CandidateTimes, SavedTuning, Measurements, StepSums
+from edgeagent.types.choices import CandidateTimes, Measurements, SavedTuning, StepSums
 from tests.engine.tuning.machines import CANDIDATES, CONTEXT_SIZE, DEPTH, NUM_LAYERS, Machine, cheap
 
 ALL = list(itertools.product(("on", "off"), (512, 128, 64)))
@@ -31,7 +31,9 @@ def measured(on: dict[Workload, float], off: dict[Workload, float]) -> Measureme
     return Measurements(DEPTH, NUM_LAYERS, 1.0, True, candidates)
 
 
-def chosen(found: Measurements | None, former: SavedTuning | None = None, context_size: ContextSize = CONTEXT_SIZE) -> str:
+def chosen(
+    found: Measurements | None, former: SavedTuning | None = None, context_size: ContextSize = CONTEXT_SIZE
+) -> str:
     return decide(CANDIDATES, found, context_size, num_layers=NUM_LAYERS, former=former).attention.flash
 
 

@@ -36,7 +36,7 @@ class EncoderHost:
     ) -> None:
         """Warm the model up; raise ModelLoadFailed if it cannot compute.
 
-        Before a part of a file is tried, `on_part` gets a description of the part: a damaged file may crash the process.
+        Before a part of a file is tried, `on_part` gets the part's description: a damaged file may crash the process.
         `started_s` is the time.monotonic when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s

@@ -25,7 +25,7 @@ from edgeagent.engine.tuning.calibration import MAX_DEPTH, Calibration, most_pro
 from edgeagent.engine.tuning.choices import ContextSize, decide
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import Choice, SavedTuning, LearnedCosts, Measurements
+from edgeagent.types.choices import Choice, LearnedCosts, Measurements, SavedTuning
 from edgeagent.types.file_shape import LayerShape
 
 # If a model has different kinds of layers and its file does not say which, their pattern probably repeats after this
@@ -66,7 +66,7 @@ def choose(
     is_replacing: bool = False,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
-    """Choose the attention settings by the calibration in `saved_tuning`. Measure if it is missing, cut off or outdated.
+    """Choose the attention settings by the calibration in `saved_tuning`. If it is missing, incomplete or old, measure.
 
     `layers`: those in the file's header, if known. `is_replacing`: keep flash attention on or off; see Load. Before
     measuring, `on_measure` is called. Nothing is measured if there is only one choice, if calibration is off, after

@@ -45,12 +45,12 @@ from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.choosing import choose
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.derived import derived_choices
-from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftSetup, DraftLoader
+from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
 from edgeagent.worker.child.generator.learned import WarmStart
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
+from edgeagent.worker.child.generator.rewind_check import check_drafts
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.generator.spec import make_spec
-from edgeagent.worker.child.generator.rewind_check import check_drafts
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.child.text_reader import TextReader
@@ -213,7 +213,8 @@ class Host:
             respelling = earlier.join(sampler, output, self._vocabulary)
         for token in delivered.tokens:
             sampler.accept(token)
-        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.held_logprobs)) + list(delivered.held_logprobs))
+        held = delivered.held_logprobs
+        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(held)) + list(held))
         # If tokens were delivered, the echo was sent before them.
         is_echoed = request.echo and not delivered.tokens
         num_scored = request.logprobs if is_echoed else None

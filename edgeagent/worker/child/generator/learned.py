@@ -13,7 +13,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.tuning.workload import PROMPT_TOKENS, TURN_TOKENS, Workload
-from edgeagent.types.choices import SavedTuning, LearnedCosts, StepTime
+from edgeagent.types.choices import LearnedCosts, SavedTuning, StepTime
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import SaveTuning
 

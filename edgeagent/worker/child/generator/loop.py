@@ -38,9 +38,9 @@ from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.child.generator.embeddings import Embeddings
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.learned import TuningSender
+from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.generator.step_frames import step_frames
-from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
 from edgeagent.worker.child.text_reader import TextsReady
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed_message
 

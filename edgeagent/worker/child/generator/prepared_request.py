@@ -30,7 +30,7 @@ class PreparedRequest:
 
     @property
     def corrected_count_difference(self) -> int:
-        """`Continuation.count_difference`, corrected once `earlier.open_text` is generated again; 0 without `earlier`."""
+        """`earlier.count_difference`, corrected once `earlier.open_text` is generated again; 0 without `earlier`."""
         if self.earlier is None:
             return 0
         return self.earlier.count_difference - self._num_extra_tokens

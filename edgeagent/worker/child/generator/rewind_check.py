@@ -21,7 +21,7 @@ def check_drafts(
     """Return why a model cannot use drafts ("" if it can), and the model's choices.
 
     If the model can use drafts, these are `choices`. Otherwise they also have a choice named "drafts" with the value
-    "none" and the reason; it replaces an earlier one of that name. `on_part` is called before a trial computation, which
+    "none" and the reason; it replaces an earlier one of that name. `on_part` is called before a computation that
     may end the process. The runner's cells must be empty before the call, and are empty again afterwards.
     """
     if load.why_no_drafts:

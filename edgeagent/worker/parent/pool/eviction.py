@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from edgeagent.fit.gpus import gpus_of
-from edgeagent.worker.parent.pool.pool_model import PoolModel
 from edgeagent.worker.parent.pool.memory import Memory, read_memory
+from edgeagent.worker.parent.pool.pool_model import PoolModel
 from edgeagent.worker.parent.pool.room import (
     Devices,
     ResidentModel,

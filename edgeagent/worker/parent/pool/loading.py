@@ -16,8 +16,8 @@ from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, DraftChecks, DraftChooser, FoundDraft, Header
+from edgeagent.worker.parent.pool.model_files import ModelFiles, WorkerCacheFolder, identity
 from edgeagent.worker.parent.pool.tuning_store import TuningStore
-from edgeagent.worker.parent.pool.model_files import WorkerCacheFolder, ModelFiles, identity
 from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_part, rewind_part
 
 logger = logging.getLogger(__name__)

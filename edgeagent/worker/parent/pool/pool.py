@@ -23,12 +23,12 @@ from edgeagent.types import AnswerSoFar, Embed, GenerateRequest, ModelStatus, Re
 from edgeagent.worker.parent.pool import own_options
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, FoundDraft, Header
 from edgeagent.worker.parent.pool.eviction import Eviction
-from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.pool.known_names import KnownNames
-from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.pool.loading import Checks, FoundModel, LoadPreparation, file_size
 from edgeagent.worker.parent.pool.memory import Memory, read_memory
+from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.pool.pressure import read_pressure
+from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.supervision.live_requests import Sink
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
@@ -75,15 +75,9 @@ class Pool:
         names_stamp: Callable[[], object] = lambda: None,
     ) -> None:
         self._config = config
+        tunings = tuning_store or TuningStore()
         self._checks = Checks(
-            validate,
-            tuning_store or TuningStore(),
-            disk_cache,
-            size_of,
-            validate_adapter,
-            difference,
-            known_sha256,
-            find_draft,
+            validate, tunings, disk_cache, size_of, validate_adapter, difference, known_sha256, find_draft
         )
         self._resolve = resolve
         self._offer = offer
@@ -315,7 +309,8 @@ class Pool:
         draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
         chooser = self._checks.draft_chooser(draft, found, self._resolve)
         adapters = self._config.models[table].adapters if table else {}
-        preparation = LoadPreparation(found.name, found.path, chooser, self._config.engine_of(table), self._checks, adapters)
+        engine = self._config.engine_of(table)
+        preparation = LoadPreparation(found.name, found.path, chooser, engine, self._checks, adapters)
         preparation.keep_alive_s = own_options.keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
@@ -340,11 +335,7 @@ class Pool:
             load_time = self._load_times.setdefault(name, LoadTime(self._clock))
             load_time.guess_s = guessed_s(preparation.weights_bytes)
             known = self._models[name] = PoolModel(
-                preparation,
-                self._workers,
-                load_time,
-                is_pinned=is_pinned,
-                keep_alive_s=preparation.keep_alive_s,
+                preparation, self._workers, load_time, is_pinned=is_pinned, keep_alive_s=preparation.keep_alive_s
             )
         elif is_pinned:
             known.pin()  # a client requested it before, by another name
@@ -398,7 +389,9 @@ async def _look_at(model: PoolModel) -> None:
     if model.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
         logger.warning("the files of %s were replaced; it is loaded again", model.name)
         supervisor.reload()
-    elif model.may_have_lost_cache_folder and await asyncio.to_thread(preparation.folder.is_replaced) and not supervisor.is_busy:
+    elif (
+        model.may_have_lost_cache and await asyncio.to_thread(preparation.folder.is_replaced) and not supervisor.is_busy
+    ):
         # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed. The model is not
         # loaded again while it is busy, because that would fail open questions.
         logger.warning(

@@ -155,7 +155,7 @@ class PoolModel:
         return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
 
     @property
-    def may_have_lost_cache_folder(self) -> bool:
+    def may_have_lost_cache(self) -> bool:
         """Whether the model's worker is sandboxed and reports trouble with its disk cache."""
         status = self.supervisor.status()
         disk = status.worker.disk_cache if status.worker is not None else None

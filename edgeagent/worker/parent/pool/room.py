@@ -60,7 +60,8 @@ def free_bytes(memory: Memory, residents: Sequence[ResidentModel], devices: Devi
 
 def first_to_leave(residents: Sequence[ResidentModel]) -> ResidentModel | None:
     """Return the least recently used model among those that can be unloaded; None if there is none."""
-    return max((resident for resident in residents if not resident.why_staying), key=lambda resident: resident.idle_s, default=None)
+    unloadable = (resident for resident in residents if not resident.why_staying)
+    return max(unloadable, key=lambda resident: resident.idle_s, default=None)
 
 
 def describe_refusal(name: str, needed_bytes: int, free: int, residents: Sequence[ResidentModel]) -> str:

@@ -70,7 +70,7 @@ class RestartPolicy:
         return self.on_crash(now_s, end.ready_for_s, hung_at_once=hung_at_once)
 
     def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
-        """Return what follows a crash. `ready_for_s`: see WorkerEnd. `hung_at_once`: it hung before it finished a step."""
+        """Return what follows a crash. See WorkerEnd for `ready_for_s`. `hung_at_once`: it had finished no step."""
         limits = self._limits
         self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
         if self._num_hung_at_once >= limits.max_crashes:

@@ -21,12 +21,12 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
 from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
-from edgeagent.worker.parent.supervision.worker_run import WorkerRun, log_notes
 from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveRequest, ModelRequests, Sink
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
-from edgeagent.worker.parent.supervision.restarts import WorkerEnd, Quarantine, RestartPolicy
-from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits, PendingWork
+from edgeagent.worker.parent.supervision.restarts import Quarantine, RestartPolicy, WorkerEnd
+from edgeagent.worker.parent.supervision.watchdog import PendingWork, SupervisionLimits
+from edgeagent.worker.parent.supervision.worker_run import WorkerRun, log_notes
 from edgeagent.worker.protocol import (
     AnswerPart,
     Ask,
@@ -35,13 +35,13 @@ from edgeagent.worker.protocol import (
     Drop,
     Failed,
     FromWorker,
-    SaveTuning,
     Load,
     LoadFailed,
     LoadProgress,
     Pong,
     ProtocolError,
     Ready,
+    SaveTuning,
     StepResult,
     Submit,
 )
@@ -70,7 +70,7 @@ class Supervisor:
         load_time: LoadTime | None = None,
         omit_part: Callable[[str, str], bool] = lambda _part, _cause: False,
     ) -> None:
-        """`prepare` returns the Load. `save_tuning` stores the next load's `saved_tuning`. `load_time` has earlier times.
+        """`prepare` returns the Load. `save_tuning` stores a worker's tuning. `load_time` has earlier loads' times.
 
         `omit_part(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
         load leaves this part out.
@@ -278,7 +278,8 @@ class Supervisor:
         if self._worker.requested_end.done():
             end = self._worker.requested_end.result()
             # A loading worker reads no messages. A worker that hung or broke the protocol gets a signal at once.
-            is_asked = self._worker.ready_at_s is not None and (self._is_stopped_for_good or end.kind is EndKind.REPLACED)
+            is_meant = self._is_stopped_for_good or end.kind is EndKind.REPLACED
+            is_asked = is_meant and self._worker.ready_at_s is not None
             grace_s = self._limits.stop_grace_s
             is_gone = await (channel.stop(grace_s, self._limits.save_s) if is_asked else channel.end(grace_s))
             self._disk_trouble.note_end(channel.stderr_tail())

@@ -6,7 +6,14 @@ This module decides when the worker counts as hung, by the limits in watchdog. T
 from __future__ import annotations
 
 from edgeagent.types import WorkerStatus
-from edgeagent.worker.parent.supervision.watchdog import LoadWatch, SupervisionLimits, PendingWork, Pulse, Signs, StepWatch
+from edgeagent.worker.parent.supervision.watchdog import (
+    LoadWatch,
+    PendingWork,
+    Pulse,
+    Signs,
+    StepWatch,
+    SupervisionLimits,
+)
 from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, StepResult
 
 

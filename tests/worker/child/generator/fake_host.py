@@ -131,7 +131,8 @@ class FakeHost:
             draft_tokens=request.draft_tokens,
         )
         output = OutputStream(self.model, stops=request.stop)
-        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(delivered.held_logprobs)) + list(delivered.held_logprobs))
+        held = delivered.held_logprobs
+        output.feed(delivered.tokens, [None] * (len(delivered.tokens) - len(held)) + list(held))
         echo = None
         if request.echo:
             is_scored = request.logprobs is not None

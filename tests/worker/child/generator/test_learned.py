@@ -12,11 +12,19 @@ from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.engine.speculation.proposals import MODEL
 from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import CandidateTimes, DraftRecord, SavedTuning, LearnedCosts, Measurements, StepSums, StepTime
+from edgeagent.types.choices import (
+    CandidateTimes,
+    DraftRecord,
+    LearnedCosts,
+    Measurements,
+    SavedTuning,
+    StepSums,
+    StepTime,
+)
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.learned import TuningSender, WarmStart
 from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.protocol import FromWorker, SaveTuning, Load
+from edgeagent.worker.protocol import FromWorker, Load, SaveTuning
 from tests.conftest import TinyModel
 from tests.worker.child.test_opening import make_load
 
@@ -73,7 +81,9 @@ def calibrated(*, behind_s: float, beside_s: float) -> SavedTuning:
         pytest.param(calibrated(behind_s=0.2, beside_s=0.2), 0.4, id="all cells are dear"),
     ],
 )
-def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(tuning: SavedTuning, idle_cells_s: float) -> None:
+def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(
+    tuning: SavedTuning, idle_cells_s: float
+) -> None:
     costs = CostModel(512)
     WarmStart(tuning, LearnedCosts(), num_layers=8).init_costs(costs)
     assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(0.4, rel=0.1)
@@ -89,7 +99,8 @@ def test_a_calibration_tells_what_attention_of_a_short_turn_costs() -> None:
     candidates = (other, msgspec.structs.replace(chosen, seconds=seconds))
     measurements = msgspec.structs.replace(tuning.measurements, candidates=candidates)
     costs = CostModel(512, FLASH_TILE)
-    WarmStart(msgspec.structs.replace(tuning, measurements=measurements), LearnedCosts(), num_layers=8).init_costs(costs)
+    tuning = msgspec.structs.replace(tuning, measurements=measurements)
+    WarmStart(tuning, LearnedCosts(), num_layers=8).init_costs(costs)
     assert costs.predict(StepShape.alone(16, 512)) == pytest.approx(0.4, rel=0.15)
     assert costs.padded(StepShape.alone(40, 4000), 4000) == StepShape.alone(FLASH_TILE, 4000)
 
@@ -147,7 +158,7 @@ class FakeEngine:
 
 def test_it_is_sent_when_there_is_more_of_it_and_nobody_waits() -> None:
     engine, outbox, now = FakeEngine(), Outbox(), [0.0]
-    tuning_sender = TuningSender(engine, lambda: b"lessons", outbox, lambda: now[0])  # type: ignore[arg-type]
+    tuning_sender = TuningSender(engine, lambda: b"tuning", outbox, lambda: now[0])  # type: ignore[arg-type]
     engine.num_steps = 5
     tuning_sender.send_if_due()
     assert outbox.sent == []
@@ -157,7 +168,7 @@ def test_it_is_sent_when_there_is_more_of_it_and_nobody_waits() -> None:
     assert outbox.sent == []
     engine.num_live = 0
     tuning_sender.send_if_due()
-    assert outbox.sent == [SaveTuning(b"lessons")]
+    assert outbox.sent == [SaveTuning(b"tuning")]
     now[0] = 200.0
     tuning_sender.send_if_due()
     tuning_sender.send_if_due(is_last=True)

@@ -23,10 +23,10 @@ from edgeagent.errors import (
     StoreError,
 )
 from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
-from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.pool.loading import Checks, LoadPreparation
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_part, draft_part, rewind_part
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.pool.test_pool import Files
@@ -337,18 +337,14 @@ async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> 
     adapters = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
     config = Config(model="m1+one", models={"m1": ModelConfig(adapters=adapters)})
     command = stub_command(shelf.lives)
-    pool = Pool(
-        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read
-    )
+    pool = Pool(config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read)
     await pool.start()
     assert pool.default_model() == pool.find_model("") == pool.find_model("default") == "m1+one"
     assert pool.find_model("default+two") == "m1+two" and pool.find_model("m1") == "m1"
     assert [status.is_pinned for status in pool.models()] == [True]
     await pool.stop()
     config = Config(model="m1+three", models={"m1": ModelConfig(adapters=adapters)})
-    pool = Pool(
-        config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read
-    )
+    pool = Pool(config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read)
     with pytest.raises(ModelNotFound, match="m1 has these adapters: one, two"):
         await pool.start()
 

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.pool.loading import LoadPreparation
+from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits

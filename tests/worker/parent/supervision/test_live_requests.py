@@ -191,7 +191,9 @@ def test_a_next_worker_is_told_what_came_in_which_steps() -> None:
     for tokens in ((1,), (2, 3, 4), (), (5,)):
         requests.mark_sent(live)
         requests.on_steps(
-            StepResult(0.0, (StepItem("r1", (TextDelta("x"),), tokens, held_logprobs=held_logprobs if 5 in tokens else ()),))
+            StepResult(
+                0.0, (StepItem("r1", (TextDelta("x"),), tokens, held_logprobs=held_logprobs if 5 in tokens else ()),)
+            )
         )
         requests.on_worker_end("test", EndKind.REPLACED)
     assert live.delivered == Delivered((1, 2, 3, 4, 5), (1, 3, 1), held_logprobs)

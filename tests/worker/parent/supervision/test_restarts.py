@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.worker.parent.supervision.live_requests import EndKind
-from edgeagent.worker.parent.supervision.restarts import WorkerEnd, Quarantine, Restart, RestartPolicy
+from edgeagent.worker.parent.supervision.restarts import Quarantine, Restart, RestartPolicy, WorkerEnd
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 
 LIMITS = SupervisionLimits()
@@ -72,7 +72,9 @@ def test_a_model_that_is_killed_while_it_loads_is_left_alone_as_one_that_crashes
     assert [policy.on_kill(at_s, None) for at_s in (0.0, 1.0, 2.0)] == [Restart(0.5), Restart(1.0), Quarantine(300.0)]
 
 
-@pytest.mark.parametrize(("kind", "is_hung_at_once"), [(EndKind.HUNG, True), (EndKind.CRASHED, False), (EndKind.KILLED, False)])
+@pytest.mark.parametrize(
+    ("kind", "is_hung_at_once"), [(EndKind.HUNG, True), (EndKind.CRASHED, False), (EndKind.KILLED, False)]
+)
 def test_an_end_is_judged_by_its_kind(kind: EndKind, is_hung_at_once: bool) -> None:
     policy = RestartPolicy(LIMITS)
     decisions = [policy.on_end(100.0 * index, WorkerEnd("", kind, 90.0), has_worked=False) for index in range(3)]

@@ -13,11 +13,11 @@ from edgeagent.types import CacheStatus, WorkerStatus
 from edgeagent.worker.parent.supervision.watchdog import (
     Elapsed,
     LoadWatch,
-    SupervisionLimits,
     PendingWork,
     Pulse,
     Signs,
     StepWatch,
+    SupervisionLimits,
 )
 
 LIMITS = SupervisionLimits()
