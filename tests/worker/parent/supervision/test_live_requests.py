@@ -134,7 +134,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def part(self, data: st.DataObject) -> None:
         request_id = self.pick(data, self.worker)
-        if len(self.requests._live[request_id].held) == 4:
+        if len(self.requests._live[request_id].pending_deltas) == 4:
             with pytest.raises(ProtocolError, match="parts"):
                 self.requests.on_steps(StepResult(0.0, (StepItem(request_id, (TextDelta("x"),), is_part=True),)))
             return
