@@ -18,7 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import edgeagent.api.app  # noqa: F401 - its wires declare errors of their own
 from edgeagent import metrics
 from edgeagent.api.documents import asyncapi_document, openapi_document
-from edgeagent.api.wire.errors import Look, error_codes, look_of
+from edgeagent.api.wire.errors import WireForm, error_codes, wire_form_of_class
 from edgeagent.cli.app import COMMANDS, build_app
 from edgeagent.cli.help import plain_record
 from edgeagent.cli.machine.config import options_table
@@ -242,9 +242,9 @@ def _type(field: Mapping[str, Any]) -> str:
 def errors_page() -> str:
     """Return the page of error codes."""
     rows = [
-        [f"`{code}`", str(shape.status), shape.type, _retry(shape), " ".join((cls.__doc__ or "").split())]
+        [f"`{code}`", str(form.status), form.type, _retry(form), " ".join((cls.__doc__ or "").split())]
         for code, cls in error_codes().items()
-        for shape in [look_of(cls)]
+        for form in [wire_form_of_class(cls)]
     ]
     early = [[f"`{code}`", str(status.value), text] for status, (code, text) in REFUSALS.items()]
     return f"""# Errors
@@ -268,10 +268,10 @@ requests that are refused before they reach a route:
 """
 
 
-def _retry(shape: Look) -> str:
-    if shape.may_pass:
+def _retry(form: WireForm) -> str:
+    if form.may_pass:
         return "yes, after `Retry-After`"
-    return "no" if shape.retry is False or shape.status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
+    return "no" if form.retry is False or form.status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
 
 
 def metrics_page() -> str:

@@ -62,7 +62,7 @@ SELECT partition, sum(num_bytes) FROM (
 )
 GROUP BY partition ORDER BY min(used)
 """
-_FIRST_TO_GO = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER BY used LIMIT 1"
+_NEXT_TO_EVICT = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER BY used LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class ResponseDatabase:
         held: dict[str, int] = dict(self._execute(shares).fetchall()) if total() > limit else {}
         while total() > limit and held:
             most = max(held, key=held.__getitem__)
-            row = self._execute(_FIRST_TO_GO, most, self._last_use).fetchone()
+            row = self._execute(_NEXT_TO_EVICT, most, self._last_use).fetchone()
             if row is None:
                 del held[most]
                 continue
@@ -342,7 +342,7 @@ def _route_of(packed: bytes) -> RouteMode | None:
     Return None if the response sets no mode, or LOCAL_ONLY if the mode cannot be read.
     """
     try:
-        told = json.loads(_inflate(packed)).get("edgeagent") or {}
-        return None if told.get("mode") is None else RouteMode(told["mode"])
+        notes = json.loads(_inflate(packed)).get("edgeagent") or {}
+        return None if notes.get("mode") is None else RouteMode(notes["mode"])
     except (ValueError, AttributeError):
         return RouteMode.LOCAL_ONLY

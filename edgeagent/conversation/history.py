@@ -2,7 +2,7 @@
 
 This is the memory of one connection. The store (`conversation.store`) keeps what outlives the connection. This module
 does no I/O: `missing` returns the ids that are not remembered, and the caller fetches them from the store as
-`Recalled`. It does not depend on any wire protocol.
+`StoreResult`. It does not depend on any wire protocol.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StoredResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingIds:
     """The ids that a new request names but its connection's history does not have. False if there are none."""
 
     previous_id: str | None = None
@@ -66,8 +66,8 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    """What the store found for a Missing. `items` are those that were found, by id.
+class StoreResult:
+    """What the store found for a MissingIds. `items` are those that were found, by id.
 
     `previous`: the previous response, even if it failed; None if it was not found or not asked for. `route`: the
     strictest mode of the responses that have the items; None if none of them sets one.
@@ -102,7 +102,7 @@ class ConnectionHistory:
         self._recent: OrderedDict[str, tuple[str | None, StoredResponse]] = OrderedDict()
         self._num_bytes = 0
 
-    def missing(self, previous_id: str | None, new: tuple[Item, ...]) -> Missing:
+    def missing(self, previous_id: str | None, new: tuple[Item, ...]) -> MissingIds:
         """Return the ids that only the store may have.
 
         `previous_id`: the response to continue, or None. `new`: the request's input items, with their references.
@@ -111,7 +111,7 @@ class ConnectionHistory:
         if references:
             known = {item.id for _, response in self._recent.values() for item in response.items}
             references = [item_id for item_id in references if item_id not in known]
-        return Missing(None if previous_id in self._recent else previous_id, tuple(references))
+        return MissingIds(None if previous_id in self._recent else previous_id, tuple(references))
 
     def remembers(self, response_id: str) -> bool:
         """Whether a response of this connection can be continued here."""
@@ -138,7 +138,7 @@ class ConnectionHistory:
         if previous_id in self._recent and self._recent[previous_id][0] == lane:
             self.forget(previous_id)
 
-    def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: Recalled) -> Conversation:
+    def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: StoreResult) -> Conversation:
         """Return the whole conversation: the previous response's items, then the new ones, with references resolved.
 
         `found` is what the store found for `missing`. A reference to an inherited item adds nothing. Raise
@@ -163,7 +163,7 @@ class ConnectionHistory:
         _check_calls(items)
         return Conversation(items, len(inherited), is_storable, route)
 
-    def _previous(self, previous_id: str, found: Recalled) -> StoredResponse:
+    def _previous(self, previous_id: str, found: StoreResult) -> StoredResponse:
         if previous_id in self._recent:
             self._recent.move_to_end(previous_id)
             return self._recent[previous_id][1]
@@ -173,7 +173,7 @@ class ConnectionHistory:
             )
         return found.previous
 
-    def _resolve(self, item_id: str, found: Recalled) -> tuple[Item, bool, RouteMode | None]:
+    def _resolve(self, item_id: str, found: StoreResult) -> tuple[Item, bool, RouteMode | None]:
         for _, response in reversed(self._recent.values()):
             for item in response.items:
                 if item.id == item_id:

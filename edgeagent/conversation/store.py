@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from edgeagent.config import ServerConfig
 from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase, set_aside
-from edgeagent.conversation.history import ConnectionHistory, Missing, Recalled, StoredResponse
+from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.errors import StoreError
 from edgeagent.router.modes import strictest
@@ -55,7 +55,7 @@ class ResponseStore:
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._shelf = _Shelf(path, limits or Limits(), clock, form)
+        self._state = _ThreadState(path, limits or Limits(), clock, form)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._histories: WeakSet[ConnectionHistory] = WeakSet()
         self._is_closed = False
@@ -63,7 +63,7 @@ class ResponseStore:
     @property
     def trouble(self) -> str | None:
         """Why responses wait in memory for their file, and how many; None if no response waits."""
-        return self._shelf.trouble
+        return self._state.trouble
 
     def new_history(self) -> ConnectionHistory:
         """Return the history of a new connection. `remove` removes responses from this history too."""
@@ -71,15 +71,15 @@ class ResponseStore:
         self._histories.add(history)
         return history
 
-    async def find(self, missing: Missing, partition: str) -> Recalled:
+    async def find(self, missing: MissingIds, partition: str) -> StoreResult:
         """Return the response and the items with these ids, as far as this partition has them."""
         if not missing:
-            return Recalled()
-        return await self._ask(lambda shelf: shelf.find(missing, partition))
+            return StoreResult()
+        return await self._ask(lambda state: state.find(missing, partition))
 
     async def get(self, response_id: str, partition: str) -> StoredResponse | None:
         """Return a response of this partition, even if it failed; None if there is no such response."""
-        return await self._ask(lambda shelf: shelf.get(response_id, partition))
+        return await self._ask(lambda state: state.get(response_id, partition))
 
     def add(self, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
         """Store a response and its JSON, unless it is not storable. The future is done after the write.
@@ -91,18 +91,18 @@ class ResponseStore:
             done = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
-        return asyncio.shield(self._ask(lambda shelf: shelf.add(response, body)))
+        return asyncio.shield(self._ask(lambda state: state.add(response, body)))
 
     async def body(self, response_id: str, partition: str) -> bytes | None:
         """Return the JSON of a response of this partition; None if there is no such response."""
-        return await self._ask(lambda shelf: shelf.body(response_id, partition))
+        return await self._ask(lambda state: state.body(response_id, partition))
 
     async def remove(self, response_id: str, partition: str) -> bool:
         """Delete a response of this partition, also from every connection's history. Return False if there is none.
 
         Raise StoreError if the file cannot be changed.
         """
-        is_removed = await self._ask(lambda shelf: shelf.remove(response_id, partition))
+        is_removed = await self._ask(lambda state: state.remove(response_id, partition))
         if is_removed:
             for history in self._histories:
                 history.forget(response_id)
@@ -115,14 +115,14 @@ class ResponseStore:
         """
         if not self._is_closed:
             self._is_closed = True
-            await self._ask(_Shelf.close)
+            await self._ask(_ThreadState.close)
             self._thread.shutdown(wait=False)
 
-    def _ask(self, act: Callable[[_Shelf], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, act, self._shelf)
+    def _ask(self, act: Callable[[_ThreadState], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, act, self._state)
 
 
-class _Shelf:
+class _ThreadState:
     """The state of the store's thread: the database once it is open, and responses not written yet.
 
     Other threads may only read `trouble`.
@@ -139,7 +139,7 @@ class _Shelf:
         self._last_error = ""
         self.trouble: str | None = None
 
-    def find(self, missing: Missing, partition: str) -> Recalled:
+    def find(self, missing: MissingIds, partition: str) -> StoreResult:
         previous = None
         if missing.previous_id is not None:
             previous = self.get(missing.previous_id, partition)
@@ -152,7 +152,7 @@ class _Shelf:
                 those = {item.id: item for item in response.items if item.id in missing.item_ids}
                 items |= those
                 route = strictest(route, response.route if those else None)
-        return Recalled(previous, items, route)
+        return StoreResult(previous, items, route)
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
         if (unwritten := self._unwritten_of(response_id, partition)) is not None:

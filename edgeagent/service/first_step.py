@@ -15,7 +15,7 @@ PATIENCE_S = 2.0
 T = TypeVar("T")
 
 
-async def begun(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+async def wait_for_first_step(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Wait for the first step, at most PATIENCE_S, and return the same steps.
 
     If the stream fails before its first step and within this time, raise that error. The returned steps raise any

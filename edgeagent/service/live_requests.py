@@ -25,7 +25,7 @@ class LiveRequest:
         self.is_visible = False
         self.is_undelivered = False
 
-    def hidden(self) -> None:
+    def on_hidden(self) -> None:
         """Called by `LiveRequests.hide`, when clients can no longer find the request. Override it to react."""
 
 
@@ -72,10 +72,10 @@ class LiveRequests:
         """Let clients no longer find a request. Nothing happens if they could not find it before."""
         if request.is_visible:
             request.is_visible = False
-            request.hidden()
+            request.on_hidden()
             self._settle(request)
 
-    def accept(self, request: LiveRequest) -> None:
+    def expect_delivery(self, request: LiveRequest) -> None:
         """Note that a request's terminal event must still be written to a socket.
 
         Until then the request may wait for a slot, for the store, or for a slow client.
@@ -83,8 +83,8 @@ class LiveRequests:
         self._requests[request.id] = request
         request.is_undelivered = True
 
-    def deliver(self, request: LiveRequest) -> None:
-        """Note that the terminal event of an accepted request is written, or will never be."""
+    def mark_delivered(self, request: LiveRequest) -> None:
+        """Note that the terminal event of a request is written, or will never be."""
         request.is_undelivered = False
         self._settle(request)
 
@@ -98,7 +98,7 @@ class LiveRequests:
         Requests that still run are marked as delivered first, so their events are not awaited.
         """
         for hanging in self.running():
-            self.deliver(hanging)
+            self.mark_delivered(hanging)
         await self._wait(lambda: not any(each.is_undelivered for each in self._requests.values()), timeout_s)
 
     async def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:

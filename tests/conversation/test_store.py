@@ -15,7 +15,7 @@ import pytest
 from edgeagent.api.responses.frontend import ITEM_FORMAT
 from edgeagent.conversation import store as response_store
 from edgeagent.conversation.database import ResponseDatabase
-from edgeagent.conversation.history import Missing, Recalled, StoredResponse
+from edgeagent.conversation.history import MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import MessageItem
 from edgeagent.conversation.store import MAX_UNWRITTEN, ResponseStore
 from edgeagent.errors import StoreError
@@ -38,7 +38,7 @@ async def store(path: Path) -> AsyncIterator[ResponseStore]:
 
 
 async def get(store: ResponseStore, name: str, partition: str = "") -> StoredResponse | None:
-    return (await store.find(Missing(name), partition)).previous
+    return (await store.find(MissingIds(name), partition)).previous
 
 
 def fail(*_: object) -> NoReturn:
@@ -64,7 +64,7 @@ async def test_what_is_added_is_found_and_outlives_the_store(path: Path, store: 
     await store.add(response("a"), b"{}")
     assert await get(store, "a") == response("a")
     assert await store.body("a", "") == b"{}"
-    assert await store.find(Missing(None, ("msg_a",)), "") == Recalled(None, {"msg_a": response("a").context[0]})
+    assert await store.find(MissingIds(None, ("msg_a",)), "") == StoreResult(None, {"msg_a": response("a").context[0]})
     other = ResponseStore(ITEM_FORMAT, path)
     assert await get(other, "a") == response("a")
     assert await get(other, "a", "bob") is None
@@ -72,7 +72,7 @@ async def test_what_is_added_is_found_and_outlives_the_store(path: Path, store: 
 
 
 async def test_nothing_is_opened_before_it_is_needed(path: Path, store: ResponseStore) -> None:
-    assert await store.find(Missing(), "") == Recalled()
+    assert await store.find(MissingIds(), "") == StoreResult()
     await store.add(response("a", is_storable=False), b"{}")
     assert not path.exists()
 
@@ -151,7 +151,7 @@ async def test_a_full_disk_keeps_nobody_from_going_on(
     assert await get(store, "b") == response("b")
     assert await get(store, "b", "bob") is None
     assert await store.body("b", "") == b"{}"
-    assert (await store.find(Missing(None, ("msg_c",)), "")).items.keys() == {"msg_c"}
+    assert (await store.find(MissingIds(None, ("msg_c",)), "")).items.keys() == {"msg_c"}
     # Reported once, not for each response.
     assert caplog.text.count("disk is full") == 1
     assert store.trouble == "3 stored responses in memory only: database or disk is full"

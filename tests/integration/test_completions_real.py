@@ -101,7 +101,9 @@ def direct(model_path: Path) -> Direct:
     return Direct(model_path)
 
 
-def check_scores(choice: CompletionChoice, direct: Direct, tokens: Sequence[int], first: int, num_rivals: int) -> None:
+def check_scores(
+    choice: CompletionChoice, direct: Direct, tokens: Sequence[int], first: int, num_alternatives: int
+) -> None:
     """Compare a choice's scores of tokens[first:] with llama.cpp's own."""
     scores = choice.logprobs
     assert scores is not None and scores.tokens is not None and scores.token_logprobs is not None
@@ -115,7 +117,7 @@ def check_scores(choice: CompletionChoice, direct: Direct, tokens: Sequence[int]
         row = expected[position - 1]
         assert scores.token_logprobs[index] == pytest.approx(row[tokens[position]], abs=TOLERANCE)
         rivals = scores.top_logprobs[index]
-        assert num_rivals <= len(rivals) <= num_rivals + 1
+        assert num_alternatives <= len(rivals) <= num_alternatives + 1
         assert sorted(rivals.values(), reverse=True)[0] == pytest.approx(row.max(), abs=TOLERANCE)
     assert scores.text_offset == sorted(scores.text_offset)
     for name, start in zip(scores.tokens, scores.text_offset, strict=True):

@@ -70,7 +70,7 @@ def test_wrong_tokens_are_limited_and_the_right_one_is_not() -> None:
     access = Access(OwnerKey("right"), is_token_required=True, clock=lambda: now_s[0])
 
     def judge(scope: dict[str, object]) -> Client:
-        verdict, _ = asyncio.run(access.judge(scope))
+        verdict, _ = asyncio.run(access.authorize(scope))
         if isinstance(verdict, EdgeAgentError):
             raise verdict
         return verdict

@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from edgeagent import errors
-from edgeagent.api.wire.errors import LOOKS
+from edgeagent.api.wire.errors import WIRE_FORMS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ModelStatus, WorkerState
@@ -17,7 +17,7 @@ from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
 from tests.robust.raw import get, upgrade
 
-PASSING = [cls for cls, shape in LOOKS.items() if shape.may_pass]
+PASSING = [cls for cls, form in WIRE_FORMS.items() if form.may_pass]
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -44,7 +44,7 @@ async def test_over_every_transport(error: type[EdgeAgentError]) -> None:
         ):
             reply = await daemon.http.post(f"{daemon.url}{path}", json=body)
             # Ollama uses 503 for a full queue.
-            assert reply.status_code in (LOOKS[error].status, 503), path
+            assert reply.status_code in (WIRE_FORMS[error].status, 503), path
             assert waits(dict(reply.headers)), path
         # for this error /ready depends on the remotes, and this model is ready
         if error is not errors.LocalUnavailable:

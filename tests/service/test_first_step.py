@@ -9,7 +9,7 @@ import pytest
 
 from edgeagent.errors import Overloaded
 from edgeagent.service import first_step
-from edgeagent.service.first_step import begun
+from edgeagent.service.first_step import wait_for_first_step
 
 
 class Source:
@@ -34,7 +34,7 @@ class Source:
 async def test_every_step_comes_once() -> None:
     source = Source()
     source.opened.set()
-    assert [step async for step in await begun(source.steps())] == [1, 2]
+    assert [step async for step in await wait_for_first_step(source.steps())] == [1, 2]
     assert source.is_closed
 
 
@@ -42,14 +42,14 @@ async def test_what_fails_at_once_is_raised_at_once() -> None:
     source = Source(Overloaded("full"))
     source.opened.set()
     with pytest.raises(Overloaded):
-        await begun(source.steps())
+        await wait_for_first_step(source.steps())
     assert source.is_closed
 
 
 async def test_what_fails_later_is_raised_in_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
     source = Source(Overloaded("full"))
-    steps = await begun(source.steps())
+    steps = await wait_for_first_step(source.steps())
     source.opened.set()
     with pytest.raises(Overloaded):
         await anext(steps)
@@ -57,7 +57,7 @@ async def test_what_fails_later_is_raised_in_the_stream(monkeypatch: pytest.Monk
 
 async def test_who_leaves_before_the_first_step_closes_the_source() -> None:
     source = Source()
-    waiting = asyncio.ensure_future(begun(source.steps()))
+    waiting = asyncio.ensure_future(wait_for_first_step(source.steps()))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)

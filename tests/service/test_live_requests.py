@@ -12,13 +12,13 @@ class Noting(LiveRequest):
 
     num_hidden = 0
 
-    def hidden(self) -> None:
+    def on_hidden(self) -> None:
         self.num_hidden += 1
 
 
 def test_only_its_partition_finds_a_visible_request() -> None:
     live, request = LiveRequests(), LiveRequest("a", "kiosk")
-    live.accept(request)
+    live.expect_delivery(request)
     assert live.find("a", "kiosk") is None
     live.show(request)
     assert live.find("a", "kiosk") is request
@@ -42,10 +42,10 @@ def test_a_request_that_is_shown_stands_for_the_one_that_runs() -> None:
 def test_it_stays_while_anything_is_to_be_done_for_it() -> None:
     live, request = LiveRequests(), LiveRequest("a")
     live.show(request)
-    live.accept(request)
+    live.expect_delivery(request)
     live.begin("a")
     live.end("a")
-    live.deliver(request)
+    live.mark_delivered(request)
     assert live.find("a", "") is request
     live.hide(request)
     live.begin("a")
@@ -56,16 +56,16 @@ async def test_an_end_is_waited_for_but_not_that_of_what_hangs() -> None:
     live = LiveRequests()
     hanging, ended, following = (LiveRequest(name) for name in ("hangs", "ended", "next"))
     for request in (hanging, ended):
-        live.accept(request)
+        live.expect_delivery(request)
     live.begin("hangs")
     waiting = asyncio.create_task(live.wait_delivered(60.0))
     await asyncio.sleep(0)
-    live.deliver(ended)
-    live.accept(following)
+    live.mark_delivered(ended)
+    live.expect_delivery(following)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not waiting.done()
-    live.deliver(following)
+    live.mark_delivered(following)
     await waiting
     assert live.running() == [hanging]
 

@@ -26,7 +26,7 @@ from edgeagent.api.ops import cache, model_pulls, owner_fields, remotes, status
 from edgeagent.api.responses import body as create_body
 from edgeagent.api.responses import compaction_routes, event_json, stored_routes
 from edgeagent.api.routers import ROUTERS
-from edgeagent.api.wire.errors import OllamaRefusal, Refusal, error_codes, look_of
+from edgeagent.api.wire.errors import OllamaRefusal, Refusal, error_codes, wire_form_of_class
 from edgeagent.api.wire.shape import Json
 from edgeagent.credentials.keys import Scope
 
@@ -242,5 +242,5 @@ def _operation_id(route: RouteInfo) -> str:
 
 
 def _code_rows() -> list[str]:
-    shapes = {code: look_of(error) for code, error in error_codes().items()}
-    return [f"| `{code}` | {shape.status} | {shape.type} |" for code, shape in shapes.items()]
+    forms = {code: wire_form_of_class(error) for code, error in error_codes().items()}
+    return [f"| `{code}` | {form.status} | {form.type} |" for code, form in forms.items()]

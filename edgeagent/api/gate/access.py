@@ -126,7 +126,7 @@ class Access:
         self._is_token_required = is_token_required
         self._failures = Failures(clock)
 
-    async def judge(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Sender]:
+    async def authorize(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Sender]:
         """Return two values: the client or the error that refuses it, and the sender.
 
         After many wrong tokens, the error for a wrong token is Overloaded.
@@ -172,7 +172,7 @@ def is_browser(scope: AsgiScope) -> bool:
     names = [name.lower() for name, _ in scope["headers"]]
     if any(name in _PAGE_HEADERS or name.startswith(_FETCH_PREFIX) for name in names):
         return True
-    return any(agent.startswith(b"Mozilla/") for agent in values(scope, b"user-agent"))
+    return any(agent.startswith(b"Mozilla/") for agent in header_values(scope, b"user-agent"))
 
 
 def is_page(scope: AsgiScope) -> bool:
@@ -182,14 +182,15 @@ def is_page(scope: AsgiScope) -> bool:
     too, but does not navigate. Node's fetch is not a browser, but sends Sec-Fetch-Mode. So that header alone does not
     count.
     """
-    is_typed = values(scope, b"sec-fetch-site") == [b"none"] and values(scope, b"sec-fetch-mode") == [b"navigate"]
+    sites, modes = header_values(scope, b"sec-fetch-site"), header_values(scope, b"sec-fetch-mode")
+    is_typed = sites == [b"none"] and modes == [b"navigate"]
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"sec-fetch-mode"]
     if not is_browser({**scope, "headers": headers}):
         return False
-    return not is_typed or bool(values(scope, b"origin"))
+    return not is_typed or bool(header_values(scope, b"origin"))
 
 
-def values(scope: AsgiScope, name: bytes) -> list[bytes]:
+def header_values(scope: AsgiScope, name: bytes) -> list[bytes]:
     """Return the values of all headers that are called `name`, which must be in lower case. Empty if there are none."""
     return [value.strip() for key, value in scope["headers"] if key.lower() == name]
 
@@ -201,7 +202,7 @@ def bearer_tokens(scope: AsgiScope) -> list[bytes]:
     Otherwise a client that sends its token in a wrong form would be treated as a client without a token.
     """
     tokens = []
-    for value in values(scope, b"authorization"):
+    for value in header_values(scope, b"authorization"):
         words = [word.strip(_QUOTES) for word in value.split()]
         if words and words[0].lower() == b"bearer":
             tokens.append(b" ".join(words[1:]))

@@ -21,19 +21,19 @@ class RefusalLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since_s = clock()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._num_left_out = 0
 
-    def note(self, code: str, subject: str, place: str) -> None:
+    def write(self, code: str, subject: str, place: str) -> None:
         """Log a refusal: the error's code, the sender or header that was refused, and the route."""
         now_s = self._clock()
         left_out = ""
         if now_s - self._since_s >= WINDOW_S:
             left_out = f"; {self._num_left_out} more before were not logged" if self._num_left_out else ""
             self._since_s, self._num_left_out = now_s, 0
-            self._told.clear()
-        if subject in self._told or len(self._told) >= MAX_LINES:
+            self._logged.clear()
+        if subject in self._logged or len(self._logged) >= MAX_LINES:
             self._num_left_out += 1
             return
-        self._told.add(subject)
+        self._logged.add(subject)
         logger.warning("refused (%s): %s, at %s%s", code, subject, place, left_out)

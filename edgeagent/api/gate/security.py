@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
-from edgeagent.api.gate.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, is_browser, template_of, values
+from edgeagent.api.gate.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, header_values, is_browser, template_of
 from edgeagent.api.gate.hosts import Hosts
 from edgeagent.api.gate.refusal_log import RefusalLog
-from edgeagent.api.wire.errors import OLLAMA_PREFIX, TELLS_PATHS, error_body, error_headers, http_status, refusal
+from edgeagent.api.wire.errors import MAY_SEE_PATHS, OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
 from edgeagent.config import ServerConfig
 from edgeagent.credentials.grants import GRANT, Grant, Grants
 from edgeagent.credentials.keys import NO_KEYS, OWNER, CheckedKeys, Client, Keys
@@ -89,7 +89,7 @@ class Policy:
         origin = self._check_page(scope, self._check_host(scope))
         if origin is not None and _is_preflight(scope):
             return Admission(origin=origin, is_preflight=True)
-        verdict, sender = await self._access.judge(scope)
+        verdict, sender = await self._access.authorize(scope)
         if not isinstance(verdict, Client):
             raise RefusalError(verdict, origin=origin, subject=sender.described())
         try:
@@ -105,7 +105,7 @@ class Policy:
         Return None if the daemon serves no pages, or has no origin at this Host. Raise RefusalError if Host is not the
         daemon's own.
         """
-        hosts = values(scope, b"host")
+        hosts = header_values(scope, b"host")
         if len(hosts) != 1:
             raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
         host = hosts[0].decode("latin-1")
@@ -122,15 +122,15 @@ class Policy:
         it has none.
         """
         allowed = self._origins if own is None else self._origins | {own}
-        origins = values(scope, b"origin")
+        origins = header_values(scope, b"origin")
         if len(origins) > 1 or (origins and origins[0] not in allowed):
             raise _foreign_page("Origin", origins[0])
-        for referer in values(scope, b"referer"):
+        for referer in header_values(scope, b"referer"):
             if not any(referer == origin or referer.startswith(origin + b"/") for origin in allowed):
                 raise _foreign_page("Referer", referer)
         listed = next((origin for origin in origins if origin in self._origins), None)
         # A page's <img> or <script> may send neither Origin nor Referer. Sec-Fetch-Site says that another site sent it.
-        for site in values(scope, b"sec-fetch-site"):
+        for site in header_values(scope, b"sec-fetch-site"):
             if listed is None and site not in (b"same-origin", b"none"):
                 raise _foreign_page("Sec-Fetch-Site", site)
         return listed
@@ -153,7 +153,7 @@ def _is_preflight(scope: Scope) -> bool:
     return (
         scope["type"] == "http"
         and scope["method"] == "OPTIONS"
-        and bool(values(scope, b"access-control-request-method"))
+        and bool(header_values(scope, b"access-control-request-method"))
     )
 
 
@@ -162,18 +162,18 @@ def _check_media_type(scope: Scope) -> None:
         return
     if template_of(scope["path"]) is None:
         return  # no route (404), or one that is missing in NEEDS
-    types = [media_type.partition(b";")[0].strip().lower() for media_type in values(scope, b"content-type")]
+    types = [media_type.partition(b";")[0].strip().lower() for media_type in header_values(scope, b"content-type")]
     is_any_taken = types in _UNSAID_TYPES or scope["path"].startswith(OLLAMA_PREFIX)
     if types != [b"application/json"] and (not is_any_taken or is_browser(scope)):
         raise RefusalError(InvalidRequest("a body must be sent as Content-Type: application/json"), 415)
-    if values(scope, b"content-encoding"):
+    if header_values(scope, b"content-encoding"):
         raise RefusalError(InvalidRequest("a compressed body is not accepted; send it without Content-Encoding"), 415)
 
 
 def has_body(scope: Scope) -> bool:
     """Whether a request announces a body."""
-    lengths = values(scope, b"content-length")
-    return bool(values(scope, b"transfer-encoding")) or any(length != b"0" for length in lengths)
+    lengths = header_values(scope, b"content-length")
+    return bool(header_values(scope, b"transfer-encoding")) or any(length != b"0" for length in lengths)
 
 
 class Security:
@@ -198,7 +198,7 @@ class Security:
             metrics.refused_total.labels(refused.error.code).inc()
             if refused.subject:
                 place = template_of(scope["path"]) or "no route of ours"
-                self._log.note(refused.error.code, refused.subject, place)
+                self._log.write(refused.error.code, refused.subject, place)
             await _refuse(scope, send, refused)
             return
         if admission.is_preflight and admission.origin is not None:
@@ -207,7 +207,7 @@ class Security:
         # Set for every request, also to None: a connection's next request starts in the context of the request before.
         grant = self._grants.open(admission.keys)
         GRANT.set(grant)
-        TELLS_PATHS.set(bool(admission.client.scopes & {KeyScope.MODELS, KeyScope.ADMIN}))
+        MAY_SEE_PATHS.set(bool(admission.client.scopes & {KeyScope.MODELS, KeyScope.ADMIN}))
         if grant is not None and scope["type"] == "http" and has_body(scope):
             receive = _while_held(receive, grant)
         await self._app(scope, receive, _with_cors(send, admission.origin))

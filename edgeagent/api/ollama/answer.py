@@ -75,7 +75,7 @@ class OllamaHead(Shape):
     created_at: str
 
 
-class OllamaEnd(OllamaHead):
+class OllamaLine(OllamaHead):
     """The fields of a line except its content. `done` is false before the last line.
 
     Only the last line has the reason for the end, the counts, and the durations, which are in nanoseconds.
@@ -93,14 +93,14 @@ class OllamaEnd(OllamaHead):
     logprobs: NotRequired[list[Scored]]
 
 
-class OllamaChat(OllamaEnd, OllamaChatFields):
+class OllamaChat(OllamaLine, OllamaChatFields):
     """A whole answer of /api/chat, or a line of its stream.
 
     The counts and the durations, in nanoseconds, are in the whole answer and in the last line (`done` is true).
     """
 
 
-class OllamaGeneration(OllamaEnd, OllamaGenerateFields):
+class OllamaGeneration(OllamaLine, OllamaGenerateFields):
     """A whole answer of /api/generate, or a line of its stream.
 
     The counts and the durations, in nanoseconds, are in the whole answer and in the last line (`done` is true).
@@ -108,7 +108,7 @@ class OllamaGeneration(OllamaEnd, OllamaGenerateFields):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerFields:
+class AnswerContent:
     """The text, reasoning and calls of a line or of the whole body, before they are written in an endpoint's fields."""
 
     text: str = ""
@@ -116,22 +116,22 @@ class AnswerFields:
     calls: Sequence[OllamaCall] = ()
 
 
-ToFields = Callable[[AnswerFields], OllamaChatFields | OllamaGenerateFields]
+ToFields = Callable[[AnswerContent], OllamaChatFields | OllamaGenerateFields]
 
 
-def chat_fields(part: AnswerFields) -> OllamaChatFields:
+def chat_fields(content: AnswerContent) -> OllamaChatFields:
     """Return the content of a line or a body in the fields of /api/chat."""
-    message: OllamaChatMessage = {"role": "assistant", "content": part.text}
-    if part.thinking:
-        message["thinking"] = part.thinking
-    if part.calls:
-        message["tool_calls"] = list(part.calls)
+    message: OllamaChatMessage = {"role": "assistant", "content": content.text}
+    if content.thinking:
+        message["thinking"] = content.thinking
+    if content.calls:
+        message["tool_calls"] = list(content.calls)
     return {"message": message}
 
 
-def generate_fields(part: AnswerFields) -> OllamaGenerateFields:
+def generate_fields(content: AnswerContent) -> OllamaGenerateFields:
     """Return the content of a line or a body in the fields of /api/generate."""
-    return {"response": part.text, "thinking": part.thinking} if part.thinking else {"response": part.text}
+    return {"response": content.text, "thinking": content.thinking} if content.thinking else {"response": content.text}
 
 
 class OllamaAnswer:
@@ -159,15 +159,15 @@ class OllamaAnswer:
             self._answer.add(0, delta)
             return []
         calls = self._new_calls()
-        lines = [self._line(AnswerFields(calls=calls))] if calls else []
+        lines = [self._line(AnswerContent(calls=calls))] if calls else []
         self._answer.add(0, delta)
         match delta:
             case TextDelta(text, logprobs):
-                lines.append(self._line(AnswerFields(text), logprobs))
+                lines.append(self._line(AnswerContent(text), logprobs))
             case ReasoningDelta(text):
-                lines.append(self._line(AnswerFields(thinking=text)))
+                lines.append(self._line(AnswerContent(thinking=text)))
             case Finished():
-                lines.append(self._last(AnswerFields()))
+                lines.append(self._last(AnswerContent()))
         return lines
 
     def delivered(self, step: Step) -> None:
@@ -177,13 +177,13 @@ class OllamaAnswer:
     def body(self) -> Json:
         """Return the whole answer; raise BackendUnavailable if it was cut short."""
         choice = self._answer.choices[0]
-        part = AnswerFields("".join(choice.texts), "".join(choice.reasonings), self._calls())
-        return self._last(part, choice.logprobs)
+        content = AnswerContent("".join(choice.texts), "".join(choice.reasonings), self._calls())
+        return self._last(content, choice.logprobs)
 
     def loaded(self, *, is_unload: bool) -> Json:
         """Return the answer to a request that only loads the model, or only unloads it."""
         reason = "unload" if is_unload else "load"
-        return {**self._head(), **self._to_fields(AnswerFields()), "done": True, "done_reason": reason}
+        return {**self._head(), **self._to_fields(AnswerContent()), "done": True, "done_reason": reason}
 
     def _new_calls(self) -> list[OllamaCall]:
         calls = self._calls(self._num_calls_sent)
@@ -195,15 +195,15 @@ class OllamaAnswer:
         calls = (_call(started, "".join(parts)) for started, parts in made)
         return [call for call in calls if call is not None]
 
-    def _line(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Json:
-        return {**self._head(), **self._to_fields(part), "done": False, **_logprobs(logprobs)}
+    def _line(self, content: AnswerContent, logprobs: Sequence[TokenLogprob] = ()) -> Json:
+        return {**self._head(), **self._to_fields(content), "done": False, **_logprobs(logprobs)}
 
-    def _last(self, part: AnswerFields, logprobs: Sequence[TokenLogprob] = ()) -> Json:
+    def _last(self, content: AnswerContent, logprobs: Sequence[TokenLogprob] = ()) -> Json:
         choice = self._answer.choices[0]
         finished = choice.end()
         reason = finish_reason(finished)
         usage, timings = finished.usage, finished.timings
-        end: OllamaEnd = {
+        line: OllamaLine = {
             "model": self._answer.model,
             "created_at": rfc3339(),
             "done": True,
@@ -215,9 +215,9 @@ class OllamaAnswer:
             "prompt_eval_duration": _ns(timings.prefill_ms),
             "eval_count": usage.num_output_tokens,
             "eval_duration": _ns(timings.decode_ms),
-            "edgeagent": self._answer.measures(choice)["edgeagent"],
+            "edgeagent": self._answer.generation_metrics(choice)["edgeagent"],
         }
-        return {**cast("Json", end), **self._to_fields(part), **_logprobs(logprobs)}
+        return {**cast("Json", line), **self._to_fields(content), **_logprobs(logprobs)}
 
     def _head(self) -> OllamaHead:
         return {"model": self._answer.model, "created_at": rfc3339()}

@@ -24,7 +24,7 @@ from edgeagent.api.wire.fields import (
     EdgeagentBody,
     KeepAlive,
     ModelName,
-    NumRivals,
+    NumTopLogprobs,
     SamplingBody,
     Stops,
     between,
@@ -107,7 +107,7 @@ class OllamaBody(Body):
     keep_alive: KeepAlive | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
-    top_logprobs: NumRivals | None = None
+    top_logprobs: NumTopLogprobs | None = None
     edgeagent: EdgeagentBody | None = None
 
 
@@ -216,7 +216,7 @@ KNOWN_GENERATE = KnownFields.of(OllamaGenerateBody, "height", "steps", "width", 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OllamaRequest:
     """A checked body. `model` is the name that the client used, `served_model` the service's name.
 
     If the body has no messages and no prompt, `request` is None: the model is only loaded, or unloaded if `is_unload`.
@@ -234,7 +234,7 @@ class Asked:
 
 def read_chat(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
-) -> Asked:
+) -> OllamaRequest:
     """Return the checked body of a chat; raise InvalidRequest.
 
     `served` returns the service's name for a client's name of a model. `partition`: the client's partition of the
@@ -254,7 +254,7 @@ def read_chat(
 
 def read_generate(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
-) -> Asked:
+) -> OllamaRequest:
     """Return the checked body of a generation; raise InvalidRequest or NotSupported. See read_chat for the rest."""
     body = validate(OllamaGenerateBody, fields)
     for name, problem in _UNSUPPORTED.items():
@@ -271,7 +271,7 @@ def _asked(
     partition: str,
     *,
     may_keep: bool,
-) -> Asked:
+) -> OllamaRequest:
     options = body.options or OptionsBody()
     is_unload = body.keep_alive == 0 and prompt is None
     kept_s = body.keep_alive if may_keep else None
@@ -294,7 +294,7 @@ def _asked(
             draft_tokens=drafts_of(body.edgeagent, options.edgeagent),
             keep_alive_s=kept_s,
         )
-    return Asked(body.model, model, body.stream is not False, bool(body.think), request, is_unload, kept_s)
+    return OllamaRequest(body.model, model, body.stream is not False, bool(body.think), request, is_unload, kept_s)
 
 
 def _read_prompt(body: OllamaGenerateBody) -> Prompt | None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.ollama.answer import OllamaAnswer, ToFields, chat_fields, generate_fields
-from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, Asked, read_chat, read_generate
+from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, OllamaRequest, read_chat, read_generate
 from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
@@ -22,7 +22,7 @@ from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import Forbidden, NotSupported
-from edgeagent.service.first_step import begun
+from edgeagent.service.first_step import wait_for_first_step
 from edgeagent.service.service import status_of
 from edgeagent.types import ModelStatus, Step
 
@@ -43,26 +43,28 @@ async def generate(request: Request) -> Response:
     return await _answer(request, read_generate, KNOWN_GENERATE, generate_fields)
 
 
-async def _answer(request: Request, read: Callable[..., Asked], known: KnownFields, to_fields: ToFields) -> Response:
+async def _answer(
+    request: Request, read: Callable[..., OllamaRequest], known: KnownFields, to_fields: ToFields
+) -> Response:
     context = context_of(request)
     request_id = f"ollama-{secrets.token_hex(12)}"
     served = partial(known_name, context.service)
     reading = partial(
         read, request_id=request_id, served=served, partition=client_of(request), may_keep=is_owners(request)
     )
-    asked = await read_body(request, reading, known)
-    model = await context.service.locate(asked.served_model)
-    answer = OllamaAnswer(request_id, asked.model, to_fields)
-    if asked.request is None:
-        await unless_disconnected(request.receive, _load_or_unload(request, asked, model, request_id))
-        return JSONResponse(answer.loaded(is_unload=asked.is_unload))
-    if asked.is_thinking:
-        _check_thinking(status_of(context.service, model), asked.model)
+    parsed = await read_body(request, reading, known)
+    model = await context.service.locate(parsed.served_model)
+    answer = OllamaAnswer(request_id, parsed.model, to_fields)
+    if parsed.request is None:
+        await unless_disconnected(request.receive, _load_or_unload(request, parsed, model, request_id))
+        return JSONResponse(answer.loaded(is_unload=parsed.is_unload))
+    if parsed.is_thinking:
+        _check_thinking(status_of(context.service, model), parsed.model)
     placement = PlacementHeaders()
-    steps = placement.noting(context.service.generate(asked.request))
+    steps = placement.noting(context.service.generate(parsed.request))
     response: Response
-    if asked.is_streamed:
-        steps = await unless_disconnected(request.receive, begun(steps))
+    if parsed.is_streamed:
+        steps = await unless_disconnected(request.receive, wait_for_first_step(steps))
         response = LineStream(guarded(_lines(steps, answer), request_id))
     else:
         response = JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
@@ -89,10 +91,10 @@ async def _collect(steps: Steps, answer: OllamaAnswer) -> Json:
     return answer.body()
 
 
-async def _load_or_unload(request: Request, asked: Asked, model: str, request_id: str) -> None:
+async def _load_or_unload(request: Request, parsed: OllamaRequest, model: str, request_id: str) -> None:
     service = context_of(request).service
-    if not asked.is_unload:
-        await service.load(model, request_id, asked.keep_alive_s)
+    if not parsed.is_unload:
+        await service.load(model, request_id, parsed.keep_alive_s)
     elif is_owners(request):
         await service.unload(model)
     else:

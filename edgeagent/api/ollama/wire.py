@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from pydantic_core import to_json
 
-from edgeagent.api.wire.errors import ollama_refusal, told
+from edgeagent.api.wire.errors import ollama_refusal, to_client_error
 from edgeagent.api.wire.sse import Stream
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.service import Service
@@ -37,7 +37,7 @@ async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerat
         async for each in lines:
             yield each
     except Exception as error:
-        yield line(ollama_refusal(told(name, error)))
+        yield line(ollama_refusal(to_client_error(name, error)))
     finally:
         await lines.aclose()
 

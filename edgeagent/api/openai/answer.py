@@ -13,7 +13,7 @@ from typing import Literal
 
 from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.llama_fields import Delivery
-from edgeagent.api.wire.progress import SoFar
+from edgeagent.api.wire.progress import GenerationProgress
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import ChatUsage, LlamaTimings, Run, chat_usage, edgeagent_body, timings_body
 from edgeagent.errors import BackendUnavailable
@@ -28,7 +28,7 @@ _ENDINGS: dict[FinishReason, Ending] = {
 }
 
 
-class Measures(Shape):
+class GenerationMetrics(Shape):
     """The measurements of a generation: llama-server's `timings`, and edgeagent's own object."""
 
     timings: LlamaTimings
@@ -89,7 +89,7 @@ class Answer(ABC):
         """Note that a step has been handed to the client."""
         self._delivery_time.add(step.at_s)
 
-    def measures(self, choice: ChoiceSoFar) -> Measures:
+    def generation_metrics(self, choice: ChoiceSoFar) -> GenerationMetrics:
         """Return llama-server's `timings` of a choice, and the object `edgeagent`. The choice must have ended."""
         usage, timings = choice.end().usage, choice.end().timings
         return {
@@ -104,7 +104,7 @@ class Chunks(ABC):
     def __init__(self, answer: Answer, delivery: Delivery, kind: str) -> None:
         self._answer = answer
         self._delivery = delivery
-        self._so_far = [SoFar() for _ in answer.choices]
+        self._progress = [GenerationProgress() for _ in answer.choices]
         self._head: Json = {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
         self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
@@ -119,15 +119,15 @@ class Chunks(ABC):
         """
         if not self._delivery.is_usage_streamed:
             return []
-        measures = self._answer.measures(self._answer.choices[0])
-        return [{**self._head, "choices": [], "usage": self._answer.usage(), **measures}]
+        metrics = self._answer.generation_metrics(self._answer.choices[0])
+        return [{**self._head, "choices": [], "usage": self._answer.usage(), **metrics}]
 
     def _ended(self, chunk: Json, choice: ChoiceSoFar) -> Json:
         """Return a choice's last chunk, with the choice's measurements added.
 
         If a usage chunk follows, add nothing: the usage chunk has the measurements of the first choice.
         """
-        return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.measures(choice)}
+        return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.generation_metrics(choice)}
 
 
 def finish_reason(finished: Finished) -> Ending:

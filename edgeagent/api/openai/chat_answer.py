@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired
 
-from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, Measures, finish_reason
+from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.logprobs import ChatLogprobs, token_logprobs
 from edgeagent.api.wire.shape import Json, Shape
@@ -67,7 +67,7 @@ class ChatChoice(Shape):
     logprobs: ChatLogprobs | None
 
 
-class ChatCompletion(Measures):
+class ChatCompletion(GenerationMetrics):
     """A whole chat completion. A stream instead sends `chat.completion.chunk` objects as events, then `[DONE]`."""
 
     id: str
@@ -157,7 +157,7 @@ class ChatAnswer(Answer):
             "model": self.model,
             "choices": choices,
             "usage": self.usage(),
-            **self.measures(self.choices[0]),
+            **self.generation_metrics(self.choices[0]),
         }
 
     def reason(self, finished: Finished) -> Ending | Literal["function_call"]:
@@ -184,17 +184,17 @@ class ChatChunks(Chunks):
 
     def of(self, index: int, step: Step) -> list[Json]:
         """Return the chunks of a step of the choice `index`; raise BackendUnavailable if the choice was cut short."""
-        self._so_far[index].note(step)
+        self._progress[index].add_step(step)
         chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
         if chunks and not self._is_open[index]:
             self._is_open[index] = True
             first = next(delta for delta in step.deltas if not isinstance(delta, Started | PromptText))
             content = "" if isinstance(first, TextDelta | Finished) else None
             opening = self._chunk(index, {"role": "assistant", "content": content})
-            place = self._so_far[index].placement
+            place = self._progress[index].placement
             chunks.insert(0, opening if place is None else {**opening, "edgeagent": placement_body(place)})
         if self._delivery.has_timings:
-            timings = self._so_far[index].timings()
+            timings = self._progress[index].timings()
             return [{"timings": timings, **chunk} for chunk in chunks]
         return chunks
 
@@ -216,7 +216,7 @@ class ChatChunks(Chunks):
                 choice.finished = delta
                 return [self._ended(self._chunk(index, {}, self._answer.reason(delta)), choice)]
             case PromptProgress():
-                return [{**self._chunk(index, {}), "prompt_progress": self._so_far[index].progress(delta)}]
+                return [{**self._chunk(index, {}), "prompt_progress": self._progress[index].prompt_progress(delta)}]
             case Started() | PromptText() | Interrupted():
                 return []
 

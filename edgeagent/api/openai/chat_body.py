@@ -14,11 +14,11 @@ from edgeagent.api.wire.fields import (
     MAX_TOOLS,
     Effort,
     MaxTokens,
-    NumRivals,
+    NumTopLogprobs,
     Stops,
     TemplateKwargs,
-    choose,
     template_kwargs,
+    tool_choice_of,
     validate,
 )
 from edgeagent.api.wire.known_fields import KnownFields
@@ -50,7 +50,7 @@ class ChatBody(ExtendedBody):
     max_completion_tokens: MaxTokens | None = None
     stop: Stops | None = None
     logprobs: bool | None = None
-    top_logprobs: NumRivals | None = None
+    top_logprobs: NumTopLogprobs | None = None
     tools: ChatTools | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
@@ -175,11 +175,11 @@ def _read_choice(raw: str | Json | None, tools: Sequence[Tool]) -> ToolChoice:
         case None:
             return ToolChoice()
         case str(mode):
-            return choose(mode, (), tools)
+            return tool_choice_of(mode, (), tools)
         case {"type": "function", "function": {"name": str(name)}}:
-            return choose("required", (name,), tools)
+            return tool_choice_of("required", (name,), tools)
         case {"type": "allowed_tools", "allowed_tools": {"mode": str(mode), "tools": list(allowed)}}:
-            return choose(mode, tuple(_allowed_name(entry) for entry in allowed), tools)
+            return tool_choice_of(mode, tuple(_allowed_name(entry) for entry in allowed), tools)
     raise InvalidRequest(
         "tool_choice must be auto, none, required, a function by name or allowed_tools", param="tool_choice"
     )

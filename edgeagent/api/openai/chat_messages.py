@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Tag
 
 from edgeagent.api.wire.fields import MAX_TOOLS, Body
-from edgeagent.api.wire.messages import Content, Function, OnlyFunction, told_by
+from edgeagent.api.wire.messages import Content, Function, OnlyFunction, discriminated_by
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Message, ToolCall
 
@@ -91,7 +91,7 @@ ChatMessage = Annotated[
     | Annotated[AssistantMessage, Tag("#assistant")]
     | Annotated[ToolMessage, Tag("#tool")]
     | Annotated[FunctionMessage, Tag("#function")],
-    told_by("role", _TAGS),
+    discriminated_by("role", _TAGS),
 ]
 ChatTools = Annotated[list[Annotated[ChatTool, OnlyFunction]], Field(fail_fast=True, max_length=MAX_TOOLS)]
 

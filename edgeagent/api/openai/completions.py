@@ -14,7 +14,7 @@ from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.openai import chat_body, text_body
 from edgeagent.api.openai.chat_answer import ChatAnswer, ChatChunks
-from edgeagent.api.openai.choices import respond
+from edgeagent.api.openai.generations import respond
 from edgeagent.api.openai.text_answer import TextAnswer, TextChunks
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields

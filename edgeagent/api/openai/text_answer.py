@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired
 
-from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, Measures, finish_reason
+from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.openai.text_body import CompletionCreate
 from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
 from edgeagent.api.wire.shape import Json, Shape
@@ -28,7 +28,7 @@ class TextChoice(Shape):
     tokens: NotRequired[list[int]]
 
 
-class TextCompletion(Measures):
+class TextCompletion(GenerationMetrics):
     """A whole completion of raw text. A stream instead sends objects of the same form as events, then `[DONE]`."""
 
     id: str
@@ -123,16 +123,16 @@ class TextAnswer(Answer):
             "model": self.model,
             "choices": choices,
             "usage": self.usage(),
-            **self.measures(kept[0]),
+            **self.generation_metrics(kept[0]),
         }
 
     def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> TextChoice:
         """Return the JSON of a choice, or of the part that a step adds. `finished` is None if the choice goes on."""
-        num_rivals = self.completion.num_rivals
+        num_alternatives = self.completion.num_alternatives
         body: TextChoice = {
             "text": piece.text,
             "index": index,
-            "logprobs": None if num_rivals is None else legacy_logprobs(piece.logprobs, num_rivals),
+            "logprobs": None if num_alternatives is None else legacy_logprobs(piece.logprobs, num_alternatives),
             "finish_reason": None if finished is None else finish_reason(finished),
         }
         if self.completion.delivery.has_tokens:
@@ -156,14 +156,14 @@ class TextChunks(Chunks):
 
     def __init__(self, answer: TextAnswer) -> None:
         super().__init__(answer, answer.completion.delivery, "text_completion")
-        self._told: set[int] = set()  # choices whose placement was sent
+        self._placement_sent: set[int] = set()  # choices whose placement was sent
 
     def of(self, index: int, step: Step) -> list[Json]:
         """Return the chunks of a step of the choice `index`; raise BackendUnavailable if the choice was cut short."""
-        choice, so_far = self._answer.choices[index], self._so_far[index]
-        so_far.note(step)
+        choice, progress = self._answer.choices[index], self._progress[index]
+        progress.add_step(step)
         chunks = [
-            {**self._chunk(index, Piece()), "prompt_progress": so_far.progress(delta)}
+            {**self._chunk(index, Piece()), "prompt_progress": progress.prompt_progress(delta)}
             for delta in step.deltas
             if isinstance(delta, PromptProgress)
         ]
@@ -171,10 +171,10 @@ class TextChunks(Chunks):
         if piece.text or piece.logprobs or (piece.tokens and self._delivery.has_tokens):
             chunks.append(self._chunk(index, piece))
         if self._delivery.has_timings:
-            chunks = [{**chunk, "timings": so_far.timings()} for chunk in chunks]
-        if chunks and so_far.placement is not None and index not in self._told:
-            self._told.add(index)
-            chunks[0] = {**chunks[0], "edgeagent": placement_body(so_far.placement)}
+            chunks = [{**chunk, "timings": progress.timings()} for chunk in chunks]
+        if chunks and progress.placement is not None and index not in self._placement_sent:
+            self._placement_sent.add(index)
+            chunks[0] = {**chunks[0], "edgeagent": placement_body(progress.placement)}
         if choice.finished is not None:
             chunks.append(self._ended(self._chunk(index, Piece(), choice.finished), choice))
         return chunks

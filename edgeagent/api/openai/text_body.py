@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, NumRivals, Stops, validate
+from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, NumTopLogprobs, Stops, validate
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
 from edgeagent.api.wire.shape import Json
@@ -39,7 +39,7 @@ class CompletionBody(ExtendedBody):
     best_of: NumChoices | None = None
     max_tokens: MaxTokens | None = None
     stop: Stops | None = None
-    logprobs: NumRivals | None = None
+    logprobs: NumTopLogprobs | None = None
 
 
 KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
@@ -49,12 +49,12 @@ KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 class CompletionCreate:
     """A checked completion: a group of requests for each prompt. The answer shows the `num_kept` best of each group.
 
-    `num_rivals`: how many alternatives of each token the answer's `logprobs` list; None if it has no `logprobs`.
+    `num_alternatives`: how many alternatives of each token the answer's `logprobs` list; None if it has no `logprobs`.
     """
 
     groups: tuple[tuple[GenerateRequest, ...], ...]
     num_kept: int
-    num_rivals: int | None
+    num_alternatives: int | None
     delivery: Delivery
 
     @property
@@ -73,7 +73,7 @@ def read_completion(fields: Json, *, completion_id: str, default_model: str, par
     body.check_supported()
     prompts = _read_prompts(body)
     num_kept, num_tried = _read_counts(body, len(prompts))
-    num_rivals = body.logprobs if body.logprobs is not None else body.n_probs or None
+    num_alternatives = body.logprobs if body.logprobs is not None else body.n_probs or None
     limit = body.limit(body.max_tokens)
     if limit is None and body.max_tokens is None and body.n_predict is None:
         limit = DEFAULT_MAX_TOKENS
@@ -86,14 +86,14 @@ def read_completion(fields: Json, *, completion_id: str, default_model: str, par
                 max_tokens=limit,
                 stop=tuple(body.stop or ()),
                 # The best choices are those whose tokens have the highest probability.
-                logprobs=0 if num_rivals is None and num_tried > num_kept else num_rivals,
+                logprobs=0 if num_alternatives is None and num_tried > num_kept else num_alternatives,
                 echo=bool(body.echo),
             ),
             num_tried,
         )
         for index, prompt in enumerate(prompts)
     )
-    return CompletionCreate(groups, num_kept, num_rivals, body.delivery())
+    return CompletionCreate(groups, num_kept, num_alternatives, body.delivery())
 
 
 def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:

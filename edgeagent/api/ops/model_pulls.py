@@ -17,7 +17,7 @@ from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
-from edgeagent.service.first_step import begun, last_of
+from edgeagent.service.first_step import last_of, wait_for_first_step
 from edgeagent.store.hub.background import Pulled
 from edgeagent.store.hub.progress import Progress
 
@@ -82,7 +82,7 @@ async def pull(request: Request) -> Response:
     asked = await read_valid(request, PullBody)
     steps = context_of(request).pulls.run(asked.model, with_draft=asked.draft)
     if asked.stream:
-        return EventStream(_events(await begun(steps)))
+        return EventStream(_events(await wait_for_first_step(steps)))
     last = await unless_disconnected(request.receive, last_of(steps))
     assert last is not None, "a pull yields the model, or raises"
     return JSONResponse(_shown(last))

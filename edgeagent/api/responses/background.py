@@ -16,7 +16,7 @@ from starlette.responses import Response
 from edgeagent.api.context import Context
 from edgeagent.api.responses.driver import drive
 from edgeagent.api.responses.event_json import ResponseBody
-from edgeagent.api.responses.events import TERMINAL, Progress
+from edgeagent.api.responses.events import TERMINAL, ResponseState
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.live_turn import LiveTurn
@@ -28,7 +28,7 @@ from edgeagent.errors import InvalidRequest, Unauthorized
 from edgeagent.service.first_step import last_of
 
 
-def begin(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
+def start(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
     """Start a background response. Return its queued state or, if `is_streamed`, a stream of all of its events.
 
     Raise InvalidRequest if the response must not be stored.
@@ -49,18 +49,18 @@ def follow(live: LiveTurn, after: int) -> Response:
 
     Raise InvalidRequest if it is not a background response, or if `after` is greater than its last number so far.
     """
-    _check(live.turn.events.progress, after)
+    _check(live.turn.events.state, after)
     return sse.EventStream(_follow(live, after))
 
 
-def tell(response: ResponseBody, after: int) -> Response:
+def stream_finished(response: ResponseBody, after: int) -> Response:
     """Stream a finished response's events with a number greater than `after` (-1: all).
 
     Raise InvalidRequest if it is not a background response, or if `after` is greater than its last event's number.
     """
-    progress = Progress(response, response["output"])
-    _check(progress, after)
-    return sse.EventStream(_tell(progress, after))
+    state = ResponseState(response, response["output"])
+    _check(state, after)
+    return sse.EventStream(_replay(state, after))
 
 
 async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
@@ -74,12 +74,12 @@ async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
     def end() -> None:
         nonlocal is_revoked
         is_revoked = True
-        live.note()
+        live.wake_followers()
 
     with suppress(Unauthorized), until_revoked(end):
         while not is_over:
             change = live.change
-            for event in events_after(live.turn.events.progress, after):
+            for event in events_after(live.turn.events.state, after):
                 is_over = event["type"] in TERMINAL
                 if is_over:
                     # A client that has received the end may continue the response at once.
@@ -96,17 +96,17 @@ async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
                 await change.wait()
 
 
-async def _tell(progress: Progress, after: int) -> AsyncGenerator[bytes, None]:
-    for event in events_after(progress, after):
+async def _replay(state: ResponseState, after: int) -> AsyncGenerator[bytes, None]:
+    for event in events_after(state, after):
         yield sse.event(event, event["type"])
     yield sse.DONE
 
 
-def _check(progress: Progress, after: int) -> None:
-    if not progress.response["background"]:
+def _check(state: ResponseState, after: int) -> None:
+    if not state.response["background"]:
         raise InvalidRequest(
             "only a background response can be streamed by its id; ask for this one without stream", param="stream"
         )
-    last = last_number(progress)
+    last = last_number(state)
     if after > last:
         raise InvalidRequest(f"starting_after is {after}, but the last event so far is {last}", param="starting_after")

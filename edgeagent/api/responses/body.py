@@ -22,15 +22,15 @@ from edgeagent.api.wire.fields import (
     EdgeagentBody,
     Effort,
     ModelName,
-    NumRivals,
+    NumTopLogprobs,
     SamplingBody,
     Stops,
     TemplateKwargs,
-    choose,
     drafts_of,
     route_of,
     template_kwargs,
-    tier,
+    tier_of,
+    tool_choice_of,
     validate,
 )
 from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
@@ -122,7 +122,7 @@ class CreateResponseBody(SamplingBody, InputBody):
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Count | None = None
-    top_logprobs: NumRivals | None = None
+    top_logprobs: NumTopLogprobs | None = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = None
     tools: ResponsesTools | None = None
@@ -227,7 +227,7 @@ class ResponseCreate:
             max_tokens=body.max_output_tokens,
             stop=tuple(body.stop or ()),
             logprobs=_num_logprobs(body),
-            tier=tier(body.service_tier),
+            tier=tier_of(body.service_tier),
             prefill_only=self.is_prefill_only,
             cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and is_storable),
             route=route_of(body.edgeagent),
@@ -261,7 +261,7 @@ class ResponseCreate:
             "max_tool_calls": body.max_tool_calls,
             "store": self.is_stored,
             "background": False,
-            "service_tier": "priority" if tier(body.service_tier) is Tier.REALTIME else "default",
+            "service_tier": "priority" if tier_of(body.service_tier) is Tier.REALTIME else "default",
             "safety_identifier": body.safety_identifier,
             "prompt_cache_key": body.prompt_cache_key,
             "user": body.user,
@@ -307,12 +307,12 @@ def _read_choice(raw: str | Json | None, tools: tuple[Tool, ...]) -> ToolChoice:
         case None:
             return ToolChoice()
         case str():
-            return choose(raw, (), tools)
+            return tool_choice_of(raw, (), tools)
         case {"type": "function", "name": str(name)}:
-            return choose("required", (name,), tools)
+            return tool_choice_of("required", (name,), tools)
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
             names = (entry.get("name") for entry in allowed if isinstance(entry, dict))
-            return choose(mode, tuple(name for name in names if isinstance(name, str)), tools)
+            return tool_choice_of(mode, tuple(name for name in names if isinstance(name, str)), tools)
     raise InvalidRequest(
         f"tool_choice must be auto, none, required, a function by name or allowed_tools, not {json.dumps(raw)[:80]}",
         param="tool_choice",

@@ -15,7 +15,7 @@ from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import TurnSteps
 from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.turn import Turn
-from edgeagent.api.wire.errors import told
+from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError
 
@@ -37,12 +37,12 @@ async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGene
                 async for step in steps:
                     begun = events.in_progress() if events.is_queued else []
                     made = events.step(step.deltas)
-                    live.note()
+                    live.wake_followers()
                     if events.is_over:
                         await _keep(turn, context)
                     yield [*begun, *made] if begun else made, step.at_s
         except Exception as error:
-            failure = told(turn.request.id, error)
+            failure = to_client_error(turn.request.id, error)
         if failure is not None and not events.is_over:
             made = events.fail(failure)
             await _keep(turn, context)

@@ -55,7 +55,7 @@ class CompactionStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ResponseState:
     """The state of a response: its object, its finished items, and its open item (None if no item is open)."""
 
     response: ResponseBody
@@ -92,7 +92,7 @@ def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> R
     return cast("ResponseBody", own | echo)
 
 
-def about(kind: str, response: ResponseBody | Json) -> ServerEvent:
+def response_event(kind: str, response: ResponseBody | Json) -> ServerEvent:
     """Return an event of the type `kind` that contains the response. Its number is set when it is emitted."""
     return cast("ServerEvent", {"type": kind, "sequence_number": 0, "response": response})
 
@@ -134,7 +134,7 @@ class ResponseEvents:
         self._clock = clock
         self._num_events = 0
         self._events: list[ServerEvent] = []
-        self._untold: RunsAt | None = None  # where the response runs, until the next event says it
+        self._unsent_placement: RunsAt | None = None  # where the response runs, until the next event says it
         self._open: OpenItem | None = None
         self._output: list[OutputItem] = []
 
@@ -173,7 +173,7 @@ class ResponseEvents:
                 case Started(num_dropped_items=num_dropped, placement=placement):
                     if num_dropped:
                         self.notes["dropped_items"] = num_dropped
-                    self._untold = None if placement is None else placement_body(placement)
+                    self._unsent_placement = None if placement is None else placement_body(placement)
         return self._take()
 
     def fail(self, error: EdgeAgentError) -> list[Json]:
@@ -186,7 +186,7 @@ class ResponseEvents:
         run: ResponseRun = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
         if error.num_delivered_tokens:
             run["num_delivered_tokens"] = error.num_delivered_tokens
-        self._tell(run)
+        self._set_run(run)
         self._end("response.failed")
         return self._take()
 
@@ -207,15 +207,15 @@ class ResponseEvents:
             response["edgeagent"] = cast("Notes", {**self.response.get("edgeagent", {}), **self.notes})
         return response
 
-    def note(self, event: ServerEvent) -> list[Json]:
+    def numbered(self, event: ServerEvent) -> list[Json]:
         """Return a list with this event, which gets the response's next number."""
         self._emit(event)
         return self._take()
 
     @property
-    def progress(self) -> Progress:
+    def state(self) -> ResponseState:
         """How far the response has come, for its followers."""
-        return Progress(self.so_far(), self._output, self._open, is_over=self.is_over)
+        return ResponseState(self.so_far(), self._output, self._open, is_over=self.is_over)
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -229,8 +229,8 @@ class ResponseEvents:
         event["sequence_number"] = self._num_events
         if self._stream_id is not None:
             event["stream_id"] = self._stream_id
-        if self._untold is not None:
-            event["edgeagent"], self._untold = self._untold, None
+        if self._unsent_placement is not None:
+            event["edgeagent"], self._unsent_placement = self._unsent_placement, None
         self._num_events += 1
         self._events.append(event)
 
@@ -240,9 +240,9 @@ class ResponseEvents:
 
     def _emit_response(self, kind: str) -> None:
         # A copy: events wait in buffers while the response changes.
-        self._emit(about(kind, self.so_far()))
+        self._emit(response_event(kind, self.so_far()))
 
-    def _tell(self, run: Run) -> None:
+    def _set_run(self, run: Run) -> None:
         self.response["edgeagent"] = cast("ResponseRun", {**run, **self.notes})
 
     def _open_item(self, kind: type[ItemT], *details: Any) -> ItemT:
@@ -275,7 +275,7 @@ class ResponseEvents:
         self._close_item("completed" if is_whole else "incomplete")
         self.response["usage"] = responses_usage(finished.usage)
         self.response["timings"] = timings_body(finished.usage, finished.timings)
-        self._tell(edgeagent_body(finished.timings, finished.timings.delivery_ms))
+        self._set_run(edgeagent_body(finished.timings, finished.timings.delivery_ms))
         match finished.reason:
             case FinishReason.LENGTH:
                 self.response["status"] = "incomplete"

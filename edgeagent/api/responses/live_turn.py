@@ -10,7 +10,7 @@ from edgeagent.service.live_requests import LiveRequest, LiveRequests
 
 
 class LiveTurn(LiveRequest):
-    """A turn that runs or waits. `cancel` asks it to end. `over` is set after it has ended (see `hidden`).
+    """A turn that runs or waits. `cancel` asks it to end. `over` is set after it has ended (see `on_hidden`).
 
     Set `cancel` before clients can find the turn by its id.
     """
@@ -22,12 +22,12 @@ class LiveTurn(LiveRequest):
         self.over = asyncio.Event()
         self._change: asyncio.Event | None = None
 
-    def hidden(self) -> None:
+    def on_hidden(self) -> None:
         """Set `over`, and wake the followers. From now on, clients find the response only in the store."""
         self.over.set()
-        self.note()
+        self.wake_followers()
 
-    def note(self) -> None:
+    def wake_followers(self) -> None:
         """Wake the followers after progress of the turn."""
         if self._change is not None:
             self._change.set()

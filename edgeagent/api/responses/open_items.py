@@ -63,7 +63,7 @@ class OpenItem(ABC):
         self._parts: list[str] = []
         self.num_chars = 0
 
-    def again(self, emit: Emit) -> Self:
+    def copy_for(self, emit: Emit) -> Self:
         """Return a copy that emits to `emit`. It shares its content with the original.
 
         To repeat the item's events so far, call `open` and `emit_tail` of the copy.
@@ -72,7 +72,7 @@ class OpenItem(ABC):
         twin._emit = emit
         return twin
 
-    def hold(self, text: str) -> None:
+    def add_silently(self, text: str) -> None:
         """Add content without emitting it."""
         self._parts.append(text)
         self.num_chars += len(text)
@@ -178,7 +178,7 @@ class OpenMessage(OpenPart):
     def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
         """Emit more text. `tokens`: its tokens with their log probabilities; empty if none were requested."""
         logprobs = token_logprobs(tokens)
-        self.hold(text)
+        self.add_silently(text)
         self._num_logprobs += sum(1 + len(token.top) for token in tokens)
         if self._num_logprobs <= MAX_LOGPROBS:
             self._logprobs += logprobs
@@ -186,7 +186,7 @@ class OpenMessage(OpenPart):
             self._logprobs = []
         self._emit_text(text, logprobs)
 
-    def hold_logprobs(self, logprobs: list[Scored]) -> None:
+    def set_logprobs(self, logprobs: list[Scored]) -> None:
         """Set the log probabilities of the content without emitting them."""
         self._logprobs = logprobs
 
@@ -234,7 +234,7 @@ class OpenReasoning(OpenPart):
 
     def add(self, text: str) -> None:
         """Emit more reasoning."""
-        self.hold(text)
+        self.add_silently(text)
         self._emit_delta(text)
 
     def _emit_delta(self, text: str) -> None:
@@ -273,7 +273,7 @@ class OpenCall(OpenItem):
 
     def add(self, arguments: str) -> None:
         """Emit more of the arguments."""
-        self.hold(arguments)
+        self.add_silently(arguments)
         self._emit_delta(arguments)
 
     def _emit_delta(self, text: str) -> None:
@@ -338,18 +338,18 @@ def closed_item(body: OutputItem, index: int, emit: Emit) -> OpenItem:
     if body["type"] == "message":
         [part] = body["content"]
         message = OpenMessage(emit, body["id"], index)
-        message.hold(part["text"])
-        message.hold_logprobs(part["logprobs"])
+        message.add_silently(part["text"])
+        message.set_logprobs(part["logprobs"])
         return message
     if body["type"] == "reasoning":
         [thought] = body["content"]
         reasoning = OpenReasoning(emit, body["id"], index)
-        reasoning.hold(thought["text"])
+        reasoning.add_silently(thought["text"])
         return reasoning
     if body["type"] == "compaction":
         compaction = OpenCompaction(emit, "", index, body["id"])
         compaction.content = body["encrypted_content"]
         return compaction
     call = OpenCall(emit, body["id"], index, ToolCallStarted(0, body["call_id"], body["name"]))
-    call.hold(body["arguments"])
+    call.add_silently(body["arguments"])
     return call

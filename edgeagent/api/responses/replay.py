@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import cast
 
 from edgeagent.api.responses.event_json import Notes, ResponseBody, ServerEvent
-from edgeagent.api.responses.events import Progress, about
+from edgeagent.api.responses.events import ResponseState, response_event
 from edgeagent.api.responses.items.as_json import ItemStatus
 from edgeagent.api.responses.open_items import OpenItem, closed_item
 from edgeagent.api.wire.shape import Json
@@ -21,41 +21,41 @@ _NOT_BEGUN = ("response.created", "response.queued")
 _TERMINAL = {"completed": "response.completed", "failed": "response.failed"}
 
 
-def events_after(progress: Progress, after: int) -> list[Json]:
+def events_after(state: ResponseState, after: int) -> list[Json]:
     """Return the events so far with a number greater than `after` (-1: all of them)."""
-    return _Teller(after).tell(progress)
+    return _Replayer(after).replay(state)
 
 
-def last_number(progress: Progress) -> int:
+def last_number(state: ResponseState) -> int:
     """Return the number of the latest event so far."""
-    teller = _Teller(-1)
-    teller.tell(progress)
-    return teller.number - 1
+    replayer = _Replayer(-1)
+    replayer.replay(state)
+    return replayer.number - 1
 
 
-class _Teller:
+class _Replayer:
     def __init__(self, after: int) -> None:
         self.number = 0
         self._after = after
         self._events: list[Json] = []
 
-    def tell(self, progress: Progress) -> list[Json]:
-        response = progress.response
+    def replay(self, state: ResponseState) -> list[Json]:
+        response = state.response
         for kind in _NOT_BEGUN:
             self._emit_begun(kind, response, "queued")
         if response["status"] == "queued":
             return self._events
         self._emit_begun("response.in_progress", response, "in_progress")
-        for index, body in enumerate(progress.output):
+        for index, body in enumerate(state.output):
             status = "completed" if body["type"] == "compaction" else body["status"]
-            self._tell_item(closed_item(body, index, self._emit), status)
-        if progress.open is not None:
-            self._tell_item(progress.open.again(self._emit), None)
-        if progress.is_over:
-            self._emit(about(_TERMINAL.get(response["status"], "response.incomplete"), response))
+            self._replay_item(closed_item(body, index, self._emit), status)
+        if state.open is not None:
+            self._replay_item(state.open.copy_for(self._emit), None)
+        if state.is_over:
+            self._emit(response_event(_TERMINAL.get(response["status"], "response.incomplete"), response))
         return self._events
 
-    def _tell_item(self, item: OpenItem, status: ItemStatus | None) -> None:
+    def _replay_item(self, item: OpenItem, status: ItemStatus | None) -> None:
         """Emit those events of an item that the client lacks. `status`: its final status; None: the item is open."""
         num_closing = 0 if status is None else item.num_closing
         before = self.number + item.num_opening - 1  # the number of the last opening event
@@ -63,11 +63,11 @@ class _Teller:
             self.number = before + item.num_chars + num_closing + 1
             return
         item.open()
-        num_told = max(0, self._after - before)
+        num_sent = max(0, self._after - before)
         if item.num_chars:
             self.number = before + item.num_chars
-            if item.num_chars > num_told:
-                item.emit_tail(item.num_chars - num_told)
+            if item.num_chars > num_sent:
+                item.emit_tail(item.num_chars - num_sent)
             else:
                 self.number += 1
         if status is not None:
@@ -75,7 +75,7 @@ class _Teller:
 
     def _emit_begun(self, kind: str, response: ResponseBody, status: str) -> None:
         if self.number > self._after:
-            self._emit(about(kind, _as_begun(response, status)))
+            self._emit(response_event(kind, _as_begun(response, status)))
         else:
             self.number += 1
 

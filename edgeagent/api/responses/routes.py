@@ -24,7 +24,7 @@ from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.conversation.history import ConnectionHistory
-from edgeagent.service.first_step import begun, last_of
+from edgeagent.service.first_step import last_of, wait_for_first_step
 
 router = APIRouter()
 
@@ -37,12 +37,12 @@ async def create_response(request: Request) -> Response:
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     if turn.create.body.background:
-        return background.begin(turn, context, is_streamed=is_streamed)
+        return background.start(turn, context, is_streamed=is_streamed)
     live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
     placement = PlacementHeaders()
     steps = placement.noting(steps_of(turn, context.service))
     response: Response
-    steps = await sse.unless_disconnected(request.receive, begun(steps))
+    steps = await sse.unless_disconnected(request.receive, wait_for_first_step(steps))
     if is_streamed:
         response = sse.EventStream(_stream(live, steps, context))
     else:

@@ -72,7 +72,7 @@ async def get_response(request: Request, response_id: str) -> Response:
     if live is not None:
         return JSONResponse(live.turn.events.so_far()) if after is None else background.follow(live, after)
     body = await _stored(request, response_id)
-    return Response(body, media_type=_JSON) if after is None else background.tell(from_json(body), after)
+    return Response(body, media_type=_JSON) if after is None else background.stream_finished(from_json(body), after)
 
 
 def _starting_after(request: Request) -> int | None:
@@ -131,8 +131,8 @@ def _page(items: tuple[Item, ...], request: Request) -> ItemPage:
     if query.after is not None:
         index = next((index for index, item in enumerate(rest) if item.id == query.after), None)
         if index is None:
-            told = f"after must be an item of this response, not {query.after[:128]!r}"
-            raise InvalidRequest(told, param="after")
+            message = f"after must be an item of this response, not {query.after[:128]!r}"
+            raise InvalidRequest(message, param="after")
         rest = rest[index + 1 :]
     page = rest[: query.limit]
     return {

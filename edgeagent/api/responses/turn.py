@@ -10,7 +10,7 @@ from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import NewId, ResponseEvents, new_id, new_response
 from edgeagent.api.responses.items.as_json import with_id
 from edgeagent.api.wire.fields import with_adapter
-from edgeagent.conversation.history import ConnectionHistory, Conversation, Recalled, StoredResponse
+from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult
 from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router.modes import strictest
@@ -77,7 +77,7 @@ def begin_turn(
     create: ResponseCreate,
     service: Service,
     history: ConnectionHistory,
-    found: Recalled,
+    found: StoreResult,
     *,
     default_model: str | None = None,
     stream_id: str | None = None,

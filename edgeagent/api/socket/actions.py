@@ -9,7 +9,7 @@ from edgeagent.api.wire.shape import Json
 # Close codes of RFC 6455, section 7.4.1. 1013 is only in IANA's registry.
 GOING_AWAY = 1001
 UNSUPPORTED_DATA = 1003
-POLICY_VIOLATION = TOO_MANY = 1008
+POLICY_VIOLATION = TOO_MANY_REQUESTS = 1008
 INTERNAL_ERROR = 1011
 TRY_AGAIN_LATER = 1013
 

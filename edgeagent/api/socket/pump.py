@@ -22,8 +22,8 @@ from edgeagent import metrics
 from edgeagent.api.gate.pace import Pace
 from edgeagent.api.socket.actions import INTERNAL_ERROR, TRY_AGAIN_LATER, UNSUPPORTED_DATA, Close, Send
 from edgeagent.api.socket.outbox import Merging, Outbox
-from edgeagent.api.wire.errors import told
-from edgeagent.api.wire.json_body import aside
+from edgeagent.api.wire.errors import to_client_error
+from edgeagent.api.wire.json_body import run_inline_or_in_thread
 from edgeagent.credentials.grants import until_revoked
 
 # A client that reads nothing for this long counts as gone, even if the connection is still open.
@@ -148,7 +148,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
                     self.close()
         for task in (reader, writer):
             if not task.cancelled() and isinstance(error := task.exception(), Exception):
-                told("a WebSocket", error)
+                to_client_error("a WebSocket", error)
                 await self._close(INTERNAL_ERROR, "internal error")
         # If the client does not read the close frame either, the transport cuts the connection and counts it.
         if self._stall.is_found.is_set() and await self._close(TRY_AGAIN_LATER, "the client does not read"):
@@ -173,7 +173,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
             if text is None:
                 self.perform(self.receive_binary())
             else:
-                self.perform(self.receive(await aside(len(text), partial(self.read, text))))
+                self.perform(self.receive(await run_inline_or_in_thread(len(text), partial(self.read, text))))
 
     async def _write(self) -> None:
         with suppress(WebSocketDisconnect):

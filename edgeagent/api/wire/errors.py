@@ -1,6 +1,6 @@
 """Which HTTP status, type and headers each error gets, and the body that carries it: in OpenAI's form, or in Ollama's.
 
-LOOKS has a row for each class of errors.py, and a test checks that. The message of an InternalError is not sent to
+WIRE_FORMS has a row for each class of errors.py, and a test checks that. The message of an InternalError is not sent to
 clients, because it is not written for them. Paths of files are sent only to clients that manage models or the daemon.
 """
 
@@ -23,7 +23,7 @@ from edgeagent.errors import EdgeAgentError
 
 logger = logging.getLogger(__name__)
 
-TELLS_PATHS: ContextVar[bool] = ContextVar("tells_paths", default=True)
+MAY_SEE_PATHS: ContextVar[bool] = ContextVar("may_see_paths", default=True)
 """Whether the current request's client may learn where files are on this machine: it manages models or the daemon."""
 
 OLLAMA_PREFIX = "/api/"
@@ -35,7 +35,7 @@ DEFAULT_RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WireForm:
     """How a class of error looks on the wire.
 
     `retry`: the value of x-should-retry for OpenAI's clients; None leaves it out. `may_pass`: a later try may succeed,
@@ -85,61 +85,61 @@ class ErrorEvent(Shape):
     stream_id: NotRequired[str]
 
 
-LOOKS: dict[type[EdgeAgentError], Look] = {
-    EdgeAgentError: Look(500, "server_error"),
-    errors.InvalidRequest: Look(400, "invalid_request_error"),
-    errors.ContextLengthExceeded: Look(400, "invalid_request_error"),
-    errors.InvalidToolSchema: Look(400, "invalid_request_error"),
-    errors.TemplateTooSlow: Look(400, "invalid_request_error"),
+WIRE_FORMS: dict[type[EdgeAgentError], WireForm] = {
+    EdgeAgentError: WireForm(500, "server_error"),
+    errors.InvalidRequest: WireForm(400, "invalid_request_error"),
+    errors.ContextLengthExceeded: WireForm(400, "invalid_request_error"),
+    errors.InvalidToolSchema: WireForm(400, "invalid_request_error"),
+    errors.TemplateTooSlow: WireForm(400, "invalid_request_error"),
     # 501 would be retried by openai clients, and a missing feature stays missing.
-    errors.NotSupported: Look(400, "invalid_request_error"),
-    errors.PayloadTooLarge: Look(413, "invalid_request_error"),
-    errors.NotFound: Look(404, "not_found_error"),
-    errors.ModelNotFound: Look(404, "not_found_error"),
+    errors.NotSupported: WireForm(400, "invalid_request_error"),
+    errors.PayloadTooLarge: WireForm(413, "invalid_request_error"),
+    errors.NotFound: WireForm(404, "not_found_error"),
+    errors.ModelNotFound: WireForm(404, "not_found_error"),
     # 400, not 404: the path exists, the field previous_response_id is at fault (OpenAI's own choice).
-    errors.ResponseNotFound: Look(400, "invalid_request_error"),
-    errors.Unauthorized: Look(401, "authentication_error"),
-    errors.Forbidden: Look(403, "permission_error"),
-    errors.Overloaded: Look(429, "rate_limit_error", may_pass=True),
-    errors.ModelLoading: Look(503, "unavailable_error", may_pass=True),
-    errors.RequestTimeout: Look(504, "timeout_error", retry=False),
-    errors.ModelLoadFailed: Look(500, "model_error", retry=False),
+    errors.ResponseNotFound: WireForm(400, "invalid_request_error"),
+    errors.Unauthorized: WireForm(401, "authentication_error"),
+    errors.Forbidden: WireForm(403, "permission_error"),
+    errors.Overloaded: WireForm(429, "rate_limit_error", may_pass=True),
+    errors.ModelLoading: WireForm(503, "unavailable_error", may_pass=True),
+    errors.RequestTimeout: WireForm(504, "timeout_error", retry=False),
+    errors.ModelLoadFailed: WireForm(500, "model_error", retry=False),
     # 422: 5xx would be retried by many clients, and a damaged file stays damaged.
-    errors.ModelDamaged: Look(422, "model_error", retry=False),
-    errors.ModelOutOfMemory: Look(503, "unavailable_error", may_pass=True),
-    errors.WorkerCrashed: Look(503, "server_error", may_pass=True),
-    errors.ModelChanged: Look(503, "server_error", may_pass=True),
-    errors.BackendUnavailable: Look(503, "unavailable_error", may_pass=True),
-    errors.LocalUnavailable: Look(503, "unavailable_error", may_pass=True),
-    errors.RemoteUnavailable: Look(503, "unavailable_error", may_pass=True),
-    errors.InternalError: Look(500, "server_error"),
-    errors.ConfigError: Look(500, "server_error", retry=False),
-    errors.StoreError: Look(500, "server_error", retry=False),
+    errors.ModelDamaged: WireForm(422, "model_error", retry=False),
+    errors.ModelOutOfMemory: WireForm(503, "unavailable_error", may_pass=True),
+    errors.WorkerCrashed: WireForm(503, "server_error", may_pass=True),
+    errors.ModelChanged: WireForm(503, "server_error", may_pass=True),
+    errors.BackendUnavailable: WireForm(503, "unavailable_error", may_pass=True),
+    errors.LocalUnavailable: WireForm(503, "unavailable_error", may_pass=True),
+    errors.RemoteUnavailable: WireForm(503, "unavailable_error", may_pass=True),
+    errors.InternalError: WireForm(500, "server_error"),
+    errors.ConfigError: WireForm(500, "server_error", retry=False),
+    errors.StoreError: WireForm(500, "server_error", retry=False),
 }
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the details under this request's id."
 
-_TELL_PATHS = (errors.ModelLoadFailed, errors.ConfigError, errors.StoreError)
+_MAY_NAME_PATHS = (errors.ModelLoadFailed, errors.ConfigError, errors.StoreError)
 _PATH = re.compile(r"""(?:^|[\s'"(,=])(?:/|[A-Za-z]:[\\/]|\\\\)\S""")
 _NO_PATH_MESSAGE = (
     "this machine cannot use the model; its owner finds the reason in `edgeagent list` and in the daemon's log"
 )
 
 
-def error_look(error: EdgeAgentError) -> Look:
-    """Return the Look of an error: the row of its class in LOOKS, or of the nearest ancestor that has a row."""
-    return look_of(type(error))
+def wire_form(error: EdgeAgentError) -> WireForm:
+    """Return the form of an error: the row of its class in WIRE_FORMS, or of the nearest ancestor that has a row."""
+    return wire_form_of_class(type(error))
 
 
-def look_of(error: type[EdgeAgentError]) -> Look:
-    """Return the Look of a class of errors: its row in LOOKS, or that of the nearest ancestor that has a row."""
-    return next(LOOKS[cls] for cls in error.__mro__ if cls in LOOKS)
+def wire_form_of_class(error: type[EdgeAgentError]) -> WireForm:
+    """Return the form of a class of errors: its row in WIRE_FORMS, or that of the nearest ancestor that has a row."""
+    return next(WIRE_FORMS[cls] for cls in error.__mro__ if cls in WIRE_FORMS)
 
 
 def error_codes() -> dict[str, type[EdgeAgentError]]:
-    """Return the error class of each code: the classes in LOOKS, and their subclasses in modules imported so far."""
-    classes = list(LOOKS)
+    """Return the error class of each code: those in WIRE_FORMS, and their subclasses in modules imported so far."""
+    classes = list(WIRE_FORMS)
     for cls in classes:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
         classes += [child for child in ours if child not in classes]
@@ -148,14 +148,14 @@ def error_codes() -> dict[str, type[EdgeAgentError]]:
 
 def http_status(error: EdgeAgentError) -> int:
     """Return the HTTP status of an error."""
-    return error_look(error).status
+    return wire_form(error).status
 
 
 def error_body(error: EdgeAgentError) -> Error:
     """Return the JSON object that describes an error. HTTP answers have it in the field `error` of a Refusal."""
     return {
         "message": printable(_message(error)),
-        "type": error_look(error).type,
+        "type": wire_form(error).type,
         "param": None if error.param is None else printable(error.param),
         "code": error.code,
     }
@@ -164,7 +164,7 @@ def error_body(error: EdgeAgentError) -> Error:
 def _message(error: EdgeAgentError) -> str:
     if type(error) in (EdgeAgentError, errors.InternalError):
         return _INTERNAL_MESSAGE
-    if isinstance(error, _TELL_PATHS) and not TELLS_PATHS.get() and _PATH.search(error.message):
+    if isinstance(error, _MAY_NAME_PATHS) and not MAY_SEE_PATHS.get() and _PATH.search(error.message):
         logger.warning("%s: %s", error.code, error.message)
         return _NO_PATH_MESSAGE
     return error.message
@@ -206,7 +206,7 @@ def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
     return event
 
 
-def told(name: str, error: Exception) -> EdgeAgentError:
+def to_client_error(name: str, error: Exception) -> EdgeAgentError:
     """Return the error that is sent to the client for an exception. An EdgeAgentError is returned unchanged.
 
     Any other exception becomes an InternalError, and its type and place are logged with `name`. The exception's text is
@@ -232,11 +232,11 @@ def error_headers(error: EdgeAgentError) -> dict[str, str]:
     headers: dict[str, str] = {}
     if isinstance(error, errors.Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    look = error_look(error)
-    if look.retry is not None:
-        headers["x-should-retry"] = "true" if look.retry else "false"
+    form = wire_form(error)
+    if form.retry is not None:
+        headers["x-should-retry"] = "true" if form.retry else "false"
     delay_s = error.retry_after_s
-    if delay_s is None and look.may_pass:
+    if delay_s is None and form.may_pass:
         delay_s = DEFAULT_RETRY_AFTER_S
     if delay_s is not None:
         delay_s = min(max(delay_s, 0.001), MAX_RETRY_AFTER_S)

@@ -38,7 +38,7 @@ MAX_STOP_BYTES = 256
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
 MAX_LOGIT_BIASES = 1024
-MAX_RIVALS = 20
+MAX_TOP_LOGPROBS = 20
 """The maximum number of alternatives that an answer lists for each token, with their log probabilities."""
 MAX_NAME_CHARS = 512
 """The maximum number of characters in a model's name."""
@@ -55,7 +55,7 @@ ROLES: dict[str, Role] = {
 
 NOT_SUPPORTED = "not_supported"
 """The type of a validation error that becomes a NotSupported."""
-TOLD_BY = "told_by_"
+NO_VARIANT_PREFIX = "no_variant_"
 """Prefix of the type of a validation error; the name of a union's discriminator field follows.
 
 The error means that the value of this field selects no model of the union.
@@ -104,11 +104,11 @@ _STOP_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES}
 Count = Annotated[int, between(1, MAX_INT32)]
 MaxTokens = Annotated[int, between(-1, MAX_INT32)]
 """The most tokens to generate. As in llama-server, 0 means no tokens and -1 means no limit."""
-NumRivals = Annotated[int, between(0, MAX_RIVALS)]
+NumTopLogprobs = Annotated[int, between(0, MAX_TOP_LOGPROBS)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How long the model is to reason before it answers. The chat template decides what it does."""
 Penalty = Annotated[float, between(-2, 2)]
-Share = Annotated[float, between(0, 1)]
+Fraction = Annotated[float, between(0, 1)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Stops = Annotated[
     list[Annotated[str, AfterValidator(_stop)]],
@@ -189,9 +189,9 @@ class SamplingBody(Body):
     """The sampling parameters of a request: OpenAI's fields, and llama-server's for the rest. All may be null."""
 
     temperature: Annotated[float, between(0, 2)] | None = None
-    top_p: Share | None = None
+    top_p: Fraction | None = None
     top_k: Annotated[int, between(0, MAX_INT32)] | None = None
-    min_p: Share | None = None
+    min_p: Fraction | None = None
     repeat_penalty: Annotated[float, between(0.01, 10)] | None = None
     repeat_last_n: Annotated[int, between(-1, MAX_INT32)] | None = None
     presence_penalty: Penalty | None = None
@@ -247,8 +247,8 @@ def validate(model: type[M], fields: object, path: str = "") -> M:
 
 
 def _refusal(details: ErrorDetails, path: str) -> InvalidRequest:
-    if details["type"].startswith(TOLD_BY):
-        details = _untold(details)
+    if details["type"].startswith(NO_VARIANT_PREFIX):
+        details = _no_variant_details(details)
     for part in details["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
@@ -270,12 +270,12 @@ def _shown(value: object) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)[:80]
 
 
-def _untold(details: ErrorDetails) -> ErrorDetails:
+def _no_variant_details(details: ErrorDetails) -> ErrorDetails:
     """Return the error of a value that selects no model of a union.
 
     Either the value is not an object, or its discriminator field is missing, wrong or not supported.
     """
-    value, field = details["input"], details["type"].removeprefix(TOLD_BY)
+    value, field = details["input"], details["type"].removeprefix(NO_VARIANT_PREFIX)
     if not isinstance(value, dict):
         return {**details, "type": "dict_type"}
     place = (*details["loc"], field)
@@ -283,8 +283,8 @@ def _untold(details: ErrorDetails) -> ErrorDetails:
         return {**details, "type": "missing", "loc": place}
     if field == "type" and isinstance(value[field], str):
         # Another type is a feature of other servers; another role is a mistake.
-        told = f"the type {value[field][:64]!r} is not supported; send {details['msg']}"
-        return {**details, "type": NOT_SUPPORTED, "msg": told}
+        message = f"the type {value[field][:64]!r} is not supported; send {details['msg']}"
+        return {**details, "type": NOT_SUPPORTED, "msg": message}
     return {**details, "loc": place, "input": value[field], "msg": f"must be one of {details['msg']}"}
 
 
@@ -321,7 +321,7 @@ def _counted(number: int, noun: str) -> str:
     return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:
+def tool_choice_of(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:
     """Return a checked tool choice. `names` are the only tools that may be called; empty: all tools may be called.
 
     Raise InvalidRequest for an unknown mode or name, or if the mode is `required` and there are no tools.
@@ -342,7 +342,7 @@ def choose(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoi
     raise InvalidRequest(f"tool_choice must be auto, none or required, not {mode[:64]!r}", param="tool_choice")
 
 
-def tier(service_tier: str | None) -> Tier:
+def tier_of(service_tier: str | None) -> Tier:
     """Return the tier of a request from OpenAI's `service_tier`. It is INTERACTIVE for None and for unknown values."""
     match service_tier:
         case "priority":

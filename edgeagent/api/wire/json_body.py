@@ -43,13 +43,13 @@ async def read_body(request: Request, read: Callable[[Json], T], known: KnownFie
         return read(fields)
 
     try:
-        return await aside(len(body), read_parsed)
+        return await run_inline_or_in_thread(len(body), read_parsed)
     finally:
         for warning in request.scope[SCOPE_KEY]:
             context_of(request).warnings.write(warning)
 
 
-async def aside(num_bytes: int, read: Callable[[], T]) -> T:
+async def run_inline_or_in_thread(num_bytes: int, read: Callable[[], T]) -> T:
     """Run `read` inline if the body is small, otherwise in a thread so that streams are not blocked."""
     return read() if num_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(read)
 

@@ -19,12 +19,12 @@ from edgeagent.api.wire.fields import (
     EdgeagentBody,
     MaxTokens,
     ModelName,
-    NumRivals,
+    NumTopLogprobs,
     SamplingBody,
     between,
     drafts_of,
     route_of,
-    tier,
+    tier_of,
     with_adapter,
 )
 from edgeagent.api.wire.messages import Schema
@@ -88,7 +88,7 @@ class ExtendedBody(SamplingBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n_predict: MaxTokens | None = None
-    n_probs: NumRivals | None = None
+    n_probs: NumTopLogprobs | None = None
     post_sampling_probs: bool | None = None
     cache_prompt: bool | None = None
     store: bool | None = None
@@ -139,7 +139,7 @@ class ExtendedBody(SamplingBody):
             model=with_adapter(self.model or default_model, self.edgeagent),
             prompt=prompt,
             sampling=self.sampling(),
-            tier=tier(self.service_tier),
+            tier=tier_of(self.service_tier),
             cache=CachePolicy(is_cached, is_cached, partition, persist=is_kept),
             reports_progress=bool(self.stream) and bool(self.return_progress),
             route=route_of(self.edgeagent),

@@ -21,7 +21,7 @@ class Rival(Shape):
 
 
 class Scored(Rival):
-    """A token that was generated, and its rivals: the likeliest tokens at its position."""
+    """A token that was generated, and its alternatives: the likeliest tokens at its position."""
 
     top_logprobs: list[Rival]
 
@@ -46,8 +46,8 @@ class TextLogprobs(Shape):
 
 
 def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Scored]:
-    """Return tokens with their log probabilities, and the likeliest rivals of each token with theirs."""
-    return [{**_body(token), "top_logprobs": [_body(rival) for rival in token.top]} for token in tokens]
+    """Return tokens with their log probabilities, and the likeliest alternatives to each token with theirs."""
+    return [{**_body(token), "top_logprobs": [_body(alternative) for alternative in token.top]} for token in tokens]
 
 
 def _body(token: TokenLogprob) -> Rival:
@@ -58,23 +58,23 @@ def _body(token: TokenLogprob) -> Rival:
     }
 
 
-def legacy_logprobs(tokens: Sequence[TokenLogprob], num_rivals: int) -> TextLogprobs:
+def legacy_logprobs(tokens: Sequence[TokenLogprob], num_alternatives: int) -> TextLogprobs:
     """Return `logprobs` in the form of completions: lists of equal length. A token with nothing before it has null.
 
-    The token itself is among its rivals, as in OpenAI's API. If `num_rivals` is 0, `top_logprobs` is None.
+    The token itself is among its alternatives, as in OpenAI's API. If `num_alternatives` is 0, `top_logprobs` is None.
     """
     return {
         "tokens": [_name(token) for token in tokens],
         "token_logprobs": [None if math.isnan(token.logprob) else max(token.logprob, _MIN_LOGPROB) for token in tokens],
-        "top_logprobs": [_rivals(token) for token in tokens] if num_rivals else None,
+        "top_logprobs": [_alternatives(token) for token in tokens] if num_alternatives else None,
         "text_offset": [token.start for token in tokens],
     }
 
 
-def _rivals(token: TokenLogprob) -> dict[str, float] | None:
+def _alternatives(token: TokenLogprob) -> dict[str, float] | None:
     if math.isnan(token.logprob):
         return None
-    return {_name(rival): max(rival.logprob, _MIN_LOGPROB) for rival in (*token.top, token)}
+    return {_name(alternative): max(alternative.logprob, _MIN_LOGPROB) for alternative in (*token.top, token)}
 
 
 def _name(token: TokenLogprob) -> str:

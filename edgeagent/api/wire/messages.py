@@ -1,6 +1,6 @@
 """Types that the bodies of several protocols share: text in parts, JSON schemas, functions, and unions.
 
-A union chooses its model by a field, see `told_by`. The documents are made from these types too.
+A union chooses its model by a field, see `discriminated_by`. The documents are made from these types too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from pydantic_core import PydanticCustomError
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from edgeagent.api.wire.fields import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, NOT_SUPPORTED, TOLD_BY, TOOL_NAME, Body
+from edgeagent.api.wire.fields import (
+    MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
+    NO_VARIANT_PREFIX,
+    NOT_SUPPORTED,
+    TOOL_NAME,
+    Body,
+)
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.types import Tool
 
 
-def told_by(field: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
+def discriminated_by(field: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
     """Return the discriminator of a union: the value of `field` says which type of the union is meant.
 
     `tags` maps each value to the tag of its type. A tag begins with #. `default` is the value if the field is missing.
@@ -31,7 +38,7 @@ def told_by(field: str, tags: Mapping[str, str], default: str = "") -> Discrimin
         kind = value.get(field, default) if isinstance(value, dict) else None
         return tags.get(kind) if isinstance(kind, str) else None
 
-    return Discriminator(tag_of, custom_error_type=f"{TOLD_BY}{field}", custom_error_message=", ".join(tags))
+    return Discriminator(tag_of, custom_error_type=f"{NO_VARIANT_PREFIX}{field}", custom_error_message=", ".join(tags))
 
 
 # A conversation has many parts, and pydantic makes a dict in half the time of a model.
@@ -53,7 +60,7 @@ class RefusalPart(TypedDict):
 
 _PART_TAGS = {**dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "#text"), "refusal": "#refusal"}
 Part = Annotated[
-    Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")], told_by("type", _PART_TAGS)
+    Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")], discriminated_by("type", _PART_TAGS)
 ]
 _PARTS: TypeAdapter[list[Part]] = TypeAdapter(Annotated[list[Part], Field(fail_fast=True)])
 
@@ -98,8 +105,8 @@ Schema = Annotated[str, PlainValidator(_schema_text, json_schema_input_type=Json
 def _parameters_text(schema: object) -> str:
     kind = schema.get("type", "object") if isinstance(schema, dict) else "object"
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        told = "must describe an object: its type is {kind}, not 'object'"
-        raise PydanticCustomError("schema", told, {"kind": "null" if kind is None else repr(kind)[:40]})
+        message = "must describe an object: its type is {kind}, not 'object'"
+        raise PydanticCustomError("schema", message, {"kind": "null" if kind is None else repr(kind)[:40]})
     return _schema_text(schema)
 
 
@@ -149,8 +156,8 @@ def tools_of(functions: Iterable[PlainFunction], field: str = "tools") -> tuple[
 def _only_function(tool: object) -> object:
     match tool:
         case {"type": str(kind)} if kind != "function":
-            told = "tools of type {kind} are not supported; only functions are"
-            raise PydanticCustomError(NOT_SUPPORTED, told, {"kind": repr(kind[:64])})
+            message = "tools of type {kind} are not supported; only functions are"
+            raise PydanticCustomError(NOT_SUPPORTED, message, {"kind": repr(kind[:64])})
     return tool
 
 

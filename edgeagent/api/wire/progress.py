@@ -10,7 +10,7 @@ from edgeagent.api.wire.usage import LlamaTimings, timings_body
 from edgeagent.types import Placement, PromptProgress, Started, Step, Timings, Usage
 
 
-class SoFar:
+class GenerationProgress:
     """The progress of one generation, measured from its steps. Its last step has the exact numbers."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class SoFar:
         """Where the generation runs; None if that is not known."""
         return self._started.placement
 
-    def note(self, step: Step) -> None:
+    def add_step(self, step: Step) -> None:
         """Count the tokens of a step, and note where the generation runs."""
         at_s = step.at_s or self._clock()
         for delta in step.deltas:
@@ -38,7 +38,7 @@ class SoFar:
             self._num_tokens += len(step.tokens)
 
     def timings(self) -> LlamaTimings:
-        """Return llama-server's `timings`, measured up to the last noted step."""
+        """Return llama-server's `timings`, measured up to the last added step."""
         prompt_s, first_s = self._began_s, self._first_s
         return timings_body(
             Usage(self._started.num_prompt_tokens, self._started.num_cached_tokens, self._num_tokens),
@@ -48,7 +48,7 @@ class SoFar:
             ),
         )
 
-    def progress(self, delta: PromptProgress) -> Json:
+    def prompt_progress(self, delta: PromptProgress) -> Json:
         """Return llama-server's `prompt_progress` for a delta that reports how much of the prompt is computed."""
         return {
             "total": self._started.num_prompt_tokens,

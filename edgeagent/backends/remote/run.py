@@ -174,9 +174,9 @@ class Run:
             # Only some servers can continue an answer.
             await prober.identify(self._permit, headers, self._request.id, self.control)
         body = self._body(endpoint)
-        num_rivals = self._request.logprobs
+        num_alternatives = self._request.logprobs
         is_chat = self._remote.wire != "responses"
-        reader: AnswerReader = ChatReader(num_rivals) if is_chat else ResponsesReader(num_rivals)
+        reader: AnswerReader = ChatReader(num_alternatives) if is_chat else ResponsesReader(num_alternatives)
         before = self._so_far.text if self._so_far is not None else ""
         reader.answer.skip(len(before))
         guard = EchoGuard("" if endpoint.dialect is VLLM else before)

@@ -22,13 +22,13 @@ def test_few_lines_whoever_asks(caplog: pytest.LogCaptureFixture) -> None:
     log = RefusalLog(clock=lambda: now_s[0])
     with caplog.at_level(logging.WARNING):
         for number in range(3 * MAX_LINES):
-            log.note("forbidden", f"the Origin 'http://{number}'", "/v1/responses")
-            log.note("forbidden", "the Origin 'http://0'", "/v1/responses")
+            log.write("forbidden", f"the Origin 'http://{number}'", "/v1/responses")
+            log.write("forbidden", "the Origin 'http://0'", "/v1/responses")
         assert len(caplog.messages) == MAX_LINES
         now_s[0] = WINDOW_S
-        log.note("forbidden", "the Origin 'http://0'", "/v1/responses")
+        log.write("forbidden", "the Origin 'http://0'", "/v1/responses")
         now_s[0] = 2 * WINDOW_S
-        log.note("forbidden", "the Origin 'http://0'", "/v1/responses")
+        log.write("forbidden", "the Origin 'http://0'", "/v1/responses")
     line = "refused (forbidden): the Origin 'http://0', at /v1/responses"
     assert caplog.messages[MAX_LINES:] == [f"{line}; {5 * MAX_LINES} more before were not logged", line]
 

@@ -428,16 +428,16 @@ async def test_wrong_tokens_are_too_many_until_a_window_is_over(tmp_path: Path) 
     wrong = request(bearer("edge_wrong"))
 
     async def refusals(number: int) -> list[type]:
-        return [type((await access.judge(wrong))[0]) for _ in range(number)]
+        return [type((await access.authorize(wrong))[0]) for _ in range(number)]
 
     assert set(await refusals(MAX_FAILURES)) == {Unauthorized}
     clock.advance(FAILURES_WINDOW_S - 3)
-    verdict, _ = await access.judge(wrong)
+    verdict, _ = await access.authorize(wrong)
     assert isinstance(verdict, Overloaded) and verdict.retry_after_s == pytest.approx(3.0)
-    assert (await access.judge(request(bearer(right))))[0] == OWNER
-    assert (await access.judge(request(bearer("edge_wrong"), path="/health")))[0] != OWNER
+    assert (await access.authorize(request(bearer(right))))[0] == OWNER
+    assert (await access.authorize(request(bearer("edge_wrong"), path="/health")))[0] != OWNER
     clock.advance(2.5)
-    verdict, _ = await access.judge(wrong)
+    verdict, _ = await access.authorize(wrong)
     assert isinstance(verdict, Overloaded) and verdict.retry_after_s == 1.0
     clock.advance(1.0)
     assert set(await refusals(MAX_FAILURES)) == {Unauthorized}
@@ -448,10 +448,10 @@ async def test_requests_that_open_something_are_no_wrong_tokens(tmp_path: Path) 
     right, clock = ensure_token(tmp_path), FakeClock()
     access = Access(KeyRing(tmp_path), is_token_required=False, clock=clock)
     for _ in range(MAX_FAILURES):
-        await access.judge(request(bearer(right), path="/metrics"))
-        await access.judge(request(bearer("sk-anything")))  # accepted over loopback as the owner
-        await access.judge({**request(path="/metrics"), PEER_KEY: STRANGER})  # no token
-    assert isinstance((await access.judge(request(bearer("edge_wrong"))))[0], Unauthorized)
+        await access.authorize(request(bearer(right), path="/metrics"))
+        await access.authorize(request(bearer("sk-anything")))  # accepted over loopback as the owner
+        await access.authorize({**request(path="/metrics"), PEER_KEY: STRANGER})  # no token
+    assert isinstance((await access.authorize(request(bearer("edge_wrong"))))[0], Unauthorized)
 
 
 def basic(text: str) -> tuple[str, str]:
@@ -463,7 +463,7 @@ async def test_in_which_forms_a_token_counts_as_shown(tmp_path: Path) -> None:
     access = Access(KeyRing(tmp_path), is_token_required=False)
 
     async def key_status(*headers: tuple[str, str]) -> KeyStatus:
-        return (await access.judge(request(*headers)))[1].keys.status
+        return (await access.authorize(request(*headers)))[1].keys.status
 
     for value in (
         f"Bearer {token}",

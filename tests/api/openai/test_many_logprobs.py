@@ -24,10 +24,10 @@ async def test_many_are_written_beside_the_loop(
 ) -> None:
     threads: set[int] = set()
 
-    def written(tokens: list[TokenLogprob], num_rivals: int) -> TextLogprobs:
+    def written(tokens: list[TokenLogprob], num_alternatives: int) -> TextLogprobs:
         if tokens:
             threads.add(threading.get_ident())
-        return legacy_logprobs(tokens, num_rivals)
+        return legacy_logprobs(tokens, num_alternatives)
 
     def script(_: object) -> Iterator[Delta]:
         yield Started(num_tokens, 0)

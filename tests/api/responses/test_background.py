@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from edgeagent.api.responses.body import read_create
-from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, Progress, ResponseEvents, new_response
+from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, ResponseEvents, ResponseState, new_response
 from edgeagent.api.responses.replay import events_after, last_number
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import compaction_item
@@ -295,7 +295,7 @@ def made_from(steps: list[Any], end: Any, looks: list[bool]) -> tuple[ResponseEv
     for index in range(len(steps) + 1):
         for each, is_looking in zip(seen, (True, looks[index]), strict=True):
             if is_looking:
-                each += events_after(events.progress, each[-1]["sequence_number"] if each else -1)
+                each += events_after(events.state, each[-1]["sequence_number"] if each else -1)
         events.in_progress()
         if index < len(steps):
             events.step((steps[index],))
@@ -317,16 +317,16 @@ def test_any_pace_tells_the_same(
     size = len(steps) + 1
     events, seen = made_from(steps, end, data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
     stored = json.loads(json.dumps(events.response))
-    whole = events_after(Progress(stored, stored["output"]), -1)
+    whole = events_after(ResponseState(stored, stored["output"]), -1)
     check_stream(whole)
     for event in whole:
         validate_event(event)
     assert whole[-1]["type"] in TERMINAL
-    assert whole[-1]["sequence_number"] == last_number(events.progress)
+    assert whole[-1]["sequence_number"] == last_number(events.state)
     for each in seen:
         number = each[-1]["sequence_number"] if each else -1
-        rest = events_after(events.progress, number)
-        assert rest == events_after(Progress(stored, stored["output"]), number)
+        rest = events_after(events.state, number)
+        assert rest == events_after(ResponseState(stored, stored["output"]), number)
         check_stream(each + rest)
         assert merged(each, rest) == merged(whole)
         assert logprobs_of(each + rest) == logprobs_of(whole)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeagent import errors
-from edgeagent.api.wire.errors import LOOKS, error_body, error_headers, error_look, http_status
+from edgeagent.api.wire.errors import WIRE_FORMS, error_body, error_headers, http_status, wire_form
 from edgeagent.errors import EdgeAgentError
 
 
@@ -15,10 +15,10 @@ def _classes(cls: type[EdgeAgentError] = EdgeAgentError) -> list[type[EdgeAgentE
 
 def test_the_table_names_every_error_and_nothing_else() -> None:
     ours = {cls for cls in _classes() if cls.__module__ == errors.__name__}
-    assert set(LOOKS) == ours
+    assert set(WIRE_FORMS) == ours
 
 
-@pytest.mark.parametrize("cls", list(LOOKS))
+@pytest.mark.parametrize("cls", list(WIRE_FORMS))
 def test_body_has_exactly_the_four_keys(cls: type[EdgeAgentError]) -> None:
     body = error_body(cls("what happened", param="field"))
     assert list(body) == ["message", "type", "param", "code"]
@@ -26,7 +26,7 @@ def test_body_has_exactly_the_four_keys(cls: type[EdgeAgentError]) -> None:
     assert body["code"] == cls.code
 
 
-@pytest.mark.parametrize("cls", list(LOOKS))
+@pytest.mark.parametrize("cls", list(WIRE_FORMS))
 def test_client_mistakes_are_4xx_and_ours_5xx(cls: type[EdgeAgentError]) -> None:
     clients = (
         errors.InvalidRequest,
@@ -44,7 +44,7 @@ def test_a_subclass_without_a_row_takes_its_ancestor() -> None:
     class Late(errors.ModelNotFound):
         code = "late"
 
-    assert error_look(Late("x")) == LOOKS[errors.ModelNotFound]
+    assert wire_form(Late("x")) == WIRE_FORMS[errors.ModelNotFound]
 
 
 def test_internal_messages_stay_inside() -> None:
@@ -65,10 +65,10 @@ def test_retry_headers() -> None:
     assert error_headers(errors.ModelLoadFailed("bad"))["x-should-retry"] == "false"
 
 
-@pytest.mark.parametrize("cls", list(LOOKS))
+@pytest.mark.parametrize("cls", list(WIRE_FORMS))
 def test_whatever_may_pass_says_when_to_try_again(cls: type[EdgeAgentError]) -> None:
     headers = error_headers(cls("x"))
     assert ("retry-after" in headers) is (http_status(cls("x")) in (429, 503))
-    assert ("retry-after" in headers) is LOOKS[cls].may_pass
+    assert ("retry-after" in headers) is WIRE_FORMS[cls].may_pass
     # No client is told to retry what cannot succeed, or to wait for a retry that it must not make.
     assert not ("retry-after" in headers and headers.get("x-should-retry") == "false")

@@ -20,20 +20,20 @@ from edgeagent.api.wire.fields import (
     Body,
     Count,
     EdgeagentBody,
+    Fraction,
     MaxTokens,
     ModelName,
     Query,
     SamplingBody,
-    Share,
     Stops,
     TemplateKwargs,
     between,
-    choose,
     drafts_of,
     keep_alive_s,
     route_of,
     template_kwargs,
-    tier,
+    tier_of,
+    tool_choice_of,
     validate,
     with_adapter,
 )
@@ -53,7 +53,7 @@ class Inner(Body):
 class Outer(Body):
     """A body with one field of each kind."""
 
-    share: Share | None = None
+    share: Fraction | None = None
     count: Count | None = None
     most: MaxTokens | None = None
     model: ModelName | None = None
@@ -338,15 +338,15 @@ class TestToolChoice:
 
     @pytest.mark.parametrize("mode", ["auto", "required"])
     def test_names_narrow_the_choice(self, mode: Literal["auto", "required"]) -> None:
-        assert choose(mode, (), self.TOOLS) == ToolChoice(mode)
-        assert choose(mode, ("g",), self.TOOLS) == ToolChoice(mode, ("g",))
+        assert tool_choice_of(mode, (), self.TOOLS) == ToolChoice(mode)
+        assert tool_choice_of(mode, ("g",), self.TOOLS) == ToolChoice(mode, ("g",))
 
     def test_the_mode_none_has_no_names(self) -> None:
-        assert choose("none", ("g",), self.TOOLS) == ToolChoice("none")
+        assert tool_choice_of("none", ("g",), self.TOOLS) == ToolChoice("none")
 
     def test_without_tools_no_call_is_needed(self) -> None:
-        assert choose("auto", (), ()) == ToolChoice()
-        assert choose("none", (), ()) == ToolChoice("none")
+        assert tool_choice_of("auto", (), ()) == ToolChoice()
+        assert tool_choice_of("none", (), ()) == ToolChoice("none")
 
     @pytest.mark.parametrize(
         ("mode", "names", "tools", "told"),
@@ -362,7 +362,7 @@ class TestToolChoice:
         self, mode: str, names: tuple[str, ...], tools: tuple[Tool, ...], told: str
     ) -> None:
         with pytest.raises(InvalidRequest) as caught:
-            choose(mode, names, tools)
+            tool_choice_of(mode, names, tools)
         assert (caught.value.message, caught.value.param) == (told, "tool_choice")
 
 
@@ -378,7 +378,7 @@ class TestToolChoice:
     ],
 )
 def test_a_service_tier_means_a_tier(service_tier: str | None, expected: Tier) -> None:
-    assert tier(service_tier) is expected
+    assert tier_of(service_tier) is expected
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from edgeagent.api.wire.fields import Body
-from edgeagent.api.wire.json_body import MAX_INLINE_BYTES, aside, read_body, read_valid
+from edgeagent.api.wire.json_body import MAX_INLINE_BYTES, read_body, read_valid, run_inline_or_in_thread
 from edgeagent.api.wire.known_fields import SCOPE_KEY, FieldWarning, KnownFields, WarningLog
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
@@ -103,7 +103,7 @@ async def test_a_large_body_is_read_in_a_thread(num_bytes: int) -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, MAX_INLINE_BYTES, MAX_INLINE_BYTES + 1])
 async def test_the_size_chooses_the_thread(num_bytes: int) -> None:
-    is_inline = await aside(num_bytes, thread_of) == threading.get_ident()
+    is_inline = await run_inline_or_in_thread(num_bytes, thread_of) == threading.get_ident()
     assert is_inline == (num_bytes <= MAX_INLINE_BYTES)
 
 

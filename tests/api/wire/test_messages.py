@@ -16,8 +16,8 @@ from edgeagent.api.wire.messages import (
     Parameters,
     PlainFunction,
     Schema,
+    discriminated_by,
     read_schema,
-    told_by,
     tools_of,
 )
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
@@ -47,11 +47,13 @@ class Sent(Body):
     pet: (
         Annotated[
             Annotated[Cat, Tag("#cat")] | Annotated[Dog, Tag("#dog")],
-            told_by("type", {"cat": "#cat", "kitten": "#cat", "dog": "#dog"}, default="cat"),
+            discriminated_by("type", {"cat": "#cat", "kitten": "#cat", "dog": "#dog"}, default="cat"),
         ]
         | None
     ) = None
-    speech: Annotated[Annotated[Speech, Tag("#any")], told_by("role", {"user": "#any", "tool": "#any"})] | None = None
+    speech: (
+        Annotated[Annotated[Speech, Tag("#any")], discriminated_by("role", {"user": "#any", "tool": "#any"})] | None
+    ) = None
     tool: Annotated[Function, OnlyFunction] | None = None
 
 

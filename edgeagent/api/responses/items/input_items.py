@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Plai
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.wire.fields import ROLES, Body, validate
-from edgeagent.api.wire.messages import Content, told_by
+from edgeagent.api.wire.messages import Content, discriminated_by
 from edgeagent.conversation.items import (
     COMPACTION_PREFIX,
     CallItem,
@@ -38,8 +38,8 @@ def _readable(content: str) -> str:
     try:
         _summary(content)
     except ValueError as error:
-        told = "is not what this daemon made ({error}); send it unchanged"
-        raise PydanticCustomError("compaction", told, {"error": str(error)}) from None
+        message = "is not what this daemon made ({error}); send it unchanged"
+        raise PydanticCustomError("compaction", message, {"error": str(error)}) from None
     return content
 
 
@@ -121,7 +121,7 @@ InputItem = Annotated[
     | Annotated[InputReasoning, Tag("#reasoning")]
     | Annotated[InputReference, Tag("#reference")]
     | Annotated[InputCompaction, Tag("#compaction")],
-    told_by("type", _TAGS, default="message"),
+    discriminated_by("type", _TAGS, default="message"),
 ]
 Input = Annotated[
     Annotated[str, Tag("#text")] | Annotated[list[InputItem], Field(fail_fast=True), Tag("#items")],

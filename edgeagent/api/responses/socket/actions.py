@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.socket.actions import Close, Send
-from edgeagent.conversation.history import Missing, StoredResponse
+from edgeagent.conversation.history import MissingIds, StoredResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Fetch:
     """Look up in the store what a lane's next create continues. Then call `Session.fetched` with the result."""
 
     lane: str | None
-    missing: Missing
+    missing: MissingIds
 
 
 @dataclass(frozen=True, slots=True)

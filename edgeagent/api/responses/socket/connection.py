@@ -17,12 +17,12 @@ from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, read_frame
-from edgeagent.api.responses.socket.lanes import Expiry, LaneTurn, UnwrittenEnd
+from edgeagent.api.responses.socket.lanes import Expiry, LaneTurn, UndeliveredResponse
 from edgeagent.api.responses.socket.merging import TextMerging
 from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.socket.actions import Send
 from edgeagent.api.socket.pump import Pump
-from edgeagent.api.wire.errors import told
+from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InternalError
 
@@ -59,7 +59,7 @@ class Connection(Pump[Frame, OwnAction]):
             partition=self._partition,
         )
         # The requests, by id. Each is kept until its task has ended and its terminal event is written.
-        self._requests: dict[str, LaneTurn | UnwrittenEnd] = {}
+        self._requests: dict[str, LaneTurn | UndeliveredResponse] = {}
 
     def read(self, text: str) -> Frame:
         """Return the content of a text frame."""
@@ -93,9 +93,9 @@ class Connection(Pump[Frame, OwnAction]):
                 self.start(self._fetch(action))
             case End(live, response):
                 live.is_ending = True
-                self._accept(live)
+                self._register(live)
                 if response is not None:
-                    live.kept = self._store.add(response, to_json(live.turn.events.response))
+                    live.stored_future = self._store.add(response, to_json(live.turn.events.response))
                 self._shrink(live)
             case Cancel(live):
                 self._service.cancel(live.id)
@@ -110,9 +110,9 @@ class Connection(Pump[Frame, OwnAction]):
         live = self._requests.get(entry.request_id)
         if live is None:
             return
-        if live.kept is not None:
+        if live.stored_future is not None:
             # A client that has seen the end may continue from it, even if this process dies.
-            await asyncio.wait({live.kept}, timeout=KEEP_S)
+            await asyncio.wait({live.stored_future}, timeout=KEEP_S)
         if live.delivery_time.num:
             set_delivery(entry.event, live.delivery_time.mean_ms)
 
@@ -143,16 +143,16 @@ class Connection(Pump[Frame, OwnAction]):
         outcome = str(event["status"]) if event["type"] == "error" else event["response"]["status"]
         metrics.requests_total.labels(self.websocket.scope["path"], WEBSOCKET, outcome).inc()
 
-    def _accept(self, live: LaneTurn) -> None:
+    def _register(self, live: LaneTurn) -> None:
         """Register a request, so that a stopping daemon waits until its terminal event is written."""
-        self._live.accept(live)
+        self._live.expect_delivery(live)
         self._requests[live.id] = live
 
     def _show(self, live: LaneTurn) -> None:
         """Make a response visible to requests for its id, until its release."""
         live.cancel = lambda: self.perform(self._session.cancel(live))
         self._live.show(live)
-        self._accept(live)
+        self._register(live)
 
     def _release(self, live: LaneTurn) -> None:
         """Hide a request whose task has ended or never began, and free what is no longer needed."""
@@ -168,19 +168,19 @@ class Connection(Pump[Frame, OwnAction]):
         """
         is_kept = self._requests.get(live.id) is live  # not yet reduced, nor written
         if is_kept and live.is_ending and live.task is None and not live.is_visible:
-            unwritten = self._requests[live.id] = UnwrittenEnd(live)
-            self._live.accept(unwritten)
+            undelivered = self._requests[live.id] = UndeliveredResponse(live)
+            self._live.expect_delivery(undelivered)
 
-    def _settle(self, live: LaneTurn | UnwrittenEnd) -> None:
+    def _settle(self, live: LaneTurn | UndeliveredResponse) -> None:
         """Note that a request's terminal event is written, or will not come."""
         live.is_ending = False
-        self._live.deliver(live)
+        self._live.mark_delivered(live)
         self._forget_ended(live)
 
-    def _forget_ended(self, live: LaneTurn | UnwrittenEnd) -> None:
+    def _forget_ended(self, live: LaneTurn | UndeliveredResponse) -> None:
         if not live.is_visible and not live.is_ending:
             self._requests.pop(live.id, None)
-            self._live.deliver(live)  # one that was refused has no terminal event
+            self._live.mark_delivered(live)  # one that was refused has no terminal event
 
     async def _fetch(self, fetch: Fetch) -> None:
         self.perform(self._session.fetched(fetch.lane, await self._store.find(fetch.missing, self._partition)))
@@ -197,7 +197,7 @@ class Connection(Pump[Frame, OwnAction]):
             # This has no effect after a terminal event. It ends the request if the backend sent no Finished.
             self.perform(self._session.failed(live, InternalError("the backend ended without finishing")))
         except Exception as error:
-            self.perform(self._session.failed(live, told(live.id, error)))
+            self.perform(self._session.failed(live, to_client_error(live.id, error)))
         finally:
             admission.cancel()
 

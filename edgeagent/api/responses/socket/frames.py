@@ -29,11 +29,12 @@ class RefusedFrame:
 class CreateFrame:
     """A `response.create`, and the lane that it names.
 
-    `asked`: the checked create, or its refusal. `stream_id`: the lane's name as sent, which may be of any type.
-    `is_named`: the frame has a `stream_id`. `num_bytes`: the frame's size. Its JSON, which may be large, is not kept.
+    `create_or_refusal`: the checked create, or its refusal. `stream_id`: the lane's name as sent, which may be of any
+    type. `is_named`: the frame has a `stream_id`. `num_bytes`: the frame's size. Its JSON, which may be large, is not
+    kept.
     """
 
-    asked: ResponseCreate | RefusedFrame
+    create_or_refusal: ResponseCreate | RefusedFrame
     stream_id: object
     is_named: bool
     num_bytes: int
@@ -41,7 +42,7 @@ class CreateFrame:
     @property
     def warning(self) -> FieldWarning | None:
         """The warning about unknown fields of this create; None if it has no unknown fields, or is refused."""
-        return self.asked.warning if isinstance(self.asked, ResponseCreate) else None
+        return self.create_or_refusal.warning if isinstance(self.create_or_refusal, ResponseCreate) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,10 @@ def read_frame(text: str) -> Frame:
         return RefusedFrame(error)
     if fields.get("type") != "response.create":
         return OtherFrame(fields)
-    return CreateFrame(_read_asked(fields), fields.get("stream_id"), "stream_id" in fields, len(text.encode()))
+    return CreateFrame(_read_create(fields), fields.get("stream_id"), "stream_id" in fields, len(text.encode()))
 
 
-def _read_asked(fields: Json) -> ResponseCreate | RefusedFrame:
+def _read_create(fields: Json) -> ResponseCreate | RefusedFrame:
     # `stream` has no effect on a WebSocket. Some clients send it always, and none may be refused for it.
     fields = {name: value for name, value in fields.items() if name != "stream"}
     try:

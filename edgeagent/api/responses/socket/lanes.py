@@ -84,7 +84,7 @@ class Successor:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingCreate:
     """A create, or the refusal of a frame, that waits on its lane. `num_bytes`: the size of the frame."""
 
     content: ResponseCreate | Successor | RefusedFrame
@@ -96,7 +96,7 @@ class LaneTurn(LiveTurn):
 
     `answers`: the steers that this response answers, if it is a successor. `steers`: the inputs that a successor of
     this response will answer. `is_created`: its first event is made. `has_steps`: its first step has arrived.
-    `is_ending`: its terminal event is made, but not written yet. `kept`: a future that is done when the response is
+    `is_ending`: its terminal event is made, but not written yet. `stored_future`: it is done when the response is
     stored. The terminal event waits for it, but not longer than KEEP_S.
     """
 
@@ -111,7 +111,7 @@ class LaneTurn(LiveTurn):
         # Set by the connection.
         self.task: asyncio.Task[None] | None = None
         self.is_ending = False
-        self.kept: asyncio.Future[None] | None = None
+        self.stored_future: asyncio.Future[None] | None = None
         self.delivery_time = DeliveryTime()
 
     @property
@@ -120,14 +120,14 @@ class LaneTurn(LiveTurn):
         return self.lane.live is self
 
 
-class UnwrittenEnd(LiveRequest):
+class UndeliveredResponse(LiveRequest):
     """The part of a finished turn that is kept while its terminal event waits to be written."""
 
     def __init__(self, live: LaneTurn) -> None:
         super().__init__(live.id, live.partition)
         self.is_running = live.is_running
         self.is_ending = True
-        self.kept = live.kept
+        self.stored_future = live.stored_future
         self.delivery_time = live.delivery_time
 
 
@@ -144,7 +144,7 @@ class Lane:
     live: LaneTurn | None = None
     fetching: ResponseCreate | None = None
     is_fetch_cancelled: bool = False
-    waiting: deque[Waiting] = field(default_factory=deque)
+    waiting: deque[WaitingCreate] = field(default_factory=deque)
 
     @property
     def is_busy(self) -> bool:

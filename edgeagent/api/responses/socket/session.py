@@ -26,15 +26,15 @@ from edgeagent.api.responses.socket.lanes import (
     LaneTurn,
     StreamLimitReached,
     Successor,
-    Waiting,
+    WaitingCreate,
 )
 from edgeagent.api.responses.socket.steering import Steer, SteerRefused
 from edgeagent.api.responses.socket.steers import Steers
 from edgeagent.api.responses.turn import begin_turn, unrun
-from edgeagent.api.socket.actions import TOO_MANY, Close, Send
+from edgeagent.api.socket.actions import TOO_MANY_REQUESTS, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
-from edgeagent.conversation.history import ConnectionHistory, Recalled
+from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.service import Service
@@ -82,7 +82,7 @@ class Session:
         match frame:
             case RefusedFrame():
                 # The frame may have been a create, which must be answered in order.
-                self._wait(self._lanes.default, Waiting(frame))
+                self._wait(self._lanes.default, WaitingCreate(frame))
             case CreateFrame():
                 self._create(frame)
             case OtherFrame(fields):
@@ -100,7 +100,7 @@ class Session:
             case unknown:
                 self._refuse_unknown(unknown)
 
-    def fetched(self, lane_name: str | None, found: Recalled) -> list[Action]:
+    def fetched(self, lane_name: str | None, found: StoreResult) -> list[Action]:
         """Return the actions that begin the create of a Fetch. `found`: what the store has for it."""
         lane = self._lanes.find(lane_name)
         if lane is not None and lane.fetching is not None:
@@ -167,19 +167,19 @@ class Session:
         except StreamLimitReached as error:
             self._send_error(error, str(frame.stream_id))
         except InvalidStreamId as error:
-            self._wait(self._lanes.default, Waiting(RefusedFrame(error)))
+            self._wait(self._lanes.default, WaitingCreate(RefusedFrame(error)))
         else:
-            self._wait(lane, Waiting(frame.asked, frame.num_bytes))
+            self._wait(lane, WaitingCreate(frame.create_or_refusal, frame.num_bytes))
 
-    def _wait(self, lane: Lane, waiting: Waiting) -> None:
+    def _wait(self, lane: Lane, waiting: WaitingCreate) -> None:
         is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
         if is_full and lane.is_busy:
             # The request keeps its place, so that its error comes in order. Only its body is dropped.
             most = f"{MAX_WAITING} requests on a lane, {MAX_WAITING_BYTES >> 20} MiB on the connection"
             error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
-            waiting = Waiting(RefusedFrame(error))
+            waiting = WaitingCreate(RefusedFrame(error))
         if len(lane.waiting) >= MAX_REFUSALS:
-            self._actions.append(Close(TOO_MANY, "too many requests are waiting"))
+            self._actions.append(Close(TOO_MANY_REQUESTS, "too many requests are waiting"))
             return
         lane.waiting.append(waiting)
         self._num_waiting_bytes += waiting.num_bytes
@@ -194,7 +194,7 @@ class Session:
                     self._evict(previous_id, lane)
                     self._send_error(error, lane.name)
                 case Successor(create, steers):
-                    self._begin_turn(lane, create, Recalled(), steers)
+                    self._begin_turn(lane, create, StoreResult(), steers)
                 case create:
                     self._open(lane, create)
 
@@ -206,9 +206,11 @@ class Session:
             lane.fetching = create
             self._actions.append(Fetch(lane.name, missing))
         else:
-            self._begin_turn(lane, create, Recalled())
+            self._begin_turn(lane, create, StoreResult())
 
-    def _begin_turn(self, lane: Lane, create: ResponseCreate, found: Recalled, answers: tuple[Steer, ...] = ()) -> None:
+    def _begin_turn(
+        self, lane: Lane, create: ResponseCreate, found: StoreResult, answers: tuple[Steer, ...] = ()
+    ) -> None:
         is_cancelled, lane.is_fetch_cancelled = lane.is_fetch_cancelled, False
         if waiting := self._steers.waiting_for(create.previous_id, lane):
             create = replace(create, items=(*_items(waiting), *create.items))
@@ -340,7 +342,7 @@ class Session:
         assert live is not None, "only a response that is under way can be steered"
         self._begin(live)
         live.steers.append(steer)
-        self._send(live, live.turn.events.note(steering.accepted(steer)))
+        self._send(live, live.turn.events.numbered(steering.accepted(steer)))
         if not live.turn.events.is_steered:
             live.turn.events.is_steered = True
             self._stop(live)
@@ -358,12 +360,12 @@ class Session:
             refusal = SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' ended without a successor")
             self._return_steers(live.lane, steers, refusal)
         elif calls:
-            self._steers.hold(live)
+            self._steers.keep_waiting(live)
             for steer in steers:
-                self._send(live, live.turn.events.note(steering.pending(steer, calls)))
+                self._send(live, live.turn.events.numbered(steering.pending(steer, calls)))
         else:
             create = live.turn.create.succeeded_by(live.id, _items(steers))
-            live.lane.waiting.appendleft(Waiting(Successor(create, steers)))
+            live.lane.waiting.appendleft(WaitingCreate(Successor(create, steers)))
 
     def _return_steers(self, lane: Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
         for steer in steers:

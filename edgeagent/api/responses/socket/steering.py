@@ -27,7 +27,7 @@ NOT_FOUND = "response_not_found"
 ALREADY_COMPLETED = "response_already_completed"
 NOT_ACTIVE = "response_not_active"
 NOT_SUPPORTED = "steering_not_supported"
-TOO_MANY = "too_many_pending_steers"
+TOO_MANY_STEERS = "too_many_pending_steers"
 INVALID_INPUT = "invalid_input"
 NO_SUCCESSOR = "successor_creation_failed"
 

@@ -41,15 +41,17 @@ class Steers:
         if live.turn.create.compact_threshold is not None:
             raise SteerRefused(steering.NOT_SUPPORTED, "a response with context_management cannot be steered")
         if len(live.steers) >= MAX_STEERS:
-            raise SteerRefused(steering.TOO_MANY, f"{MAX_STEERS} inputs wait for the response's successor already")
+            raise SteerRefused(
+                steering.TOO_MANY_STEERS, f"{MAX_STEERS} inputs wait for the response's successor already"
+            )
         if len(self._waiting) >= MAX_STEERS:
             raise SteerRefused(
-                steering.TOO_MANY,
+                steering.TOO_MANY_STEERS,
                 f"the inputs of {MAX_STEERS} responses wait for the results of their calls already; send the results",
             )
         return Steer(self._make_id("steer"), live.id, raw, items)
 
-    def hold(self, live: LaneTurn) -> None:
+    def keep_waiting(self, live: LaneTurn) -> None:
         """Keep the steers of a response that ended in calls, until a create on its lane brings their results."""
         self._waiting[live.id] = (live.lane, tuple(live.steers))
 

@@ -57,14 +57,14 @@ class _Delta(Struct):
     tool_calls: list[_Call] | None = None
 
 
-class _Rival(Struct):
+class _Alternative(Struct):
     token: str = ""
     logprob: float | None = None
     bytes: list[int] | None = None
 
 
-class _Token(_Rival):
-    top_logprobs: list[_Rival] | None = None
+class _Token(_Alternative):
+    top_logprobs: list[_Alternative] | None = None
 
 
 class _Logprobs(Struct):
@@ -130,11 +130,11 @@ class _OpenCall:
 
 
 class ChatReader(AnswerReader):
-    """Reads one answer. `num_rivals`: how many alternatives to return for each token; None: no log probabilities."""
+    """Reads one answer. `num_alternatives`: how many to return for each token; None: no log probabilities."""
 
-    def __init__(self, num_rivals: int | None = None) -> None:
+    def __init__(self, num_alternatives: int | None = None) -> None:
         super().__init__()
-        self._num_rivals = num_rivals
+        self._num_alternatives = num_alternatives
         self._calls: dict[int, _OpenCall] = {}
         self._logprobs: list[TokenLogprob] = []
 
@@ -214,8 +214,8 @@ class ChatReader(AnswerReader):
         if said is None:
             return 0
         tokens = _chat_tokens(said) if said.content is not None else _text_tokens(said)
-        if self._num_rivals is not None:
-            most = self._num_rivals
+        if self._num_alternatives is not None:
+            most = self._num_alternatives
             self._logprobs += [msgspec.structs.replace(token, top=token.top[:most]) for token in tokens]
         return len(tokens)
 
@@ -234,17 +234,20 @@ def _usage(said: _Usage) -> Usage:
 def _chat_tokens(said: _Logprobs) -> list[TokenLogprob]:
     return [
         TokenLogprob(
-            NO_TOKEN, _piece(token), _logprob(token.logprob), tuple(_rival(rival) for rival in token.top_logprobs or ())
+            NO_TOKEN,
+            _piece(token),
+            _logprob(token.logprob),
+            tuple(_alternative(each) for each in token.top_logprobs or ()),
         )
         for token in said.content or ()
     ]
 
 
-def _rival(said: _Rival) -> TokenLogprob:
+def _alternative(said: _Alternative) -> TokenLogprob:
     return TokenLogprob(NO_TOKEN, _piece(said), _logprob(said.logprob))
 
 
-def _piece(said: _Rival) -> bytes:
+def _piece(said: _Alternative) -> bytes:
     if said.bytes is None:
         return said.token.encode()
     try:
@@ -265,7 +268,7 @@ def _text_tokens(said: _Logprobs) -> list[TokenLogprob]:
             NO_TOKEN,
             token.encode(),
             _logprob(value),
-            tuple(TokenLogprob(NO_TOKEN, rival.encode(), logprob) for rival, logprob in (top or {}).items()),
+            tuple(TokenLogprob(NO_TOKEN, text.encode(), logprob) for text, logprob in (top or {}).items()),
         )
         for token, value, top in zip(tokens, values, tops, strict=False)
     ]

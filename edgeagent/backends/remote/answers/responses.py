@@ -24,14 +24,14 @@ class _Item(Struct):
     name: str | None = None
 
 
-class _Rival(Struct):
+class _Alternative(Struct):
     token: str = ""
     logprob: float = 0.0
     bytes: list[int] | None = None
 
 
-class _Token(_Rival):
-    top_logprobs: list[_Rival] = field(default_factory=list)
+class _Token(_Alternative):
+    top_logprobs: list[_Alternative] = field(default_factory=list)
 
 
 class _Details(Struct):
@@ -74,11 +74,11 @@ class _OpenCall(Struct):
 
 
 class ResponsesReader(AnswerReader):
-    """Reads one answer. `num_rivals`: how many alternatives to return for each token; None: no log probabilities."""
+    """Reads one answer. `num_alternatives`: how many to return for each token; None: no log probabilities."""
 
-    def __init__(self, num_rivals: int | None = None) -> None:
+    def __init__(self, num_alternatives: int | None = None) -> None:
         super().__init__()
-        self._num_rivals = num_rivals
+        self._num_alternatives = num_alternatives
         self._calls: dict[int, _OpenCall] = {}
 
     def _read(self, event: Event, deltas: list[Delta]) -> None:
@@ -132,12 +132,15 @@ class ResponsesReader(AnswerReader):
             call.has_arguments = True
 
     def _logprobs_of(self, said: _Event) -> tuple[TokenLogprob, ...]:
-        most = self._num_rivals
+        most = self._num_alternatives
         if most is None:
             return ()
         return tuple(
             TokenLogprob(
-                NO_TOKEN, _piece(token), token.logprob, tuple(_rival(rival) for rival in token.top_logprobs[:most])
+                NO_TOKEN,
+                _piece(token),
+                token.logprob,
+                tuple(_alternative(each) for each in token.top_logprobs[:most]),
             )
             for token in said.logprobs or ()
         )
@@ -149,11 +152,11 @@ def _text(delta: Any) -> str:
     return delta
 
 
-def _rival(said: _Rival) -> TokenLogprob:
+def _alternative(said: _Alternative) -> TokenLogprob:
     return TokenLogprob(NO_TOKEN, _piece(said), said.logprob)
 
 
-def _piece(said: _Rival) -> bytes:
+def _piece(said: _Alternative) -> bytes:
     try:
         return said.token.encode() if said.bytes is None else bytes(said.bytes)
     except ValueError:

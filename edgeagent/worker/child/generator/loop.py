@@ -312,7 +312,7 @@ class GeneratorLoop:
         return prepared.echo.take() if has_begun else ()
 
     def _with_piece(self, logprob: Logprob) -> TokenLogprob:
-        top = tuple(self._with_piece(rival) for rival in logprob.top)
+        top = tuple(self._with_piece(alternative) for alternative in logprob.top)
         return TokenLogprob(logprob.token, self._host.model.piece(logprob.token), logprob.logprob, top)
 
     def _finished(self, request: _Request, output: Output | None, reason: FinishReason) -> Finished:

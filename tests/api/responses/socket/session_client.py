@@ -15,7 +15,7 @@ from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.socket.actions import Close, Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.database import Limits, ResponseDatabase
-from edgeagent.conversation.history import ConnectionHistory, Recalled
+from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Delta, Step, TextDelta
 from tests.api.event_grammar import EventGrammar
@@ -83,7 +83,7 @@ class Client:
         fetch = self.fetches.pop(0)
         wanted = fetch.missing
         previous = self.store.get(wanted.previous_id, "") if wanted.previous_id else None
-        found = Recalled(previous, *self.store.find_items(wanted.item_ids, ""))
+        found = StoreResult(previous, *self.store.find_items(wanted.item_ids, ""))
         return self.take(self.session.fetched(fetch.lane, found))
 
     def send(self, kind: str, **fields: Any) -> list[Json]:

@@ -13,4 +13,4 @@ from edgeagent.api.responses.socket.frames import CreateFrame, read_frame
 def test_stream_is_ignored_whatever_it_holds(stream: object) -> None:
     frame = read_frame(json.dumps({"type": "response.create", "model": "m", "input": "hi", "stream": stream}))
     assert isinstance(frame, CreateFrame)
-    assert frame.asked.body.input is None and len(frame.asked.items) == 1  # type: ignore[union-attr]
+    assert frame.create_or_refusal.body.input is None and len(frame.create_or_refusal.items) == 1  # type: ignore[union-attr]

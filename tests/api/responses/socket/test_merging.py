@@ -86,7 +86,7 @@ async def test_an_event_after_the_end_is_numbered_without_a_gap_and_nothing_is_k
         response.step(TextDelta("a"))
         response.step(TextDelta("b"))
         response.step(finished())
-        for note in response.events.note(pending(Steer("steer_1", name, "x", ()), [])):
+        for note in response.events.numbered(pending(Steer("steer_1", name, "x", ()), [])):
             outbox.push(Send(note, name))
         events = await drain(outbox)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))

@@ -149,7 +149,7 @@ def test_logprobs_of_chat() -> None:
         {"token": "i", "logprob": None, "bytes": None},
     ]
     choice = {"index": 0, "delta": {"content": "Hi"}, "logprobs": {"content": content}, "finish_reason": None}
-    reader = ChatReader(num_rivals=1)
+    reader = ChatReader(num_alternatives=1)
     (delta,) = reader.feed(chunk({"content": "Oh "}) + event({"choices": [choice]}))[1:]
     assert isinstance(delta, TextDelta)
     assert [(token.piece, token.start) for token in delta.logprobs] == [(b"H", 3), (b"i", 4)]
@@ -184,7 +184,7 @@ def test_text_completions() -> None:
     lists = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2], "top_logprobs": [{"a": -0.1, "c": -3}, None]}
     body = {"object": "text_completion", "choices": [{"index": 0, "text": "ab", "logprobs": lists}]}
     stream = event(body) + event({"choices": [{"text": "", "finish_reason": "length"}]}) + DONE
-    reader = ChatReader(num_rivals=2)
+    reader = ChatReader(num_alternatives=2)
     (delta,) = reader.feed(stream)
     assert isinstance(delta, TextDelta) and delta.text == "ab"
     assert [len(token.top) for token in delta.logprobs] == [2, 0]

@@ -16,12 +16,12 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.openai.answer import Answer, Chunks
-from edgeagent.api.wire.errors import error_body, told
+from edgeagent.api.wire.errors import error_body, to_client_error
 from edgeagent.api.wire.placement import PlacementHeaders
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.fan_out import NumberedSteps, run_all
-from edgeagent.service.first_step import begun
+from edgeagent.service.first_step import wait_for_first_step
 from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
 
 # The log probabilities of a long prompt, with the alternatives, take tens of milliseconds to write.
@@ -55,7 +55,7 @@ async def respond(
             body = await unless_disconnected(request.receive, _collect(steps, answer))
             response = Response(body, media_type="application/json")
         else:
-            steps = await unless_disconnected(request.receive, begun(steps))
+            steps = await unless_disconnected(request.receive, wait_for_first_step(steps))
             written = _events(steps, answer, chunks, reworded)
             response = EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
         placement.put(response)
@@ -101,7 +101,7 @@ async def _events(
                 answer.delivered(step)
         yield b"".join(map(event, chunks.closing())) + DONE
     except Exception as error:
-        yield _error_event(reworded(told(answer.id, error)))
+        yield _error_event(reworded(to_client_error(answer.id, error)))
 
 
 def _write(chunks: Chunks, index: int, step: Step) -> bytes:
