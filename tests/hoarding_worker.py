@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from edgeagent.types import GenerateRequest, TextAnswer, TextQuery, Tokenize, TokenPrompt
+from edgeagent.types import GenerateRequest, QueryAnswer, TextQuery, Tokenize, TokenPrompt
 from edgeagent.worker.child import process
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
@@ -30,10 +30,10 @@ def main() -> int:
             _hoard()
         return prepare(self, request, delivered)
 
-    def make_hoarder(self: Host) -> Callable[[TextQuery], TextAnswer]:
+    def make_hoarder(self: Host) -> Callable[[TextQuery], QueryAnswer]:
         answer = make_answerer(self)
 
-        def answer_or_hoard(query: TextQuery) -> TextAnswer:
+        def answer_or_hoard(query: TextQuery) -> QueryAnswer:
             if query == Tokenize("hoard"):
                 _hoard()
             return answer(query)

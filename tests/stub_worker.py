@@ -24,9 +24,9 @@ from edgeagent.types import (
     GenerateRequest,
     MemoryKind,
     ModelInfo,
+    QueryAnswer,
     SamplingParams,
     Started,
-    TextAnswer,
     TextDelta,
     TextPrompt,
     Timings,
@@ -256,13 +256,13 @@ class Stub:
     def ask_answer(self, ask_id: str, num: str) -> None:
         """Answer in several parts; the text is the ids of the queries dropped before."""
         for index in range(int(num)):
-            send(AnswerPart(ask_id, TextAnswer(tokens=(index,), pieces=(b"x",)), is_last=False))
-        send(AnswerPart(ask_id, TextAnswer(" ".join(self.dropped)), is_last=True))
+            send(AnswerPart(ask_id, QueryAnswer(tokens=(index,), pieces=(b"x",)), is_last=False))
+        send(AnswerPart(ask_id, QueryAnswer(" ".join(self.dropped)), is_last=True))
 
     def ask_vectors(self, ask_id: str, num: str) -> None:
         """Answer with this many vectors, each in its own frame."""
         for index in range(int(num)):
-            part = TextAnswer(embeddings=(Embedding(b"\0\0\x80?", index),))
+            part = QueryAnswer(embeddings=(Embedding(b"\0\0\x80?", index),))
             send(AnswerPart(ask_id, part, is_last=index == int(num) - 1))
 
     def ask_busy(self, ask_id: str) -> None:
@@ -283,7 +283,7 @@ class Stub:
 
     def ask_endless(self, ask_id: str) -> None:
         while True:
-            send(AnswerPart(ask_id, TextAnswer("x"), is_last=False))
+            send(AnswerPart(ask_id, QueryAnswer("x"), is_last=False))
 
     def do_answer(self, request_id: str, num: str) -> None:
         self.tokens(request_id, int(num))

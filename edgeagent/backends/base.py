@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, Step, TextAnswer, TextQuery
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, QueryAnswer, Step, TextQuery
 
 CONTEXT = "context"
 """`Estimate.obstacle` of a remote whose context is too short for the prompt's estimated size."""
@@ -70,7 +70,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         """Answer a query with a model of this machine; raise ModelNotFound, or the error that prevents an answer.
 
         A backend on another machine always raises an error: the text of a query does not leave this machine.

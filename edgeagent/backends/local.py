@@ -23,9 +23,9 @@ from edgeagent.types import (
     ModelStatus,
     Permit,
     Placement,
+    QueryAnswer,
     Started,
     Step,
-    TextAnswer,
     TextQuery,
     WorkerState,
     replace,
@@ -161,7 +161,7 @@ class LocalBackend:
         """Cancel a request; its generator still yields Finished(cancelled)."""
         self._pool.cancel(request_id)
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         """Answer a query; raise the errors of Pool.ask. A query does not queue with generation requests."""
         return await self._pool.ask(model, query)
 

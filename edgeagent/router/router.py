@@ -22,10 +22,10 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     ModelStatus,
+    QueryAnswer,
     RemoteStatus,
     RouteMode,
     Step,
-    TextAnswer,
     TextQuery,
     Timings,
     Usage,
@@ -197,7 +197,7 @@ class Router:
                 unknown = _clearer(unknown, error)
         raise unknown or ModelNotFound(f"model {model!r} not found")
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         """Answer a question about text on the backend that has the model; raise ModelNotFound if none has it.
 
         Raise NotSupported if only a remote has it, BackendUnavailable if there is no backend, or the backend's error.

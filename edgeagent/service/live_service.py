@@ -22,9 +22,9 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     GenerateRequest,
+    QueryAnswer,
     Rerank,
     Step,
-    TextAnswer,
     TextPrompt,
     TextQuery,
     WorkerState,
@@ -92,7 +92,7 @@ class LiveService(ServiceDecorator):
             meter.rename(self._label(request.model))
             self._settle(request, meter, code)
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         """Answer a query with a model.
 
         Embed and Rerank take long, so they count as requests: they raise BackendUnavailable while draining, and

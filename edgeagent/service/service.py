@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Step, TextAnswer, TextQuery
+from edgeagent.types import GenerateRequest, ModelStatus, QueryAnswer, RemoteStatus, Step, TextQuery
 
 
 class Service(Protocol):
@@ -25,7 +25,7 @@ class Service(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         """Run a request and yield its steps; closing the generator cancels the request."""
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         """Answer a query with a model: its tokens, template, embeddings or scores.
 
         Raise ModelNotFound, BackendUnavailable, NotSupported if only a remote has the model, or the model's error. To
@@ -80,7 +80,7 @@ class ServiceDecorator:
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
         return self._service.generate(request)
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         return await self._service.ask(model, query)
 
     def cancel(self, request_id: str) -> None:

@@ -77,7 +77,7 @@ class Score(Struct, frozen=True):
     num_tokens: int
 
 
-class TextAnswer(Struct, frozen=True):
+class QueryAnswer(Struct, frozen=True):
     """The answer to a TextQuery: tokens (with their bytes if requested), text or both; or embeddings; or scores."""
 
     text: str = ""

@@ -26,7 +26,7 @@ from edgeagent.types import (
     FileShape,
     GenerateRequest,
     ModelInfo,
-    TextAnswer,
+    QueryAnswer,
     TextQuery,
     TokenLogprob,
     WorkerStatus,
@@ -239,7 +239,7 @@ class AnswerPart(Struct, frozen=True, tag="answer"):
     """A part of the answer to an Ask."""
 
     id: str
-    part: TextAnswer
+    part: QueryAnswer
     is_last: bool
 
 

@@ -9,8 +9,8 @@ from edgeagent.types import (
     MemoryKind,
     ModelInfo,
     ModelStatus,
+    QueryAnswer,
     SamplingParams,
-    TextAnswer,
     TextQuery,
     WorkerState,
     WorkerStatus,
@@ -57,7 +57,7 @@ class Answering(FakeBackend):
 
     def __init__(self, models: tuple[str, ...] = ("fake",)) -> None:
         super().__init__(models=models)
-        self.answer: TextAnswer | Exception | None = None  # None: answer as FakeBackend does
+        self.answer: QueryAnswer | Exception | None = None  # None: answer as FakeBackend does
         self.asked, self.gate, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.gate.set()
 
@@ -69,7 +69,7 @@ class Answering(FakeBackend):
         self.left.clear()
         self.unloaded.clear()
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         self.asked.set()
         try:
             await self.gate.wait()

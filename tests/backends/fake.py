@@ -27,13 +27,13 @@ from edgeagent.types import (
     ModelStatus,
     Permit,
     PurgeCache,
+    QueryAnswer,
     RemoteStatus,
     RenderPrompt,
     Rerank,
     Score,
     Started,
     Step,
-    TextAnswer,
     TextDelta,
     TextPrompt,
     TextQuery,
@@ -165,7 +165,7 @@ class FakeBackend:
                 self.closed.append(request.id)
             self._notify()
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         """Answer like a model whose tokens are the code points of the text."""
         self.queries.append(query)
         self.find_model(model)
@@ -181,11 +181,11 @@ class FakeBackend:
             case PurgeCache():
                 text = "0"
             case Embed():
-                return TextAnswer(embeddings=tuple(_embedding(prompt, query.dimensions) for prompt in query.inputs))
+                return QueryAnswer(embeddings=tuple(_embedding(prompt, query.dimensions) for prompt in query.inputs))
             case Rerank(asked, documents):
-                return TextAnswer(scores=tuple(Score(0.5, len(asked) + len(document)) for document in documents))
+                return QueryAnswer(scores=tuple(Score(0.5, len(asked) + len(document)) for document in documents))
         pieces = tuple(char.encode() for char in text) if has_pieces else ()
-        return TextAnswer(text, tuple(map(ord, text)), pieces)
+        return QueryAnswer(text, tuple(map(ord, text)), pieces)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request; an unknown or finished id is ignored."""

@@ -32,7 +32,7 @@ from edgeagent.credentials.keys import (
 from edgeagent.errors import Unauthorized
 from edgeagent.runtime_file import TOKEN_FILE, write_private
 from edgeagent.store.hub import background
-from edgeagent.types import GenerateRequest, Started, TextAnswer, TextDelta, TextQuery
+from edgeagent.types import GenerateRequest, QueryAnswer, Started, TextDelta, TextQuery
 from tests.backends.fake import Act, FakeBackend, Gate
 from tests.daemon.running import Running, read_reply, running
 
@@ -201,7 +201,7 @@ async def test_embeddings_end_with_their_token(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
     class Slow(FakeBackend):
-        async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+        async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
             begun.set()
             await asyncio.Event().wait()
             raise AssertionError

@@ -6,7 +6,7 @@ import pytest
 
 from edgeagent.errors import InternalError
 from edgeagent.service.vectors import embed, score
-from edgeagent.types import Embed, Embedding, Rerank, Score, TextAnswer, TextPrompt, TextQuery
+from edgeagent.types import Embed, Embedding, QueryAnswer, Rerank, Score, TextPrompt, TextQuery
 from tests.backends.fake import FakeBackend
 
 TEXTS = Embed((TextPrompt("a"), TextPrompt("b")))
@@ -16,20 +16,20 @@ DOCUMENTS = Rerank("a", ("b", "c"))
 class Answering(FakeBackend):
     """A service that gives one answer to every query."""
 
-    def __init__(self, answer: TextAnswer) -> None:
+    def __init__(self, answer: QueryAnswer) -> None:
         super().__init__()
         self.answer = answer
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         return self.answer
 
 
-def of_lengths(*lengths: int) -> TextAnswer:
-    return TextAnswer(embeddings=tuple(Embedding(bytes(length), 1) for length in lengths))
+def of_lengths(*lengths: int) -> QueryAnswer:
+    return QueryAnswer(embeddings=tuple(Embedding(bytes(length), 1) for length in lengths))
 
 
 async def test_vectors_are_returned_in_order() -> None:
-    answer = TextAnswer(embeddings=(Embedding(b"abcd", 1), Embedding(b"efgh", 2)))
+    answer = QueryAnswer(embeddings=(Embedding(b"abcd", 1), Embedding(b"efgh", 2)))
     assert await embed(Answering(answer), "fake", TEXTS) == answer.embeddings
 
 
@@ -40,11 +40,11 @@ async def test_wrong_vectors_are_refused(lengths: tuple[int, ...]) -> None:
 
 
 async def test_scores_are_returned_in_order() -> None:
-    answer = TextAnswer(scores=(Score(0.5, 1), Score(0.25, 2)))
+    answer = QueryAnswer(scores=(Score(0.5, 1), Score(0.25, 2)))
     assert await score(Answering(answer), "fake", DOCUMENTS) == answer.scores
 
 
 @pytest.mark.parametrize("num_scores", [0, 1, 3])
 async def test_a_wrong_number_of_scores_is_refused(num_scores: int) -> None:
     with pytest.raises(InternalError, match=f"^{num_scores} scores came for 2 documents$"):
-        await score(Answering(TextAnswer(scores=(Score(0.5, 1),) * num_scores)), "fake", DOCUMENTS)
+        await score(Answering(QueryAnswer(scores=(Score(0.5, 1),) * num_scores)), "fake", DOCUMENTS)

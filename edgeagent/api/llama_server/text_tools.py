@@ -19,7 +19,7 @@ from edgeagent.api.wire.json_body import read_body, read_valid
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import RequestTimeout
-from edgeagent.types import ChatPrompt, Detokenize, RenderPrompt, TextAnswer, TextQuery, Tokenize
+from edgeagent.types import ChatPrompt, Detokenize, QueryAnswer, RenderPrompt, TextQuery, Tokenize
 
 MAX_TEXT_CHARS = 1 << 20
 # A route raises RequestTimeout if the worker has not answered within this time.
@@ -106,7 +106,7 @@ async def apply_template(request: Request) -> JSONResponse:
     return JSONResponse(RenderedPrompt(prompt=answer.text))
 
 
-async def _ask(request: Request, model: str | None, query: TextQuery) -> TextAnswer:
+async def _ask(request: Request, model: str | None, query: TextQuery) -> QueryAnswer:
     service = context_of(request).service
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -115,7 +115,7 @@ async def _ask(request: Request, model: str | None, query: TextQuery) -> TextAns
         raise RequestTimeout(f"no answer came within {TIMEOUT_S:g} s") from None
 
 
-def _tokens_json(answer: TextAnswer, *, with_pieces: bool) -> bytes:
+def _tokens_json(answer: QueryAnswer, *, with_pieces: bool) -> bytes:
     """Return the answer's body as JSON. It is built in parts, so that other threads can run in between."""
     steps: list[bytes] = []
     for start in range(0, len(answer.tokens), _MAX_TOKENS_A_STEP):

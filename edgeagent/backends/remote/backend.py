@@ -28,9 +28,9 @@ from edgeagent.types import (
     ModelStatus,
     Permit,
     ProbePermit,
+    QueryAnswer,
     RemoteStatus,
     Step,
-    TextAnswer,
     TextPrompt,
     TextQuery,
     TokenPrompt,
@@ -186,7 +186,7 @@ class RemoteBackend:
         self._served().model_there(model)
         raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         """Raise NotSupported, since a query's text does not leave this machine, or the errors of `find_model`."""
         del query
         self._served().model_there(model)

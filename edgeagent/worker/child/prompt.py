@@ -22,9 +22,9 @@ from edgeagent.types import (
     Message,
     Prompt,
     PurgeCache,
+    QueryAnswer,
     RenderPrompt,
     Rerank,
-    TextAnswer,
     TextPrompt,
     TextQuery,
     Tokenize,
@@ -235,7 +235,7 @@ def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
     return replace(prompt, messages=cut_before(prompt.messages, place))
 
 
-def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> TextAnswer:
+def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> QueryAnswer:
     """Return the answer to a question about text.
 
     Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses.
@@ -244,10 +244,10 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Templat
         return answer_text_query(model, vocabulary, query)
     template.renew()
     rendered = template.render(query.prompt)
-    return TextAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
+    return QueryAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
 
 
-def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQuery) -> TextAnswer:
+def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQuery) -> QueryAnswer:
     """Return the answer to a question about the tokens of a text.
 
     Raise InvalidRequest for unknown token ids, and NotSupported for a conversation.
@@ -255,10 +255,10 @@ def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQ
     match query:
         case Tokenize(text, add_bos, parse_special, with_pieces):
             tokens = tuple(vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos))
-            return TextAnswer(tokens=tokens, pieces=tuple(map(model.piece, tokens)) if with_pieces else ())
+            return QueryAnswer(tokens=tokens, pieces=tuple(map(model.piece, tokens)) if with_pieces else ())
         case Detokenize(tokens):
             check_tokens(model, tokens, "tokens")
-            return TextAnswer(b"".join(map(model.piece, tokens)).decode("utf-8", "replace"))
+            return QueryAnswer(b"".join(map(model.piece, tokens)).decode("utf-8", "replace"))
         case RenderPrompt():
             raise NotSupported("This model has no conversations: it only embeds or ranks texts.", param="model")
         case PurgeCache() | Embed() | Rerank():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 from edgeagent.errors import EdgeAgentError, InternalError
-from edgeagent.types import Embed, Rerank, TextAnswer, TextQuery
+from edgeagent.types import Embed, QueryAnswer, Rerank, TextQuery
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import AnswerPart, Ask, failed_message
 
@@ -30,13 +30,13 @@ class Questions(threading.Thread):
 
     def __init__(
         self,
-        make_answerer: Callable[[], Callable[[TextQuery], TextAnswer]],
+        make_answerer: Callable[[], Callable[[TextQuery], QueryAnswer]],
         frames: Frames,
         compute: Callable[[str, Embed | Rerank], None],
     ) -> None:
         super().__init__(name="questions", daemon=True)
         self._make_answerer = make_answerer
-        self._made: Callable[[TextQuery], TextAnswer] | None = None
+        self._made: Callable[[TextQuery], QueryAnswer] | None = None
         self._trouble: EdgeAgentError | None = None
         self._compute = compute
         self._frames = frames
@@ -60,7 +60,7 @@ class Questions(threading.Thread):
         while True:
             self._answer(self._asks.get())
 
-    def _answerer(self, query: TextQuery) -> TextAnswer:
+    def _answerer(self, query: TextQuery) -> QueryAnswer:
         """Return the answer to a question. If `make_answerer` fails, raise its error for this and each later question.
 
         `make_answerer` is called only once, since it may use up a renderer process.
@@ -97,14 +97,14 @@ class Questions(threading.Thread):
             self._live.discard(ask.id)
 
 
-def _split(answer: TextAnswer) -> Iterator[TextAnswer]:
+def _split(answer: QueryAnswer) -> Iterator[QueryAnswer]:
     """Split an answer into parts that each fit a frame; the last may be empty."""
     for start in range(0, len(answer.text), _MAX_CHARS):
-        yield TextAnswer(answer.text[start : start + _MAX_CHARS])
+        yield QueryAnswer(answer.text[start : start + _MAX_CHARS])
     start = num_bytes = 0
     for index in range(len(answer.tokens)):
         num_bytes += len(answer.pieces[index]) if answer.pieces else 0
         if index - start >= _MAX_TOKENS or num_bytes > _MAX_PIECE_BYTES:
-            yield TextAnswer(tokens=answer.tokens[start:index], pieces=answer.pieces[start:index])
+            yield QueryAnswer(tokens=answer.tokens[start:index], pieces=answer.pieces[start:index])
             start, num_bytes = index, len(answer.pieces[index]) if answer.pieces else 0
-    yield TextAnswer(tokens=answer.tokens[start:], pieces=answer.pieces[start:])
+    yield QueryAnswer(tokens=answer.tokens[start:], pieces=answer.pieces[start:])

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from edgeagent.errors import NotSupported
-from edgeagent.types import Rerank, Score, TextAnswer
+from edgeagent.types import QueryAnswer, Rerank, Score
 from tests.api.services import Answering
 from tests.daemon.running import Running
 
@@ -24,7 +24,7 @@ async def rank(daemon: Running, **fields: Any) -> httpx.Response:
 
 @pytest.fixture(autouse=True)
 def answering(backend: Answering) -> Answering:
-    backend.answer = TextAnswer(scores=SCORES)
+    backend.answer = QueryAnswer(scores=SCORES)
     return backend
 
 

@@ -11,9 +11,9 @@ from edgeagent.api.llama_server import text_tools as text_routes
 from edgeagent.errors import Overloaded
 from edgeagent.types import (
     Detokenize,
+    QueryAnswer,
     RenderPrompt,
     SamplingParams,
-    TextAnswer,
     Tokenize,
     WorkerState,
     WorkerStatus,
@@ -45,7 +45,7 @@ async def test_tokenize(daemon: Running, backend: Answering) -> None:
 
 
 async def test_tokenize_with_pieces_gives_bytes_where_there_is_no_text(daemon: Running, backend: Answering) -> None:
-    backend.answer = TextAnswer(tokens=(1, 2, 3), pieces=(b" a", b"\xc3", b"\xa9"))
+    backend.answer = QueryAnswer(tokens=(1, 2, 3), pieces=(b" a", b"\xc3", b"\xa9"))
     reply = await post(daemon, "/tokenize", {"content": " aé", "with_pieces": True})
     assert reply.json() == {
         "tokens": [{"id": 1, "piece": " a"}, {"id": 2, "piece": [0xC3]}, {"id": 3, "piece": [0xA9]}]

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from edgeagent.api.openai import embeddings_body as schemas_embeddings
 from edgeagent.errors import Overloaded
 from edgeagent.service.live_service import LiveService
-from edgeagent.types import Embed, Embedding, TextAnswer, TextPrompt, TokenPrompt
+from edgeagent.types import Embed, Embedding, QueryAnswer, TextPrompt, TokenPrompt
 from tests.api.services import Answering
 from tests.daemon.running import Running, running
 
@@ -123,11 +123,11 @@ class TestOpenAI:
     async def test_what_a_worker_may_not_answer(
         self, daemon: Running, backend: Answering, vectors: tuple[bytes, ...]
     ) -> None:
-        backend.answer = TextAnswer(embeddings=tuple(Embedding(vector, 1) for vector in vectors))
+        backend.answer = QueryAnswer(embeddings=tuple(Embedding(vector, 1) for vector in vectors))
         assert (await post(daemon, "/v1/embeddings", input=["a", "b"])).status_code == 500
 
     async def test_numbers_that_are_none(self, daemon: Running, backend: Answering) -> None:
-        backend.answer = TextAnswer(embeddings=(Embedding(struct.pack("<2f", float("nan"), 1.0), 1),))
+        backend.answer = QueryAnswer(embeddings=(Embedding(struct.pack("<2f", float("nan"), 1.0), 1),))
         reply = await post(daemon, "/v1/embeddings", input="a")
         assert reply.json()["data"][0]["embedding"] == [None, 1.0]
 

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from edgeagent.errors import InvalidRequest, TemplateTooSlow
-from edgeagent.types import Embed, Rerank, TextAnswer, TextQuery, Tokenize
+from edgeagent.types import Embed, QueryAnswer, Rerank, TextQuery, Tokenize
 from edgeagent.worker.child.questions import Questions
 from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, AnswerPart, Ask, Failed, FromWorker, encode
 
@@ -22,14 +22,14 @@ class Bench:
         self.gate, self.reached = Event(), Event()
         self.gate.set()
         self.embeds: list[tuple[str, Embed | Rerank]] = []
-        self.result: TextAnswer | BaseException = TextAnswer()
+        self.result: QueryAnswer | BaseException = QueryAnswer()
         self.questions = Questions(lambda: self._answer, self.frames, self._embed)
         self.questions.start()
 
-    def _answer(self, query: TextQuery) -> TextAnswer:
+    def _answer(self, query: TextQuery) -> QueryAnswer:
         self.reached.set()
         self.gate.wait()
-        if isinstance(self.result, TextAnswer):
+        if isinstance(self.result, QueryAnswer):
             return self.result
         raise self.result
 
@@ -41,16 +41,16 @@ class Bench:
     def ask(self, ask_id: str = "a") -> None:
         self.questions.ask(Ask(ask_id, Tokenize("x")))
 
-    def answer(self) -> TextAnswer:
+    def answer(self) -> QueryAnswer:
         """Return the next answer, with its parts joined."""
-        parts: list[TextAnswer] = []
+        parts: list[QueryAnswer] = []
         while True:
             frame = self.frames.get()
             assert isinstance(frame, AnswerPart)
             assert len(encode(frame)) < MAX_FRAME_FROM_WORKER_BYTES
             parts.append(frame.part)
             if frame.is_last:
-                return TextAnswer(
+                return QueryAnswer(
                     "".join(part.text for part in parts),
                     tuple(token for part in parts for token in part.tokens),
                     tuple(piece for part in parts for piece in part.pieces),
@@ -67,14 +67,14 @@ def bench() -> Iterator[Bench]:
 @pytest.mark.parametrize(
     "answer",
     [
-        TextAnswer(),
-        TextAnswer("é" * 200_000),
-        TextAnswer("x", tuple(range(10_000))),
-        TextAnswer(tokens=tuple(range(300_000, 310_000)), pieces=(b"x" * 200,) * 10_000),
-        TextAnswer(tokens=(1, 2), pieces=(b"x" * 300_000, b"y" * 300_000)),
+        QueryAnswer(),
+        QueryAnswer("é" * 200_000),
+        QueryAnswer("x", tuple(range(10_000))),
+        QueryAnswer(tokens=tuple(range(300_000, 310_000)), pieces=(b"x" * 200,) * 10_000),
+        QueryAnswer(tokens=(1, 2), pieces=(b"x" * 300_000, b"y" * 300_000)),
     ],
 )
-def test_an_answer_of_any_size_comes_whole(bench: Bench, answer: TextAnswer) -> None:
+def test_an_answer_of_any_size_comes_whole(bench: Bench, answer: QueryAnswer) -> None:
     bench.result = answer
     bench.ask()
     assert bench.answer() == answer
@@ -90,16 +90,16 @@ def test_a_refusal_names_its_field_and_a_bug_does_not_end_the_thread(bench: Benc
     assert isinstance(failed, Failed)
     assert failed.code == "internal_error"
     assert "secret" not in failed.message
-    bench.result = TextAnswer("fine")
+    bench.result = QueryAnswer("fine")
     bench.ask()
-    assert bench.answer() == TextAnswer("fine")
+    assert bench.answer() == QueryAnswer("fine")
 
 
 def test_questions_get_the_error_that_prevents_answers() -> None:
     num_tries = 0
     bench = Bench()
 
-    def make() -> Callable[[TextQuery], TextAnswer]:
+    def make() -> Callable[[TextQuery], QueryAnswer]:
         nonlocal num_tries
         num_tries += 1
         raise TemplateTooSlow("the template took too long")

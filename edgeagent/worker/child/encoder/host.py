@@ -15,7 +15,7 @@ from edgeagent.engine.llama.encoder import Encoder
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.vocabulary import special_texts
-from edgeagent.types import Embed, MemoryKind, ModelInfo, Rerank, TextAnswer, TextQuery
+from edgeagent.types import Embed, MemoryKind, ModelInfo, QueryAnswer, Rerank, TextQuery
 from edgeagent.worker.child.encoder.pairs import PairReader
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import answer_text_query
@@ -85,7 +85,7 @@ class EncoderHost:
             )
         return self._pairs.read(query)
 
-    def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
+    def make_answerer(self) -> Callable[[TextQuery], QueryAnswer]:
         """Return a function that answers questions about text. One thread may call it while the other threads run."""
         return partial(answer_text_query, self.model, self._vocabulary)
 

@@ -22,9 +22,9 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     PurgeCache,
+    QueryAnswer,
     Rerank,
     Score,
-    TextAnswer,
     Timings,
     Usage,
     WorkerStatus,
@@ -160,7 +160,7 @@ class EncoderLoop:
         for command in self._queued(can_wait=self._next() is None):
             match command:
                 case Ask(ask_id, PurgeCache()):
-                    self._frames.put(AnswerPart(ask_id, TextAnswer("0"), is_last=True))
+                    self._frames.put(AnswerPart(ask_id, QueryAnswer("0"), is_last=True))
                 case Ask(ask_id, Embed() | Rerank() as query):
                     self._jobs.setdefault(ask_id, _Job(query))
                 case TextsReady(ask_id, texts):
@@ -220,9 +220,9 @@ class EncoderLoop:
         if isinstance(job.query, Rerank):
             job.scores += [Score(relevance(row), len(text)) for text, row in zip(texts, rows, strict=True)]
             if is_last:
-                self._frames.put(AnswerPart(ask_id, TextAnswer(scores=tuple(job.scores)), is_last=True))
+                self._frames.put(AnswerPart(ask_id, QueryAnswer(scores=tuple(job.scores)), is_last=True))
             return
         for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
             vector = truncated(row, job.query.dimensions).astype("<f4").tobytes()
-            part = TextAnswer(embeddings=(Embedding(vector, len(text)),))
+            part = QueryAnswer(embeddings=(Embedding(vector, len(text)),))
             self._frames.put(AnswerPart(ask_id, part, is_last=is_last and index == len(texts) - 1))

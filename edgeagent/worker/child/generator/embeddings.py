@@ -13,7 +13,7 @@ from typing import Protocol
 
 from edgeagent.engine.llama.embedder import Rows, truncated
 from edgeagent.errors import EdgeAgentError
-from edgeagent.types import Embed, Embedding, TextAnswer
+from edgeagent.types import Embed, Embedding, QueryAnswer
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import AnswerPart, failed_message
 
@@ -129,4 +129,4 @@ class Embeddings:
         self.drop(ask_id)
         if job.texts:
             self._jobs[ask_id] = job  # moved to the end, so that a short question does not wait for a long one
-        self._frames.put(AnswerPart(ask_id, TextAnswer(embeddings=(embedding,)), is_last=not job.texts))
+        self._frames.put(AnswerPart(ask_id, QueryAnswer(embeddings=(embedding,)), is_last=not job.texts))

@@ -37,7 +37,7 @@ from edgeagent.types import (
     ChatPrompt,
     GenerateRequest,
     ModelInfo,
-    TextAnswer,
+    QueryAnswer,
     TextQuery,
 )
 from edgeagent.worker.child.generator.adapters import load_adapters
@@ -179,7 +179,7 @@ class Host:
         """
         self._grammars.prepare()
 
-    def make_answerer(self) -> Callable[[TextQuery], TextAnswer]:
+    def make_answerer(self) -> Callable[[TextQuery], QueryAnswer]:
         """Return a function that answers questions about text; raise TemplateTooSlow.
 
         Call this method and the function on the same thread. The other threads may run at the same time.

@@ -25,9 +25,9 @@ from edgeagent.types import (
     PromptProgress,
     PromptText,
     PurgeCache,
+    QueryAnswer,
     Rerank,
     Started,
-    TextAnswer,
     Tier,
     Timings,
     TokenLogprob,
@@ -194,7 +194,7 @@ class GeneratorLoop:
                     self._cancel(command.id)
                 case Ask(ask_id, PurgeCache(partition)):
                     num_gone = self._engine.purge(partition)
-                    self._frames.put(AnswerPart(ask_id, TextAnswer(str(num_gone)), is_last=True))
+                    self._frames.put(AnswerPart(ask_id, QueryAnswer(str(num_gone)), is_last=True))
                 case Ask(ask_id, Embed() as query):
                     self._embeddings.add(ask_id, query)
                 case TextsReady(ask_id, texts):

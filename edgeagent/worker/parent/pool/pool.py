@@ -19,7 +19,16 @@ from msgspec import structs
 
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
-from edgeagent.types import AnswerSoFar, Embed, GenerateRequest, ModelStatus, Rerank, TextAnswer, TextQuery, WorkerState
+from edgeagent.types import (
+    AnswerSoFar,
+    Embed,
+    GenerateRequest,
+    ModelStatus,
+    QueryAnswer,
+    Rerank,
+    TextQuery,
+    WorkerState,
+)
 from edgeagent.worker.parent.pool import own_options
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, FoundDraft, Header
 from edgeagent.worker.parent.pool.eviction import Eviction
@@ -233,7 +242,7 @@ class Pool:
         model.note_use()
         return model
 
-    async def ask(self, model: str, query: TextQuery) -> TextAnswer:
+    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
         """Return a model's answer; raise NotSupported, or the errors of `find_model` and of Supervisor.ask."""
         asked = self._model(model)
         if isinstance(query, Embed | Rerank) and self.find_model(model) != asked.name:

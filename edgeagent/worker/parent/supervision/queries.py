@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import chain, count
 
 from edgeagent.errors import EdgeAgentError, Overloaded, from_code
-from edgeagent.types import Embed, Rerank, TextAnswer, TextQuery
+from edgeagent.types import Embed, QueryAnswer, Rerank, TextQuery
 from edgeagent.worker.protocol import AnswerPart, Ask, Failed, ProtocolError
 
 MAX_QUERIES = 64
@@ -27,9 +27,9 @@ class Query:
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
-        self.future: asyncio.Future[TextAnswer] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[QueryAnswer] = asyncio.get_running_loop().create_future()
         self.sent_at_s: float | None = None
-        self.parts: list[TextAnswer] = []
+        self.parts: list[QueryAnswer] = []
 
     @property
     def is_embed(self) -> bool:
@@ -113,18 +113,18 @@ class Queries:
         for query in list(self._open.values()):
             self._settle(query, make_error())
 
-    def _settle(self, query: Query, outcome: TextAnswer | EdgeAgentError) -> None:
+    def _settle(self, query: Query, outcome: QueryAnswer | EdgeAgentError) -> None:
         del self._open[query.ask.id]
         if query.future.done():
             return  # its client has just disconnected
-        if isinstance(outcome, TextAnswer):
+        if isinstance(outcome, QueryAnswer):
             query.future.set_result(outcome)
         else:
             query.future.set_exception(outcome)
 
 
-def _join(parts: list[TextAnswer]) -> TextAnswer:
-    return TextAnswer(
+def _join(parts: list[QueryAnswer]) -> QueryAnswer:
+    return QueryAnswer(
         "".join(part.text for part in parts),
         tuple(chain.from_iterable(part.tokens for part in parts)),
         tuple(chain.from_iterable(part.pieces for part in parts)),

@@ -17,7 +17,7 @@ from functools import partial
 from msgspec import structs
 
 from edgeagent.errors import EdgeAgentError, InternalError, from_code
-from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, TextAnswer, TextQuery, WorkerState
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, QueryAnswer, TextQuery, WorkerState
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
 from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
@@ -157,7 +157,7 @@ class Supervisor:
         self.start()
         self._send_waiting()
 
-    async def ask(self, question: TextQuery) -> TextAnswer:
+    async def ask(self, question: TextQuery) -> QueryAnswer:
         """Return the answer to a question; raise the errors of `submit`, Overloaded, or the worker's error.
 
         Raise WorkerCrashed if the worker ends. If the calling task is cancelled, the worker drops the question.

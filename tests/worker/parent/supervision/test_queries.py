@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.errors import BackendUnavailable, InvalidRequest, NotSupported, Overloaded, WorkerCrashed
-from edgeagent.types import Embed, TextAnswer, TextPrompt, Tokenize, WorkerState
+from edgeagent.types import Embed, QueryAnswer, TextPrompt, Tokenize, WorkerState
 from edgeagent.worker.parent.supervision.queries import MAX_EMBEDS, MAX_QUERIES
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from tests.stub_worker import SECRET, num_lives
@@ -24,7 +24,7 @@ async def ready(supervisor: Supervisor) -> Supervisor:
 
 async def test_an_answer_is_put_together_from_its_parts(make: Make) -> None:
     answer = await make().ask(Tokenize("answer 3"))
-    assert answer == TextAnswer("", (0, 1, 2), (b"x", b"x", b"x"))
+    assert answer == QueryAnswer("", (0, 1, 2), (b"x", b"x", b"x"))
 
 
 async def test_questions_wait_while_the_model_loads(make: Make) -> None:
