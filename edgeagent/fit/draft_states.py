@@ -9,7 +9,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.fit.need import num_states
 from edgeagent.fit.placement import FreeMemory
 from edgeagent.sizes import memory_text
-from edgeagent.types import Choice, FileShape
+from edgeagent.types import FileShape, SettingChoice
 
 _STATE_BYTES = 4  # for each value
 # Three limits on the memory of the states: a share of the free memory; a share of the model's size, or _LITTLE_BYTES if
@@ -49,12 +49,12 @@ def draft_states(shapes: Sequence[FileShape], config: EngineConfig, free_memory:
     return DraftStates(min(config.draft_tokens, int(most // token_bytes)), token_bytes)
 
 
-def describe_drafts(states: DraftStates, config: EngineConfig) -> Choice:
+def describe_drafts(states: DraftStates, config: EngineConfig) -> SettingChoice:
     """Return the number of tokens that may be drafted, with the reason, as it is shown to the user."""
     each = memory_text(states.token_bytes)
     if states.num_tokens == 0:
         why = f"the states needed to undo rejected drafts would take {each} for each token, which is too much"
-        return Choice("drafts", "none", "memory", why)
+        return SettingChoice("drafts", "none", "memory", why)
     by = "option" if states.num_tokens == config.draft_tokens else "memory"
     why = f"the states needed to undo rejected drafts take {each} for each token"
-    return Choice("drafts", f"up to {states.num_tokens}", by, why)
+    return SettingChoice("drafts", f"up to {states.num_tokens}", by, why)

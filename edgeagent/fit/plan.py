@@ -21,7 +21,7 @@ from edgeagent.fit.draft_states import DraftStates, describe_drafts, draft_state
 from edgeagent.fit.need import CONTEXT_STEP, DEFAULT_MAX_CONTEXT, kv_bytes_per_token, num_cells_wanted, predict
 from edgeagent.fit.placement import FreeMemory, Layout, MemoryUse, layouts, predict_use
 from edgeagent.sizes import memory_text
-from edgeagent.types import Choice, FileShape
+from edgeagent.types import FileShape, SettingChoice
 
 # Context lengths in tokens, tried in this order. To reach a length, the KV cache is quantized first. If that is not
 # enough, fewer layers are put on the GPUs.
@@ -201,7 +201,7 @@ def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, free_me
             )
 
 
-def describe(plan: RunPlan, config: EngineConfig, num_layers: int, num_tries: int = 0) -> tuple[Choice, ...]:
+def describe(plan: RunPlan, config: EngineConfig, num_layers: int, num_tries: int = 0) -> tuple[SettingChoice, ...]:
     """Return the choices that a plan made because of the available memory, with reasons, as they are shown to the user.
 
     `config` holds the options before the choices. The model has `num_layers` layers. `num_tries` is the number of
@@ -215,23 +215,25 @@ def describe(plan: RunPlan, config: EngineConfig, num_layers: int, num_tries: in
         why = f"{plan.num_wanted} tokens do not fit beside the weights: {free} of memory are free"
         if num_tries and not plan.layout.num_gpu_layers:
             why = "the load ran out of memory with a longer context"
-        choices.append(Choice("context", str(plan.num_cells), "memory", why))
+        choices.append(SettingChoice("context", str(plan.num_cells), "memory", why))
     chosen = plan.config.kv_type_k
     if config.kv_type_k == "auto" and chosen != "f16":
         why = "with f16 the context would be shorter, or fewer layers would be on the GPU"
-        choices.append(Choice("KV type", chosen, "memory", why))
+        choices.append(SettingChoice("KV type", chosen, "memory", why))
     if not config.parallel and plan.config.parallel < config.num_parallel:
         why = "each request keeps a state, and more requests would leave less memory for the context and the layers"
-        choices.append(Choice("parallel requests", str(plan.config.parallel), "memory", why))
+        choices.append(SettingChoice("parallel requests", str(plan.config.parallel), "memory", why))
     if plan.draft_states is not None:
         choices.append(describe_drafts(plan.draft_states, config))
     if num_tries:
         loads = "a load" if num_tries == 1 else f"{num_tries} loads"
-        choices.append(Choice("memory", "less than is free", "memory", f"{loads} before this one ran out of memory"))
+        choices.append(
+            SettingChoice("memory", "less than is free", "memory", f"{loads} before this one ran out of memory")
+        )
     return tuple(choices)
 
 
-def _describe_layers(plan: RunPlan, config: EngineConfig, num_layers: int) -> Choice:
+def _describe_layers(plan: RunPlan, config: EngineConfig, num_layers: int) -> SettingChoice:
     layout = plan.layout
     parts = [
         f"{memory_text(taken)} of {memory_text(gpu.free_bytes)} free on {gpu.name}"
@@ -244,7 +246,7 @@ def _describe_layers(plan: RunPlan, config: EngineConfig, num_layers: int) -> Ch
     is_as_asked = 0 <= min(config.gpu_layers, num_layers + 1) <= layout.num_gpu_layers
     if config.gpu_layers > 0 and not is_as_asked:
         why += f"; {config.gpu_layers} layers do not fit beside what other programs hold"
-    return Choice("layers on the GPU", value, "option" if is_as_asked else "memory", why)
+    return SettingChoice("layers on the GPU", value, "option" if is_as_asked else "memory", why)
 
 
 def _typed(config: EngineConfig) -> list[EngineConfig]:

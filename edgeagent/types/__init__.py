@@ -7,7 +7,7 @@ the client decides (tool parameters, schemas, arguments) are sent as JSON text.
 
 from msgspec.structs import replace  # returns a copy of a value with some fields changed
 
-from edgeagent.types.choices import Alternative, Choice
+from edgeagent.types.choices import Alternative, SettingChoice
 from edgeagent.types.deltas import (
     Delta,
     Finished,
@@ -88,7 +88,6 @@ __all__ = [
     "CachePolicy",
     "CacheStatus",
     "ChatPrompt",
-    "Choice",
     "Delta",
     "Detokenize",
     "DeviceInfo",
@@ -126,6 +125,7 @@ __all__ = [
     "RouteMode",
     "SamplingParams",
     "Score",
+    "SettingChoice",
     "Started",
     "Step",
     "TextDelta",

@@ -114,7 +114,7 @@ class Alternative(Struct, frozen=True):
     work_ms: dict[str, float]
 
 
-class Choice(Struct, frozen=True):
+class SettingChoice(Struct, frozen=True):
     """The value chosen for the setting `name`, the reason in words (`why`), and the alternatives.
 
     `by` says what decided: "option", "measurement", "memory", "model" (the value follows from the model's shape),

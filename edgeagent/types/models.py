@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from edgeagent.types.choices import Choice
+from edgeagent.types.choices import SettingChoice
 from edgeagent.types.requests import SamplingParams
 
 
@@ -75,7 +75,7 @@ class ModelInfo(Struct, frozen=True):
     chat_template: str = ""
     supports_infill: bool = False
     embedding_length: int = 0
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[SettingChoice, ...] = ()
     num_parallel: int = 0
     can_generate: bool = True
     can_rank: bool = False

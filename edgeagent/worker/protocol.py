@@ -68,7 +68,7 @@ class Load(Struct, frozen=True, tag="load"):
     - `adapters` are the paths of the model's LoRA adapters by name.
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
     - `is_replacing`: the worker continues an earlier worker's requests, with the same setting of flash attention.
-    - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided it, see `Choice.by`.
+    - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided it, see `SettingChoice.by`.
     - `why_no_drafts`: why the model must not take drafts of any kind; "" if it may.
     """
 

@@ -19,7 +19,7 @@ from edgeagent.api.ops.remotes import RouteReport, route_report
 from edgeagent.api.wire.fields import KeepAlive
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.types import CacheStatus, Choice, MemoryKind, ModelInfo, ModelStatus, WorkerState, WorkerStatus
+from edgeagent.types import CacheStatus, MemoryKind, ModelInfo, ModelStatus, SettingChoice, WorkerState, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
 
@@ -329,7 +329,7 @@ def _info(info: ModelInfo) -> InfoReport:
     )
 
 
-def _choice(choice: Choice) -> ChoiceReport:
+def _choice(choice: SettingChoice) -> ChoiceReport:
     return shaped(ChoiceReport, choice, alternatives=[shaped(AlternativeReport, each) for each in choice.alternatives])
 
 

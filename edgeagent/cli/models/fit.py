@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgeagent.fit.placement import FreeMemory
     from edgeagent.fit.plan import RunPlan
     from edgeagent.store.gguf.header import GgufHeader
-    from edgeagent.types import Choice
+    from edgeagent.types import SettingChoice
 
 _NUM_SUGGESTIONS = 3
 
@@ -47,7 +47,7 @@ def fit(
     from edgeagent.fit.need import predict
     from edgeagent.fit.pair import why_no_draft
     from edgeagent.fit.plan import describe, longest_context, make_plan
-    from edgeagent.types import Choice
+    from edgeagent.types import SettingChoice
 
     settings = settings_of(models_dir, state_dir, config)
     shapes = [header.shape for header in _headers(name, settings, with_draft=draft)]
@@ -59,7 +59,7 @@ def fit(
     need = predict(shapes, plan.config, plan.num_cells, max_rewind=plan.layout.max_rewind)
     longest = longest_context(shapes, engine, plan.free_memory)
     choices = describe(plan, engine, len(shapes[0].layers))
-    choices += (Choice("draft", "none", "memory", why),) if why else ()
+    choices += (SettingChoice("draft", "none", "memory", why),) if why else ()
     if as_json:
         typer.echo(json.dumps(_record(name, plan, need, longest, choices), indent=2))
     else:
@@ -122,7 +122,7 @@ def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeade
     return [header] if draft is None else [header, validate_model(draft)]
 
 
-def _say(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[Choice]) -> None:
+def _say(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice]) -> None:
     parts = [
         ("files", need.weights_bytes),
         ("matrices, rearranged for the processor", need.repacked_bytes),
@@ -169,7 +169,7 @@ def _suggestions(plan: RunPlan) -> list[str]:
     return [entry.name for entry in largest[:_NUM_SUGGESTIONS]]
 
 
-def _record(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[Choice]) -> dict[str, Any]:
+def _record(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice]) -> dict[str, Any]:
     return {
         "name": name,
         "fits": plan.fits,

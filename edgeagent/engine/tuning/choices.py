@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.own_work import expected_work
 from edgeagent.engine.tuning.workload import Workload
-from edgeagent.types.choices import Alternative, CandidateTimes, Choice, Measurements, SavedTuning, StepSums
+from edgeagent.types.choices import Alternative, CandidateTimes, Measurements, SavedTuning, SettingChoice, StepSums
 
 # A candidate must be better than the default by _MARGIN, or better than an earlier choice by _KEPT_MARGIN. Repeated
 # measurements differ by about as much.
@@ -90,7 +90,7 @@ class Decision:
     """
 
     attention: Attention
-    choices: tuple[Choice, ...]
+    choices: tuple[SettingChoice, ...]
     work: tuple[StepSums, ...] = ()
 
 
@@ -138,21 +138,23 @@ class _Chooser:
         work: Sequence[StepSums],
         *,
         keep_former_form: bool,
-    ) -> Choice:
+    ) -> SettingChoice:
         forms = list(dict.fromkeys(candidate.flash for candidate in candidates))
         name, default = "flash attention", forms[0]
         if option_value != "auto":
-            return Choice(name, default, "option", f"--flash-attention {option_value} was asked for")
+            return SettingChoice(name, default, "option", f"--flash-attention {option_value} was asked for")
         if default == "auto":
-            return Choice(name, default, "default", "llama.cpp decides on a GPU, and for a quantized V cache")
+            return SettingChoice(name, default, "default", "llama.cpp decides on a GPU, and for a quantized V cache")
         if len(forms) == 1:
             why = "plain attention's buffer would take too much memory for this context"
-            return Choice(name, default, "default", why)
+            return SettingChoice(name, default, "default", why)
         seconds: dict[str, dict[str, float]] = {form: self._seconds(form == "on") for form in forms}
         if former is None:
             return self._choose(name, seconds, _FORM_SITUATIONS, None, _LIMITED_WORKS)
         if keep_former_form:
-            return Choice(name, _form_of(former), "default", "kept for the requests that go on after a worker's end")
+            return SettingChoice(
+                name, _form_of(former), "default", "kept for the requests that go on after a worker's end"
+            )
         expected = self.expected_work(work, former)
         # The longest time counts. So the work that changes a choice is still enough after the change.
         if max((sum(each.seconds for each in of_form) for of_form in expected.values()), default=0) >= _ENOUGH_WORK_S:
@@ -169,7 +171,7 @@ class _Chooser:
             seconds, work, _form_of(former), depth=self._depth, parallel=self._context_size.parallel, scale=self._scale
         )
 
-    def _choose_for_own_work(self, name: str, expected: Mapping[str, Sequence[StepSums]], kept: str) -> Choice:
+    def _choose_for_own_work(self, name: str, expected: Mapping[str, Sequence[StepSums]], kept: str) -> SettingChoice:
         """Choose the form with which the recorded work takes the least time."""
         totals = {form: sum(each.seconds for each in work) for form, work in expected.items()}
         best = min(totals, key=lambda form: totals[form])
@@ -182,16 +184,16 @@ class _Chooser:
         why = f"time of the model's own work of {totals[kept] / 60:.0f} minutes, {taken} being 1: {rest}"
         if taken != best:
             why += f"; {taken} was chosen before, and another must be better by {_KEPT_MARGIN:.0%}"
-        return Choice(name, taken, "measurement", why, alternatives)
+        return SettingChoice(name, taken, "measurement", why, alternatives)
 
-    def choose_size(self, candidates: Sequence[Attention], former: SavedTuning | None) -> Choice:
+    def choose_size(self, candidates: Sequence[Attention], former: SavedTuning | None) -> SettingChoice:
         name, sizes = "micro-batch", [str(candidate.micro_batch) for candidate in candidates]
         if len(sizes) == 1:
-            return Choice(name, sizes[0], "default", "no other size fits the options and this context")
+            return SettingChoice(name, sizes[0], "default", "no other size fits the options and this context")
         is_flash = candidates[0].flash == "on"
         measured_with = {times.is_flash for times in self._times if Workload.BATCH_ALONE in times.seconds}
         if measured_with == {not is_flash}:
-            return Choice(name, sizes[0], "default", "sizes were measured only with the other form of attention")
+            return SettingChoice(name, sizes[0], "default", "sizes were measured only with the other form of attention")
         seconds = {size: self._seconds(is_flash, int(size)) for size in sizes}
         kept = None
         if former is not None and former.is_flash == is_flash and str(former.micro_batch) in sizes:
@@ -213,7 +215,7 @@ class _Chooser:
         situations: Mapping[Workload, Workload | None],
         kept: str | None,
         limited: Sequence[Workload] = (),
-    ) -> Choice:
+    ) -> SettingChoice:
         """Choose one of the keys of `seconds`. They are the possible values of a setting.
 
         `seconds` has the measured times of each value, by kind of work. The usual value is `kept`, or else the default
@@ -236,7 +238,9 @@ class _Chooser:
             for value in measured
         )
         if usual not in measured or len(measured) == 1 or 2 * len(works) < len(situations):
-            return Choice(name, usual, "default", "too little could be measured in the time for it", alternatives)
+            return SettingChoice(
+                name, usual, "default", "too little could be measured in the time for it", alternatives
+            )
         scores = _scores(predicted, works)
         best = min(scores, key=lambda value: scores[value])
         margin = _MARGIN if kept is None else _KEPT_MARGIN
@@ -249,7 +253,7 @@ class _Chooser:
             which = "is the default" if kept is None else "was chosen before"
             why += f"; {taken} {which}, and another must "
             why += f"not be slower: {best} takes {slower}" if slower else f"be better by {margin:.0%}"
-        return Choice(name, taken, "measurement", why, alternatives)
+        return SettingChoice(name, taken, "measurement", why, alternatives)
 
     def _predict(self, seconds: Mapping[str, float], work: Workload, alone: Workload | None) -> float:
         """Return the expected seconds of a kind of work with all layers and the usual number of used cells.

@@ -17,7 +17,7 @@ from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
 from edgeagent.fit.pair import why_no_draft
 from edgeagent.fit.placement import FreeMemory
 from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again
-from edgeagent.types import Choice, FileShape
+from edgeagent.types import FileShape, SettingChoice
 from edgeagent.types.file_shape import LayerShape
 from edgeagent.worker.protocol import Load
 
@@ -29,7 +29,7 @@ class Opened:
     model: Model
     config: EngineConfig
     draft_config: EngineConfig
-    choices: tuple[Choice, ...]
+    choices: tuple[SettingChoice, ...]
     num_gpu_bytes: int
     kv_bytes_per_token: float
     max_rewind: int = 0

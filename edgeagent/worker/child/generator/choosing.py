@@ -25,7 +25,7 @@ from edgeagent.engine.tuning.calibration import MAX_DEPTH, Calibration, most_pro
 from edgeagent.engine.tuning.choices import ContextSize, decide
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import Choice, LearnedCosts, Measurements, SavedTuning
+from edgeagent.types.choices import LearnedCosts, Measurements, SavedTuning, SettingChoice
 from edgeagent.types.file_shape import LayerShape
 
 # If a model has different kinds of layers and its file does not say which, their pattern probably repeats after this
@@ -50,7 +50,7 @@ class Chosen:
     """
 
     attention: Attention
-    choices: tuple[Choice, ...]
+    choices: tuple[SettingChoice, ...]
     tuning: SavedTuning
     learned: LearnedCosts
 

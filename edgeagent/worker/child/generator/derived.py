@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS
 from edgeagent.engine.llama.context import LlamaRunner
-from edgeagent.types.choices import Choice
+from edgeagent.types.choices import SettingChoice
 
 _BY = "model"
 
 
-def derived_choices(runner: LlamaRunner, block_tokens: int, token_bytes: float) -> tuple[Choice, ...]:
+def derived_choices(runner: LlamaRunner, block_tokens: int, token_bytes: float) -> tuple[SettingChoice, ...]:
     """Return these settings as choices for the status. `token_bytes` is the size of a token's KV cells in a block."""
     return (
-        Choice(
+        SettingChoice(
             "KV cells",
             "one pool",
             _BY,
@@ -23,19 +23,19 @@ def derived_choices(runner: LlamaRunner, block_tokens: int, token_bytes: float) 
     )
 
 
-def _block(num_tokens: int, token_bytes: float) -> Choice:
+def _block(num_tokens: int, token_bytes: float) -> SettingChoice:
     size = f"they take {num_tokens * token_bytes / (1 << 20):.2g} MiB, at {token_bytes / 1024:.3g} KiB for each token"
     bounds = (
         f"a block has {MIN_BLOCK_TOKENS} to {MAX_BLOCK_TOKENS} tokens, and is small enough to be read between steps"
     )
-    return Choice("cache block", f"{num_tokens} tokens", _BY, f"{size}; {bounds}")
+    return SettingChoice("cache block", f"{num_tokens} tokens", _BY, f"{size}; {bounds}")
 
 
-def _padding(runner: LlamaRunner) -> Choice:
+def _padding(runner: LlamaRunner) -> SettingChoice:
     tiles = [f"to {runner.weight_tile} tokens"] if runner.weight_tile else []
     tiles += [f"to {runner.attention_tile} tokens"] if runner.attention_tile else []
     if not tiles:
         why = "more tokens in a batch would not make it faster, or may change this model's memory"
-        return Choice("padding", "none", _BY, why)
+        return SettingChoice("padding", "none", _BY, why)
     why = "tiles of this many tokens are multiplied at once; a batch is filled up only if that should be faster"
-    return Choice("padding", " and ".join(tiles), _BY, why)
+    return SettingChoice("padding", " and ".join(tiles), _BY, why)

@@ -19,7 +19,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, OutOfCells
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelOutOfMemory
-from edgeagent.types import Choice
+from edgeagent.types import SettingChoice
 from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.learned import WarmStart
 from edgeagent.worker.protocol import Load, draft_part
@@ -32,7 +32,7 @@ DRAFT_SHARE = 1 / 8
 class DraftSetup:
     """The source of draft tokens of a model. `file` is a draft model's file, "ngram" (the sequence's own text) or None.
 
-    `by` and `why` say what decided this, as in Choice. `runner` and `model` are None if there is no draft model.
+    `by` and `why` say what decided this, as in SettingChoice. `runner` and `model` are None if there is no draft model.
     """
 
     file: str | None
@@ -42,9 +42,9 @@ class DraftSetup:
     model: DraftModel | None = None
 
     @property
-    def choice(self) -> Choice:
-        """The Choice named "draft", which the status shows."""
-        return Choice("draft", self.file or "none", self.by, self.why)
+    def choice(self) -> SettingChoice:
+        """The SettingChoice named "draft", which the status shows."""
+        return SettingChoice("draft", self.file or "none", self.by, self.why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, OutOfCells
 from edgeagent.errors import InternalError
-from edgeagent.types import Choice
+from edgeagent.types import SettingChoice
 from edgeagent.worker.protocol import Load, rewind_part
 
 _DRAFTS = "drafts"
 
 
 def check_drafts(
-    model: Model, runner: LlamaRunner, load: Load, choices: Sequence[Choice], on_part: Callable[[str], None]
-) -> tuple[str, tuple[Choice, ...]]:
+    model: Model, runner: LlamaRunner, load: Load, choices: Sequence[SettingChoice], on_part: Callable[[str], None]
+) -> tuple[str, tuple[SettingChoice, ...]]:
     """Return why a model cannot use drafts ("" if it can), and the model's choices.
 
     If the model can use drafts, these are `choices`. Otherwise they also have a choice named "drafts" with the value
@@ -51,6 +51,6 @@ def check_drafts(
     return why, _without(choices, by, why)
 
 
-def _without(choices: Sequence[Choice], by: str, why: str) -> tuple[Choice, ...]:
+def _without(choices: Sequence[SettingChoice], by: str, why: str) -> tuple[SettingChoice, ...]:
     """Return `choices` with the choice named "drafts" set to "none", for the reason `why`."""
-    return (*(choice for choice in choices if choice.name != _DRAFTS), Choice(_DRAFTS, "none", by, why))
+    return (*(choice for choice in choices if choice.name != _DRAFTS), SettingChoice(_DRAFTS, "none", by, why))

@@ -43,8 +43,8 @@ class FoundDraft(Protocol):
 class ChosenDraft:
     """A draft for a load: its file, and the reason for it. If `path` is None, `why` says why there is none.
 
-    `by` is what decided it, see `Choice.by`. `is_trouble`: see FoundDraft. `header` is None if there is no draft, or if
-    its header is not known.
+    `by` is what decided it, see `SettingChoice.by`. `is_trouble`: see FoundDraft. `header` is None if there is no
+    draft, or if its header is not known.
     """
 
     path: Path | None

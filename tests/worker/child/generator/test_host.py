@@ -25,13 +25,13 @@ from edgeagent.errors import (
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import (
     ChatPrompt,
-    Choice,
     GenerateRequest,
     JsonObjectFormat,
     MemoryKind,
     Message,
     Prompt,
     SamplingParams,
+    SettingChoice,
     TextPrompt,
     TokenPrompt,
 )
@@ -259,7 +259,7 @@ class TestStatesThatAreKept:
 
     PROMPT = TokenPrompt((30, 31, 32, 33, 34, 35) * 6)
 
-    def drafts(self, host: Host) -> Choice:
+    def drafts(self, host: Host) -> SettingChoice:
         (choice,) = [each for each in host.info.choices if each.name == "drafts"]
         return choice
 
@@ -306,7 +306,7 @@ class TestStatesThatAreKept:
         shapes = (validate_model(hybrid).shape,)
         load = Load("tiny", str(hybrid), None, config, shapes=shapes, why_no_drafts="it ended the process (SIGABRT)")
         host = Host(load, open_model(load))
-        assert self.drafts(host) == Choice("drafts", "none", "trial", "it ended the process (SIGABRT)")
+        assert self.drafts(host) == SettingChoice("drafts", "none", "trial", "it ended the process (SIGABRT)")
         assert generate(host, self.PROMPT, max_tokens=8)
 
     def test_where_memory_is_short_there_are_none(self, hybrid: Path) -> None:
