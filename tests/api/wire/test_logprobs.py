@@ -15,7 +15,7 @@ FIRST = TokenLogprob(3, b"a", math.nan, RIVALS)
 IMPOSSIBLE = TokenLogprob(4, b"z", -math.inf, (TokenLogprob(5, b"y", -math.inf),))
 
 
-def test_a_token_has_its_bytes_and_its_rivals() -> None:
+def test_a_token_has_its_bytes_and_its_alternatives() -> None:
     assert token_logprobs([TOKEN]) == [
         {
             "token": "é",
