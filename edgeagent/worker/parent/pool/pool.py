@@ -19,16 +19,8 @@ from msgspec import structs
 
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
-from edgeagent.types import (
-    AnswerSoFar,
-    Embed,
-    GenerateRequest,
-    ModelStatus,
-    QueryAnswer,
-    Rerank,
-    TextQuery,
-    WorkerState,
-)
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, WorkerState
+from edgeagent.types.queries import Embed, QueryAnswer, Rerank, TextQuery
 from edgeagent.worker.parent.pool import own_options
 from edgeagent.worker.parent.pool.drafts import NO_DRAFT, FoundDraft, Header
 from edgeagent.worker.parent.pool.eviction import Eviction
@@ -99,11 +91,7 @@ class Pool:
         self._searches: dict[str, asyncio.Task[str]] = {}
         self._num_searches = asyncio.Semaphore(_MAX_SEARCHES)
         self._eviction = Eviction(
-            lambda: list(self._models.values()),
-            self._end,
-            clock,
-            max_models=config.load.max_models,
-            read=read,
+            lambda: list(self._models.values()), self._end, clock, max_models=config.load.max_models, read=read
         )
         self._workers = Workers(command, self._limits, clock, self._eviction.make_room, self._save_tuning)
         self._default: str | None = None
