@@ -12,7 +12,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
-from edgeagent.engine.llama.batch_padding import attention_tile, choose_tile, num_to_fill
+from edgeagent.engine.llama.batch_padding import attention_tile, num_to_fill, usual_padding
 from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model, is_short_of_memory
@@ -21,6 +21,7 @@ from edgeagent.engine.llama.payload_pool import PayloadPool
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.engine.tuning.attention import Attention, possible_attention
+from edgeagent.engine.tuning.padding import WeightPadding
 from edgeagent.errors import InternalError, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 from edgeagent.types import MemoryKind
@@ -76,6 +77,14 @@ def num_sequences_of(model: Model, config: EngineConfig) -> int:
     return config.num_parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
 
 
+def can_fill(model: Model) -> bool:
+    """Whether batches of this model may be padded.
+
+    With a window or a state, padding would add another sequence to a batch, with unknown effects.
+    """
+    return model.num_gpu_layers == 0 and model.memory_kind is MemoryKind.FULL_ATTENTION
+
+
 class LlamaRunner:
     """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
 
@@ -86,9 +95,12 @@ class LlamaRunner:
         *,
         num_cells: int | None = None,
         attention: Attention | None = None,
+        weight_padding: WeightPadding | None = None,
         max_rewind: int = 0,
     ) -> None:
         """Make the context. Raise ModelLoadFailed if llama.cpp cannot (out of memory, impossible options).
+
+        `weight_padding`: None means the usual one for the type of the model's weights; see also `can_fill`.
 
         `max_rewind`: how many tokens a sequence should be able to go back. With a recurrent state, this needs earlier
         states, which llama.cpp keeps only for some architectures. The attribute says how many tokens are possible.
@@ -100,12 +112,10 @@ class LlamaRunner:
         self.num_threads = config.threads or num_usable_cores()
         self.num_sequences = num_sequences_of(model, config)
         self._spare = self.num_sequences  # an additional sequence, for tokens that are not kept
-        # With a window or a state, padding would add another sequence to a batch, with unknown effects.
-        is_on_cpu = model.num_gpu_layers == 0
-        self.min_prompt_chunk = 2 if is_on_cpu and model.memory_kind in CUTTABLE else 1
-        self._can_fill = is_on_cpu and model.memory_kind is MemoryKind.FULL_ATTENTION
-        self.weight_tile = choose_tile(model.file_type) if self._can_fill else 0
-        """How many tokens the CPU's kernels multiply with the weights at once; 0 if batches are not padded to this."""
+        self.min_prompt_chunk = 2 if model.num_gpu_layers == 0 and model.memory_kind in CUTTABLE else 1
+        self._can_fill = can_fill(model)
+        padding = usual_padding(model.file_type) if weight_padding is None else weight_padding
+        self.weight_padding = padding if self._can_fill else WeightPadding()
         is_flash = self._can_fill and self.attention.flash == "on"
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
         self._window = model.window
@@ -247,7 +257,7 @@ class LlamaRunner:
 
     def _compute(self, num_tokens: int, min_tokens: int) -> int:
         """Decode the batch's first `num_tokens`, with padding tokens if that is faster. Return llama.cpp's status."""
-        num_added = num_to_fill(num_tokens, self.weight_tile, self.attention.micro_batch) if self._can_fill else 0
+        num_added = num_to_fill(num_tokens, self.weight_padding, self.attention.micro_batch) if self._can_fill else 0
         num_added = max(num_added, min_tokens - num_tokens)
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:

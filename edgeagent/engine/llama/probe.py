@@ -12,6 +12,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import Sample
+from edgeagent.engine.tuning.padding import WeightPadding
 from edgeagent.engine.tuning.workload import BATCH_TOKENS, MAX_STREAMS, Workload, tokens_of
 
 _LAYER_OUTPUT = b"l_out-"  # names the output of a layer in most of llama.cpp's graphs, but not in all
@@ -116,7 +117,8 @@ class _ProbeRunner(LlamaRunner):
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, num_cells: int, on_node: Any) -> None:
         self._on_node = on_node
-        super().__init__(model, config, num_cells=num_cells, attention=attention)
+        # What padding gains is measured too.
+        super().__init__(model, config, num_cells=num_cells, attention=attention, weight_padding=WeightPadding())
 
     def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
         params = super()._context_params(config, num_cells)

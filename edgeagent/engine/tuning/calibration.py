@@ -20,6 +20,7 @@ from typing import Protocol
 
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.choices import ContextSize, decide
+from edgeagent.engine.tuning.padding import PADDING_WORKS
 from edgeagent.engine.tuning.workload import PROMPT_TOKENS, TURN_TOKENS, Workload, tokens_of
 from edgeagent.types.choices import CandidateTimes, Measurements
 
@@ -27,10 +28,10 @@ MAX_DEPTH = 512
 # The most rounds, if there is time. In each round, work of few tokens is measured _NUM_REPEATS_OF_SHORT times.
 _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
-# _FORM_SHARE of the time is for choosing the form of attention, the rest for choosing the micro-batch. The number of
-# measured layers is chosen after the first warm-up: two rounds of the form and one of the micro-batch should take
-# _PLANNED_SHARE of the time that is left until the deadline of the first comparison.
-_FORM_SHARE, _PLANNED_SHARE = 0.8, 0.5
+# The forms of attention are measured until _FORM_SHARE of the time is over, the work for the padding until
+# _PADDING_SHARE, and then the micro-batch. The number of measured layers is chosen after the first warm-up: two rounds
+# of the form and one of the others should take _PLANNED_SHARE of the time until the deadline of the first comparison.
+_FORM_SHARE, _PADDING_SHARE, _PLANNED_SHARE = 0.75, 0.85, 0.5
 # A sample counts if the threads had cores for at least the share _UNDISTURBED of its time. Threads wait for each other,
 # so one thread without a core slows all of them. Systems measure CPU time in ticks of up to 10 ms, so a sample shorter
 # than _MIN_COUNTED_S always counts.
@@ -88,6 +89,8 @@ class _Times:
 class Calibration:
     """Measures candidates within a time budget. `open_probe` makes the context of a candidate.
 
+    `has_padding`: batches of the model may be padded, so the work that decides about padding is measured too.
+
     `min_layers`, `max_layers`: limits of the number of layers to compute. `depth`: how many cells are in use in the
     kinds of work that need used cells (see Workload).
     """
@@ -99,9 +102,11 @@ class Calibration:
         min_layers: int,
         max_layers: int,
         depth: int,
+        has_padding: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_probe = open_probe
+        self._has_padding = has_padding
         self._min_layers = min_layers
         self._max_layers = max_layers
         self._depth = depth
@@ -114,7 +119,8 @@ class Calibration:
     ) -> Measurements | None:
         """Measure the candidates for about `budget_s` seconds. Return None if nothing could be measured.
 
-        First compare the forms of attention, and then the sizes of a micro-batch with the better form.
+        First compare the forms of attention. Then, with the better form, measure what padding gains, and compare the
+        sizes of a micro-batch.
         """
         started_s = self._clock()
         # The forms are compared before the sizes, so all get the same micro-batch.
@@ -125,10 +131,23 @@ class Calibration:
             times = self._compare(forms, _FORM_WORKS, started_s, _FORM_SHARE * budget_s)
         found = self._measurements(times, started_s)
         form = decide(candidates, found, context_size, num_layers=self._max_layers).attention.flash
+        if self._has_padding:
+            times = self._with_padding(times, Attention(form, size), started_s, budget_s)
         sizes = [candidate for candidate in candidates if candidate.flash == form]
         if len(sizes) > 1:
             times += self._compare(sizes, _SIZE_WORKS, started_s, budget_s)
         return self._measurements(times, started_s)
+
+    def _with_padding(
+        self, times: list[_Times], candidate: Attention, started_s: float, budget_s: float
+    ) -> list[_Times]:
+        """Measure a candidate's work of few tokens. Return the times of all candidates, with these."""
+        [measured] = self._compare([candidate], PADDING_WORKS, started_s, _PADDING_SHARE * budget_s)
+        of_candidate = next((each for each in times if each.candidate == candidate), None)
+        if of_candidate is None:
+            return [*times, measured]
+        of_candidate.seconds = measured.seconds | of_candidate.seconds
+        return times
 
     def _measurements(self, times: Sequence[_Times], started_s: float) -> Measurements | None:
         known = tuple(
@@ -176,6 +195,7 @@ class Calibration:
         if not self._num_layers:
             layer_s = max(took_s / self._min_layers, _MIN_S)
             num_tokens = 4 * _num_tokens(_FORM_WORKS) + 3 * _num_tokens(_SIZE_WORKS)
+            num_tokens += 2 * _num_tokens(PADDING_WORKS) if self._has_padding else 0
             planned_s = _PLANNED_SHARE * (deadline_s - self._clock())
             num_layers = int(planned_s / (layer_s * num_tokens / TURN_TOKENS))
             num_layers = max(self._min_layers, min(num_layers, self._max_layers))

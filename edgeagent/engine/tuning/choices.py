@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.own_work import expected_work
+from edgeagent.engine.tuning.padding import WeightPadding, choose_padding
 from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types.choices import Alternative, CandidateTimes, Measurements, SavedTuning, SettingChoice, StepSums
 
@@ -84,14 +85,16 @@ class ContextSize:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The attention that a context should use, and both choices that led to it, with their reasons.
+    """The attention and the padding that a context should use, and the choices that led to it, with their reasons.
 
-    `work`: the recorded work, with the seconds that it takes with this attention.
+    `work`: the recorded work, with the seconds that it takes with this attention. `weight_padding`: None if batches of
+    the model cannot be padded.
     """
 
     attention: Attention
     choices: tuple[SettingChoice, ...]
     work: tuple[StepSums, ...] = ()
+    weight_padding: WeightPadding | None = None
 
 
 def decide(
@@ -104,12 +107,14 @@ def decide(
     former: SavedTuning | None = None,
     work: Sequence[StepSums] = (),
     keep_former_form: bool = False,
+    usual_padding: WeightPadding | None = None,
 ) -> Decision:
     """Choose one of the candidates. The first one is the default.
 
     `option_value`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been
     measured under other conditions. `work`: what was recorded with that choice, under the same conditions.
     `keep_former_form`: keep the form of attention of `former`, unless the option or the context leaves only one form.
+    `usual_padding`: the padding without measurements; None if batches of the model cannot be padded.
     """
     chooser = _Chooser(measurements, context_size, num_layers)
     form = chooser.choose_form(candidates, option_value, former, work, keep_former_form=keep_former_form)
@@ -118,7 +123,10 @@ def decide(
     chosen = next(each for each in of_form if str(each.micro_batch) == size.value)
     if former is not None and form.value != _form_of(former):
         work = chooser.expected_work(work, former).get(form.value, ())
-    return Decision(chosen, (form, size), tuple(work))
+    if usual_padding is None:
+        return Decision(chosen, (form, size), tuple(work))
+    padding, choice = choose_padding(chooser.seconds(is_flash=form.value == "on"), usual_padding)
+    return Decision(chosen, (form, size, choice), tuple(work), padding)
 
 
 class _Chooser:
@@ -148,7 +156,7 @@ class _Chooser:
         if len(forms) == 1:
             why = "plain attention's buffer would take too much memory for this context"
             return SettingChoice(name, default, "default", why)
-        seconds: dict[str, dict[str, float]] = {form: self._seconds(form == "on") for form in forms}
+        seconds: dict[str, dict[str, float]] = {form: self.seconds(is_flash=form == "on") for form in forms}
         if former is None:
             return self._choose(name, seconds, _FORM_SITUATIONS, None, _LIMITED_WORKS)
         if keep_former_form:
@@ -166,7 +174,7 @@ class _Chooser:
 
         Empty if that is unknown.
         """
-        seconds = {form: self._seconds(form == "on") for form in ("on", "off")}
+        seconds = {form: self.seconds(is_flash=form == "on") for form in ("on", "off")}
         return expected_work(
             seconds, work, _form_of(former), depth=self._depth, parallel=self._context_size.parallel, scale=self._scale
         )
@@ -194,13 +202,13 @@ class _Chooser:
         measured_with = {times.is_flash for times in self._times if Workload.BATCH_ALONE in times.seconds}
         if measured_with == {not is_flash}:
             return SettingChoice(name, sizes[0], "default", "sizes were measured only with the other form of attention")
-        seconds = {size: self._seconds(is_flash, int(size)) for size in sizes}
+        seconds = {size: self.seconds(int(size), is_flash=is_flash) for size in sizes}
         kept = None
         if former is not None and former.is_flash == is_flash and str(former.micro_batch) in sizes:
             kept = str(former.micro_batch)
         return self._choose(name, seconds, _SIZE_SITUATIONS, kept)
 
-    def _seconds(self, is_flash: bool, micro_batch: int | None = None) -> dict[str, float]:
+    def seconds(self, micro_batch: int | None = None, *, is_flash: bool) -> dict[str, float]:
         """Return the measured seconds by kind of work, with one form of attention and micro-batch (any if None)."""
         found: dict[str, float] = {}
         for times in self._times:

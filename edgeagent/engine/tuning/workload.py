@@ -9,14 +9,26 @@ TILE_TOKENS = 64
 """The same number as engine.costs.step_shape.FLASH_TILE."""
 MAX_STREAMS = 8
 """The most streams in a measured step. More would take too much time."""
-_NUM_TOKENS = {"token": 1, "turn": TURN_TOKENS, "streams": MAX_STREAMS, "prompt": PROMPT_TOKENS, "batch": BATCH_TOKENS}
+_NUM_TOKENS = {
+    "token": 1,
+    "three": 3,
+    "four": 4,
+    "seven": 7,
+    "eight": 8,
+    "thirteen": 13,
+    "fifteen": 15,
+    "turn": TURN_TOKENS,
+    "streams": MAX_STREAMS,
+    "prompt": PROMPT_TOKENS,
+    "batch": BATCH_TOKENS,
+}
 
 
 class Workload(StrEnum):
     """The measured kinds of work.
 
     The first word of a name says what is computed: tokens of one sequence ("token" 1, "turn" TURN_TOKENS, "prompt"
-    PROMPT_TOKENS, "batch" BATCH_TOKENS), or one token of each of several sequences ("streams").
+    PROMPT_TOKENS, "batch" BATCH_TOKENS, and numbers), or one token of each of several sequences ("streams").
 
     The rest of the name says which cells are in use: ALONE none, AFTER_TEXT earlier tokens of the same sequences, and
     BESIDE_IDLE cells of idle sequences. The values, which are stored, have other words for the last two: "behind" or
@@ -33,6 +45,12 @@ class Workload(StrEnum):
     TOKEN_BESIDE_IDLE = "token beside"  # noqa: S105
     STREAMS_ALONE = "streams alone"
     STREAMS_AFTER_TEXT = "streams deep"
+    THREE_ALONE = "three alone"
+    FOUR_ALONE = "four alone"
+    SEVEN_ALONE = "seven alone"
+    EIGHT_ALONE = "eight alone"
+    THIRTEEN_ALONE = "thirteen alone"
+    FIFTEEN_ALONE = "fifteen alone"
     BATCH_ALONE = "batch alone"
     BATCH_AFTER_TEXT = "batch behind"
 

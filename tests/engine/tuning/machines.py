@@ -36,8 +36,17 @@ class Machine:
         self.num_open += 1
         return FakeProbe(self, attention)
 
-    def calibrate(self, candidates: tuple[Attention, ...] = CANDIDATES, budget_s: float = 2.0) -> Measurements | None:
-        calibration = Calibration(self.open, min_layers=1, max_layers=NUM_LAYERS, depth=DEPTH, clock=self.clock)
+    def calibrate(
+        self, candidates: tuple[Attention, ...] = CANDIDATES, budget_s: float = 2.0, *, has_padding: bool = False
+    ) -> Measurements | None:
+        calibration = Calibration(
+            self.open,
+            min_layers=1,
+            max_layers=NUM_LAYERS,
+            depth=DEPTH,
+            has_padding=has_padding,
+            clock=self.clock,
+        )
         return calibration.measure(candidates, CONTEXT_SIZE, budget_s)
 
 

@@ -14,8 +14,9 @@ import psutil
 from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.batch_padding import usual_padding
 from edgeagent.engine.llama.conditions import make_conditions
-from edgeagent.engine.llama.context import attention_candidates, num_cells_of, num_sequences_of
+from edgeagent.engine.llama.context import attention_candidates, can_fill, num_cells_of, num_sequences_of
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
@@ -23,6 +24,7 @@ from edgeagent.engine.runner import OutOfCells
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.calibration import MAX_DEPTH, Calibration, most_probes
 from edgeagent.engine.tuning.choices import ContextSize, decide
+from edgeagent.engine.tuning.padding import WeightPadding
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import LearnedCosts, Measurements, SavedTuning, SettingChoice
@@ -50,6 +52,7 @@ class Chosen:
     """
 
     attention: Attention
+    weight_padding: WeightPadding | None
     choices: tuple[SettingChoice, ...]
     tuning: SavedTuning
     learned: LearnedCosts
@@ -95,16 +98,19 @@ def choose(
         former=former,
         work=() if valid is None else valid.work,
         keep_former_form=valid is not None and is_replacing,
+        usual_padding=usual_padding(model.file_type) if can_fill(model) else None,
     )
     taken = decision.attention
     # "auto" does not count as plain: on a GPU llama.cpp usually takes flash attention.
     now = SavedTuning(conditions, measurements, taken.flash != "off", taken.micro_batch, num_tries, work=decision.work)
-    # Step times learned with other settings are useless.
-    is_same = former is not None and replace(former, measurements=None, num_tries=0, learned=None, work=()) == replace(
-        now, measurements=None, num_tries=0, work=()
-    )
-    learned = former.learned if is_same and former is not None else None
-    return Chosen(taken, decision.choices, now, learned or LearnedCosts())
+    learned = former.learned if former is not None and _has_same_settings(former, now) else None
+    return Chosen(taken, decision.weight_padding, decision.choices, now, learned or LearnedCosts())
+
+
+def _has_same_settings(former: SavedTuning, now: SavedTuning) -> bool:
+    """Whether step times that were learned with `former` hold for `now`."""
+    former, now = (replace(each, measurements=None, num_tries=0, learned=None, work=()) for each in (former, now))
+    return former == now
 
 
 def _sequence_bytes(model: Model, config: EngineConfig, layers: Sequence[LayerShape]) -> int:
@@ -156,6 +162,7 @@ def _measure(
         min_layers=_min_layers(model, layers),
         max_layers=model.num_layers,
         depth=depth,
+        has_padding=can_fill(model),
     )
     # Ignore errors: the trial, which comes next, reports what is wrong with the model.
     try:

@@ -32,10 +32,9 @@ def _block(num_tokens: int, token_bytes: float) -> SettingChoice:
 
 
 def _padding(runner: LlamaRunner) -> SettingChoice:
-    tiles = [f"to {runner.weight_tile} tokens"] if runner.weight_tile else []
-    tiles += [f"to {runner.attention_tile} tokens"] if runner.attention_tile else []
-    if not tiles:
-        why = "more tokens in a batch would not make it faster, or may change this model's memory"
-        return SettingChoice("padding", "none", _BY, why)
-    why = "tiles of this many tokens are multiplied at once; a batch is filled up only if that should be faster"
-    return SettingChoice("padding", " and ".join(tiles), _BY, why)
+    name, tile = "padding for attention", runner.attention_tile
+    if not tile:
+        why = "this form of attention, or this model's memory, has no tiles that padding would fill"
+        return SettingChoice(name, "none", _BY, why)
+    why = "flash attention computes tiles of so many tokens; a batch is padded only if that should be faster"
+    return SettingChoice(name, f"to {tile} tokens", _BY, why)

@@ -128,7 +128,13 @@ class Host:
         )
         self._choices = opened.choices + chosen.choices
         self._warm_start = WarmStart(chosen.tuning, chosen.learned, self.model.num_layers)
-        self._runner = LlamaRunner(self.model, config, attention=chosen.attention, max_rewind=opened.max_rewind)
+        self._runner = LlamaRunner(
+            self.model,
+            config,
+            attention=chosen.attention,
+            weight_padding=chosen.weight_padding,
+            max_rewind=opened.max_rewind,
+        )
         self._runners = [self._runner]
         # A configured number of threads is never changed, so that results are reproducible.
         self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)

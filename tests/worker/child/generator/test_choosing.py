@@ -78,7 +78,9 @@ def opposite(saved_tuning: bytes) -> bytes:
 def test_a_real_model_is_measured_and_what_is_kept_decides_from_then_on(load: Load) -> None:
     first = load()
     assert load.num_measured == 1
-    assert len(first.choices) == 2
+    assert [choice.name for choice in first.choices] == ["flash attention", "micro-batch", "padding for weights"]
+    assert first.choices[2].by == "measurement"
+    assert first.weight_padding is not None
     saved_tuning = opposite(saved_tuning_of(first))
     again = load(saved_tuning)
     assert load.num_measured == 1

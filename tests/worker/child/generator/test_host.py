@@ -233,7 +233,9 @@ class TestLoad:
     def test_the_settings_that_follow_from_the_model_are_told(self, tiny_model: TinyModel, kind: MemoryKind) -> None:
         choices = {each.name: each.value for each in load(tiny_model(kind), flash_attention="on").info.choices}
         assert choices["cache block"] == "256 tokens"
-        assert choices["padding"] == ("to 64 tokens" if kind is MemoryKind.FULL_ATTENTION else "none")
+        is_padded = kind is MemoryKind.FULL_ATTENTION
+        assert choices["padding for attention"] == ("to 64 tokens" if is_padded else "none")
+        assert ("padding for weights" in choices) == is_padded
 
     def test_the_status_names_the_text_as_the_draft(self, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)
