@@ -77,7 +77,7 @@ DEFAULTS: dict[str, object] = {
     "engine.cache.disk.writer._MAX_STALE": 1000,
     "engine.cache.disk.writer._REST_FOR_WORK": 100.0,
     "engine.cache.disk.writer._REST_STEP_S": 0.05,
-    "engine.cache.disk.writer._SETTLE_S": 5.0,
+    "engine.cache.disk.writer._PARTIAL_DELAY_S": 5.0,
     "engine.cache.disk.writer._TICK_S": 1.0,
     "engine.speculation.warming._MAX_PROMPTS": 64,
     "machine_policy.file.MAX_ENTRIES": 10_000,

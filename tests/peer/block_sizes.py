@@ -70,9 +70,9 @@ def measure(runner: LlamaRunner, tokens: list[int], size: int, folder: Path) -> 
     found = [later.read(block.key) for block in blocks]
     seconds["read"] = time.perf_counter() - started_s
     started_s = time.perf_counter()
-    for block in found:
-        assert block is not None
-        assert runner.restore(1, block.payload, block.start + size)
+    for restored in found:
+        assert restored is not None
+        assert runner.restore(1, restored.payload, restored.start + size)
     seconds["restore"] = time.perf_counter() - started_s
     runner.clear(1)
     later.close()

@@ -12,7 +12,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
-from edgeagent.engine.llama.batch_padding import attention_tile, num_to_fill, usual_padding
+from edgeagent.engine.llama.batch_padding import attention_tile, can_fill, num_to_fill, usual_padding
 from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model, is_short_of_memory
@@ -77,14 +77,6 @@ def num_sequences_of(model: Model, config: EngineConfig) -> int:
     return config.num_parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
 
 
-def can_fill(model: Model) -> bool:
-    """Whether batches of this model may be padded.
-
-    With a window or a state, padding would add another sequence to a batch, with unknown effects.
-    """
-    return model.num_gpu_layers == 0 and model.memory_kind is MemoryKind.FULL_ATTENTION
-
-
 class LlamaRunner:
     """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
 
@@ -114,8 +106,7 @@ class LlamaRunner:
         self._spare = self.num_sequences  # an additional sequence, for tokens that are not kept
         self.min_prompt_chunk = 2 if model.num_gpu_layers == 0 and model.memory_kind in CUTTABLE else 1
         self._can_fill = can_fill(model)
-        padding = usual_padding(model.file_type) if weight_padding is None else weight_padding
-        self.weight_padding = padding if self._can_fill else WeightPadding()
+        self.weight_padding = weight_padding or usual_padding(model) or WeightPadding()
         is_flash = self._can_fill and self.attention.flash == "on"
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
         self._window = model.window

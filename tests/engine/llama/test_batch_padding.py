@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.engine.llama.batch_padding import num_to_fill, usual_padding
+from edgeagent.engine.llama.batch_padding import num_to_fill, padding_of_type
 from edgeagent.engine.tuning.padding import WeightPadding
 
 Q4_0, Q8_0, F16 = 2, 7, 1
@@ -19,7 +19,7 @@ Q4_0, Q8_0, F16 = 2, 7, 1
     ],
 )
 def test_so_many_tokens_are_computed_instead(file_type: int, changed: dict[int, int]) -> None:
-    padding = usual_padding(file_type)
+    padding = padding_of_type(file_type)
     added = {count: num_to_fill(count, padding, 512) for count in range(25)}
     assert {count: count + number for count, number in added.items() if number} == changed
 
@@ -31,7 +31,7 @@ def test_a_measured_padding_of_large_tiles_adds_a_single_token() -> None:
 
 @pytest.mark.parametrize("file_type", [Q4_0, Q8_0])
 def test_what_is_added_does_not_bring_another_kernel(file_type: int) -> None:
-    padding = usual_padding(file_type)
+    padding = padding_of_type(file_type)
     assert [count + num_to_fill(count, padding, 512) for count in (45, 60, 61, 62, 63, 64, 77)] == [
         48,
         60,
@@ -44,6 +44,6 @@ def test_what_is_added_does_not_bring_another_kernel(file_type: int) -> None:
 
 
 def test_no_token_of_several_is_computed_alone() -> None:
-    added = {count: num_to_fill(count, usual_padding(F16), 128) for count in (1, 2, 127, 128, 129, 130, 257)}
+    added = {count: num_to_fill(count, padding_of_type(F16), 128) for count in (1, 2, 127, 128, 129, 130, 257)}
     assert added == {1: 0, 2: 0, 127: 0, 128: 0, 129: 1, 130: 0, 257: 1}
-    assert num_to_fill(131, usual_padding(Q8_0), 130) == 1
+    assert num_to_fill(131, padding_of_type(Q8_0), 130) == 1

@@ -27,7 +27,7 @@ def times(step_s: Callable[[int], float]) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("step_s", "expected"),
     [
-        pytest.param(in_tiles(4), WeightPadding(4, 3), id="tiles of 4"),
+        pytest.param(in_tiles(4), WeightPadding(4, 1), id="tiles of 4"),
         pytest.param(in_tiles(8), WeightPadding(8, 3), id="tiles of 8"),
         pytest.param(in_tiles(16), WeightPadding(16, 3), id="tiles of 16"),
         pytest.param(in_tiles(1), WeightPadding(), id="no tiles"),
@@ -51,7 +51,7 @@ def test_the_usual_padding_is_used_if_a_time_is_missing(missing: Workload) -> No
     assert (padding, choice.by) == (USUAL, "default")
 
 
-@pytest.mark.parametrize(("tile", "expected"), [(1, WeightPadding()), (4, WeightPadding(4, 3))])
+@pytest.mark.parametrize(("tile", "expected"), [(1, WeightPadding()), (4, WeightPadding(4, 1))])
 @pytest.mark.parametrize("candidates", [CANDIDATES, CANDIDATES[:3]])
 def test_a_calibration_measures_it_beside_the_other_choices(
     tile: int, expected: WeightPadding, candidates: tuple[Attention, ...]

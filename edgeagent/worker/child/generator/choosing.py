@@ -14,9 +14,9 @@ import psutil
 from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.batch_padding import usual_padding
+from edgeagent.engine.llama.batch_padding import can_fill, usual_padding
 from edgeagent.engine.llama.conditions import make_conditions
-from edgeagent.engine.llama.context import attention_candidates, can_fill, num_cells_of, num_sequences_of
+from edgeagent.engine.llama.context import attention_candidates, num_cells_of, num_sequences_of
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
@@ -98,7 +98,7 @@ def choose(
         former=former,
         work=() if valid is None else valid.work,
         keep_former_form=valid is not None and is_replacing,
-        usual_padding=usual_padding(model.file_type) if can_fill(model) else None,
+        usual_padding=usual_padding(model),
     )
     taken = decision.attention
     # "auto" does not count as plain: on a GPU llama.cpp usually takes flash attention.
