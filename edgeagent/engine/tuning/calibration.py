@@ -31,7 +31,7 @@ _NUM_REPEATS_OF_SHORT = 3
 # The forms of attention are measured until _FORM_SHARE of the time is over, the work for the padding until
 # _PADDING_SHARE, and then the micro-batch. The number of measured layers is chosen after the first warm-up: two rounds
 # of the form and one of the others should take _PLANNED_SHARE of the time until the deadline of the first comparison.
-_FORM_SHARE, _PADDING_SHARE, _PLANNED_SHARE = 0.75, 0.85, 0.5
+_FORM_SHARE, _PADDING_SHARE, _PLANNED_SHARE = 0.7, 0.85, 0.5
 # A sample counts if the threads had cores for at least the share _UNDISTURBED of its time. Threads wait for each other,
 # so one thread without a core slows all of them. Systems measure CPU time in ticks of up to 10 ms, so a sample shorter
 # than _MIN_COUNTED_S always counts.
@@ -112,6 +112,7 @@ class Calibration:
         self._depth = depth
         self._clock = clock
         self._num_layers = 0  # how many layers to compute; 0: not chosen yet
+        self._layer_s = _MIN_S  # of a turn
         self._is_whole = True
 
     def measure(
@@ -142,7 +143,7 @@ class Calibration:
         self, times: list[_Times], candidate: Attention, started_s: float, budget_s: float
     ) -> list[_Times]:
         """Measure a candidate's work of few tokens. Return the times of all candidates, with these."""
-        [measured] = self._compare([candidate], PADDING_WORKS, started_s, _PADDING_SHARE * budget_s)
+        [measured] = self._compare([candidate], PADDING_WORKS, started_s, _PADDING_SHARE * budget_s, is_short=True)
         of_candidate = next((each for each in times if each.candidate == candidate), None)
         if of_candidate is None:
             return [*times, measured]
@@ -161,10 +162,20 @@ class Calibration:
         return Measurements(self._depth, self._num_layers or self._max_layers, took_s, self._is_whole, known)
 
     def _compare(
-        self, candidates: Sequence[Attention], works: Sequence[Workload], started_s: float, budget_s: float
+        self,
+        candidates: Sequence[Attention],
+        works: Sequence[Workload],
+        started_s: float,
+        budget_s: float,
+        *,
+        is_short: bool = False,
     ) -> list[_Times]:
-        """Measure the candidates and return their times. Leave out kinds of work that any of them lacks."""
-        all_times = [_Times(candidate) for candidate in candidates]
+        """Measure the candidates and return their times. Leave out kinds of work that any of them lacks.
+
+        `is_short`: the work is of few tokens, so more layers are computed than for prompts. If all weights stayed in
+        the processor's cache, the time of a few tokens would say little. The times are scaled to the usual layers.
+        """
+        all_times, num_layers = [_Times(candidate) for candidate in candidates], 0
         deadline_s = started_s + budget_s
         with ExitStack() as stack:
             probes: list[Probe] = []
@@ -174,12 +185,25 @@ class Calibration:
                 probes.append(self._open_probe(candidate))
                 stack.callback(probes[-1].close)
             if len(probes) == len(candidates) and self._warm_up(probes, deadline_s):
-                self._rounds(probes, all_times, works, deadline_s)
+                num_layers = self._layers_for(works, deadline_s) if is_short else self._num_layers
+                self._rounds(probes, all_times, works, deadline_s, num_layers)
         shared = set.intersection(*(set(times.seconds) for times in all_times))
         self._is_whole = self._is_whole and shared == set(works)
         for times in all_times:
-            times.seconds = {work: seconds for work, seconds in times.seconds.items() if work in shared}
+            scale = self._num_layers / num_layers if num_layers else 1.0
+            times.seconds = {work: scale * seconds for work, seconds in times.seconds.items() if work in shared}
         return all_times
+
+    def _layers_for(self, works: Sequence[Workload], deadline_s: float) -> int:
+        """Return with how many layers one round of these kinds of work takes half of the time until the deadline."""
+        num_tokens = sum(max(TURN_TOKENS // 2, tokens_of(work)) * _num_repeats(work) for work in works)
+        planned_s = _PLANNED_SHARE * (deadline_s - self._clock())
+        return self._clipped(int(planned_s / (self._layer_s * num_tokens / TURN_TOKENS)))
+
+    def _clipped(self, num_layers: int) -> int:
+        """Return a number of layers that the probes can compute, of whole patterns of layers."""
+        num_layers = max(self._min_layers, min(num_layers, self._max_layers))
+        return num_layers - num_layers % self._min_layers
 
     def _warm_up(self, probes: Sequence[Probe], deadline_s: float) -> bool:
         """Load the weights of the first layers. Choose how many layers to measure, if not chosen before.
@@ -192,25 +216,27 @@ class Calibration:
             if sample is None:
                 return False
             took_s = sample.seconds
+        self._layer_s = max(took_s / self._min_layers, _MIN_S)
         if not self._num_layers:
-            layer_s = max(took_s / self._min_layers, _MIN_S)
             num_tokens = 4 * _num_tokens(_FORM_WORKS) + 3 * _num_tokens(_SIZE_WORKS)
-            num_tokens += 2 * _num_tokens(PADDING_WORKS) if self._has_padding else 0
             planned_s = _PLANNED_SHARE * (deadline_s - self._clock())
-            num_layers = int(planned_s / (layer_s * num_tokens / TURN_TOKENS))
-            num_layers = max(self._min_layers, min(num_layers, self._max_layers))
-            self._num_layers = num_layers - num_layers % self._min_layers
+            self._num_layers = self._clipped(int(planned_s / (self._layer_s * num_tokens / TURN_TOKENS)))
         return True
 
     def _rounds(
-        self, probes: Sequence[Probe], all_times: Sequence[_Times], works: Sequence[Workload], deadline_s: float
+        self,
+        probes: Sequence[Probe],
+        all_times: Sequence[_Times],
+        works: Sequence[Workload],
+        deadline_s: float,
+        num_layers: int,
     ) -> None:
-        """Measure all kinds of work in up to three rounds, until the deadline."""
+        """Measure all kinds of work in up to three rounds, until the deadline, with the first `num_layers` layers."""
         for _ in range(_MAX_ROUNDS):
             for work in works:
                 for _ in range(_num_repeats(work)):
                     for probe, times in zip(probes, all_times, strict=True):
-                        sample = probe.measure(work, self._num_layers, deadline_s)
+                        sample = probe.measure(work, num_layers, deadline_s)
                         if sample is None:
                             return
                         times.record(work, sample)

@@ -20,7 +20,7 @@ _MARGIN = 0.03
 _TILES: Mapping[int, tuple[Workload, Workload]] = {
     4: (Workload.THREE_ALONE, Workload.FOUR_ALONE),
     8: (Workload.SEVEN_ALONE, Workload.EIGHT_ALONE),
-    LARGE_TILE: (Workload.FIFTEEN_ALONE, Workload.TURN_ALONE),
+    LARGE_TILE: (Workload.FIFTEEN_ALONE, Workload.SIXTEEN_ALONE),
 }
 _MOST_ADDED = LARGE_TILE - tokens_of(Workload.THIRTEEN_ALONE)
 PADDING_WORKS = tuple(dict.fromkeys([work for pair in _TILES.values() for work in pair] + [Workload.THIRTEEN_ALONE]))
@@ -57,7 +57,7 @@ def choose_padding(seconds: Mapping[str, float], usual: WeightPadding) -> tuple[
     pays = [tile for tile in _TILES if all(ratios[each] < 1 - _MARGIN for each in _TILES if each >= tile)]
     padding = WeightPadding()
     if pays:
-        ratio = seconds[Workload.TURN_ALONE] / seconds[Workload.THIRTEEN_ALONE]
+        ratio = seconds[Workload.SIXTEEN_ALONE] / seconds[Workload.THIRTEEN_ALONE]
         padding = WeightPadding(pays[0], _MOST_ADDED if ratio < 1 - _MARGIN else 1)
     why = "; ".join(f"{tile} tokens take {ratio:.2f} of the time of {tile - 1}" for tile, ratio in ratios.items())
     times = {str(work): round(1000 * seconds[work], 3) for work in PADDING_WORKS}

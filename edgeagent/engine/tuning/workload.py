@@ -17,6 +17,7 @@ _NUM_TOKENS = {
     "eight": 8,
     "thirteen": 13,
     "fifteen": 15,
+    "sixteen": 16,
     "turn": TURN_TOKENS,
     "streams": MAX_STREAMS,
     "prompt": PROMPT_TOKENS,
@@ -51,6 +52,7 @@ class Workload(StrEnum):
     EIGHT_ALONE = "eight alone"
     THIRTEEN_ALONE = "thirteen alone"
     FIFTEEN_ALONE = "fifteen alone"
+    SIXTEEN_ALONE = "sixteen alone"
     BATCH_ALONE = "batch alone"
     BATCH_AFTER_TEXT = "batch behind"
 

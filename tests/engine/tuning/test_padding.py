@@ -67,6 +67,6 @@ def test_a_calibration_measures_it_beside_the_other_choices(
 def test_a_model_that_cannot_be_padded_has_no_such_choice() -> None:
     machine = Machine(lambda _, __: 1e-5)
     found = machine.calibrate()
-    assert not {work for _, _, work in machine.asked} & {*PADDING_WORKS} - {Workload.TURN_ALONE}
+    assert not {work for _, _, work in machine.asked} & {*PADDING_WORKS}
     decision = decide(CANDIDATES, found, CONTEXT_SIZE, num_layers=NUM_LAYERS)
     assert decision.weight_padding is None and len(decision.choices) == 2
