@@ -25,7 +25,6 @@ from edgeagent.engine.cache.disk.write_budget import WriteBudget
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
-from tests.peer.build import default_folder
 from tests.peer.shelf import SHAPES, make_model
 
 NUM_TOKENS = 2048
@@ -89,9 +88,10 @@ def main() -> None:
     columns = ("read out", "write", "read", "restore")
     print(f"| shape | tokens of a block | MiB | {' | '.join(columns)} |\n|---|---|---|---|---|---|---|")
     for shape in options.shapes:
-        config = EngineConfig(ctx=2 * NUM_TOKENS + 512, parallel=2, flash_attention="on", calibration_s=0)
-        path = make_model(default_folder() / "models" / f"{shape}.gguf", SHAPES[shape])
-        model = Model(path, config)
+        config = EngineConfig(ctx=2 * NUM_TOKENS + 512, parallel=2, flash_attention="on", calibration_s=0, mmap=False)
+        with tempfile.TemporaryDirectory() as folder:
+            # The weights are read into memory before the file is deleted.
+            model = Model(make_model(Path(folder) / "model.gguf", SHAPES[shape]), config)
         runner = LlamaRunner(model, config)
         tokens = [300 + at * 7919 % 20_000 for at in range(NUM_TOKENS)]
         for start in range(0, NUM_TOKENS, runner.max_batch):
