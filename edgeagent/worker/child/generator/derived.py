@@ -36,5 +36,5 @@ def _padding(runner: LlamaRunner) -> SettingChoice:
     if not tile:
         why = "this form of attention, or this model's memory, has no tiles that padding would fill"
         return SettingChoice(name, "none", _BY, why)
-    why = "flash attention computes tiles of so many tokens; a batch is padded only if that should be faster"
+    why = "flash attention computes whole tiles; a batch is padded only if that should be faster"
     return SettingChoice(name, f"to {tile} tokens", _BY, why)
