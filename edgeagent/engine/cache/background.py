@@ -47,8 +47,8 @@ class BackgroundWork:
     def run_after_step(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Do the background work that is allowed after a step of `step_s` seconds with `num_tokens` tokens.
 
-        `pause_s`: the most seconds by which the next step may be delayed to pay off the debt, which is the time lost to
-        idle prefixes. The first block may take longer. `is_awaited`: whether a client waits for a first token.
+        `pause_s`: how many seconds the next step may be delayed at most to pay off the debt, which is the time lost to
+        idle prefixes. Only the first block may take longer. `is_awaited`: whether a client waits for a first token.
         """
         self._saver.charge_unsavable(num_tokens)
         if not self._saver.has_work:
@@ -71,9 +71,9 @@ class BackgroundWork:
             self._credit_s = self._num_steps = 0
 
     def _pay(self, most_s: float) -> None:
-        """Read out idle prefixes for as long as they have slowed steps, but for at most `most_s` seconds.
+        """Read out idle prefixes. Spend at most as much time as they have cost steps, and at most `most_s` seconds.
 
-        The first block may take longer than `most_s`.
+        Only the first block may take longer than `most_s`.
         """
         left_s = most_s
         while not self._is_saved and (save_s := max(_LEAST_S, self._saver.next_save_s)) <= self._debt_s:

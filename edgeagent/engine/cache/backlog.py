@@ -8,7 +8,7 @@ from edgeagent.engine.cache.block import Block, BlockKey, Importance, LowerTier
 
 
 class Backlog:
-    """The blocks that are pending in the tier below, in the order in which that tier accepted them.
+    """The blocks that wait until the tier below writes them, in the order in which that tier accepted them.
 
     Always empty if there is no tier below. This class only tracks blocks; it evicts none.
     """
@@ -35,7 +35,10 @@ class Backlog:
         return self._below is not None and self._below.is_stalled
 
     def offer(self, block: Block, importance: Importance) -> bool:
-        """Offer a block to the tier below; return False if it is not accepted. Offer its parent first."""
+        """Offer a block to the tier below. Return False if it is not accepted, or if there is no such tier.
+
+        Offer its parent first.
+        """
         if self._below is None or not self._below.offer(block, importance):
             return False
         self.forget(block.key)
@@ -69,7 +72,7 @@ class Backlog:
         return self._is_pending(key) or self.is_below(key)
 
     def is_pending(self, key: BlockKey) -> bool:
-        """Whether a block is tracked here and still pending."""
+        """Whether a block is tracked here and the tier below has still to write it."""
         return key in self._sizes and self._is_pending(key)
 
     def _is_pending(self, key: BlockKey) -> bool:

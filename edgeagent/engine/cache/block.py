@@ -27,27 +27,30 @@ import numpy as np
 from edgeagent.types import CacheStatus
 
 BlockKey = bytes
-"""32 bytes; equal keys mean equal prefixes of one partition of one model under one set of settings."""
+"""32 bytes that stand for a prefix. Equal keys mean the same prefix, partition, model and settings."""
 
 Payload = bytes | memoryview
 """Bytes that only llama.cpp understands. Read-only; a memoryview is contiguous and of format "B"."""
 
 KEY_BYTES = 32
 MIN_BLOCK_TOKENS = 32
-"""The fewest tokens of a full block; a power of two."""
+"""The fewest tokens that `choose_block_tokens` returns; a power of two."""
 MAX_BLOCK_TOKENS = 256
-"""The most tokens of a block; a power of two."""
+"""The most tokens that `choose_block_tokens` returns; a power of two."""
 _BLOCK_BYTES = 4 << 20  # limit of a full block that has more than MIN_BLOCK_TOKENS tokens
 MIN_PART = 16
-"""The fewest tokens of a block. Fewer are not worth a restore: they are computed along with the rest of the prompt."""
+"""The fewest tokens of a block without a recurrent state.
+
+Fewer are not worth a restore: they are computed along with the rest of the prompt.
+"""
 
 
 def choose_block_tokens(token_bytes: float) -> int:
     """Return how many tokens a full block has if each token takes `token_bytes`: a power of two.
 
-    A full block takes at most _BLOCK_BYTES, unless MIN_BLOCK_TOKENS tokens already take more. Larger blocks would make
-    queues, read-ahead and cuts too coarse. With smaller blocks, the fixed costs of files, hashes and calls of llama.cpp
-    would weigh more.
+    A full block takes at most _BLOCK_BYTES. If even MIN_BLOCK_TOKENS tokens take more, it has that many tokens. Larger
+    blocks would make queues, read-ahead and cuts too coarse. With smaller blocks, the fixed costs of files, hashes and
+    calls of llama.cpp would weigh more.
     """
     num_tokens = MAX_BLOCK_TOKENS
     while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:
@@ -76,11 +79,12 @@ class Importance(IntEnum):
 class CachePriority:
     """The importance of a sequence's blocks. The blocks of its instructions are more important than the others.
 
-    `num_system`: tokens of the instructions, which are the system prompt and the tool definitions; 0 if there are none
-    or the number is unknown. `lane`: the conversation whose latest response is this sequence. The sequence's blocks
-    stay in memory until the conversation's next response, or until other lanes need the room. "" if the sequence
-    belongs to no conversation. `turn_end`: the position at which the next turn, or a repeated prompt, probably diverges
-    from the sequence; 0 if none is known. Only memory whose blocks cannot be cut needs a block that ends there.
+    - `num_system`: tokens of the instructions, which are the system prompt and the tool definitions; 0 if there are
+      none or the number is unknown.
+    - `lane`: the conversation whose latest response is this sequence; "" if it belongs to no conversation. The
+      sequence's blocks stay in memory until the conversation's next response, or until other lanes need the room.
+    - `turn_end`: the position at which the next turn, or a repeated prompt, probably diverges from the sequence; 0 if
+      none is known. Only with sliding-window attention is a block made to end there, since such blocks cannot be cut.
     """
 
     importance: Importance = Importance.NORMAL
@@ -89,7 +93,10 @@ class CachePriority:
     turn_end: int = 0
 
     def instructions_end(self, block_tokens: int) -> int:
-        """Return the end of the instructions if a block should end there, to be shared by other prompts; else 0."""
+        """Return the end of the instructions if a block is made to end there, to be shared by other prompts; else 0.
+
+        No block is made if a full block ends there, or ends fewer than MIN_PART tokens before.
+        """
         return self.num_system if self.num_system % block_tokens >= MIN_PART else 0
 
     def at(self, end: int) -> Importance:
@@ -98,7 +105,7 @@ class CachePriority:
         return max(self.importance, Importance.SYSTEM) if is_system else self.importance
 
     def block_end(self, start: int, block_tokens: int) -> int:
-        """Return where a full block from `start` on ends: after `block_tokens`, or earlier at `instructions_end`.
+        """Return where the full block from `start` on ends: after `block_tokens`, or earlier at `instructions_end`.
 
         For models with attention only.
         """
@@ -107,7 +114,10 @@ class CachePriority:
         return instructions_end if is_near else start + block_tokens
 
     def has_block_end(self, before: int, now: int, block_tokens: int) -> bool:
-        """Whether a full block ends at a position in (before, now]. For models with attention only."""
+        """Whether a full block ends after position `before`, and at position `now` or earlier.
+
+        For models with attention only.
+        """
         instructions_end = self.instructions_end(block_tokens)
         first = instructions_end if now > instructions_end else 0
         return before < instructions_end <= now or (now - first) // block_tokens > (before - first) // block_tokens
@@ -117,10 +127,12 @@ class CachePriority:
 class Head:
     """A block without its payload: the fields that lookups need.
 
-    `root` is the root key of its partition. It distinguishes partitions (for quota and purge) without naming a client.
-    `start` is the position of `tokens[0]` in the prefix. `is_draft`: the block belongs to a draft model. Draft models
-    also have root keys of their own. The flag tells which of the worker's caches gets a block found on disk: that of
-    the draft model, or that of the target model. `DiskWriter` and `choose_victims` also depend on the flag.
+    - `root`: the root key of the block's partition. It tells partitions apart, for quotas and purges, without naming a
+      client.
+    - `start`: the position of `tokens[0]` in the prefix.
+    - `is_draft`: the block belongs to a draft model. Draft models also have root keys of their own. A worker has a
+      cache for the target model and one for the draft model. The flag tells which of them gets a block that is found on
+      disk. `DiskWriter` and `choose_victims` also depend on it.
     """
 
     root: BlockKey
@@ -157,8 +169,8 @@ _FACTORS = {
 def value_of(block: Block, importance: Importance, doubling_depth: float) -> float:
     """Return a block's value per byte: the cost to compute it again, times a factor for its importance.
 
-    The unit of the cost is a token at position 0. A token at position `doubling_depth` costs twice as much, because it
-    attends to that many earlier tokens.
+    A token at position 0 costs 1. A token at position `doubling_depth` costs 2, because it attends to that many earlier
+    tokens.
     """
     cost = len(block.tokens) * (1 + block.start / doubling_depth)
     return _FACTORS[importance] * cost / max(1, block.num_bytes)
@@ -198,8 +210,8 @@ class BlockTier(Protocol):
     def read(self, key: BlockKey) -> Block | None:
         """Return a checked and authenticated block; None if it is gone or damaged, or cannot be read now.
 
-        A damaged block is never found again. The caller must compare the block's tokens with the wanted tokens before
-        it passes the payload to llama.cpp.
+        Later lookups do not find a damaged block, but it may be offered and written again. The caller must compare the
+        block's tokens with the wanted tokens before it passes the payload to llama.cpp.
         """
         ...
 
@@ -219,7 +231,7 @@ class BlockTier(Protocol):
         """Forget all blocks of a partition (None: of all partitions); return how many.
 
         Later lookups find none of these blocks, even if a block is being read or written now. Their bytes are freed
-        soon.
+        soon. Pending blocks of a LowerTier are forgotten too, but not counted.
         """
         ...
 
@@ -283,7 +295,10 @@ def common_length(a: array[int], b: array[int]) -> int:
 
 
 def block_key(secret: bytes, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    """Return the key of the block with these tokens after `parent`, in the installation with this secret."""
+    """Return the key of the block that has these tokens and follows the block `parent`.
+
+    `secret`: the secret of this installation.
+    """
     hasher = hashlib.blake2b(parent, digest_size=KEY_BYTES, key=secret, person=b"edgeagent block")
     hasher.update(to_array(tokens).tobytes())
     return hasher.digest()
@@ -309,5 +324,5 @@ class Keyring:
         return hashlib.blake2b(content, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent root").digest()
 
     def key(self, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-        """Return the key of the block with these tokens after `parent`."""
+        """Return the key of the block that has these tokens and follows the block `parent`."""
         return block_key(self._secret, parent, tokens)

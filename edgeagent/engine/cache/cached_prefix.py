@@ -125,6 +125,9 @@ class Chain:
         return self._keys[: bisect.bisect_right(self._ends, length)]
 
     def take_unraised(self, length: int) -> list[tuple[int, BlockKey]]:
-        """Return (end, key) of the blocks that end at `length` or before. Each block is returned only once."""
+        """Return (end, key) of blocks whose importance is to be raised: those that end at `length` or before.
+
+        Leave out blocks that an earlier call returned.
+        """
         first, self._num_raised = self._num_raised, max(self._num_raised, bisect.bisect_right(self._ends, length))
         return list(zip(self._ends[first : self._num_raised], self._keys[first : self._num_raised], strict=True))

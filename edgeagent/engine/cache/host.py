@@ -42,7 +42,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Partition:
-    """The blocks that may be evicted, as a heap by priority. An item is outdated if its entry has another `item`."""
+    """A partition's blocks that may be evicted, as a heap by priority. Items other than `_Entry.item` are outdated."""
 
     heap: list[_Item]
     num_bytes: int = 0
@@ -52,12 +52,12 @@ class _Partition:
 class HostTier:
     """A BlockTier in memory.
 
-    It evicts only leaves, and blocks that the tier below also holds, so every block's ancestors can be read. It never
-    evicts PINNED blocks or blocks that are pinned for lanes; lanes pin at most half of the limit. It evicts blocks that
-    wait for the tier below only if they take more than half of the limit, or if the tier below cannot write.
+    It evicts only blocks that have no children or are also in the tier below, so all ancestors of a block can be read.
+    It never evicts PINNED blocks or blocks pinned for lanes; lanes pin at most half of the limit. It evicts blocks that
+    wait to be written only if they take more than half of the limit, or if the tier below cannot write.
 
-    Partitions that are unused for 10 minutes or above an equal share lose blocks first. As in GreedyDual-Size (Cao and
-    Irani 1997), a block's priority is its value per byte, plus the highest priority evicted before its last use.
+    Partitions that are unused for 10 minutes, or above an equal share, lose blocks first. As in GreedyDual-Size (Cao
+    and Irani 1997), a block's priority is its value per byte, plus the highest priority evicted before its last use.
 
     `can_cut`: a prefix of this model can be cut at any token. Then a block is dropped when a longer sibling is added
     that begins with the block's tokens (see `_drop_beginnings`).
@@ -133,7 +133,7 @@ class HostTier:
 
     @property
     def needs_writes_below(self) -> bool:
-        """Whether the last block was not accepted because the tier below must first write others, to make room."""
+        """Whether the last block found no room, but will once the tier below has written others."""
         if self._needs_writes_below:
             self._look_below()
         return self._needs_writes_below
@@ -172,7 +172,7 @@ class HostTier:
         return [self._entries[key] for key in keys if key in self._entries]
 
     def pin_for_lane(self, lane: str, keys: Iterable[BlockKey]) -> None:
-        """Pin blocks, parents first, for a lane. They stay until the lane pins others or other lanes need room."""
+        """Pin these blocks for a lane, until it pins others or other lanes need room. Ignore unknown keys."""
         blocks = [entry.block for entry in self._known(keys)]
         if blocks:
             freed = self._pins.pin(lane, blocks[0].root, {block.key: block.num_bytes for block in blocks})
@@ -187,7 +187,7 @@ class HostTier:
             self._hand_down(entry)
 
     def flush(self) -> None:
-        """Offer blocks to the tier below, parents first, except accepted ones, VOLATILE ones and their descendants."""
+        """Offer blocks to the tier below, parents first. Skip accepted ones, VOLATILE ones and descendants of these."""
         for entry in sorted(self._entries.values(), key=lambda entry: entry.block.start):
             self._hand_down(entry)
 
@@ -274,10 +274,10 @@ class HostTier:
         return True
 
     def _is_needed(self, victim: _Entry) -> bool:
-        """Whether a block chosen for eviction must stay. Offer it to the tier below, unless that tier has lost it.
+        """Return whether a block chosen for eviction must stay. If not, cancel its write.
 
-        A block stays while its write is pending, unless such blocks may be evicted (see `_has_to_give_way`). A block
-        that the tier below has lost stays only if it has children.
+        A block that the tier below has lost stays if it has children. Any other is first offered to that tier, and
+        stays while its write is pending and waiting blocks may stay (see `_has_to_give_way`).
         """
         key = victim.block.key
         if victim.is_below and not self._backlog.is_below(key):
@@ -301,11 +301,11 @@ class HostTier:
 
     @property
     def _has_to_give_way(self) -> bool:
-        """Whether waiting blocks may be evicted: the tier below cannot write, or waiting blocks take too many bytes."""
+        """Whether pending blocks may be evicted: the tier below cannot write, or they take too many bytes."""
         return self._backlog.is_stalled or self._backlog.num_bytes > self.max_bytes * PENDING_SHARE
 
     def _choose_pending(self, block: Block) -> _Entry | None:
-        """Return the leaf of the lowest priority that waits for the tier below; None if no such leaf may be evicted."""
+        """Return the pending block to evict: the one of the lowest priority without children. None if all must stay."""
         if not self._has_to_give_way:
             return None
         kept = {block.parent, *self._children}
@@ -314,9 +314,9 @@ class HostTier:
         return min(leaves, key=lambda entry: entry.priority, default=None)
 
     def _choose_victim(self, block: Block) -> _Entry | None:
-        """Return the block to evict to make room for `block`: that of the lowest priority. None if all must stay.
+        """Return the block of the lowest priority that may be evicted for `block`; None if there is none.
 
-        Stale partitions, and those above their share with `block`, lose blocks first. The parent of `block` stays.
+        Partitions that are stale, or with `block` above their share, lose blocks first. The parent of `block` stays.
         """
         now_s = self._clock()
         stale = {root for root, partition in self._partitions.items() if now_s - partition.used_s >= _STALE_S}
@@ -347,7 +347,7 @@ class HostTier:
         return found
 
     def _hand_down(self, entry: _Entry) -> None:
-        """Offer a block to the tier below, after missing ancestors. Skip VOLATILE blocks and their descendants."""
+        """Offer a block to the tier below, after its missing ancestors. If any is VOLATILE, do nothing."""
         if self._below is None:
             return
         chain = []
@@ -368,7 +368,7 @@ class HostTier:
             self._queue(each)
 
     def _drop_beginnings(self, block: Block) -> None:
-        """Remove the siblings that `block` begins with, unless they have children or importance SYSTEM or PINNED."""
+        """Remove siblings whose tokens `block` begins with. Keep those with children, and SYSTEM and PINNED ones."""
         is_volatile = self._entries[block.key].importance is Importance.VOLATILE
         for key in tuple(self._children[block.parent]):
             sibling = self._entries[key]

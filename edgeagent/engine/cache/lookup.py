@@ -39,9 +39,10 @@ _MIN_SWEEP = 256
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Blocks that follow a chain; None where there is no such block.
+    """The blocks that follow a chain of blocks. Each is None if there is no such block.
 
-    `extendable`: the next block, if other blocks may follow it. `complete`: a block that has all looked-up tokens.
+    `extendable`: the next block of the chain, which other blocks may follow. `complete`: a block that has all tokens
+    that were looked up.
     """
 
     extendable: BlockReference | None
@@ -91,11 +92,11 @@ class BlockCache:
 
     @property
     def has_codec(self) -> bool:
-        """Whether a codec packs payloads, so that a block usually is a copy of what was read."""
+        """Whether a codec packs payloads. A block is then usually a copy of the payload that was read out."""
         return self._codec is not None
 
     def root(self, partition: str) -> BlockKey:
-        """Return the root key of a partition, which is also its name in the tree."""
+        """Return the root key of a partition. The tree uses it as the partition's name."""
         root = self._roots.get(partition)
         if root is None:
             root = self._roots[partition] = self._keyring.root(partition)
@@ -104,7 +105,7 @@ class BlockCache:
     def walk(self, root: BlockKey, tokens: Sequence[int]) -> Walk:
         """Return the path of these tokens through the tree. Pass it to `find` to get the blocks.
 
-        This calls `refresh`, which may change the tree. Do not use an earlier walk afterwards.
+        This calls `refresh`, which may change the tree. Walks that were returned before are then no longer valid.
         """
         self.refresh(_MAX_HEADS)
         return self.tree.walk(root, tokens)
@@ -136,8 +137,8 @@ class BlockCache:
         """Find the blocks that follow a chain and match `own`, the sequence's tokens after the chain.
 
         The chain ends at position `at` with the block `key`. If `key` is None, the chain is empty. A block is
-        extendable if all its tokens match, and if it is full, ends at position `instructions_end` or has children. If
-        blocks can be cut, a complete block may have more tokens than `own`.
+        extendable if all its tokens match and one of these holds: it is full, it ends at position `instructions_end`,
+        or it has children. If blocks can be cut, a complete block may have more tokens than `own`.
         """
         if key is not None and key not in self.tree.blocks:
             return Continuation(None, None)
@@ -161,8 +162,8 @@ class BlockCache:
     def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) -> list[BlockReference]:
         """Return the blocks of a chain that other blocks may follow.
 
-        The last block is left out if only a part of it is wanted, or if it is not full, does not end at
-        `instructions_end` and has no children.
+        Every block before the last one is returned. The last one is returned if all its tokens are wanted and one of
+        these holds: it is full, it ends at position `instructions_end`, or it has children.
         """
         if not references:
             return []
@@ -173,7 +174,8 @@ class BlockCache:
     def is_held(self, key: BlockKey) -> bool:
         """Whether a block is in the tree and a tier holds it.
 
-        If another process writes a lost block again, the block is held only after `refresh` has added it to the tree.
+        If a block was lost and another process has written it again, the result is False until `refresh` adds it to the
+        tree.
         """
         return key in self.tree.blocks and any(tier.num_bytes(key) is not None for tier in self._tiers)
 
@@ -231,7 +233,7 @@ class BlockCache:
     def epoch(self, root: BlockKey) -> int:
         """Return a number that rises with each purge of a partition.
 
-        If it has risen since a request looked up a block, the cache must not keep that block.
+        If it has risen since a request looked up its blocks, the request must not add them to a tier.
         """
         return self._num_purges[None] + self._num_purges[root]
 
@@ -243,11 +245,13 @@ class BlockCache:
             self.below.touch(keys)
 
     def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> BlockReference | None:
-        """Return the block that shares the most tokens with a walk, cut to these; None if none shares any beyond `end`.
+        """Return the block that follows a walk furthest, cut where it leaves the walk; None if there is none.
 
-        The block begins at one of the positions in `num_blocks`, which maps positions to the number of blocks before.
-        Among blocks that share equally many tokens, prefer one in host memory, then one with the fewest blocks before
-        it, then the shortest one. Blocks that no tier holds are removed from the tree.
+        At least MIN_PART of its tokens must be on the walk, up to a position beyond `end`. It must begin at one of the
+        positions in `num_blocks`, which maps positions to the number of blocks before.
+
+        Among blocks that reach equally far, prefer one in host memory, then one with the fewest blocks before it, then
+        the shortest one. Blocks that no tier holds are removed from the tree.
         """
         best: BlockReference | None = None
         best_rank: tuple[bool, int, int] | None = None
@@ -294,7 +298,8 @@ def make_blocks(
     """Return a model's BlockCache as configured.
 
     `share`: the model's part of the host memory for blocks, 0 to 1. A tier `below` needs a keyring that outlives the
-    process. BlockCache describes `token_bytes`, `is_draft` and `codec`. `costs` says how much more late tokens cost.
+    process. BlockCache describes `token_bytes`, `is_draft` and `codec`. `costs` says how much more it costs to compute
+    a token late in a prompt than an early one.
     """
     # A block of windowed layers has only the cells in the window at its end, so it cannot be cut.
     can_cut = memory_kind is MemoryKind.FULL_ATTENTION

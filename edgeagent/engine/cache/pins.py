@@ -23,7 +23,8 @@ class _Pin:
 class Pins:
     """Pinned blocks of at most MAX_LANES lanes, at most `max_bytes` together.
 
-    Beyond a limit, the least recently used lane of the partition with the most pinned bytes is unpinned first.
+    If a limit is exceeded, lanes are unpinned. The first is the least recently used lane of the partition with the most
+    pinned bytes. The lane that was just pinned stays.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -36,7 +37,7 @@ class Pins:
         return key in self._num_pins
 
     def pin(self, lane: str, root: BlockKey, sizes: Mapping[BlockKey, int]) -> set[BlockKey]:
-        """Pin blocks of one partition for a lane, instead of its earlier ones. Return the keys that were unpinned.
+        """Pin blocks of one partition for a lane, instead of its earlier ones. Return the keys that lost their pins.
 
         `sizes`: the bytes of each block, by key. If all together are more than `max_bytes`, no block is pinned.
         """

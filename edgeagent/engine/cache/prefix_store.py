@@ -57,7 +57,8 @@ class PrefixStore:
     def match(self, partition: str, tokens: Sequence[int], max_length: int) -> CachedPrefix:
         """Return the cached part of a prompt, at most `max_length` tokens: a part in cells, then blocks to restore.
 
-        Blocks are left out if computing their tokens would be faster than the restore. No prefix is changed.
+        Blocks are left out if computing their tokens would be faster than the restore, or if they add fewer than
+        MIN_PART tokens. No prefix is changed.
         """
         root = self._blocks.root(partition)
         walk = self._blocks.walk(root, tokens[:max_length])
@@ -85,9 +86,11 @@ class PrefixStore:
     def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
         """Make a live sequence that begins with the prefix `found`. Return its id and the blocks to restore.
 
-        Return None if no sequence id is available. An id is available if it is free, or if it is idle and its prefix is
-        not the one to copy. `tokens`: the whole prompt. Call this method right after `match`. Then call `reload` until
-        it returns True.
+        If the prefix in cells cannot be copied, the sequence is empty and there is nothing to restore. Return None if
+        no sequence id is available. An id is available if it is free, or if it is idle and its prefix is not the one to
+        copy.
+
+        `tokens`: the whole prompt. Call this method right after `match`. Then call `reload` until it returns True.
         """
         seq_id = self._slots.claim(found.root, found.cell_prefix)
         if seq_id is None:
@@ -121,8 +124,8 @@ class PrefixStore:
 
         With full attention, only mark full blocks for `run_after_step`. `since`: how many tokens the sequence had
         before its last step. `is_boundary`: other prompts may diverge at the sequence's present end, so a block that is
-        not full is saved too. If `is_boundary` is False and no full block ends after `since`, do nothing.
-        `Saver.save_live` describes what is read out of each kind of memory.
+        not full is saved too. If this is False and no full block ends after `since`, do nothing. `Saver.save_live`
+        describes what is read out of each kind of memory.
         """
         now = self._slots.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
@@ -196,7 +199,10 @@ class PrefixStore:
         return self._saver.checkpoint_interval
 
     def read_out_for_prompt(self, num_tokens: int) -> None:
-        """Save idle prefixes in blocks if that costs less time than they would add to a prompt's next `num_tokens`."""
+        """Save idle prefixes in blocks if that takes less time than they would add to the computation of a prompt.
+
+        `num_tokens`: how many tokens of the prompt are computed next.
+        """
         self._saver.read_out_for_prompt(num_tokens)
 
     def free_saved_cells(self) -> None:
@@ -272,7 +278,8 @@ class PrefixStore:
         """Whether to restore a prefix into lower cells instead of using it where it is, above a gap of unused cells.
 
         Each step attends to the unused cells of the gap too, while a restore happens once. So a restore is worth its
-        time if the gap has more cells than the prefix, and more than MAX_GAP.
+        time if the gap has more cells than the prefix, and more than MAX_GAP. All the prefix's blocks must be in host
+        memory.
         """
         if cell_prefix.seq_id is None or not self._saver.is_saved(cell_prefix.seq_id):
             return False

@@ -22,7 +22,7 @@ _MAX_VISITS = 256
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a block lies in a prefix: it has the prefix's tokens from `start` to `end`."""
+    """The position of a block: it holds the tokens from `start` to `end` of a prefix."""
 
     key: BlockKey
     parent: BlockKey
@@ -49,8 +49,8 @@ class Walk:
     """The path of looked-up tokens through a tree: the result of a lookup.
 
     `depth`: how many of the tokens are in the tree, counted from the root. `nodes`: the nodes whose edges match the
-    tokens completely. `deepest`: the last node whose edge matches at least in part; all prefixes below it share the
-    `depth` tokens.
+    tokens completely, from the first to the last. `deepest`: the last node whose edge matches at least in part; all
+    prefixes below it share the first `depth` tokens.
 
     The tree must not change while a walk is used, with one exception: `sequences` may be called after blocks were
     removed.
@@ -80,7 +80,7 @@ class Walk:
         return (place for node in self.nodes for place in node.blocks.values())
 
     def across(self, min_depth: int) -> Iterator[tuple[Place, int]]:
-        """Yield (block, depth) of blocks that share only their first tokens with the path, up to position `depth`.
+        """Yield (block, depth) of blocks that leave the path: only their tokens before position `depth` are on it.
 
         The greatest depths come first. Only depths greater than `min_depth` are searched. At most _MAX_VISITS nodes are
         searched in addition to those of sequences, so some blocks may be missing.
@@ -136,7 +136,7 @@ class RadixTree:
     def walk(self, partition: BlockKey, tokens: Sequence[int], behind: BlockKey | None = None) -> Walk:
         """Look up `tokens` in a partition. If `behind` is a block's key, begin at the end of that block.
 
-        This does not change the tree.
+        The tree must contain that block. This does not change the tree.
         """
         node = self._roots.get(partition) if behind is None else self.blocks[behind]
         if node is None:
@@ -274,7 +274,10 @@ class RadixTree:
         return node if node.depth == length else self._split(node, len(node.tokens) - (node.depth - length))
 
     def _descend(self, node: Node, tokens: Sequence[int], sequences: frozenset[int]) -> Node:
-        """Follow `tokens` down from a node, and return the last node. Create missing nodes. Add `sequences` to each."""
+        """Follow `tokens` down from a node, and return the last node. Create missing nodes.
+
+        Add `sequences` to each node below the first.
+        """
         rest, at = to_array(tokens), 0
         while at < len(rest):
             child = node.children.get(rest[at])
@@ -302,7 +305,7 @@ class RadixTree:
         return upper
 
     def _compact(self, node: Node) -> None:
-        """Remove unneeded nodes from `node` upwards, until one where a prefix ends or prefixes diverge."""
+        """Remove unneeded nodes from `node` upwards. Stop at a node where a prefix ends or prefixes diverge."""
         while len(node.children) < 2 and not node.blocks:
             child = next(iter(node.children.values()), None)
             if len(node.sequences) > (0 if child is None else len(child.sequences)):

@@ -15,8 +15,8 @@ class ReadOutPolicy:
 
     Such a copy is called a read-out. In idle time, all prefixes are read out. While a client waits, these rules apply:
 
-    1. A live sequence needs the prefix's cells. A pinned prefix is read out first. Any other prefix is read out first
-       if that takes no longer than p times the time to compute it again; otherwise it is lost. Here p is the
+    1. A live sequence needs the prefix's cells. A pinned prefix is read out before it loses them. Any other prefix is
+       read out if that takes no longer than p times the time to compute it again; otherwise it is lost. Here p is the
        probability that the prefix is requested again. It is estimated as the recent share of prompt tokens that were
        found cached. For instructions and for the latest response of a lane, p is 1.
     2. A prompt is about to be computed, and there are enough free cells. The prefix is read out first if that takes no
@@ -49,7 +49,10 @@ class ReadOutPolicy:
         return self._costs.idle_cells_s(num_tokens, num_idle)
 
     def is_worth(self, seconds: float, start: int, end: int, priority: CachePriority) -> bool:
-        """Whether to spend `seconds` to keep the tokens from `start` to `end` cached: rules 1 and 3 of this class."""
+        """Whether to spend `seconds` to keep the tokens from `start` to `end` cached: rules 1 and 3 of this class.
+
+        True if no step was measured yet.
+        """
         if priority.importance is Importance.PINNED:
             return True
         again_s = self._costs.prefill_s(end - start, start)

@@ -116,10 +116,11 @@ class Restorer:
         self._read_ahead(restoring)
 
     def advance(self, restoring: Restoring, budget_s: float) -> bool:
-        """Restore blocks for about `budget_s`, at least one block; return True when no block remains.
+        """Restore blocks for about `budget_s` seconds; return True when no block remains.
 
-        If the next block is not read yet, return False without waiting. If a block is gone or cannot be restored, the
-        restore ends early. The restored part is correct, and the engine computes the rest.
+        If the next block is loaded, at least that block is restored. Otherwise return False without waiting. If a block
+        is gone or cannot be restored, the restore ends early. The restored part is correct, and the engine computes the
+        rest.
         """
         started_s = self._clock()
         while restoring.references:
@@ -171,7 +172,10 @@ class Restorer:
         )
 
     def _take(self, restoring: Restoring, reference: BlockReference) -> Block | None:
-        """Return the block of a reference; None if it is gone. Add a block of the tier below to host memory."""
+        """Return the block of a reference; None if it is gone.
+
+        A block that was read from the tier below is also added to host memory, if its partition was not purged since.
+        """
         if reference.key not in restoring.requested:
             return reference.tier.read(reference.key)
         assert self._loader is not None

@@ -117,7 +117,7 @@ class Saver:
             self._chains[seq_id] = Chain((reference.end, reference.key) for reference in self._blocks.extendable(known))
 
     def end(self, seq_id: int, priority: CachePriority) -> None:
-        """Note that a sequence was just released. If it is idle now, its prefix will be read out."""
+        """Note that a sequence was just released. If it is idle now, read its prefix out later if blocks are kept."""
         self._growing.pop(seq_id, None)
         if not self._slots.is_idle(seq_id):
             self._chains.pop(seq_id, None)
@@ -176,8 +176,8 @@ class Saver:
 
         Sliding window: full blocks are read out, and at a boundary also a block that is not full. If the priority's
         `turn_end` lies inside a block, the tokens before it are read out first, as a block of their own. Recurrent
-        state: it is read out only at a boundary. Full attention can be read at any time, so nothing is read out now. If
-        there is a tier below, `save_one` reads full blocks out before the sequence ends, when there is time.
+        state: it is read out only at a boundary. Full attention: nothing is read out now, since it can be read at any
+        time. If there is a tier below, `save_one` reads out full blocks while the sequence is live, when there is time.
         """
         if not self._blocks.is_enabled:
             return
@@ -194,7 +194,7 @@ class Saver:
                 pass
 
     def read_out_for_prompt(self, num_tokens: int) -> None:
-        """Save idle prefixes in blocks if that costs less time than they would add to a prompt's next `num_tokens`."""
+        """Save idle prefixes if that takes less time than they would add to computing `num_tokens` of a prompt."""
         started_s, num_idle = self._clock(), 0
         for seq_id in tuple(self._unsaved):
             num_idle += self._slots.num_unshared(seq_id)
@@ -253,7 +253,7 @@ class Saver:
         self._blocks.host.close()
 
     def _is_worth(self, seq_id: int, seconds: float) -> bool:
-        """Whether to spend `seconds` so that the tokens of an idle prefix that are not in blocks stay cached."""
+        """Whether to spend `seconds` to keep an idle prefix cached. Its tokens that are in blocks do not count."""
         start, end = self._chain_end(seq_id), self._slots.length(seq_id)
         return self._policy.is_worth(seconds, start, end, self._priorities[seq_id])
 
@@ -366,7 +366,7 @@ class Saver:
         """Raise the importance of a sequence's blocks to that of the sequence. Call it when no block is left to read.
 
         VOLATILE blocks are raised too, so they may be written to disk afterwards. If the sequence itself is VOLATILE,
-        its blocks do not change. If the sequence is idle and belongs to a lane, pin its blocks for the lane.
+        no block is raised. If the sequence is idle and belongs to a lane, pin its blocks for the lane.
         """
         length = self._slots.length(seq_id)
         keys = list(chain.keys_until(length))

@@ -85,8 +85,7 @@ class Slots:
         """Return the longest prefix of the looked-up tokens that a new sequence can begin with; CellPrefix() if none.
 
         The runner must be able to cut the prefix's sequence at the prefix's end. Among equally long prefixes, prefer an
-        idle sequence that ends there, since it needs no copy. Second, prefer other idle sequences.
-        No side effect.
+        idle sequence that ends there, since it needs no copy. Second, prefer other idle sequences. Nothing is changed.
         """
         best, best_rank = CellPrefix(), -1
         for length, seq_id in walk.sequences(max_length):
@@ -113,9 +112,9 @@ class Slots:
     def claim(self, root: BlockKey, cell_prefix: CellPrefix) -> int | None:
         """Make a sequence live for a new prompt, and return its id; None if no id is available.
 
-        If the prefix belongs to an idle sequence and is all of it, that sequence becomes live. Otherwise a free id gets
-        a copy of the prefix, or stays empty if the prefix cannot be copied. If no id is free, another idle prefix is
-        evicted. Call this method right after `match`.
+        If the prefix is the whole of an idle sequence, that sequence becomes live. Otherwise a sequence with a free id
+        gets a copy of the prefix, or stays empty if the prefix cannot be copied. If no id is free, another idle prefix
+        is evicted. Call this method right after `match`.
         """
         former = cell_prefix.seq_id
         if former is not None and former in self._idle:

@@ -95,7 +95,7 @@ class Seal:
         return Block(root, parent, own_key, start, tokens, body[tokens_bytes:], is_draft=bool(is_draft))
 
     def decode_head(self, content: bytes, name: BlockName) -> Head:
-        """Return the head of the block with this name. Raise BadBlock like `decode`.
+        """Return the head of the block with this name. Raise BadBlock if the content does not begin with this head.
 
         `content` must be the first `head_bytes(name.length)` bytes of the block's file.
 

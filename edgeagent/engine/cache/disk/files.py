@@ -50,7 +50,7 @@ class Files:
         return self.folder.is_dir()
 
     def list_names(self) -> list[str]:
-        """Return the names of all files."""
+        """Return the names of all files and folders in the folder."""
         return cache_folder.list_names(self.folder)
 
     def scan(self) -> list[BlockFile]:
@@ -58,7 +58,7 @@ class Files:
         return list(cache_folder.scan(self.folder))
 
     def changed_ns(self) -> int:
-        """Return when any process last created, renamed or removed a file here, in nanoseconds since the epoch."""
+        """Return when any process last created, renamed or removed a file here, in nanoseconds since 1970."""
         return self.folder.stat().st_mtime_ns
 
     def create(self, name: str) -> BinaryIO:
@@ -102,7 +102,7 @@ class Files:
         (self.folder / name).unlink(missing_ok=True)
 
     def stamp(self, name: str, used_s: float) -> None:
-        """Set a file's times to `used_s`, the time when its block was last used: seconds of the store's time."""
+        """Set a file's times to `used_s`: the store's time in seconds at which the file's block was last used."""
         if os.utime not in os.supports_fd:
             os.utime(self.folder / name, (used_s, used_s))
             return
@@ -155,12 +155,12 @@ class Files:
         return b"".join(parts)
 
     def open_lock(self) -> int:
-        """Return a descriptor of the lock file that all processes with this folder share. The caller must close it."""
+        """Open the lock file that processes with this folder share. Return its descriptor, for the caller to close."""
         flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
         return os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600)
 
     def in_the_way(self, name: str) -> str:
-        """Return an error message: a folder has the name that a file should have, and must be removed."""
+        """Return an error message for users: a folder has this name instead of a file, and must be removed."""
         return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:

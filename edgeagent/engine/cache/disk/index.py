@@ -45,7 +45,7 @@ class Index:
         return len(self._blocks)
 
     def find(self, key: BlockKey) -> IndexEntry | None:
-        """Return a block; None if it is missing, forgotten or unreadable."""
+        """Return a block; None if it is missing, forgotten, damaged or unreadable."""
         entry = self._blocks.get(key)
         if entry is None or entry.is_unreadable:
             return None
@@ -85,7 +85,7 @@ class Index:
         return num_found
 
     def forgotten(self) -> list[IndexEntry]:
-        """Return the forgotten blocks and the bad ones. Their files must be removed."""
+        """Return the blocks that were forgotten, or that a read found damaged or gone. Their files must be removed."""
         return [entry for entry in self.all() if entry.epoch != self.epoch(entry.name.root)]
 
     def add(self, entry: IndexEntry) -> None:
@@ -103,8 +103,9 @@ class Index:
     def replace(self, found: Iterable[BlockFile], epochs: Epochs) -> list[BlockName]:
         """Replace the index by the result of a scan. Return the names of duplicate files, which should be removed.
 
-        `epochs` is a copy from before the scan. Blocks that were already in the index keep their epoch, their flags and
-        the later one of both times of use. A file that could not be read, and was replaced since, will be read again.
+        `epochs` is a copy from before the scan. A block that was already in the index keeps its epoch and its flags.
+        Its time of use is the later of the two known times. A file that could not be read, and was replaced since, will
+        be read again.
         """
         former, doubles = self._blocks, []
         blocks: dict[BlockKey, IndexEntry] = {}

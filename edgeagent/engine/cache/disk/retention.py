@@ -9,7 +9,10 @@ from edgeagent.cache_folder import BlockName
 from edgeagent.engine.cache.block import Importance
 
 LITTLE_LEFT = 0.25
-"""If at most this part of the hour's allowance is left, blocks of importance NORMAL wait, and the status says so."""
+"""If at most this part of the hour's allowance is left, blocks of importance NORMAL or ONCE wait.
+
+The status then says so.
+"""
 # A block is written only if more than this part of the hour's allowance is left. Less important blocks need more, so
 # that many prompts that are used once do not use up the allowance that a system prompt needs.
 _NEEDED_LEFT = {
@@ -100,9 +103,9 @@ def choose_victims(
 
 
 def _weigh(blocks: Collection[IndexEntry]) -> tuple[set[bytes], Mapping[bytes, float], Mapping[bytes, Importance]]:
-    """Return the reachable blocks' keys, and the latest use and highest importance of each block by key.
+    """Return the keys of the reachable blocks, and two maps by key: the latest use and the importance of each block.
 
-    A block's latest use and importance include those of its descendants.
+    A block's descendants count too: the latest use and the highest importance among it and them.
     """
     by_depth = sorted(blocks, key=lambda entry: entry.name.start)
     reachable: set[bytes] = set()

@@ -72,11 +72,11 @@ class BlockStore:
         self._failed: set[BlockKey] = set()  # blocks whose last read failed, though their file is there
 
     def yield_to(self, is_busy: Callable[[], bool]) -> None:
-        """Pause between writes while `is_busy()`, that is, while tokens are computed."""
+        """Let the writer pause between writes while `is_busy()` is true, that is, while tokens are computed."""
         self._writer.is_busy = is_busy
 
     def configure_writer(self, block_tokens: int, max_pending_bytes: int) -> None:
-        """Set how many tokens a full block has, and at how many pending bytes the writer makes no more pauses."""
+        """Set how many tokens a full block has, and from how many pending bytes on the writer makes no pauses."""
         self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
 
     def wait_until_open(self, timeout_s: float) -> None:
@@ -85,7 +85,10 @@ class BlockStore:
             self._writer.opened.get(timeout=timeout_s)
 
     def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
-        """Set the description of a partition. Call it before the partition's first block is offered, on any thread."""
+        """Set the description of a partition. Call it before the partition's first block is offered.
+
+        Any thread may call it.
+        """
         self._command(DescribePartition(root, record))
 
     # The engine's thread
@@ -122,7 +125,7 @@ class BlockStore:
         return True
 
     def _command(self, command: DescribePartition | Touch | Raise | Discard | Sweep) -> None:
-        """Give the writer a command, unless it has ended with an error and would never read it."""
+        """Queue a command for the writer. If a bug has ended the writer, drop the command."""
         if not self._writer.is_broken:
             self._writer.commands.put(command)
 
@@ -161,7 +164,7 @@ class BlockStore:
             self._command(Discard(key))
 
     def purge(self, root: BlockKey | None = None) -> int:
-        """Forget all blocks of a partition (None: of all partitions); return how many. See BlockTier."""
+        """Forget all blocks of a partition (None: of all partitions); return how many were on disk. See BlockTier."""
         num_found = self._index.forget(root)
         for block in tuple(self._writer.pending.values()):
             if root is None or block.root == root:
@@ -202,8 +205,8 @@ class BlockStore:
     def close(self) -> None:
         """Write pending blocks for some time, then close the folder. See BlockTier.
 
-        The time is `close_s` of the constructor, and counts from the first call of `wait_written` or `close`. This
-        waits for the writer's thread, for at most 0.5 s longer.
+        Blocks are written for at most `close_s` seconds (see the constructor). The time counts from the first call of
+        `wait_written` or `close`. `close` waits for the writer's thread at most 0.5 s longer.
         """
         self._hurry()
         self._is_closed = True

@@ -99,7 +99,7 @@ class WriteBudget:
         )
 
     def open(self) -> bool:
-        """Read the file, so that the store's time continues from the time that was saved there.
+        """Read the state file, so that the store's time continues from the time that was saved there.
 
         Return False if there is no valid file. The ages of blocks are then unknown.
         """

@@ -1,9 +1,9 @@
 """The writer's thread: takes commands from a queue, and writes blocks through `Folder`, the most important ones first.
 
 A partial block waits for a few seconds before it is written, since the conversation's next turn would replace it with a
-longer block. All blocks wait while the disk fails. A block also waits if too little of the hour's allowance is left for
-its importance. While tokens are computed, the writer pauses after each block. The more bytes wait to be written, the
-shorter the pause.
+longer block. Partial blocks that are more important than NORMAL do not wait. All blocks wait while the disk fails. A
+block also waits if too little of the hour's allowance is left for its importance. While tokens are computed, the writer
+pauses after each block. The more bytes wait to be written, the shorter the pause.
 """
 
 from __future__ import annotations
@@ -119,17 +119,17 @@ class DiskWriter:
         """Whether to write without pauses, because the process is about to end."""
         self.is_busy: Callable[[], bool] = lambda: False
         self.block_tokens = MAX_BLOCK_TOKENS
-        """How many tokens make a block of the target model full.
+        """How many tokens a full block of the target model has.
 
-        A block of a draft model counts as full here only at MAX_BLOCK_TOKENS, although full blocks of a draft model may
-        be smaller (`choose_block_tokens`). Such a block waits for _PARTIAL_DELAY_S.
+        A block of a draft model counts as full here only at MAX_BLOCK_TOKENS. Draft models may have smaller full blocks
+        (`choose_block_tokens`); these wait for _PARTIAL_DELAY_S like partial ones.
         """
         self.max_pending_bytes = 256 << 20
         """The writer makes no pauses while at least this many bytes are pending."""
         self.pending: dict[BlockKey, Block] = {}
         """Blocks to be written. The engine's thread adds and withdraws blocks; the writer removes finished ones."""
         self.is_stalled = False
-        """Whether no block can be written now: the disk fails, or too little of the hour's allowance is left."""
+        """Whether no block can be written now: after a bug, while the disk fails, or while the allowance is too low."""
         self.is_broken = False
         """Whether a bug ended the thread."""
         self.num_written = 0
@@ -182,7 +182,7 @@ class DiskWriter:
             entry.is_announced = True
 
     def work(self) -> None:
-        """Carry out the commands queued so far, on the caller's thread."""
+        """Carry out the commands queued so far on the caller's thread, and write the blocks that may be written now."""
         if not self._is_open:
             self.open()
         while self._turn(0.0):
@@ -250,7 +250,7 @@ class DiskWriter:
         self.closed.put(None)
 
     def _await(self, command: Write, block: Block | None) -> None:
-        """Queue a write. A full or important block may be written at once.
+        """Queue a write, except of a withdrawn block. A full or important block may be written at once.
 
         Any other block waits for _PARTIAL_DELAY_S, since a longer block may replace it.
         """
@@ -343,7 +343,10 @@ class DiskWriter:
         self.pending.pop(key, None)
 
     def _is_writable(self, block: Block, epoch: int) -> bool:
-        """Whether a block may be written: its partition was not forgotten, it is not on disk, but its parent is."""
+        """Whether a block may be written: it is not on disk, its parent is, and the partition was not forgotten.
+
+        A first block needs no parent.
+        """
         if epoch != self._index.epoch(block.root) or self._index.find(block.key) is not None:
             return False
         return block.parent == block.root or self._index.find(block.parent) is not None
