@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 # The assumed acceptance rate before any draft is verified. It is high enough that drafting is tried.
 _FIRST_RATE = 0.8
 NUM_FIRST = 3
-"""How many tokens a trial drafts: the first of an unknown source, and later ones of a known source.
+"""How many tokens a source's first trial drafts. The next trials may draft more; later ones draft this many again.
 
-On a CPU, steps of 4, 8 and 16 tokens are cheap."""
+A step of one sequence then has 4 tokens. On a CPU, steps of 4, 8 and 16 tokens are cheap.
+"""
 # Enough is known of a source after an accepted draft of this length, or after this many verified tokens.
 _NUM_KNOWN = 15
 # Each new draft multiplies the weight of earlier drafts by this: within its sequence, and across sequences.
@@ -60,7 +61,7 @@ class SharedAcceptance:
         self.num_drafts = 0
         """How many drafts were added."""
         self.num_steps_unused = 0
-        """For how many steps this source had an offer, while a sequence's other source was better."""
+        """How often since its last draft this source was only a sequence's second choice."""
         self._counts = _Counts.of(max_tokens)
 
     @property
@@ -81,9 +82,9 @@ class SharedAcceptance:
 
     @property
     def likely_rate(self) -> float:
-        """An optimistic estimate while few tokens are verified; equal to `rate` once enough are verified.
+        """An optimistic estimate: one standard deviation above `rate` while few tokens are verified, then `rate`.
 
-        It is one standard deviation above `rate`, which is the mean of a beta distribution.
+        The rate is taken to have a beta distribution with the mean `rate`.
         """
         num_verified = sum(self._counts.verified)
         if num_verified >= _NUM_KNOWN:

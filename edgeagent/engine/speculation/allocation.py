@@ -92,7 +92,8 @@ def _best_count(
 ) -> tuple[float, int]:
     """Return (rate, n): drafting the first n of `tokens` gives the highest rate in tokens per second.
 
-    Each element of `tokens` is (-chance, position in its draft, index of its offer).
+    Return (0, 0) if every draft would exceed `max_s` or slow a stream too much. Each element of `tokens` is (-chance,
+    position in its draft, index of its offer).
     """
     expected, draft_s, best, num_best = float(num_sequences), 0.0, 0.0, 0
     # Expected tokens of each stream in the step; 1 for a stream without an offer.
@@ -132,12 +133,12 @@ def expected_s(counts: Items[int], offers: Items[Offer], target_steps_s: Items[f
 
 
 def longest_s(target_steps_s: Items[float], budget_s: float) -> float:
-    """Return how long a step with drafts may take: `budget_s`, or if longer _MAX_STRETCH plain steps."""
+    """Return how long a step with drafts may take: _MAX_STRETCH plain steps, or `budget_s` if that is longer."""
     return max(budget_s, _MAX_STRETCH * target_steps_s[0])
 
 
 def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
-    """Return the highest tokens per second of all sequences together if only this offer may be used.
+    """Return the highest rate of all sequences together, in tokens per second, if only this offer may be used.
 
     If each draft would lower the rate, return the rate without drafts.
     """
@@ -149,7 +150,10 @@ def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) ->
 
 
 def best_rate_if_all_draft(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
-    """Return the highest tokens per second of all sequences together if each has such an offer and uses it."""
+    """Return the highest rate of all sequences together, in tokens per second, if each has such an offer and uses it.
+
+    Return 0 if `target_steps_s` has no time for one draft token of each.
+    """
     expected, best = 1.0, 0.0
     for count, chance in enumerate(offer.chances[: (len(target_steps_s) - 1) // num_sequences], 1):
         expected += chance
@@ -161,7 +165,10 @@ def best_rate_if_all_draft(offer: Offer, target_steps_s: Items[float], num_seque
 
 
 def could_pay(offer: Offer, target_steps_s: Items[float], num_sequences: int, acceptance_rate: float = 1.0) -> bool:
-    """Whether drafts for this offer alone would pay if each token, given those before it, had this acceptance rate."""
+    """Whether drafts for this offer alone would pay at this acceptance rate.
+
+    `acceptance_rate`: the assumed chance that a token is accepted, given that all tokens before it are accepted.
+    """
     imagined = replace(offer, chances=tuple(acceptance_rate**number for number in range(1, len(offer.chances) + 1)))
     return best_rate(imagined, target_steps_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_steps_s[0])
 

@@ -17,14 +17,14 @@ def add_asked(
     target_steps_s: Items[float],
     budget_s: float,
 ) -> None:
-    """Append the drafts that clients asked for to `candidates`, and the number of tokens of each to `counts`.
+    """Append to `candidates` the drafts that clients asked for, and to `counts` how many tokens each of them has.
 
     - `asked`: the candidates of the sequences whose clients have set `draft_tokens`. A candidate whose source must
       first catch up is replaced by the sequence's other source, or left out.
     - `counts`: how many tokens each of `candidates` drafts.
-    - `num_others`: how many streams' clients did not ask for drafts. The drafts are shortened until each of these
-      streams keeps at least four fifths of its rate, and the step is not longer than `longest_s` says. Without such
-      streams they are shortened only if `target_steps_s` has no time for that many tokens.
+    - `num_others`: how many of the decoding streams have clients that did not ask for drafts. The drafts are shortened
+      until each of these streams keeps at least four fifths of its rate, and the step takes at most `longest_s`.
+      Without such streams they are shortened only if `target_steps_s` has no time for that many tokens.
 
     `allocate` describes the other arguments.
     """

@@ -23,7 +23,7 @@ class CatchUpTime:
         self._saved_s, self._noted_at_s = 0.0, clock()
 
     def note(self, *, is_first_awaited: bool) -> None:
-        """Record before each step whether a request waits for its first token."""
+        """Record whether a request waits for its first token. Call it before each step."""
         now_s = self._clock()
         is_still = is_first_awaited and self._is_first_awaited
         self._saved_s = (

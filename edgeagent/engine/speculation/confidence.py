@@ -67,7 +67,8 @@ class Confidence:
     def observe(self, probabilities: Items[float], num_accepted: int) -> None:
         """Record that `num_accepted` leading tokens of a draft were accepted and the next one, if any, was refused.
 
-        `probabilities`: those of the draft's tokens. Tokens after the first refused one are ignored.
+        `probabilities`: what the draft model gave to each token of the draft. Tokens after the first refused one are
+        ignored.
         """
         for position, probability in enumerate(probabilities[: num_accepted + 1]):
             index = bisect(_EDGES, probability)
@@ -120,7 +121,7 @@ class DraftPlan:
     def _min_chances_alone(self, rate: float, acceptance_rate: float, room: int) -> list[float]:
         """Return `min_chances` if there is only one stream. `rate`: the tokens per second that the plan gives.
 
-        Each element is the lowest chance at which some number of further tokens is worth its time.
+        Each element is the lowest chance of the tokens so far at which it pays to draft one or more further tokens.
         """
         most, step_s, target_steps_s = (
             min(len(self.target_steps_s) - 1, room),
@@ -158,7 +159,7 @@ class Ending:
     ) -> None:
         """`min_chances`: see the class; if empty, no draft ends early. `is_end` says whether a token ends the answer.
 
-        `num_planned`: the length of the draft if the draft model is never unsure. `min_chances` may let it grow.
+        `num_planned`: the planned length of the draft. With `min_chances`, a draft may become shorter or longer.
         """
         self.probabilities: list[float] = []
         """The draft model's probability of each drafted token."""

@@ -42,9 +42,9 @@ class _Draft:
     """The state of one sequence in the draft model.
 
     - `num_recorded`: how many tokens the prefix cache records for the sequence. They equal the target's tokens.
-    - `unrecorded`: the tokens after the first `num_recorded` that the runner has computed: the last known token, then
-      drafted ones. They are recorded only after the target has verified them.
-    - `restoring`: the unfinished restore of its prefix; None if it is complete.
+    - `unrecorded`: the tokens that the runner has computed after these: the last known token, then drafted ones. They
+      are recorded only after the target has verified them.
+    - `restoring`: the unfinished restore of the sequence's prefix; None if the restore is complete.
     """
 
     seq_id: int
@@ -87,9 +87,9 @@ class DraftModel:
         self._pick_s = 0.0  # average time of finding the likeliest token of a row of logits
 
     def steps_s(self, num_sequences: int, depth: int) -> list[float]:
-        """Return the expected seconds of draft steps for 0, 1 … `num_sequences` sequences; all 0 before any step.
+        """Return the expected seconds of a draft step for 0, 1 … `num_sequences` sequences.
 
-        `depth`: how many tokens each sequence has.
+        All are 0 if nothing was measured. `depth`: how many tokens each sequence has.
         """
         used = StepShape(0, self.prefixes.num_cells_used, 0.0)
         steps_s = self.costs.predict_added(used, range(1, num_sequences + 1), depth)
@@ -101,7 +101,8 @@ class DraftModel:
         """Return the expected seconds of computing the tokens that the draft model lacks before it can draft.
 
         If the sequence is new, claim its prefix first. Restore its blocks for about 10 ms, if any are left. Return
-        infinity if the draft model has no room for the sequence, or if blocks are then still to be restored.
+        infinity if the draft model has no room for the sequence, or if blocks are then still to be restored. Return 0
+        if only a few tokens are missing, or if no step was measured.
         """
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
@@ -110,7 +111,7 @@ class DraftModel:
         return (self.costs.prefill_s(num_missing, draft.num_recorded) or 0.0) if num_missing > _FEW else 0.0
 
     def can_draft_now(self, sequence: Sequence) -> bool:
-        """Whether the draft model can draft for a sequence at once: it lacks at most a few of its tokens."""
+        """Whether the draft model can draft for a sequence now: its prefix is restored, and few tokens are missing."""
         draft, num_missing = self._drafts.get(sequence.id), self.num_missing(sequence)
         return draft is not None and draft.restoring is None and num_missing is not None and num_missing <= _FEW
 
@@ -137,11 +138,15 @@ class DraftModel:
     def draft(
         self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
     ) -> dict[str, tuple[int, ...]]:
-        """Return drafted tokens by sequence id.
+        """Draft tokens, and return them by sequence id.
 
-        `counts`: the most tokens to draft for each sequence. `endings`, by sequence id, may end a draft earlier. If
-        the count is 0, or if the draft model lacks many tokens of a sequence, nothing is drafted for the sequence. The
-        draft model then computes a chunk of the missing tokens. The result is empty if a batch fails or is interrupted.
+        - `counts`: the most tokens to draft for each sequence.
+        - `endings`: decides, by sequence id, whether a draft ends earlier.
+
+        If the count is 0, or if the draft model lacks many tokens of a sequence, nothing is drafted for the sequence.
+        The draft model then computes a chunk of the missing tokens. A sequence that is still being restored, or for
+        which there is no room, is left out. The result is empty if cells run out, or if a batch fails or is
+        interrupted.
         """
         self.prefixes.free_saved_cells()
         try:
@@ -178,8 +183,8 @@ class DraftModel:
     def _begin(self, sequence: Sequence) -> _Draft | None:
         """Claim a sequence's prefix in the draft model's cells, and begin to restore its blocks.
 
-        Return None if every seq_id is live. Reading these blocks earlier, before the sequence's first token, would
-        delay the reads of the target's blocks.
+        Return None if no sequence id is available. Reading these blocks earlier, before the sequence's first token,
+        would delay the reads of the target's blocks.
         """
         partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
         restoring = self.prefixes.claim(sequence.tokens, self.prefixes.match(partition, sequence.tokens, max_length))
@@ -215,7 +220,7 @@ class DraftModel:
         return draft
 
     def _save_ends(self, sequence: Sequence, draft: _Draft) -> None:
-        """Mark the sequence's full blocks, so that they are read out when there is time."""
+        """Let the prefix cache save the sequence's new full blocks, if its prefix may be kept."""
         if sequence.keeps_prefix:
             self.prefixes.save(draft.seq_id, draft.num_marked, sequence.spec.cache_priority)
         draft.num_marked = draft.num_recorded
@@ -264,10 +269,10 @@ class DraftModel:
     def _draft_on(
         self, going_on: list[tuple[str, _Draft]], wanted: Mapping[str, int], endings: Mapping[str, Ending]
     ) -> dict[str, tuple[int, ...]]:
-        """Return drafted tokens by sequence id.
+        """Draft tokens for the sequences that `going_on` names, and return them by sequence id.
 
-        The logits for the first token of each draft are those of the latest batch. Each further token of the drafts
-        takes another batch.
+        The latest batch gave the logits for the first token of each draft. Each further token of the drafts takes
+        another batch.
         """
         proposals: dict[str, list[int]] = {name: [] for name, _ in going_on}
         while going_on:

@@ -42,5 +42,5 @@ class Experience:
         return Acceptance(self.shared(source, sampler))
 
     def confidence(self, sampler: str) -> Confidence:
-        """Return how far the draft model's probabilities can be trusted for this kind of sampler."""
+        """Return the Confidence for this kind of sampler: how far the draft model's probabilities can be trusted."""
         return self._confidence.setdefault(sampler, Confidence())

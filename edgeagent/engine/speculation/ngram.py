@@ -28,7 +28,7 @@ _MAX_REPLACED = 4
 
 
 class NgramIndex:
-    """The latest places where each run of three tokens ended in a growing sequence of tokens."""
+    """An index of a growing sequence of tokens: the latest places where each run of three tokens ended."""
 
     def __init__(self) -> None:
         self._places: dict[int, list[int]] = {}
@@ -54,7 +54,10 @@ class NgramIndex:
         return self._num_indexed >= len(tokens) - 1
 
     def find(self, tokens: Items[int]) -> tuple[int, int]:
-        """Return (end, length) of the longest earlier run that equals the last tokens; (0, 0) if there is none."""
+        """Return (end, length) of the longest earlier run that equals the last tokens; (0, 0) if there is none.
+
+        Only the latest few occurrences of the last three tokens are compared, over at most _MAX_MATCH tokens.
+        """
         if len(tokens) <= _LENGTH:
             return 0, 0
         best = (0, 0)
@@ -89,9 +92,10 @@ def _match(tokens: Items[int], place: int) -> int:
 
 @dataclass(slots=True)
 class _Text:
-    """The n-gram index of one sequence, and the distance of its latest match.
+    """The n-gram index of one sequence, and its latest match.
 
-    `distance`: how many tokens before the sequence's end the matching earlier tokens ended; 0 if nothing has matched.
+    `distance`: the number of tokens from the end of the earlier run to the end of the later run that equals it; 0 if
+    nothing has matched.
     """
 
     index: NgramIndex = field(default_factory=NgramIndex)
@@ -129,7 +133,7 @@ class NgramDrafter:
 
 
 def _continues(tokens: Items[int], distance: int) -> bool:
-    """Whether the tokens before the last few equal those `distance` tokens earlier."""
+    """Whether the text still repeats what it had `distance` tokens earlier, apart from one to four last tokens."""
     end = len(tokens)
     for replaced in range(1, _MAX_REPLACED + 1):
         later, earlier = end - replaced, end - replaced - distance

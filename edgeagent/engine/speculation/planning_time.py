@@ -19,7 +19,7 @@ class PlanningTime:
         """`share`: the part of the time that planning may take while drafts do not pay."""
         self._share = share
         self.plan_s = 0.0
-        """The average time of a plan, without the draft model's steps."""
+        """The average seconds of a plan, without the draft model's steps."""
         self._step_s = 0.0
         self._saved_s = 0.0
         self._has_planned = self._pays = False
@@ -32,8 +32,8 @@ class PlanningTime:
     def note(self, plan_s: float, step_s: float, *, pays: bool) -> None:
         """Record that a plan took `plan_s` seconds.
 
-        `step_s`: the expected seconds of a step without drafts. `pays`: whether drafts are made, so that planning goes
-        on.
+        `step_s`: the expected seconds of a step without drafts. `pays`: whether the plan led to drafts, or to work of
+        the draft model. If so, the next step is planned in any case.
         """
         if self._has_planned:
             plan_s = min(plan_s, _MOST_OFF * self.plan_s)

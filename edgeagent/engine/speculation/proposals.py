@@ -43,8 +43,8 @@ _NOTHING = Offer(())
 class Drafters:
     """The sources of proposals. `max_tokens`: the most tokens to draft for a sequence in a step (0: none).
 
-    `planning_share`: see PlanningTime. `are_even`: all sequences of a step must get equally many tokens, because
-    different numbers need more passes over the weights.
+    `planning_share`: the `share` of PlanningTime. `are_even`: all sequences of a step must get equally many tokens,
+    because different numbers need more passes over the weights.
     """
 
     model: DraftModel | None = None
@@ -55,7 +55,7 @@ class Drafters:
     are_even: bool = False
 
     def within(self, max_tokens: int, *, are_even: bool) -> Drafters:
-        """Return these drafters for a memory that can take back at most `max_tokens` of a sequence; 0: no drafts."""
+        """Return a copy for a runner that can take back at most `max_tokens` of a sequence (0: no drafts)."""
         if max_tokens == 0:
             return Drafters(max_tokens=0)
         most, forced = min(self.max_tokens, max_tokens), min(self.max_forced, max_tokens)
@@ -107,7 +107,7 @@ class Proposals:
         self._draft_s, self._num_accepted = 0.0, 0  # of this step
         self._has_proposed = self._has_computed = False  # in this step; `_has_computed`: the draft model
         self.catch_up_time = CatchUpTime(clock)
-        """Limits how long the draft model reads prompts while a first token is awaited."""
+        """Limits how long the draft model computes missing tokens while a first token is awaited."""
         self.has_drafted = False
         """Whether the latest step had drafts, or a computation of the draft model."""
 
@@ -117,7 +117,7 @@ class Proposals:
         return self._drafters.model
 
     def propose(self, running: Items[Sequence], num_cells: int = 0) -> dict[str, tuple[int, ...]]:
-        """Return proposals by sequence id, for decoding sequences only. `num_cells` of the cache are in use."""
+        """Return proposals by sequence id, for decoding sequences only. `num_cells`: how many cells are in use."""
         started_s, self._num_accepted, self._has_computed = self._clock(), 0, False
         proposals = self._proposed(running, num_cells)
         if self._drafters.are_even and proposals:
@@ -161,7 +161,7 @@ class Proposals:
         return forced | self._drafted(free, rooms, StepShape(num_tokens, num_cells, num_tokens * depth))
 
     def _cut_even(self, proposals: dict[str, tuple[int, ...]], names: Items[str]) -> dict[str, tuple[int, ...]]:
-        """Return the proposals, cut to the fewest tokens that any of these sequences has."""
+        """Return proposals, cut to the fewest tokens that any of the sequences `names` has; {} if one has none."""
         least = min(len(proposals.get(name, ())) for name in names)
         for state in (self._states[name] for name in proposals if name in self._states):
             if least == 0:
@@ -260,7 +260,7 @@ class Proposals:
     def _accept_offers(
         self, candidates: Items[Candidate], counts: Items[int]
     ) -> tuple[dict[str, tuple[int, ...]], list[tuple[Sequence, int]]]:
-        """Return the drafts from the sequences' own texts, and (sequence, number of tokens) for the draft model."""
+        """Return the drafts from the sequences' own texts, and (sequence, draft length) for the draft model."""
         proposals: dict[str, tuple[int, ...]] = {}
         to_draft = []
         for candidate, count in zip(candidates, counts, strict=True):
@@ -380,7 +380,7 @@ class Proposals:
         return [Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
 
     def _ask_model(self, sequence: Sequence, max_tokens: int, draft_steps_s: Items[float]) -> list[Candidate]:
-        """Return the draft model's offer, in a list; empty if it can neither draft for the sequence nor catch up."""
+        """Return the draft model's offer, in a list; empty if it can neither draft nor catch up now."""
         model = self._drafters.model
         if model is None or not (self.catch_up_time.allows or model.can_draft_now(sequence)):
             return []

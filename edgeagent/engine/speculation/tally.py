@@ -50,7 +50,7 @@ class Tally:
                 _add(source.accepted, position)
 
     def add_step(self, num_sequences: int, num_accepted: int, taken_s: float, plain_s: float) -> None:
-        """Count a step with drafts, or in which the draft model computed. All sequences of the step must decode.
+        """Count a step that had drafts, or in which the draft model computed. All sequences of the step must decode.
 
         `num_accepted`: the accepted draft tokens of all sequences. `taken_s`: how long the step and its drafting took.
         `plain_s`: how long the step would take without drafts, with one token for each sequence.

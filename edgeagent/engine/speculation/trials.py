@@ -133,7 +133,7 @@ class Trials:
     ) -> Trial | None:
         """Return a trial of a candidate's `second_choice` if that was unused for long and may pay; else None.
 
-        `num_steps`: the number of steps since the last plan. A share of their time is saved. The saved time must be
+        `num_steps`: the number of steps since the last plan. A share of their time is saved up. The saved time must be
         enough for the trial and for the source's catch-up. `gain`: the factor by which the other drafts of this step
         raise the rate. A step without these drafts costs more if `gain` is larger, so there are fewer trials then.
         """
@@ -162,8 +162,9 @@ class Trials:
     ) -> Trial | None:
         """Return a trial if the saved time is enough for it; else None.
 
-        `num_steps`: the number of steps since the last plan. A share of their time is saved. A sequence that never had
-        a draft comes first. Otherwise the sequence without drafts for the longest time comes first.
+        `num_steps`: the number of steps since the last plan. A share of their time is saved up. A sequence for which
+        the source has no verified draft yet comes first. Otherwise the sequence without drafts for the longest time is
+        chosen.
         """
         worth = [each for each in candidates if could_pay(each.offer, target_steps_s, num_sequences)]
         if not worth:

@@ -160,7 +160,7 @@ class Files:
         return os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600)
 
     def in_the_way(self, name: str) -> str:
-        """Return an error message for users: a folder has this name instead of a file, and must be removed."""
+        """Return an error message for users: `name` is a folder and should be a file, so they must remove it."""
         return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:

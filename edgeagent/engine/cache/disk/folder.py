@@ -87,7 +87,7 @@ class Folder:
         self._is_unsynced = False
         self._due: dict[Callable[[], None], float] = {}
         self.trouble: str | None = None
-        """The disk's error; None while writing works. Nothing is written until a retry succeeds."""
+        """An error message while nothing can be written; else None. If the disk failed, a retry may reset it."""
         self.room_trouble: str | None = None
         """An error message if there was no room for the last block to write; else None."""
         self._missing_bytes = 0  # the size of the block that found no room
@@ -106,7 +106,7 @@ class Folder:
         return self._budget.name_trouble or self._name_trouble
 
     def open(self) -> None:
-        """Read the folder. Remove temporary files of processes that ended during a write."""
+        """Read the folder, or create it. Remove expired blocks, and temporary files of ended processes."""
         with self._guarded("use"):
             self._files.prepare()
             self._remove_left_over()
@@ -204,11 +204,11 @@ class Folder:
                 self._remove([entry])
 
     def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
-        """Keep a partition's description. If the folder lacks it, `write` adds it with the partition's next block."""
+        """Remember a partition's description. If the folder lacks it, `write` adds it before the next block."""
         self._root_records[root[:ROOT_BYTES]] = record
 
     def sweep(self) -> None:
-        """Remove the files of forgotten blocks."""
+        """Remove the files of forgotten and damaged blocks."""
         self._labelled.clear()
         with self._guarded("remove from"):
             self._remove(self._index.forgotten())
@@ -332,7 +332,7 @@ class Folder:
         self._make_room(0 if self.room_trouble is None else self._missing_bytes)
 
     def _tidy(self) -> None:
-        """Remove expired and unreachable blocks, and descriptions of empty partitions that others have set."""
+        """Remove expired or unreachable blocks. Remove descriptions of empty partitions that others have set."""
         self._evict(0)
         roots = {entry.name.root for entry in self._index.all()}
         for root in self._labelled - roots - set(self._root_records):
@@ -362,9 +362,9 @@ class Folder:
         return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
 
     def _limit_bytes(self) -> int:
-        """Return how many bytes all blocks may take, so that `min_free_bytes` stay free on the disk.
+        """Return how many bytes all blocks may take: at most `max_bytes`, and `min_free_bytes` must stay free.
 
-        Negative if the disk would have less free space than that even if all blocks were removed.
+        Negative if even the removal of all blocks would not leave that much free.
         """
         spare = self._files.free_bytes() - self._limits.min_free_bytes
         return min(self._limits.max_bytes, self._index.num_bytes + spare)
