@@ -52,7 +52,7 @@ _MAX_LINE = 400
 
 
 def describe_unwritten(num_bytes: int) -> str:
-    """Return a stopping worker's report of how many bytes it had no time to write to the disk cache."""
+    """Return the words in which a stopping worker reports how many bytes it had no time to write to the disk cache."""
     return f"left out {num_bytes} bytes"
 
 
@@ -82,7 +82,7 @@ def is_from_outside(returncode: int) -> bool:
 
 
 def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
-    """Return how many processes the Linux kernel has ended since boot to free memory; 0 if unknown."""
+    """Return how many processes the Linux kernel has ended for lack of memory since it booted; 0 if unknown."""
     try:
         found = re.search(r"^oom_kill (\d+)$", counters.read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
@@ -91,7 +91,7 @@ def num_oom_kills(counters: Path = Path("/proc/vmstat")) -> int:
 
 
 def is_out_of_memory(returncode: int, num_oom_kills: int, stderr: str = "") -> bool:
-    """Return whether a process ended because memory ran out.
+    """Whether a process ended because memory ran out. `stderr` is the end of its error output.
 
     `num_oom_kills` is how many processes the kernel ended to free memory while this one ran.
     """

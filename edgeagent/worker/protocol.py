@@ -68,7 +68,7 @@ class Load(Struct, frozen=True, tag="load"):
     - `adapters` are the paths of the model's LoRA adapters by name.
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
     - `is_replacing`: the worker continues an earlier worker's requests, with the same setting of flash attention.
-    - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided it, see `SettingChoice.by`.
+    - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided this; see `SettingChoice.by`.
     - `why_no_drafts`: why the model must not take drafts of any kind; "" if it may.
     """
 
@@ -110,8 +110,8 @@ NOTHING_DELIVERED = Delivered()
 class Submit(Struct, frozen=True, tag="submit"):
     """Begin a request, or continue one that an earlier worker or another machine began.
 
-    `accepted_at_s` is the daemon's time.monotonic at acceptance. `load_ms` is how long the request waited for the model
-    to load. The output continues after its `delivered` part, which is not sent again.
+    `accepted_at_s` is time.monotonic() when the daemon accepted the request. `load_ms` is how long the request waited
+    for the model to load. The output continues after its `delivered` part, which is not sent again.
     """
 
     request: GenerateRequest
@@ -127,7 +127,7 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Ask(Struct, frozen=True, tag="ask"):
-    """Ask the model a question about text, such as its tokens or its embedding. Questions do not wait for requests."""
+    """Send the model a query, such as a Tokenize or an Embed. Queries do not wait for requests."""
 
     id: str
     query: TextQuery
@@ -140,7 +140,7 @@ class Drop(Struct, frozen=True, tag="drop"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Ask for a Pong. The worker's reader thread sends it, even in the middle of a long step."""
+    """Ask for a Pong. The worker's reader thread answers, even in the middle of a long step."""
 
     nonce: int
 

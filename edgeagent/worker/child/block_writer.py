@@ -15,7 +15,7 @@ from edgeagent.worker.protocol import DiskCache
 
 
 def start_block_store(disk: DiskCache) -> BlockStore:
-    """Return a block store whose thread has started. The thread reads the folder while the model loads, then writes."""
+    """Make a block store and start its thread, which reads the folder while the model loads. Later it writes blocks."""
     files = Files(Path(disk.folder))
     # If the clock is wrong at a restart, blocks age by at most half of their time to live.
     budget = WriteBudget(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)

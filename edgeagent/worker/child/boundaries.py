@@ -1,6 +1,7 @@
 """Finds the positions in a conversation's tokens where other prompts are likely to diverge from it.
 
-A recurrent state can be saved only when it is reached, so the engine must know these positions before it computes.
+The recurrent state at a position can be saved only while the engine is there. So the engine must know these positions
+before it computes the prompt.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def find_system_end(
 ) -> int | None:
     """Return how many leading tokens hold the instructions and tools; None if the template cannot render them alone.
 
-    If the prompt has neither, count the tokens that the template writes before the first message. `text` is the
-    rendered prompt.
+    If the prompt has no instructions and no tools, count the tokens that the template writes before the first message.
+    `text` is the rendered prompt, and `tokens` are its tokens.
     """
     system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
     return _num_shared(template, structs.replace(prompt, messages=(*system, _QUESTION)), text, tokens, piece)
@@ -39,16 +40,16 @@ def find_next_turn(
     """Return how many leading tokens this prompt shares with the prompt of the next turn; None if that is unknown.
 
     It is unknown if the template refuses a next turn. Some templates write a past turn differently from the latest one.
-    Then only a part of this prompt is shared.
+    Then only a part of this prompt is shared. `text` is this rendered prompt, and `tokens` are its tokens.
     """
     next_turn = structs.replace(prompt, messages=(*prompt.messages, Message("assistant", _OTHER), _QUESTION))
     return _num_shared(template, next_turn, text, tokens, piece)
 
 
 def _num_shared(template: Template, other: ChatPrompt, text: str, tokens: Sequence[int], piece: Piece) -> int | None:
-    """Return how many leading tokens the prompt `other` shares; None if the template refuses it.
+    """Return how many of the leading `tokens` the prompt `other` has too; None if the template refuses `other`.
 
-    The last of `tokens` is never counted.
+    `text` is the text of `tokens`. The last of `tokens` is never counted.
     """
     try:
         rendered = template.render(other).text

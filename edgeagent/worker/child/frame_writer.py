@@ -1,8 +1,8 @@
 """Writes frames to the pipe on a separate thread. The main thread writes directly if that cannot block.
 
 If all frames went through the writer thread, each step's tokens would wait until the next step has begun, because the
-main thread releases the interpreter lock (GIL) only then. The two threads never write at the same time: each first
-takes the only item of `permit`, and puts it back after writing.
+main thread releases the interpreter lock (GIL) only then. The two threads never write at the same time. Before a
+write, a thread takes the only item of the queue `FrameWriter.permit`; after the write, it puts the item back.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MAX_DIRECT_BYTES = 4096
 
 
 class Frames(Protocol):
-    """Accepts frames for the daemon: a queue, or an Outlet."""
+    """An object that accepts frames for the daemon: a queue, or an Outlet."""
 
     def put(self, frame: FromWorker, /) -> None: ...
 
 
 class FrameWriter(threading.Thread):
-    """The thread that writes the items of `frames` to the pipe. Items may be encoded already; None ends the thread."""
+    """The thread that writes the items of `frames` to the pipe: messages and encoded messages. None ends the thread."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(name="writer", daemon=True)
@@ -50,7 +50,7 @@ class FrameWriter(threading.Thread):
 class Outlet:
     """Sends the main thread's frames in order.
 
-    A frame is written at once if that cannot block; otherwise it is queued for the writer.
+    A frame is written at once if that cannot block. Otherwise it is queued for the FrameWriter.
     """
 
     def __init__(self, writer: FrameWriter) -> None:

@@ -33,7 +33,7 @@ class Opened:
     num_gpu_bytes: int
     kv_bytes_per_token: float
     max_rewind: int = 0
-    """How many earlier recurrent states the memory keeps of each sequence, to remove that many draft tokens."""
+    """How many refused draft tokens can be removed: the memory keeps this many earlier states of each sequence."""
     layers: tuple[LayerShape, ...] = ()
     """The layers in the file's header; empty if they are not known."""
     notes: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Opened:
 class _Planned:
     """The plan for a load, and the shapes of the files to open.
 
-    `num_tries`: how many loads of these files ran out of memory. `why_no_draft`: see Opened.
+    `num_tries`: how many earlier loads of the same files ran out of memory. `why_no_draft`: see Opened.
     """
 
     plan: RunPlan
@@ -84,7 +84,7 @@ def _notes(config: EngineConfig, free_memory: FreeMemory) -> tuple[str, ...]:
 
 
 def can_take_less(load: Load) -> bool:
-    """Return whether the next try of a load that ran out of memory would use less memory than this one."""
+    """Whether a load that ran out of memory would use less memory at its next try."""
     config = EngineConfig.model_validate_json(load.engine_config)
     try:
         free_memory = _free_memory(load, config)
@@ -98,7 +98,7 @@ def can_take_less(load: Load) -> bool:
 
 
 def _plan(load: Load, config: EngineConfig, free_memory: FreeMemory, num_tries: int) -> _Planned:
-    """Return the plan for a load. If a load with a draft ran out of memory, the next one leaves out only the draft."""
+    """Return the plan for a load. If a load with a draft ran out of memory, the next one only leaves out the draft."""
     shapes, why = load.shapes or (FileShape(0),), why_no_draft(load.shapes, config, free_memory) if load.shapes else ""
     if not why and len(shapes) > 1 and num_tries:
         num_tries, why = num_tries - 1, "a load with it ran out of memory"

@@ -1,7 +1,7 @@
-"""Computes the process's own memory without that of a side context, in which a long prompt is computed.
+"""Computes how much memory a worker has taken, without the memory of its side context.
 
-The watchdog ends a worker if preparing one prompt takes too much memory. At the same time, the side context of another
-prompt may take gigabytes, which must not be counted for the preparation.
+The watchdog ends a worker if preparing one prompt takes too much memory. At the same time, a side context may compute
+another prompt and take gigabytes. These must not be blamed on the preparation.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Up to five threads communicate through queues:
   generates has a preparer.
 - The main thread runs the engine. It writes its frames directly to stdout if that cannot block.
 - The writer writes all other frames to stdout, so that delivery never blocks the engine.
-- The questions thread answers questions about text.
+- The questions thread answers queries, such as Tokenize. For an Embed or a Rerank, it only tokenizes the texts.
 
 A side context has its own thread. With a disk cache, further threads read and write blocks. When the daemon ends,
 stdin ends and the process exits.
@@ -200,7 +200,7 @@ def _die_with_parent() -> None:
 
 
 def _claim_stdout() -> BinaryIO:
-    """Return stdout as the pipe for frames. Redirect prints to stderr, because llama.cpp may print to stdout."""
+    """Redirect prints to stderr, because llama.cpp may print to stdout. Return the original stdout for frames."""
     frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return frames
@@ -237,7 +237,7 @@ def _load(
 
 
 def _start(host: Host | EncoderHost, frames: Frames) -> GeneratorLoop | EncoderLoop:
-    """Return the loop for the main thread. For a model that generates, also start the preparer."""
+    """Make the loop for the main thread. For a model that generates, also start the preparer."""
     if isinstance(host, EncoderHost):
         return EncoderLoop(host, frames)
     loop = GeneratorLoop(host, frames)

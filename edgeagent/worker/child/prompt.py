@@ -1,4 +1,4 @@
-"""Turns a prompt into tokens, and answers questions about text, without the engine and without threads."""
+"""Turns a prompt into tokens, and answers queries about text, without the engine and without threads."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class _Written:
 
 
 def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Template:
-    """Return the model's chat template. Each thread must make its own.
+    """Make the model's chat template. Each thread must make its own.
 
-    Raise TemplateTooSlow if trying the template exceeds its limits.
+    Raise TemplateTooSlow if opening the template takes too much time or memory.
     """
     source = model.chat_template
     markers = special.markers(f"{source}{KNOWN_MARKERS}")
@@ -103,8 +103,8 @@ class PromptReader:
     def read(self, prompt: Prompt, max_tokens: int | None = None) -> ReadPrompt:
         """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded if it cannot fit.
 
-        `max_tokens` is the limit of the answer; None means as many tokens as fit. If a conversation is truncated, it
-        leaves room for an answer.
+        `max_tokens` is the limit of the answer; None means as many tokens as fit. A conversation with `truncate` is
+        shortened to leave room for an answer.
         """
         match prompt:
             case ChatPrompt():
@@ -148,7 +148,7 @@ class PromptReader:
     def _places(self, messages: Sequence[Message]) -> list[int]:
         """Return the indices of the messages before which a conversation can be cut; see `cut_places`.
 
-        The sizes of messages are cached, because the next turn has the same messages.
+        The sizes of messages are cached, because the next request of the conversation has the same messages.
         """
         texts = {id(message): text_of(message) for message in messages}
         is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
@@ -236,7 +236,7 @@ def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
 
 
 def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> QueryAnswer:
-    """Return the answer to a question about text.
+    """Return the answer to a Tokenize, Detokenize or RenderPrompt.
 
     Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses.
     """
@@ -248,9 +248,9 @@ def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Templat
 
 
 def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQuery) -> QueryAnswer:
-    """Return the answer to a question about the tokens of a text.
+    """Return the answer to a Tokenize or Detokenize.
 
-    Raise InvalidRequest for unknown token ids, and NotSupported for a conversation.
+    Raise InvalidRequest for unknown token ids, and NotSupported for a RenderPrompt.
     """
     match query:
         case Tokenize(text, add_bos, parse_special, with_pieces):

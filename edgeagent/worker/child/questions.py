@@ -1,4 +1,4 @@
-"""The worker's thread for questions about text. It runs independently of prompt preparation and decoding.
+"""The worker's thread for queries about text. It runs independently of prompt preparation and decoding.
 
 Several threads may read llama.cpp's vocabulary. A chat template is for one thread only, so this thread has its own.
 """
@@ -22,7 +22,7 @@ _MAX_CHARS = 64 << 10
 
 
 class Questions(threading.Thread):
-    """Answers Asks one after the other. This thread calls `make_answerer` once, at the first question.
+    """Answers queries one after the other. This thread calls `make_answerer` once, for the first query that needs it.
 
     For an Embed or a Rerank, this thread calls `compute`, which tokenizes and passes the tokens to the main thread. The
     main thread sends the answer.
@@ -44,12 +44,12 @@ class Questions(threading.Thread):
         self._live: set[str] = set()  # several threads use it; each operation on it is atomic
 
     def ask(self, ask: Ask) -> None:
-        """Queue a question for this thread to answer; any thread may call it."""
+        """Queue a query for this thread; any thread may call this method."""
         self._live.add(ask.id)
         self._asks.put(ask)
 
     def drop(self, ask_id: str) -> None:
-        """Drop a question; any thread may call it.
+        """Drop a query; any thread may call this method.
 
         A running computation is finished, but no further part of its answer is sent. An error is still sent.
         """
@@ -61,7 +61,7 @@ class Questions(threading.Thread):
             self._answer(self._asks.get())
 
     def _answerer(self, query: TextQuery) -> QueryAnswer:
-        """Return the answer to a question. If `make_answerer` fails, raise its error for this and each later question.
+        """Return the answer to a query. If `make_answerer` fails, raise its error for this and each later query.
 
         `make_answerer` is called only once, since it may use up a renderer process.
         """
@@ -98,7 +98,7 @@ class Questions(threading.Thread):
 
 
 def _split(answer: QueryAnswer) -> Iterator[QueryAnswer]:
-    """Split an answer into parts that each fit a frame; the last may be empty."""
+    """Yield parts of an answer, each small enough for a frame; the last may be empty."""
     for start in range(0, len(answer.text), _MAX_CHARS):
         yield QueryAnswer(answer.text[start : start + _MAX_CHARS])
     start = num_bytes = 0

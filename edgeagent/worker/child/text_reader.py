@@ -14,7 +14,7 @@ from edgeagent.worker.child.prompt import check_tokens
 
 @dataclass(frozen=True, slots=True)
 class TextsReady:
-    """The tokens of each text of the question `id`, for the main thread."""
+    """A command for the main thread, with the tokens of each text of the query `id`."""
 
     id: str
     texts: list[list[int]]

@@ -192,7 +192,7 @@ class RemoteTemplate:
             self._num_ended += isinstance(decode_from_renderer(body), Ended)
 
     def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
-        """Return the answer to a message; NotOpen if the message must be sent again because a process ended.
+        """Send a message and return the answer; NotOpen if the message must be sent again because a process ended.
 
         Raise the error of a RenderFailed. Raise TemplateTooSlow if the process ended during its work on this message.
         """

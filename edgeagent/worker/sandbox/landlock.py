@@ -54,10 +54,10 @@ def version() -> int:
 def restrict(*, read: Iterable[Path], write: Iterable[Path], devices: Iterable[Path]) -> None:
     """Restrict this thread, and threads that it starts, to these files and folders; raise OSError if that fails.
 
-    All three may be read. `write` may also be written, and its folders' files created and removed. `devices` are device
-    files, which may also be written and controlled by ioctl. Paths that cannot be opened are ignored. After this, no
-    program can be executed. TCP and signals to other processes are refused too, if the kernel's Landlock can do it. The
-    caller must have set no_new_privs.
+    What is in `read`, `write` or `devices` may be read. What is in `write` may also be written, and files in it may
+    be created and removed. The device files in `devices` may also be written and controlled by ioctl. Paths that
+    cannot be opened are ignored. After this, no program can be executed. TCP and signals to other processes are refused
+    too, if the kernel's Landlock can do it. The caller must have set no_new_privs.
     """
     known = version()
     if not known:

@@ -65,7 +65,7 @@ def set_limits() -> None:
 
 
 def _lower(limit: int, value: int) -> None:
-    """Lower a hard limit permanently, unless it is lower already. Set the soft limit to the same value."""
+    """Lower a hard limit to `value` permanently; keep it if it is lower. Then set the soft limit to the hard limit."""
     import resource
 
     _, hard = resource.getrlimit(limit)
@@ -77,8 +77,9 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
     """Permanently give up what a worker does not need; return the restrictions that took effect, in words.
 
     `read` are the model's files. `write` are the folders and files that the process may write to. Call this while the
-    process has one thread. Otherwise access to files is not restricted, since Landlock restricts only the calling
-    thread and the threads it starts. On systems other than Linux there are no restrictions, and the result is empty.
+    process has one thread. With more threads, access to files is not restricted, since Landlock restricts only the
+    calling thread and the threads it starts. On systems other than Linux there are no restrictions, and the result is
+    empty.
     """
     if sys.platform != "linux":
         return ()
@@ -100,7 +101,7 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
 
 
 def enclose_renderer() -> None:
-    """Permanently give up all that the interpreter does not need, as far as the platform supports it.
+    """Permanently give up what a chat template's renderer does not need, as far as the platform supports it.
 
     Call this while the process has one thread.
     """
@@ -149,8 +150,8 @@ def _may_use_cuda() -> bool:
 def _cuda_thread_names() -> Iterator[Path]:
     """Yield the folder that holds the names of this process's threads, if CUDA may be used.
 
-    CUDA writes names there at its start, and finds no GPU if it cannot. The folder stays open, so that the kernel keeps
-    it when memory is short: Landlock's rule would not apply to a new folder.
+    CUDA writes names there at its start. If it cannot write them, it finds no GPU. The folder stays open, so that the
+    kernel keeps it when memory is short: Landlock's rule would not apply to a new folder.
     """
     if _may_use_cuda():
         threads = Path("/proc/self/task")

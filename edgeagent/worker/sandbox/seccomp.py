@@ -62,8 +62,8 @@ def refuse_calls(*, for_cuda: bool = False) -> None:
 def make_filter(machine: Machine, pid: int, *, for_cuda: bool = False) -> bytes:
     """Return the bytes of the filter's instructions for the process with the id `pid`.
 
-    A call is allowed unless `system_calls` refuses it, it is newer than NEWEST_CALL, or it is of another ABI. With
-    `for_cuda`, the calls in CHECKED_FOR_CUDA are allowed too.
+    The filter refuses what `system_calls` lists, calls newer than NEWEST_CALL, and calls of another ABI. It allows all
+    other calls. With `for_cuda`, it also allows the calls in CHECKED_FOR_CUDA.
     """
     code: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
@@ -94,7 +94,7 @@ def _if_called(machine: Machine, name: str, steps: list[_Instruction]) -> list[_
 
 
 def _check(check: Check, pid: int) -> list[_Instruction]:
-    """Return instructions that refuse the call if its argument fails the check. Otherwise the code after them runs."""
+    """Return instructions that refuse the call if its argument fails the check, and else go on to what follows."""
     own = {OWN_ID: (pid,), OWN_PROCESS: (0, pid)}
     values = [value for each in check.values for value in own.get(each, (each,))]
     # Both architectures are little-endian.

@@ -24,7 +24,7 @@ from edgeagent.worker.protocol import Load
 
 
 class EncoderHost:
-    """One model, ready to embed or to rank. One thread calls `encode`; others may call `read_texts` meanwhile."""
+    """One model, ready to embed or to rank. One thread calls `encode`. Others may call `read_texts` meanwhile."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class EncoderHost:
         """Warm the model up; raise ModelLoadFailed if it cannot compute.
 
         Before a part of a file is tried, `on_part` gets the part's description: a damaged file may crash the process.
-        `started_s` is the time.monotonic when the load began; None means now.
+        `started_s` is the value of time.monotonic() when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
         config, model = opened.config, opened.model
@@ -58,9 +58,9 @@ class EncoderHost:
 
     @property
     def num_threads(self) -> int:
-        """How many CPU threads a batch uses. Busy cores are left to other programs, unless the number is configured.
+        """How many CPU threads batches use: the configured number, or one for each core that other programs leave idle.
 
-        Reading this property measures the machine's CPU load, at most twice a second.
+        If no number is configured, reading this property measures the machine's CPU load, at most twice a second.
         """
         if self._threads is None:
             return self._num_threads
@@ -68,11 +68,11 @@ class EncoderHost:
         return self._threads.num_threads
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Rows:
-        """Return the results of a batch, one row for each text; see Encoder.encode."""
+        """Compute a batch of tokenized texts. Return one row of results for each text; see Encoder.encode."""
         return self.encoder.encode(texts, self.num_threads)
 
     def read_texts(self, query: Embed | Rerank) -> list[list[int]]:
-        """Return the tokens of each text to compute; any thread may call it.
+        """Return the tokens of each text of a query; any thread may call this method.
 
         Raise InvalidRequest or ContextLengthExceeded. Raise NotSupported if the query asks an embedding model to rank,
         or a ranking model to embed.
@@ -86,7 +86,7 @@ class EncoderHost:
         return self._pairs.read(query)
 
     def make_answerer(self) -> Callable[[TextQuery], QueryAnswer]:
-        """Return a function that answers questions about text. One thread may call it while the other threads run."""
+        """Return a function that answers queries. One thread may call the function while the other threads run."""
         return partial(answer_text_query, self.model, self._vocabulary)
 
     def disk_cache(self) -> None:

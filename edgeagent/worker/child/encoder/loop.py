@@ -1,7 +1,7 @@
 """The main thread of an embedding or ranking model's worker: takes commands and sends frames.
 
-Every request ends exactly once. Every question ends once too, unless it is dropped or the worker stops. This module
-uses queues, and knows neither pipes nor threads.
+Every request ends exactly once. Every query ends exactly once too, except if it is dropped or if the worker stops. This
+module uses queues, and knows neither pipes nor threads.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _IDLE_S = 60.0  # the memory is freed after this time without use
 
 @dataclass(slots=True)
 class _Job:
-    """A question in progress.
+    """A query in progress.
 
     `texts` has the tokens of each text that is still to compute; None until the texts are tokenized. `scores` has the
-    scores of a Rerank that are computed already.
+    scores that are computed already; it stays empty for an Embed.
     """
 
     query: Embed | Rerank
@@ -55,7 +55,7 @@ Command = Cancel | Ask | Drop | Stop | TextsReady
 
 
 class EncoderLoop:
-    """Computes open questions in batches. The questions take turns: one batch each."""
+    """Computes the open queries in batches. The queries take turns: each gets one batch at a time."""
 
     def __init__(self, host: EncoderHost, frames: Frames, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -78,9 +78,9 @@ class EncoderLoop:
             pass
 
     def turn(self) -> bool:
-        """Carry out the queued commands, then compute a batch. Wait for a command if there is no work.
+        """Carry out the queued commands, then compute a batch. If there is no work, first wait for a command.
 
-        Return False after a Stop command, True otherwise.
+        After a minute without work, free the encoder's memory. Return False after a Stop command, True otherwise.
         """
         # Clear the flag before reading commands, so that a later interruption sets it again and is not lost.
         self._encoder.clear_abort()
@@ -96,7 +96,7 @@ class EncoderLoop:
     def submit(self, message: Submit) -> None:
         """Refuse a request to generate text; any thread may call it.
 
-        A request with `prefill_only` that writes no cache only asks for the model to be loaded. It succeeds.
+        A request with `prefill_only` that does not write to the cache succeeds: its only purpose is to load the model.
         """
         request = message.request
         if request.prefill_only and not request.cache.write:
@@ -114,24 +114,27 @@ class EncoderLoop:
         )
 
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
-        """Queue a command from the reader thread. Stop also interrupts the running batch."""
+        """Queue a command from the reader thread. For a Stop, also interrupt the running batch."""
         self.commands.put(command)
         if isinstance(command, Stop):
             self._encoder.request_abort()
 
     def ask(self, message: Ask) -> None:
-        """Queue a question; its tokens follow as TextsReady. Any thread may call it."""
+        """Queue a query. Its tokens follow later, in a TextsReady command. Any thread may call this method."""
         self.commands.put(message)
 
     def drop(self, message: Drop) -> None:
-        """Drop a question and interrupt the running batch; any thread may call it."""
+        """Drop a query and interrupt the running batch; any thread may call this method.
+
+        If the batch belongs to another query, it is computed again.
+        """
         self.commands.put(message)
         self._encoder.request_abort()
 
     def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
-        """Tokenize a question's texts and queue the tokens for the main thread. Another thread calls this.
+        """Tokenize a query's texts and queue the tokens for the main thread. Another thread calls this method.
 
-        If tokenizing fails, drop the question and raise the error.
+        If tokenizing fails, drop the query and raise the error.
         """
         try:
             self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))
@@ -173,7 +176,7 @@ class EncoderLoop:
         return True
 
     def _queued(self, *, can_wait: bool) -> Iterator[Command]:
-        """Yield the queued commands. With `can_wait`, first wait for a command."""
+        """Yield the queued commands. With `can_wait`, first wait for a command, at most `_wake_after_s`."""
         with contextlib.suppress(Empty):
             yield self.commands.get(block=can_wait, timeout=self._wake_after_s())
             for _ in range(self.commands.qsize()):

@@ -35,7 +35,7 @@ class PairReader:
     def read(self, query: Rerank) -> list[list[int]]:
         """Return the tokens of each pair, in the order of the documents.
 
-        Raise ContextLengthExceeded for a pair that is too long, InvalidRequest for one without tokens.
+        Raise ContextLengthExceeded for a pair that is too long, and InvalidRequest for a pair without tokens.
         """
         pairs = self._filled(query) if self._template is not None else self._joined(query)
         for index, tokens in enumerate(pairs):
@@ -47,7 +47,7 @@ class PairReader:
         return [self._fill(self._template, query.query, document) for document in query.documents]
 
     def _fill(self, template: str, query: str, document: str) -> list[int]:
-        """Fill in a template and tokenize it. Client text that spells a control token stays plain text."""
+        """Return the tokens of a filled-in template. Client text that spells a control token stays plain text."""
         marker = Marker(self._control, (query, document))
         texts = {"query": marker.mark(query), "document": marker.mark(document)}
         text = _GAP.sub(lambda gap: texts[gap[1]], template)

@@ -8,10 +8,11 @@ from edgeagent.engine.llama.embedder import Rows
 
 
 def relevance(classes: Rows) -> float:
-    """Return how relevant a document is, from 0 to 1. `classes` is the model's output for one pair, a value per class.
+    """Return how relevant a document is, from 0 to 1.
 
-    If there is one class, the value is a logit, which the logistic function maps to a score. If there are several
-    classes, the values are probabilities, and the first one is that of "relevant" (Qwen3-Reranker's "yes").
+    `classes` is the model's output for a pair of query and document: one value for each class. If there
+    is one class, its value is a logit, which the logistic function maps to a score. If there are several classes, their
+    values are probabilities, and the first one is that of "relevant" ("yes" in Qwen3-Reranker).
     """
     first = float(classes[0])
     if len(classes) > 1:

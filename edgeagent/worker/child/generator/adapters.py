@@ -16,7 +16,7 @@ from edgeagent.worker.protocol import adapter_part
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """The identities of the usable adapters, and why the others are unusable, both by name."""
+    """A model's adapters by name: the identities of the usable ones, and why each of the others is unusable."""
 
     identities: Mapping[str, str]
     unusable: Mapping[str, str]
@@ -38,8 +38,9 @@ def load_adapters(
 ) -> Adapters:
     """Load a model's adapters and try each once. An adapter that does not fit the model or fails is unusable.
 
-    `paths` has the adapters' files by name. `unusable` has the reasons for adapters that are known to be unusable, also
-    by name. Before an adapter is tried, `on_part` gets its description, since a damaged one may crash the process.
+    `paths` maps the adapters' names to files. `unusable` maps the names of adapters that are already known to be
+    unusable to the reasons. Before an adapter is tried, `on_part` gets a description of the adapter, since a damaged
+    adapter may crash the process.
     """
     found, refused = {}, dict(unusable)
     for name, path in paths.items():

@@ -1,4 +1,4 @@
-"""Makes the keys of the disk blocks of a model and its draft.
+"""Makes the keys for the cached blocks that a model and its draft model have on disk.
 
 It also tells the store which client each cache partition belongs to.
 """
@@ -20,9 +20,9 @@ from edgeagent.worker.protocol import Load
 
 
 class BlockKeys:
-    """Makes the keyrings of one load's model and draft. A keyring makes the same block keys again after a restart.
+    """Makes a keyring for a loaded model, and one for its draft model. A keyring makes the keys of cached blocks.
 
-    Without a disk cache, the keyrings are None.
+    After a restart, the keys are the same again. Without a disk cache, the keyrings are None.
     """
 
     def __init__(self, load: Load, store: BlockStore | None) -> None:
@@ -35,12 +35,12 @@ class BlockKeys:
         self._described: set[str] = set()
 
     def make(self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int) -> Keyring | None:
-        """Return the keyring of the model at `path`. A full block of the model has `block_tokens` tokens."""
+        """Make the keyring of the model at `path`. A full block of the model has `block_tokens` tokens."""
         self._model = self._make(path, runner, config, block_tokens, is_draft=False)
         return None if self._model is None else self._model[0]
 
     def make_of_draft(self, path: Path, runner: LlamaRunner, config: EngineConfig, block_tokens: int) -> Keyring | None:
-        """Return the keyring of the draft at `path`. All models with this draft share its blocks."""
+        """Make the keyring of the draft model at `path`. All models with this draft model share its blocks."""
         self._draft, self._draft_name = self._make(path, runner, config, block_tokens, is_draft=True), path.name
         return None if self._draft is None else self._draft[0]
 
@@ -49,7 +49,10 @@ class BlockKeys:
         self._draft, self._draft_name = None, ""
 
     def describe_unused(self) -> str | None:
-        """Return a log line about disk blocks of this model that its settings cannot use; None if there are none."""
+        """Return a log line about the model's blocks on disk that were made with other settings or another version.
+
+        Return None if there are no such blocks, if there is no disk cache, or before `make`.
+        """
         if self._disk is None or self._model is None:
             return None
         keyring, fingerprint = self._model
@@ -58,8 +61,9 @@ class BlockKeys:
     def describe_partition(self, policy: CachePolicy, adapter: str, adapter_id: str) -> None:
         """Tell the store which client a cache partition belongs to, so that a client's blocks can be listed and purged.
 
-        `adapter` and `adapter_id` are the name and the identity of the request's adapter, "" for none. Do nothing
-        without a disk cache, before `make`, or if the policy writes no cache.
+        The request has the cache policy `policy`. `adapter` and `adapter_id` are the name and the identity of its
+        adapter, "" for none. Do nothing without a disk cache, before `make`, if the policy writes no cache, or if the
+        store already knows the partition.
         """
         name = partition_of(policy.partition, adapter_id)
         if self._store is None or self._model is None or not policy.write or name in self._described:

@@ -69,11 +69,11 @@ def choose(
     is_replacing: bool = False,
     free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
 ) -> Chosen:
-    """Choose the attention settings by the calibration in `saved_tuning`. If it is missing, incomplete or old, measure.
+    """Choose attention settings and weight padding by the calibration in `saved_tuning`. If it is not usable, measure.
 
-    `layers`: those in the file's header, if known. `is_replacing`: keep flash attention on or off; see Load. Before
-    measuring, `on_measure` is called. Nothing is measured if there is only one choice, if calibration is off, after
-    three tries, or if too little memory is free.
+    `layers` are the layers in the file's header, if known. With `is_replacing`, flash attention stays on or off as
+    before; see Load. `on_measure` is called before measuring. Nothing is measured if there is only one choice, if
+    calibration is off, after three tries, or if too little memory is free.
     """
     candidates = attention_candidates(model, config)
     size = ContextSize(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
@@ -114,7 +114,7 @@ def _has_same_settings(former: SavedTuning, now: SavedTuning) -> bool:
 
 
 def _sequence_bytes(model: Model, config: EngineConfig, layers: Sequence[LayerShape]) -> int:
-    """Return the bytes of the recurrent states and of the logits of all sequences of a context."""
+    """Return how many bytes a context's sequences need for their recurrent states and logits."""
     num_values = sum(each.num_state_values for each in layers) + model.num_tokens
     return num_sequences_of(model, config) * num_values * _VALUE_BYTES
 
@@ -124,7 +124,7 @@ def _depth(context_size: ContextSize) -> int:
 
 
 def read_tuning(content: bytes) -> SavedTuning | None:
-    """Return the tuning in these bytes; None if they are not valid."""
+    """Return the tuning in `content`; None if `content` is empty or not valid."""
     try:
         return _decoder.decode(content) if content else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

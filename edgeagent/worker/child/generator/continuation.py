@@ -1,4 +1,4 @@
-"""Turns the text of an answer that began on another machine into this model's tokens, so that it can continue."""
+"""Turns the beginning of an answer, which another machine generated, into tokens that this model can continue."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def _check_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> None:
 class Continuation:
     """The beginning of an answer, in this model's tokens.
 
-    `tokens` are kept. They are followed by `num_open` tokens, whose word may be incomplete. Their text, `open_text`, is
-    generated again. `count_difference` is the other machine's token count for the beginning minus this model's count.
+    The beginning consists of `tokens`, which are kept, and `num_open` more tokens of a word that may be incomplete. The
+    text of that word, `open_text`, is generated again. `count_difference` is the other machine's token count for the
+    beginning minus this model's count.
     """
 
     so_far: AnswerSoFar
@@ -48,7 +49,7 @@ class Continuation:
     count_difference: int
 
     def join(self, sampler: Sampler, output: OutputStream, vocabulary: LongTextVocabulary) -> RespellConstraint | None:
-        """Advance the sampler and the output by the answer's beginning; raise NotSupported if one of them rejects it.
+        """Advance the sampler and the output by the answer's beginning; raise NotSupported if that is impossible.
 
         Return the constraint under which `open_text` is generated again; None if `open_text` is empty.
         """
@@ -73,7 +74,8 @@ class Continuation:
     def extend(self, spec: SequenceSpec) -> SequenceSpec:
         """Return `spec` with the answer's beginning as its first delivered tokens.
 
-        `max_tokens` is reduced by `count_difference`: the limit counts the beginning as the other machine counted it.
+        Subtract `count_difference` from `max_tokens`, since the client's limit counts the beginning as the other
+        machine counted it.
         """
         first, *others = spec.step_lengths or (0,)
         return dataclasses.replace(
@@ -93,8 +95,9 @@ def read_continuation(
 ) -> Continuation:
     """Return the answer so far as tokens that follow the prompt.
 
-    Raise NotSupported if the request's options forbid a continuation, or if no tokens give exactly this text. Raise
-    ContextLengthExceeded if the context is full.
+    Raise NotSupported if the request's options forbid a continuation, if the answer already has all its tokens, if this
+    model cannot continue reasoning, or if no tokens give exactly this text. Raise ContextLengthExceeded if the context
+    is full.
     """
     _check_continuable(request, so_far)
     is_chat = isinstance(request.prompt, ChatPrompt)
@@ -121,10 +124,10 @@ def read_continuation(
 def _reasoning_tokens(
     so_far: AnswerSoFar, opened: ReasoningMarkers | None, vocabulary: LongTextVocabulary
 ) -> list[list[int]]:
-    """Return the tokens of the reasoning, in parts. If the answer's text has begun, add the close marker.
+    """Return the tokens of the reasoning in parts, with the open marker if the prompt does not end inside reasoning.
 
-    If the vocabulary has no reasoning markers, return []: only the text is continued. Raise NotSupported if there is no
-    text either.
+    If the answer's text has begun, add the close marker. If the vocabulary has no reasoning markers, return [], so that
+    only the text is continued. If there are no such markers and no text, raise NotSupported.
     """
     pair = opened or next((pair for pair in REASONING if _is_one_token(pair.open, vocabulary)), None)
     if pair is None:

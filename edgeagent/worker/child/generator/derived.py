@@ -10,7 +10,10 @@ _BY = "model"
 
 
 def derived_choices(runner: LlamaRunner, block_tokens: int, token_bytes: float) -> tuple[SettingChoice, ...]:
-    """Return these settings as choices for the status. `token_bytes` is the size of a token's KV cells in a block."""
+    """Return the settings that follow from the model's shape, for the status.
+
+    `token_bytes` is how many bytes one token takes in a cached block.
+    """
     return (
         SettingChoice(
             "KV cells",

@@ -30,9 +30,10 @@ DRAFT_SHARE = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class DraftSetup:
-    """The source of draft tokens of a model. `file` is a draft model's file, "ngram" (the sequence's own text) or None.
+    """Where a model's draft tokens come from.
 
-    `by` and `why` say what decided this, as in SettingChoice. `runner` and `model` are None if there is no draft model.
+    `file` is the draft model's file, "ngram" if drafts are copied from the sequence's own text, or None if there are no
+    drafts. For `by` and `why` see SettingChoice. `runner` and `model` are None if there is no draft model.
     """
 
     file: str | None
@@ -49,7 +50,7 @@ class DraftSetup:
 
 @dataclass(frozen=True, slots=True)
 class DraftLoader:
-    """Loads the draft model of one target with the options in `config`. `target` is the target's runner."""
+    """Loads a draft model with the options in `config`. `target` is the runner of the model that checks the drafts."""
 
     target: LlamaRunner
     config: EngineConfig
@@ -59,9 +60,10 @@ class DraftLoader:
     codec: CellPacker | None
 
     def load(self, load: Load, on_part: Callable[[str], None]) -> DraftSetup:
-        """Return a load's draft model. If it cannot be used, free its memory and return the reason.
+        """Load a model's draft model and try it. If it cannot be used, free its memory and return the reason.
 
-        Before the draft's file is opened, `on_part` gets its description, since a damaged file may end the process.
+        Before the draft model's file is opened, `on_part` gets a description of the draft model, since a damaged file
+        may end the process.
         """
         assert load.draft_path is not None
         on_part(draft_part(load.draft_path))
@@ -78,7 +80,7 @@ class DraftLoader:
         return draft
 
     def _open(self, load: Load, path: Path, opened: ExitStack) -> DraftSetup:
-        """Open the draft model and try it; raise any error if that fails. `opened` then closes what was opened."""
+        """Open the draft model and try it; raise any error if that fails. `opened` gets the functions to undo it."""
         model = Model(path, self.config)
         opened.callback(model.close)
         # A draft model computes its tokens one by one, but llama.cpp keeps the earlier states of one batch only.

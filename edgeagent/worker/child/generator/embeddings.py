@@ -38,8 +38,8 @@ class Embedder(Protocol):
 class _Job:
     """An Embed in progress.
 
-    `texts` has the tokens of each text that is still to compute; None until the texts are tokenized. `is_begun`: a part
-    of the first of these texts is computed.
+    `texts` has the tokens of each text that is still to compute; None until the texts are tokenized. `is_begun`:
+    whether the first of these texts has been begun.
     """
 
     dimensions: int | None
@@ -48,7 +48,7 @@ class _Job:
 
 
 class Embeddings:
-    """Computes the open Embeds in turn, one text of each at a time. Only the main thread uses it."""
+    """Computes the open Embed queries. They take turns, one text each. Only the main thread uses this class."""
 
     def __init__(
         self, embedder: Embedder, frames: Frames, itl_budget_s: float, clock: Callable[[], float] = time.monotonic
@@ -63,20 +63,20 @@ class Embeddings:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a text to compute."""
+        """Whether there is a tokenized text to compute."""
         return self._next() is not None
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks have been computed; the watchdog reads it as progress."""
+        """How many chunks have been computed. The daemon's watchdog takes an increase as progress."""
         return self._embedder.num_chunks
 
     def add(self, ask_id: str, query: Embed) -> None:
-        """Add an Embed, whose tokens follow with `give`."""
+        """Add an Embed. Its tokens come later, through `give`."""
         self._jobs.setdefault(ask_id, _Job(query.dimensions))
 
     def give(self, ask_id: str, texts: Sequence[list[int]]) -> None:
-        """Set the tokens of an Embed's texts; ignored if the Embed was dropped."""
+        """Set the tokens of an Embed's texts. Do nothing if the Embed was dropped."""
         if ask_id in self._jobs:
             self._jobs[ask_id].texts = deque(texts)
 
@@ -85,7 +85,7 @@ class Embeddings:
         self._jobs.pop(ask_id, None)
 
     def step(self, *, is_busy: bool, num_threads: int) -> None:
-        """Compute a chunk if one is due. If the engine has requests (`is_busy`), embedding gets a share of the time."""
+        """Compute a chunk if one is due. If the engine is busy with requests, fewer chunks are due."""
         ask_id = self._next()
         started_s = self._clock()
         if ask_id is None or (is_busy and started_s < self._not_before_s):
@@ -100,13 +100,13 @@ class Embeddings:
         self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
 
     def wake_after_s(self) -> float | None:
-        """Return in how many seconds `free_if_idle` may free memory; None if there is work, or nothing to free."""
+        """Return in how many seconds `free_if_idle` can free memory; None if an Embed is open or no memory is used."""
         if self._jobs or not self._embedder.is_open:
             return None
         return max(0.0, self._used_at_s + _IDLE_S - self._clock())
 
     def free_if_idle(self) -> None:
-        """Free the embedder's memory if it has not been used for a minute."""
+        """Free the embedder's memory if no Embed is open and the embedder has not been used for a minute."""
         if self._embedder.is_open and not self._jobs and self._clock() - self._used_at_s >= _IDLE_S:
             self._embedder.close()
 

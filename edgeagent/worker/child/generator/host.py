@@ -76,11 +76,11 @@ class Host:
         make: MakeTemplate = open_here,
         started_s: float | None = None,
     ) -> None:
-        """Make a model ready. Raise ModelLoadFailed, whose message says what to do.
+        """Make a model ready; raise ModelLoadFailed if it cannot be served.
 
         `sandbox` is shown in the status. `store` keeps blocks on disk, on its own thread. Before a part of a file is
         tried, `on_part` gets a description of the part: a damaged file may crash the process. `make` makes a chat
-        template from an Open. `started_s` is the time.monotonic when the load began; None means now.
+        template from an Open. `started_s` is the value of time.monotonic() when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
         config = opened.config
@@ -99,7 +99,7 @@ class Host:
         self._block_keys = BlockKeys(load, store)
         self.notes = opened.notes
         self.warnings: tuple[str, ...] = ()
-        """Notes and warnings on this load for the daemon's log."""
+        """The lines in `notes` and `warnings` are about this load, for the daemon's log."""
         if 0 < config.ctx < CONTEXT_STEP:
             self._note(f"--ctx {config.ctx} is less than the shortest context, which has {CONTEXT_STEP} tokens")
         for name in self._adapters.unusable.keys() - load.unusable_adapters.keys():
@@ -115,7 +115,7 @@ class Host:
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
     def _open_runner(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> None:
-        """Make the runner, which is the model's context, with the settings that are fastest on this machine."""
+        """Choose the settings that are fastest on this machine, and open the model's context (its runner) with them."""
         config = opened.config
         chosen = choose(
             self.model,
@@ -186,7 +186,7 @@ class Host:
         self._grammars.prepare()
 
     def make_answerer(self) -> Callable[[TextQuery], QueryAnswer]:
-        """Return a function that answers questions about text; raise TemplateTooSlow.
+        """Return a function that answers queries; raise TemplateTooSlow if the chat template exceeds its limits.
 
         Call this method and the function on the same thread. The other threads may run at the same time.
         """
@@ -196,7 +196,7 @@ class Host:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.
 
         Sampler, grammar and output are advanced to the end of the `delivered` output, which is not sent again. Raise
-        InvalidRequest (length, template, grammar, sampling values), NotSupported, or ModelDamaged (unusable adapter).
+        InvalidRequest (also for a prompt that is too long), NotSupported, or ModelDamaged if the adapter is unusable.
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(request.prompt, request.max_tokens)
@@ -326,7 +326,7 @@ class Host:
         return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
 
     def _load_draft(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> DraftSetup:
-        """Load the draft model. If there is none, return the reason. If it cannot be used, also add a warning."""
+        """Load the draft model. If there is none, return the reason; if it is unusable, also add a warning."""
         if load.draft_path is None:
             return DraftSetup(None, load.draft_by, load.draft_why)
         if opened.why_no_draft:

@@ -21,28 +21,28 @@ _EVERY_S = 60.0
 
 
 class WarmStart:
-    """Step times and draft acceptance rates from earlier processes.
+    """Initialises a new engine with step times and draft acceptance rates from earlier processes.
 
-    Those that belong to a draft model are used only if the draft model's file is still the same.
+    A draft model's step times, and the acceptance rates, are used only if the draft model's file is still the same.
     """
 
     def __init__(self, tuning: SavedTuning, earlier: LearnedCosts, num_layers: int) -> None:
-        """`tuning` is this load's. `earlier` is what earlier processes learned; it may be empty."""
+        """`tuning` is the one chosen for this load. `earlier` is what earlier processes learned; it may be empty."""
         self._tuning = tuning
         self._num_layers = num_layers
         self._earlier = earlier
         self._draft = ""
 
     def init_costs(self, costs: CostModel) -> None:
-        """Initialise the target's cost model with earlier step times. If there are none, use the calibration.
+        """Initialise the main model's cost model with earlier step times. If there are none, use the calibration.
 
-        Also add `SavedTuning.work`, the sums of the steps of earlier requests.
+        Also add the sums in `SavedTuning.work`, which count the work in the steps of earlier requests.
         """
         costs.work.learn(self._tuning.work)
         costs.learn(_steps(self._earlier.times) or _calibrated(self._tuning, self._num_layers))
 
     def init_draft_costs(self, costs: CostModel, path: Path) -> None:
-        """Initialise a draft's cost model with earlier step times, if they were measured with this draft file."""
+        """Initialise a draft model's cost model with earlier step times, if they were measured with the same file."""
         status = path.stat()
         self._draft = f"{path} {status.st_size} {status.st_mtime_ns}"
         if self._earlier.draft == self._draft:
@@ -87,9 +87,9 @@ class TuningSender:
         self._looked_at_s, self._num_steps = clock(), 0
 
     def send_if_due(self, *, is_last: bool = False) -> None:
-        """Send what was learned if no request is live and the engine has made steps since the last time.
+        """Send what was learned if no request is live and the engine has made steps since it was last sent.
 
-        With `is_last`, the last time may be less than a minute ago.
+        Without `is_last`, do nothing if the previous check was less than a minute ago.
         """
         if self._engine.num_live or (self._clock() - self._looked_at_s < _EVERY_S and not is_last):
             return
@@ -108,12 +108,12 @@ def _steps(times: tuple[StepTime, ...]) -> list[tuple[StepShape, float]]:
 
 
 def _calibrated(tuning: SavedTuning, num_layers: int) -> list[tuple[StepShape, float]]:
-    """Return the shapes and times of the calibration's prompt steps, scaled to `num_layers`. [] if they are unknown.
+    """Return the shapes and times of the calibration's steps, scaled to `num_layers`; [] if prompts were not measured.
 
     A prompt chunk was measured with no cells in use, with earlier cells of its own sequence, and with cells of other
     sequences. The differences show what own cells and other cells cost. Real requests would show this late or never: if
-    only one sequence runs, all used cells are its own. A short turn, if it was measured, shows what own cells cost if
-    flash attention computes single tokens.
+    only one sequence runs, all used cells are its own. A short turn may have been measured too. It shows what own cells
+    cost where flash attention computes single tokens.
     """
     found = tuning.measurements
     if found is None:

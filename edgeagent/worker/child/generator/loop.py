@@ -52,9 +52,9 @@ _NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there i
 
 @dataclass(slots=True)
 class _Request:
-    """A request between its Submit and its end. `prepared` is None until the preparer has finished it.
+    """A request between its Submit and its end. `prepared` is None until the preparer thread has prepared it.
 
-    `started`: its Started delta was sent.
+    `started`: whether its Started delta was sent.
     """
 
     submit: Submit
@@ -109,7 +109,7 @@ class GeneratorLoop:
         tuning_sender.send_if_due(is_last=True)
 
     def turn(self) -> bool:
-        """Carry out the queued commands, then run a step. Wait for a command if there is no work.
+        """Carry out the queued commands, then run a step. If there is no work, first wait for a command.
 
         After the step, a chunk of an embedding may run. Return False after a Stop command, True otherwise.
         """
@@ -135,7 +135,7 @@ class GeneratorLoop:
         self.to_prepare.put(message)
 
     def ask(self, message: Ask) -> None:
-        """Queue an Embed, whose tokens follow with `read_texts`. Ignore other questions. Any thread may call it."""
+        """Queue an Embed; `read_texts` later adds its tokens. Ignore other queries. Any thread may call this method."""
         if isinstance(message.query, Embed):
             self.commands.put(message)
 
@@ -146,7 +146,7 @@ class GeneratorLoop:
     def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
         """Tokenize an Embed and queue its tokens for the main thread; raise NotSupported for a Rerank.
 
-        Another thread calls this. If tokenizing fails, drop the question and raise the error.
+        Another thread calls this method. If tokenizing fails, drop the query and raise the error.
         """
         try:
             if isinstance(query, Rerank):
@@ -159,15 +159,15 @@ class GeneratorLoop:
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
         """Queue a command from the reader thread, and interrupt a long step that would delay it.
 
-        If this method does not see a long step, the engine sees the command (`_has_command`) before it starts one, and
-        delays that step. One exception: the engine never delays two steps in a row.
+        If no long step is running yet, the engine sees the command (`_has_command`) before it starts one, and postpones
+        that step. But it never postpones two steps in a row.
         """
         self.commands.put(command)
         if self._engine.current_step.is_long:
             self._host.request_abort()
 
     def hand_in(self, ready: PromptReady) -> None:
-        """Queue a prepared request. If it is realtime, interrupt a long step that has no realtime request."""
+        """Queue a prepared request. If its tier is REALTIME, interrupt a long step without requests of that tier."""
         self.commands.put(ready)
         is_urgent = ready.submit.request.tier is Tier.REALTIME
         if is_urgent and self._engine.current_step.is_long and not self._engine.current_step.is_urgent:
@@ -208,7 +208,7 @@ class GeneratorLoop:
         return True
 
     def _queued(self, *, can_wait: bool) -> Iterator[Command]:
-        """Yield the queued commands; with `can_wait`, first wait for one. Later commands are left for the next turn."""
+        """Yield the queued commands; with `can_wait`, first wait for one. Commands that come later stay queued."""
         with contextlib.suppress(Empty):
             yield self.commands.get(block=can_wait, timeout=self._wake_after_s())
             for _ in range(self.commands.qsize()):
@@ -220,7 +220,7 @@ class GeneratorLoop:
         return min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
 
     def _is_awaited(self, submit: Submit) -> bool:
-        """Return whether this request is still live. It may have been cancelled, and its id used by another request."""
+        """Whether this request is still live. If it was cancelled, another request may already have the same id."""
         request = self._requests.get(submit.request.id)
         return request is not None and request.submit is submit
 
@@ -303,7 +303,7 @@ class GeneratorLoop:
     def _echo(self, prepared: PreparedRequest, output: Output) -> tuple[PromptText, ...]:
         """Return the prompt's text once, if the client asked for an echo of it; () otherwise.
 
-        It is returned with the request's first tokens, or with its end if it has no tokens.
+        The text is returned with the answer's first tokens, or with the request's end if the answer has no tokens.
         """
         if prepared.echo is None:
             return ()

@@ -12,7 +12,7 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 class PrepareQueue:
-    """The queue of requests that the preparer takes from. Other threads add to it."""
+    """The requests that wait for the preparer thread. Other threads add requests; only the preparer removes them."""
 
     def __init__(self) -> None:
         self._arrived: SimpleQueue[Submit] = SimpleQueue()

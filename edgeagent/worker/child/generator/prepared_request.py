@@ -30,7 +30,10 @@ class PreparedRequest:
 
     @property
     def corrected_count_difference(self) -> int:
-        """`earlier.count_difference`, corrected once `earlier.open_text` is generated again; 0 without `earlier`."""
+        """The other machine's token count for the beginning minus this model's count; 0 if no other machine began.
+
+        It changes once `earlier.open_text` is generated again, if that text then has more or fewer tokens.
+        """
         if self.earlier is None:
             return 0
         return self.earlier.count_difference - self._num_extra_tokens
@@ -38,7 +41,7 @@ class PreparedRequest:
     def settle(self, sequence: Sequence, context_length: int) -> None:
         """Correct the sequence's length limit once `earlier.open_text` has been generated again.
 
-        That text may now have more or fewer tokens than before. Call this after each step. It has an effect only once.
+        That text may now have more or fewer tokens than before. Call this after each step. Only one call has an effect.
         """
         if self.respelling is None or not self.respelling.is_over or self.respelling.is_settled:
             return

@@ -18,11 +18,11 @@ _DRAFTS = "drafts"
 def check_drafts(
     model: Model, runner: LlamaRunner, load: Load, choices: Sequence[SettingChoice], on_part: Callable[[str], None]
 ) -> tuple[str, tuple[SettingChoice, ...]]:
-    """Return why a model cannot use drafts ("" if it can), and the model's choices.
+    """Return why a model cannot use drafts, and its choices. If it can, return "" and `choices`.
 
-    If the model can use drafts, these are `choices`. Otherwise they also have a choice named "drafts" with the value
-    "none" and the reason; it replaces an earlier one of that name. `on_part` is called before a computation that
-    may end the process. The runner's cells must be empty before the call, and are empty again afterwards.
+    If it cannot, the choice named "drafts" is set to "none", with the reason, in the returned choices. Before a
+    computation that may end the process, `on_part` gets a description of it. The runner's cells must be empty before
+    the call, and are empty again afterwards.
     """
     if load.why_no_drafts:
         return load.why_no_drafts, _without(choices, "trial", load.why_no_drafts)

@@ -1,4 +1,4 @@
-"""A second context of a model that computes one prompt on its own thread, and pauses between llama.cpp's graph nodes.
+"""A second context of a model, for one prompt. Its own thread computes, and can pause between llama.cpp's graph nodes.
 
 This works only on a CPU, where llama.cpp calls an abort callback after each node. To pause, the thread sleeps in the
 callback. The other threads of its graph then wait at a barrier. With GNU OpenMP, waiting threads sleep, and they sleep
@@ -40,7 +40,7 @@ def side_contexts(
     token_bytes: float,
     free_bytes: Callable[[], int] | None = None,
 ) -> OpenSideContext | None:
-    """Return a function that opens a side context for the model of `runner`; None if they are off or would not work.
+    """Return a function that opens a side context for the model of `runner`; None if that is off or would not work.
 
     Side contexts do not work for sliding windows and recurrent states, which cannot be copied in parts. They do not
     work on a GPU, which calls no abort callback, or if waiting threads do not sleep (`barriers_sleep`). The returned
@@ -73,7 +73,7 @@ def _free_bytes() -> int:
 
 
 def barriers_sleep() -> bool:
-    """Return whether threads that wait at a graph's barrier sleep, so that other threads can use their cores.
+    """Whether threads that wait at a graph's barrier sleep, so that other threads can use their cores.
 
     GNU OpenMP's threads sleep. ggml's own threads spin. OpenMP on systems other than Linux was not tested.
     """
@@ -101,7 +101,7 @@ class NodeTimes:
         self._began_s = now_s
 
     def end(self, now_s: float) -> float:
-        """Note that a node has ended; return when the next one should end. An unknown node counts as 0 s."""
+        """Note that a node has ended; return when the next one should end. If its time is unknown, it counts as 0 s."""
         taken_s, self._began_s = now_s - self._began_s, now_s
         if self._index < len(self._seconds):
             self._seconds[self._index] = taken_s
@@ -156,18 +156,18 @@ class LlamaSideContext:
             self._state.notify_all()
 
     def pause(self) -> None:
-        """Pause the computation, and wait until the thread has stopped, at most about a second."""
+        """Pause the computation. Wait at most a second for the thread to stop."""
         with self._state:
             self._may_run = False
             self._state.wait_for(lambda: self._is_blocked or self.is_over, _MAX_PAUSE_S)
 
     def wait_paused(self, timeout_s: float) -> bool:
-        """Wait until the computation has paused or ended. Return False if it has not after `timeout_s`."""
+        """Wait at most `timeout_s` seconds until the computation has paused or ended. Return whether it has."""
         with self._state:
             return self._state.wait_for(lambda: not self._may_run or self.is_over, timeout_s)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a chunk can be taken or the computation has ended, at most `timeout_s`."""
+        """Wait at most `timeout_s` seconds until a chunk can be taken or the computation has ended."""
         with self._state:
             self._state.wait_for(lambda: self._chunks or self.is_over, timeout_s)
 
@@ -178,7 +178,7 @@ class LlamaSideContext:
             return taken
 
     def close(self) -> None:
-        """End the computation and free the context. Do not wait while the thread makes or frees the context."""
+        """End the computation and free the context. Wait for the thread, unless it is making or freeing the context."""
         with self._state:
             self._is_closed = True
             self._state.notify_all()
@@ -247,7 +247,10 @@ class LlamaSideContext:
         return self._is_closed
 
     def _wait_for_turn(self, end_s: float = 0.0) -> None:
-        """Pause if the next node would end (`end_s`) after the limit of `resume`. Return after `resume` or `close`."""
+        """Wait until `resume` or `close`. Pause if the next node would end, at `end_s`, after the limit of `resume`.
+
+        Return at once if the computation is not paused.
+        """
         with self._state:
             if end_s > self._until_s:
                 self._may_run = False

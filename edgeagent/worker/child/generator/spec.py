@@ -19,8 +19,8 @@ def make_spec(
 ) -> SequenceSpec:
     """Return the engine's specification of a request.
 
-    `num_scored` is how many alternatives each prompt token's log probability has; None if the prompt gets none (see
-    `SequenceSpec.num_prompt_logprobs`). `adapter` is the identity of the request's adapter, "" for none.
+    `num_scored` is the number of alternatives for each prompt token if log probabilities of the prompt are requested;
+    otherwise None. `adapter` is the identity of the request's adapter, "" for none.
     """
     cache = request.cache
     return SequenceSpec(

@@ -1,4 +1,4 @@
-"""Finds the draft of a model for each load, checks it, and remembers a draft whose trial ended the process."""
+"""Finds and checks a model's draft model before each load. Remembers draft models whose trial ended the process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Header(Protocol):
 
 
 class FoundDraft(Protocol):
-    """A model's draft, as found on this machine. If `path` is None, `why` says why there is none.
+    """The draft model that was found for a model. If `path` is None, there is none, and `why` says why.
 
-    `is_trouble`: there is none because a file is damaged or missing.
+    `is_trouble`: there is none because the search failed, for example at a damaged file.
     """
 
     @property
@@ -41,10 +41,10 @@ class FoundDraft(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChosenDraft:
-    """A draft for a load: its file, and the reason for it. If `path` is None, `why` says why there is none.
+    """The draft model for a load. If `path` is None, there is none. `why` is the reason for this choice.
 
-    `by` is what decided it, see `SettingChoice.by`. `is_trouble`: see FoundDraft. `header` is None if there is no
-    draft, or if its header is not known.
+    `by` is what decided this; see `SettingChoice.by`. `is_trouble`: there is none because the search failed, or because
+    the draft model cannot be used. `header` is None if there is no draft model, or if its header is not known.
     """
 
     path: Path | None
@@ -59,10 +59,11 @@ NO_DRAFT = ChosenDraft(None, "no draft was looked for")
 
 @dataclass(frozen=True, slots=True)
 class DraftChecks:
-    """The functions that find and check a draft. They read the disk. See Checks for `validate` and `difference`.
+    """The functions that find and check a draft model. They read the disk.
 
-    - `find` returns the draft of a found model with this header. It raises nothing.
+    - `find` gets a model and its header, and returns the model's draft model. It raises nothing.
     - `resolve` finds a model by its name. It may raise any EdgeAgentError.
+    - `validate` and `difference`: see loading.Checks.
     """
 
     find: Callable[[Any, Any], FoundDraft]
@@ -73,7 +74,7 @@ class DraftChecks:
 
 @dataclass(slots=True)
 class DraftChooser:
-    """Finds the draft of one model for each load. `option` is the model's option --draft; `found` is the model itself.
+    """Finds a model's draft for each of its loads. `option` is the model's option --draft; `found` is the model itself.
 
     The methods read the disk: call them in a thread.
     """
@@ -100,9 +101,9 @@ class DraftChooser:
         return draft
 
     def omit_part(self, part: str, cause: str) -> bool:
-        """If `part` describes the trial of the last load's draft, leave this draft out of the next loads.
+        """Leave the last load's draft out of the next loads, if `part` describes that draft's trial.
 
-        Return whether it does. The draft is used again once its file is replaced.
+        Return False if `part` describes something else. The draft is used again once its file is replaced.
         """
         tried, given = self._tried
         if not tried or part != tried:
@@ -155,7 +156,7 @@ def _mismatch(
     draft_path: Path,
     difference: Callable[[Any, Any], str | None],
 ) -> str:
-    """Return how a draft's vocabulary differs from the model's, in words; "" if it does not."""
+    """Return in words how the vocabularies of draft and model differ; "" if they do not, or if a header is unknown."""
     if model is None or draft is None:
         return ""
     if model.num_vocab and draft.num_vocab and model.num_vocab != draft.num_vocab:

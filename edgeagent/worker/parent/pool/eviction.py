@@ -46,7 +46,7 @@ class _Lack:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """A model whose worker is being ended, and the memory in bytes that it was predicted to use."""
+    """A model whose worker is being ended, and how many bytes of memory it was predicted to use; 0 if unknown."""
 
     name: str
     num_bytes: int
@@ -95,9 +95,9 @@ class Eviction:
     async def make_room(self, model: PoolModel) -> None:
         """Unload idle models until there is room for this one; raise BackendUnavailable if there is none.
 
-        If unloading is not enough, allow the load with a shorter context, if that fits. If it does not fit, allow the
-        load of a pinned model nevertheless. Any other model waits until busy models are idle, at most `max_wait_s`
-        seconds.
+        If unloading is not enough, the model may be loaded with a shorter context that fits. If none fits, a pinned
+        model (see PoolModel) may be loaded nevertheless. Any other model waits until busy models are idle, at most
+        `max_wait_s` seconds (see the constructor).
         """
         await self._wait_for_itself(model)
         until_s = self._clock() + self._wake_after_s
@@ -132,7 +132,7 @@ class Eviction:
             self.unload(next(each for each in self._models() if each.name == leaving.name))
 
     async def _wait_for_itself(self, model: PoolModel) -> None:
-        """Wait until an earlier worker of the same model has ended. It may still write its cache."""
+        """Wait until an earlier worker of the same model has ended, because that worker may still write its cache."""
         own = [task for task, leaving in self._ending.items() if leaving.name == model.name]
         if own:
             await asyncio.wait(own)
@@ -140,7 +140,7 @@ class Eviction:
     async def _why_no_room(self, model: PoolModel) -> _Lack | None:
         """Return why a model does not fit now. If it fits, reserve its memory and return None.
 
-        If the memory of the GPUs is not known yet, assume that the model fits.
+        If the memory of the GPUs is not known yet, assume that the model fits into memory.
         """
         pids = [resident.pid for resident in self._others(model) if resident.pid is not None]
         memory = await asyncio.to_thread(self._read, pids)

@@ -46,7 +46,7 @@ class FoundModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """The functions that every load calls. They read the disk, so they are called in a thread.
+    """The functions and the tuning store that every load uses. They read the disk, so they are called in a thread.
 
     - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
       loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
@@ -56,7 +56,7 @@ class Checks:
     - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
     - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
     - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
-    - `find_draft` returns the draft of a found model with this header. It raises nothing.
+    - `find_draft` gets a found model and its header, and returns the model's draft model. It raises nothing.
     """
 
     validate: Callable[[Path], Header | None]
@@ -74,7 +74,7 @@ class Checks:
 
 
 class LoadPreparation:
-    """The files and the cache folder of one model's worker. `weigh` and `load` read the disk: call them in a thread."""
+    """Prepares the loads of one model. `weigh` and `load` read the disk: call them in a thread."""
 
     def __init__(
         self,
@@ -98,26 +98,26 @@ class LoadPreparation:
         self.files = self._files(None)
         self.folder = WorkerCacheFolder()
         self.weights_bytes = 0
-        """The size of all files in bytes, once `weigh` was called."""
+        """The result of the latest `weigh`, in bytes; 0 before the first."""
         self.keep_alive_s = math.inf
         """How many seconds the model stays loaded without use."""
         self.needed_bytes = self.least_bytes = 0
-        """The model's predicted memory, and the least memory that it can run in, in bytes; 0 before `load`."""
+        """How many bytes of memory the model is predicted to use, and with how few it could run; 0 before `load`."""
         self.sha256 = ""
-        """The SHA-256 of the model's file, once the file was checked; empty if not known."""
+        """The SHA-256 of the model's file; empty if it is not known, and until `load` has checked the file."""
 
     def weigh(self) -> int:
-        """Return the size in bytes of the model's file, its adapters, and its draft if `load` has chosen one.
+        """Return the size in bytes of the model's file, its adapters, and its draft model if `load` has chosen one.
 
-        It reads the disk.
+        Call this in a thread: it reads the disk.
         """
         self.weights_bytes = sum(map(self._checks.size_of, self.files.paths))
         return self.weights_bytes
 
     def load(self) -> Load:
-        """Check the files, which may have changed since the last load, and return the Load.
+        """Check the files, which may have changed since the last load, and return the Load message.
 
-        Raise the errors of `Checks.validate`, and ModelLoadFailed for a named draft with another vocabulary.
+        Raise the errors of `Checks.validate`. Raise ModelLoadFailed if --draft names a model with another vocabulary.
         """
         self.files.record()
         self.sha256 = ""
@@ -177,11 +177,11 @@ class LoadPreparation:
         return found
 
     def omit_part(self, part: str, cause: str) -> bool:
-        """Leave a part out of the next loads, because its trial ended the process. Return False if the model needs it.
+        """Leave a part out of the next loads, because its trial ended the process or hung.
 
-        `part` is the part's description (`LoadProgress.part`). An adapter or a draft model is left out until its
-        file is replaced. Drafts of any kind are left out until the model's file is replaced, and the measurements of
-        settings until the daemon ends.
+        Return False, and leave nothing out, if the model needs the part. `part` is the part's description; see
+        `LoadProgress.part`. An adapter or a draft model is left out until its file is replaced. Drafts of any kind are
+        left out until the model's file is replaced, and the measurements of settings until the daemon ends.
         """
         if part == MEASUREMENTS:
             self._is_measured = False

@@ -30,7 +30,7 @@ class Memory:
 
 
 def read_memory(pids: Collection[int] = ()) -> Memory:
-    """Return the machine's memory and that of these processes."""
+    """Return the memory of the machine and of the processes with these ids."""
     machine = psutil.virtual_memory()
     held: dict[int, Held] = {}
     for pid in pids:

@@ -29,7 +29,7 @@ class ModelFiles:
 
 
 def identity(path: Path) -> str:
-    """Return a value that changes when the file is replaced or written; "" if there is no file."""
+    """Return a value that changes when the file is replaced or written; "" if the file cannot be reached."""
     try:
         status = path.stat()
     except OSError:

@@ -18,7 +18,7 @@ def keep_alive_s(config: Config, name: str) -> float:
 def draft(config: Config, name: str, *, is_default: bool) -> str:
     """Return the option --draft for a model.
 
-    If the general --draft names a draft model, this applies only to the default model. Others get "auto".
+    If the general --draft names a draft model, only the default model gets it (`is_default`). Others get "auto".
     """
     own = config.models.get(name)
     if own is not None and own.draft != "auto":

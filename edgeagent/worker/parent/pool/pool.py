@@ -47,11 +47,11 @@ class Pool:
     """The models on this machine.
 
     - `resolve` finds a model's files by a name from the configuration, `offer` by a name from a request. Both are
-      called in a thread, and so are the functions for Checks.
+      called in a thread, and so are the parameters that are fields of Checks; see there.
     - `offer` raises ModelNotFound (also if requests may not load the model), ModelDamaged or StoreError. If `offer` is
       None, requests may name only configured models.
-    - `tuning_store` has the tunings of earlier loads. If None, tunings are kept only in memory.
-    - `read` returns the memory of the machine and of the workers with these process ids.
+    - `tuning_store` has the tunings of earlier loads. If it is None, tunings are kept only in memory.
+    - `read` gets process ids of workers, and returns the memory of the machine and of these workers.
     - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
 
@@ -156,9 +156,10 @@ class Pool:
         return await asyncio.shield(search)
 
     async def start(self) -> None:
-        """Find the configured model and start loading it; raise the errors of `resolve`, or ModelNotFound (adapter).
+        """Find the configured model and start loading it. Return once its files have been checked.
 
-        Return once its files have been checked. If the check refuses them, the load has failed by then.
+        If the check refuses the files, the load has failed by then. Raise the errors of `resolve`, or ModelNotFound if
+        the configured adapter is unknown. A second call does nothing.
         """
         if self._default is not None:
             return
@@ -231,7 +232,7 @@ class Pool:
         return model
 
     async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Return a model's answer; raise NotSupported, or the errors of `find_model` and of Supervisor.ask."""
+        """Return the answer to a query; raise NotSupported, or the errors of `find_model` and of Supervisor.ask."""
         asked = self._model(model)
         if isinstance(query, Embed | Rerank) and self.find_model(model) != asked.name:
             raise NotSupported(f"adapters of {asked.name} change its text, not its embeddings", param="model")
@@ -260,13 +261,14 @@ class Pool:
         self._unload_expired()
 
     def reload(self, model: str) -> None:
-        """Replace a model's worker, or load the model, see Supervisor.reload; raise the errors of `find_model`."""
+        """Replace a model's worker, or load the model; see Supervisor.reload. Raise the errors of `find_model`."""
         self._model(model).supervisor.reload()
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. With live requests, return their number; the worker ends after them.
+        """End a model's worker and return 0. If it has live requests, it ends after them; return their number.
 
-        A pinned model is unloaded too, until the next request for it. Raise the errors of `find_model`.
+        Open queries count as one request. A pinned model is unloaded too, until the next request for it. Raise the
+        errors of `find_model`.
         """
         found = self._model(model)
         if found.supervisor.is_busy:
@@ -301,7 +303,7 @@ class Pool:
         return self._prepare(found, name)
 
     def _prepare(self, found: FoundModel, asked: str) -> LoadPreparation:
-        """Return a model's files with their sizes and the owner's options. Call this in a thread: it reads the disk."""
+        """Make a found model's LoadPreparation, with the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
         draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
         chooser = self._checks.draft_chooser(draft, found, self._resolve)
@@ -313,7 +315,7 @@ class Pool:
         return preparation
 
     def _table_of(self, found: FoundModel, asked: str) -> str:
-        """Return the name of the model's [models] table, which may be another of its names; "" if there is none."""
+        """Return the name of the model's [models] table, "" if none. The table may use any of the model's names."""
         for name in (asked, found.name):
             if name in self._config.models:
                 return name
@@ -381,7 +383,7 @@ class Pool:
 
 
 async def _look_at(model: PoolModel) -> None:
-    """Reload a quarantined model whose files were replaced, or a model whose cache folder was created again."""
+    """Reload a quarantined model whose files were replaced, or an idle model whose cache folder was created again."""
     supervisor, preparation = model.supervisor, model.preparation
     if model.state is WorkerState.QUARANTINED and await asyncio.to_thread(preparation.files.are_replaced):
         logger.warning("the files of %s were replaced; it is loaded again", model.name)

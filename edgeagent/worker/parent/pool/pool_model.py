@@ -45,7 +45,8 @@ class Workers:
 class PoolModel:
     """A model, loaded or not. A request loads it if it is not loaded.
 
-    `is_pinned`: it is never unloaded to make room. `keep_alive_s`: how long it stays loaded after its last use.
+    `is_pinned`: it is unloaded neither to make room nor because it is unused. `keep_alive_s`: how many seconds it stays
+    loaded after its last use.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class PoolModel:
         self.preparation = preparation
         self.is_pinned = is_pinned
         self.has_reservation = self.lacks_room = False
-        """Whether memory is reserved for its worker (`has_reservation`), or its last load failed for lack of it."""
+        """`has_reservation`: memory is reserved for the worker. `lacks_room`: the last load failed for lack of it."""
         self.room_bytes = 0
         """How much of the machine's memory its load may use, in bytes; 0 means all that is free."""
         self.checked = asyncio.Event()
@@ -178,7 +179,7 @@ class PoolModel:
         )
 
     def resident(self) -> ResidentModel | None:
-        """Return the model's use of the machine's memory; None if it has no worker and no memory reserved for one."""
+        """Return the model's use of the machine's memory; None without a worker or without memory reserved for it."""
         status = self.supervisor.status()
         if status.state in (WorkerState.STOPPED, *UNUSABLE) or not self.has_reservation:
             return None
@@ -207,7 +208,7 @@ class PoolModel:
 
 
 def _hurried(load: Load, engine: EngineConfig) -> Load:
-    """Return this load with less time for calibration, because a request is waiting for it."""
+    """Return a load with less time for calibration, because a request or query is waiting for the model."""
     calibration_s = min(engine.calibration_s, _AWAITED_CALIBRATION_S)
     hurried = engine.model_copy(update={"calibration_s": calibration_s})
     return replace(load, engine_config=hurried.model_dump_json().encode())

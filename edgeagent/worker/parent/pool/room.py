@@ -11,7 +11,7 @@ from edgeagent.worker.parent.pool.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class ResidentModel:
-    """A model with a worker, or with memory reserved for a worker that is about to start (`pid` is None then).
+    """A model with a worker, or with memory reserved for a worker that is about to start. `pid` is None until then.
 
     - `needed_bytes`: the model's predicted memory, including `weights_bytes` for its files.
     - `is_loading`: it does not use all of `needed_bytes` yet.
@@ -31,7 +31,7 @@ class ResidentModel:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The total memory of all GPUs, and how much of it the loaded models use."""
+    """The total memory of the GPUs that have their own memory, and how much of it the loaded models use."""
 
     total_bytes: int = 0
     used_bytes: int = 0

@@ -57,7 +57,7 @@ class TuningStore:
         return is_new and self._folder is not None
 
     def write(self, model: Path) -> None:
-        """Write the tuning that `note` kept last for a model to disk. Call this in a thread. Errors are logged."""
+        """Write the latest tuning from `note` for a model file to disk. Call this in a thread. Errors are logged."""
         folder, content = self._folder, b""
         # Another thread may write an older one meanwhile. It then finds that a later one is there, and writes that.
         while folder is not None and content != self._latest[model]:

@@ -169,7 +169,7 @@ class Channel(asyncio.SubprocessProtocol):
     async def stop(self, grace_s: float, save_s: float = 0.0) -> bool:
         """Ask the child to stop. After `grace_s` + `save_s` seconds, end it; return False if it cannot be ended.
 
-        The child's stdin stays open. A child whose stdin closes exits at once and does not send its last frames.
+        Keep the child's stdin open: a child whose stdin closes exits at once, without sending its last frames.
         """
         self.send(Stop())
         return await self._has_ended(grace_s + save_s) or await self.end(grace_s)

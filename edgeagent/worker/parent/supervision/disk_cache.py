@@ -57,7 +57,7 @@ class TroubleLog:
         self._told_at_s = float("-inf")
 
     def note(self, status: WorkerStatus, now_s: float) -> None:
-        """Log a status's disk cache problem: the same one at most once an hour, another one at most once a minute."""
+        """Log the disk cache's problem, if any: the same one at most once an hour, a new one at most once a minute."""
         if status.disk_cache is None or status.disk_cache.trouble is None:
             return
         trouble = one_line(status.disk_cache.trouble)

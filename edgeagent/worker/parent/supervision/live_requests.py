@@ -76,7 +76,7 @@ class LiveRequest:
     """One accepted request.
 
     `so_far` is the earlier output of another machine. `tokens` are the token ids that were delivered after it, and
-    `step_lengths` has how many of them each step delivered. If the worker dies, the next one continues after them.
+    `step_lengths` has how many of them each step delivered. If the worker dies, the next one continues after `tokens`.
     """
 
     __slots__ = (
@@ -166,14 +166,14 @@ class ModelRequests:
         return request_id in self._live
 
     def num_sent(self) -> int:
-        """Return how many requests were sent to the worker."""
+        """Return how many live requests were sent to the current worker."""
         return sum(live.is_sent for live in self._live.values())
 
     def sendable(self) -> list[LiveRequest]:
         """Return the requests that should be sent to the worker now.
 
-        Suspects (`is_suspect`) are sent one at a time, by tier. The next suspect is sent when the last one has a token
-        or has ended. So if a suspect ends another worker, no other suspect is blamed.
+        Suspects (`is_suspect`) are sent one at a time, by tier. The next suspect is sent when the one before has got
+        a token or has ended. So if a suspect ends another worker, no other suspect is blamed.
         """
         unsent = [live for live in self._live.values() if not live.is_sent]
         sendable = [live for live in unsent if not live.is_suspect]
@@ -240,12 +240,12 @@ class ModelRequests:
                 self._finish_cancelled(live)
 
     def fail_begun(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """End every request for which a worker delivered tokens, with a new error. Other requests can start over."""
+        """End every request for which a worker delivered tokens, each with a new error. The others can start over."""
         for live in [live for live in self._live.values() if live.tokens]:
             self.fail(live, make_error())
 
     def cancel_all(self) -> None:
-        """End every request with a Finished(cancelled), which has its usage."""
+        """End every request with a Finished(cancelled) that states the request's usage."""
         for live in list(self._live.values()):
             self._finish_cancelled(live)
 
@@ -340,7 +340,7 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
 
 
 def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
-    """Return a Finished with the handovers, the times over all workers, and the first worker's cached tokens.
+    """Return a Finished that covers all workers of a request: the handovers, the times and the first cached tokens.
 
     If an earlier worker sent the first token, the times of the stages before it are 0: the earlier worker's times are
     unknown, and the last worker's times measure repeated work, which counts as decoding.

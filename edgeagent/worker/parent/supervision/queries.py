@@ -1,6 +1,6 @@
-"""The open questions to one model's worker. This module knows neither processes nor pipes.
+"""The open queries to one model's worker. This module knows neither processes nor pipes.
 
-Questions about text are answered quickly. Embeddings and rankings take longer. Neither kind waits for the other.
+There are two kinds: an Embed or a Rerank takes long, and any other query is quick. Neither kind waits for the other.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ID_PREFIX = "ask-"  # ids of requests never begin with this
 
 
 class Query:
-    """One question, and the parts of its answer so far.
+    """One query, and the parts of its answer so far.
 
-    `future` gets the answer or an error. `sent_at_s` is when the question was sent to the worker; None before that.
+    `future` gets the answer or an error. `sent_at_s` is when the query was sent to the worker; None before that.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -33,12 +33,12 @@ class Query:
 
     @property
     def is_embed(self) -> bool:
-        """Whether the question is an Embed, or a Rerank, which takes about as long as an Embed."""
+        """Whether the query is an Embed, or a Rerank, which takes about as long."""
         return isinstance(self.ask.query, Embed | Rerank)
 
 
 class Queries:
-    """All open questions, by id, in order of arrival."""
+    """All open queries, by id, in order of arrival."""
 
     def __init__(self) -> None:
         self._open: dict[str, Query] = {}
@@ -49,11 +49,11 @@ class Queries:
 
     @staticmethod
     def has_id(some_id: str) -> bool:
-        """Return whether this is the id of a question (open or ended), and not the id of a request."""
+        """Whether this is the id of a query (open or ended), and not the id of a request."""
         return some_id.startswith(_ID_PREFIX)
 
     def add(self, query: TextQuery) -> Query:
-        """Add a question; raise Overloaded if too many of its kind are open."""
+        """Add a query; raise Overloaded if too many queries of its kind are open."""
         added = Query(Ask(f"{_ID_PREFIX}{next(self._numbers)}", query))
         num_waiting = sum(other.is_embed == added.is_embed for other in self._open.values())
         if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):
@@ -64,7 +64,7 @@ class Queries:
 
     @property
     def sent_at_s(self) -> float | None:
-        """When the worker's current question about text was sent; None if it has none."""
+        """When the worker got its current quick query; None if it has none."""
         sent = (query.sent_at_s for query in self._open.values() if not query.is_embed)
         return next((sent_at_s for sent_at_s in sent if sent_at_s is not None), None)
 
@@ -74,20 +74,20 @@ class Queries:
         return any(query.is_embed and query.sent_at_s is not None for query in self._open.values())
 
     def sendable(self) -> list[Query]:
-        """Return the questions to send now: the oldest of each kind, if the worker has none of that kind.
+        """Return the queries to send now: the oldest of each kind, if the worker has none of that kind.
 
-        Only one of each kind is sent at a time, so that its time can be measured.
+        The worker gets only one query of each kind at a time, so that the query's time can be measured.
         """
         first = {query.is_embed: query for query in reversed(self._open.values())}
         sent = {query.is_embed for query in self._open.values() if query.sent_at_s is not None}
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
-        """Drop a query. Return True if it was open and had been sent: then the caller must send the worker a Drop."""
+        """Drop a query. Return True if the caller must send the worker a Drop, because the worker has the query."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: AnswerPart) -> None:
-        """Add a part of an answer. Ignore it if the question was dropped. Raise ProtocolError for too many parts."""
+        """Add a part of an answer. Ignore it if the query was dropped. Raise ProtocolError for too many parts."""
         query = self._open.get(answer.id)
         if query is None:
             return
@@ -98,18 +98,18 @@ class Queries:
             self._settle(query, _join(query.parts))
 
     def on_failed(self, failed: Failed) -> None:
-        """End a question with the worker's error. Ignore it if the question was dropped."""
+        """End a query with the worker's error. Ignore the error if the query was dropped."""
         query = self._open.get(failed.id)
         if query is not None:
             self._settle(query, from_code(failed.code, failed.message, param=failed.param))
 
     def fail_sent(self, error: EdgeAgentError) -> None:
-        """End the questions that were sent to the worker, with this error."""
+        """End the queries that were sent to the worker, with this error."""
         for query in [query for query in self._open.values() if query.sent_at_s is not None]:
             self._settle(query, error)
 
     def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """End every question, each with a new error."""
+        """End every query, each with a new error."""
         for query in list(self._open.values()):
             self._settle(query, make_error())
 

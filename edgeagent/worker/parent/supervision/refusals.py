@@ -31,7 +31,7 @@ class Refusal:
         return max(0.0, self.until_s - now_s)
 
     def check(self, now_s: float) -> None:
-        """Raise the error, with the time that is left as `retry_after_s` (at least 1 s). Do nothing after `until_s`."""
+        """Before `until_s`, raise the error, with the seconds that are left as its `retry_after_s` (at least 1)."""
         if now_s < self.until_s:
             raise renewed(self.error, self.until_s - now_s)
 
@@ -56,7 +56,7 @@ def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:
 
 
 def failed_part(part: str, cause: str) -> EdgeAgentError:
-    """Return the error for a file whose trial ended the process. `part` describes the part of the file."""
+    """Return the error for a file that ended the process when `part` of it was tried (see `LoadProgress.part`)."""
     return ModelDamaged(
         f"the model cannot be served: {one_line(part)} ended the process ({cause}). The file is damaged, was "
         "converted wrongly or needs another build of llama.cpp; download it again, or use another one",
@@ -80,7 +80,7 @@ def stopping() -> BackendUnavailable:
 
 
 def ended(cause: str) -> WorkerCrashed:
-    """Return the error for a question whose worker ended."""
+    """Return the error for a query whose worker ended."""
     return WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
 
 

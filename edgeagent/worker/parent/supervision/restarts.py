@@ -16,7 +16,8 @@ class WorkerEnd:
     - `ready_for_s`: how long the worker had been ready; None if it never was.
     - `error` is set if the model cannot be loaded.
     - `is_short_of_memory`: the load ran out of memory, and the next one may use less.
-    - `omitted_part`: a description of the part whose trial ended the process, or hung; the next load leaves it out.
+    - `omitted_part`: what the next load leaves out, because its trial ended the process or hung; "" for nothing. See
+      `LoadProgress.part`.
     """
 
     cause: str
@@ -47,7 +48,7 @@ class RestartPolicy:
     1. If the worker had been ready for a whole crash window, forget earlier crashes.
     2. Quarantine after the third crash (`max_crashes`) within the window, or after the first one that follows a
        quarantine. Also quarantine after the third worker in a row that hung before it finished a step. No window
-       applies to these, because noticing a hang can take longer than the window.
+       applies to such hangs, because noticing a hang can take longer than the window.
     3. After the first crash of a worker that had been ready, restart at once.
     4. After any other crash, restart after 0.5, 1, 2 … 30 s.
     5. A kill of a ready worker from outside is not the model's fault. Restart at once, then after 0.5, 1, 2 … s.
@@ -70,7 +71,10 @@ class RestartPolicy:
         return self.on_crash(now_s, end.ready_for_s, hung_at_once=hung_at_once)
 
     def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
-        """Return what follows a crash. See WorkerEnd for `ready_for_s`. `hung_at_once`: it had finished no step."""
+        """Return what follows a crash. See WorkerEnd for `ready_for_s`.
+
+        `hung_at_once`: the worker hung before it finished a step.
+        """
         limits = self._limits
         self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
         if self._num_hung_at_once >= limits.max_crashes:

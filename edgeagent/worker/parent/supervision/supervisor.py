@@ -70,7 +70,7 @@ class Supervisor:
         load_time: LoadTime | None = None,
         omit_part: Callable[[str, str], bool] = lambda _part, _cause: False,
     ) -> None:
-        """`prepare` returns the Load. `save_tuning` stores a worker's tuning. `load_time` has earlier loads' times.
+        """`prepare` returns the Load. `save_tuning` stores a worker's tuning. `load_time` predicts how long loads take.
 
         `omit_part(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
         load leaves this part out.
@@ -100,7 +100,7 @@ class Supervisor:
         self._begin_run()
 
     def _begin_run(self) -> None:
-        """Reset the state of the worker process for a new one."""
+        """Reset the state for a new worker process."""
         self._worker = WorkerRun(self._limits)
         self._load_time.begin()
 
@@ -158,9 +158,9 @@ class Supervisor:
         self._send_waiting()
 
     async def ask(self, question: TextQuery) -> QueryAnswer:
-        """Return the answer to a question; raise the errors of `submit`, Overloaded, or the worker's error.
+        """Return the answer to a query; raise the errors of `submit`, Overloaded, or the worker's error.
 
-        Raise WorkerCrashed if the worker ends. If the calling task is cancelled, the worker drops the question.
+        Raise WorkerCrashed if the worker ends. If the calling task is cancelled, the worker drops the query.
         """
         self._check_available()
         refusals.check_sendable(Ask("", question))
@@ -312,19 +312,19 @@ class Supervisor:
         self._settle_requests(end.cause, end.kind)
 
     def _give_up(self, error: EdgeAgentError, state: WorkerState, retry_after_s: float) -> None:
-        """Fail all requests, and start no worker for `retry_after_s`. After that, the next request starts one."""
+        """Fail all requests and queries. Start no worker for `retry_after_s` seconds, and then only on request."""
         self._state, self._cause, self._num_short_loads = state, error.message, 0
         self._refusal = refusals.Refusal(error, self._clock() + retry_after_s)
         self._requests.fail_all(lambda: refusals.renewed(error, retry_after_s))
         self._queries.fail_all(lambda: refusals.renewed(error, retry_after_s))
 
     def _settle_requests(self, cause: str, kind: EndKind) -> None:
-        """Fail the questions sent to a dead worker. Settle its requests: the next worker continues most of them."""
+        """Fail the queries sent to a dead worker. Settle its requests: the next worker continues most of them."""
         self._requests.on_worker_end(cause, kind)
         self._queries.fail_sent(refusals.ended(cause))
 
     def _take_identity(self, identity: str) -> None:
-        """Record which files are loaded. If they changed, fail requests that have tokens, and forget the crashes."""
+        """Record which files are loaded. If they changed, fail requests with delivered tokens, and forget crashes."""
         if self._identity not in (None, identity):
             self._requests.fail_begun(lambda: refusals.changed(self.name))
             self._restarts = RestartPolicy(self._limits)
@@ -374,7 +374,7 @@ class Supervisor:
         self._request_end(WorkerEnd(error.message, error=error, is_short_of_memory=can_take_less))
 
     def _send_waiting(self) -> None:
-        """Send the worker the waiting requests and questions that it may get now."""
+        """Send the worker the waiting requests and queries that it may get now."""
         if self._state is not WorkerState.READY:
             return
         if self._requests.has_unsent:

@@ -56,7 +56,7 @@ class Vitals:
         self._steps.on_progress()
 
     def on_steps(self, steps: StepResult) -> None:
-        """Record a StepResult as progress. It shows that a step has ended only if it has tokens."""
+        """Record a StepResult as progress. If it has tokens, a step has ended."""
         self._steps.on_progress()
         self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
 
@@ -70,7 +70,7 @@ class Vitals:
         self.has_worked = self.has_worked or pong.status.num_steps > 0
 
     def ping(self) -> Ping | None:
-        """Return the ping to send; None while the last one is unanswered."""
+        """Make the next ping for the caller to send; return None while the previous ping is unanswered."""
         if self._is_pong_due:
             return None
         self._nonce += 1

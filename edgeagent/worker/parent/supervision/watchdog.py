@@ -47,7 +47,7 @@ class SupervisionLimits:
 
     @classmethod
     def from_config(cls, engine: EngineConfig) -> SupervisionLimits:
-        """Return the default limits, with those that the user configured."""
+        """Return the default limits, with the user's timeouts for hangs and loads."""
         return cls(hang_timeout_s=engine.hang_timeout_s, load_timeout_s=engine.load_timeout_s)
 
 
@@ -87,7 +87,7 @@ class Pulse:
 
 
 class WaitTimer:
-    """How long the supervisor has waited for one event, such as the end of a step. A key of any type identifies it."""
+    """How long the supervisor has waited for an event, such as the end of a step. Any key can identify the event."""
 
     def __init__(self) -> None:
         self._key: object = None
@@ -174,9 +174,9 @@ class PendingWork:
 
     - `is_busy`: it must compute steps or embeddings.
     - `cancelled_at_s`: when the oldest unanswered cancel was sent; None if there is none.
-    - `asked_at_s`: when the open question about text was sent; None if there is none.
+    - `asked_at_s`: when the open quick query was sent, that is, not an Embed or a Rerank; None if there is none.
 
-    The times only identify the cancel and the question. They are not compared with the clock.
+    The times only identify the cancel and the query. They are not compared with the clock.
     """
 
     is_busy: bool = False
@@ -185,9 +185,9 @@ class PendingWork:
 
 
 class StepWatch:
-    """Watches a ready worker. The worker must answer pings, and finish steps, prompts, cancels and questions in time.
+    """Watches a ready worker. It must answer pings, and finish steps, prompts, cancels and quick queries in time.
 
-    While it prepares a prompt or answers a question, its memory may grow only up to a limit.
+    While it prepares a prompt or answers a quick query, its memory may grow only up to a limit. See PendingWork.
     """
 
     def __init__(self, limits: SupervisionLimits) -> None:
@@ -201,7 +201,7 @@ class StepWatch:
         self.culprit = ""  # the id of the request whose preparation hung the worker
 
     def on_pong(self, status: WorkerStatus) -> None:
-        """Record the status from the answer to a ping. It shows whether steps have ended since the last one."""
+        """Record the status from the answer to a ping. It shows whether steps have ended since the previous ping."""
         self._num_pongs += 1
         num_done = status.num_steps - self._status.num_steps
         if num_done > 0:
@@ -232,7 +232,7 @@ class StepWatch:
     def tick(self, elapsed: Elapsed, pending: PendingWork) -> str | None:
         """Count the time since the last tick; return why the worker counts as hung, or None.
 
-        A worker also counts as hung if one prompt or question takes too much memory. If the preparation of a prompt is
+        A worker also counts as hung if one prompt or query takes too much memory. If the preparation of a prompt is
         the cause, `culprit` is the id of its request afterwards; otherwise it is "".
         """
         self._busy_s = self._busy_s + elapsed.all_s if pending.is_busy else 0.0

@@ -32,7 +32,7 @@ class WorkerRun:
         self.info: ModelInfo | None = None
         self.ready_at_s: float | None = None
         self.has_seen_prompts = False
-        """Whether a request or a question was sent to the process. If so, its stderr may quote one."""
+        """Whether a request or a query was sent to the process. If so, the process's stderr may quote it."""
 
     async def watch(self, channel: Channel, tick: Callable[[float], None], clock: Callable[[], float]) -> None:
         """Wait until the process ends or must be ended. Regularly call `tick` with the seconds since its last call."""
