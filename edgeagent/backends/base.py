@@ -10,21 +10,22 @@ from msgspec import Struct
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, QueryAnswer, Step, TextQuery
 
 CONTEXT = "context"
-"""`Estimate.obstacle` of a remote whose context is too short for the prompt's estimated size."""
+"""The value of `Estimate.obstacle` if the prompt, by its estimated size, does not fit the remote's context."""
 UNREACHABLE = "unreachable"
-"""`Estimate.obstacle` of a remote that has no reachable endpoint, as far as is known."""
+"""The value of `Estimate.obstacle` if no endpoint of the remote can be reached, as far as is known."""
 
 
 class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full the backend is, and how fast it would answer.
 
-    `num_live` and `max_live`: how many requests run or wait there, and how many it accepts.
+    `num_live` and `max_live`: how many requests run or wait at the backend, and how many it accepts.
     `retry_after_s`: how long to wait before retrying, if the backend refuses the request.
-    `obstacle`: one word for why the backend cannot serve the request, such as "memory" or "budget"; empty if it can.
+    `obstacle`: one word for why the backend cannot serve the request, such as "memory" or "budget"; empty if there is
+    no such reason. A full queue is no obstacle; it shows in `num_live` and `max_live`.
     `trouble`: a sentence that explains the obstacle to the client and says what to change; empty if none is needed.
     `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
     `strain`: one word for why the backend is slow now (loading, memory, thermal); empty if it is not.
-    `is_last_resort`: the obstacle may be gone. If no other backend can serve the request, this one is tried.
+    `is_last_resort`: the obstacle may be gone, so this backend is tried if no other one can serve the request.
     """
 
     backend: str
@@ -52,13 +53,14 @@ class Backend(Protocol):
     - `cancel` ends the request in an orderly way: the generator still yields a Finished(cancelled) with the usage.
     - A backend on another machine needs a Permit, and sends nothing without one.
     - With `so_far`, the answer continues the text that the client already has. That text is not yielded again.
-      A backend that cannot continue exactly raises NotSupported. A remote with continues = "inexact" tries it anyway.
+      A backend that cannot continue exactly raises NotSupported, but a remote with the setting `continues` = "inexact"
+      tries it.
     """
 
     name: str
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return an estimate for a request, but do not accept it; raise ModelNotFound or BackendUnavailable."""
+        """Return an estimate for a request without accepting it. Raise ModelNotFound or BackendUnavailable."""
         ...
 
     def generate(
@@ -66,7 +68,8 @@ class Backend(Protocol):
     ) -> AsyncGenerator[Step, None]:
         """Run a request and yield its Steps; see the contract in the docstring of Backend.
 
-        On another machine, `permit` allows the request. With `so_far`, the answer continues that text.
+        `permit` allows a backend on another machine to send the request. `so_far` is the part of the answer that the
+        client already has.
         """
         ...
 
@@ -96,7 +99,8 @@ class Backend(Protocol):
     def default_model(self) -> str:
         """Return the name of the model that serves requests without a model name.
 
-        A remote raises ModelNotFound if it has not listed its models yet, or RemoteUnavailable if it cannot be used.
+        If the owner configured no models for a remote, the remote raises ModelNotFound until it has listed its models,
+        or RemoteUnavailable if it cannot be used.
         """
         ...
 
@@ -105,19 +109,22 @@ class Backend(Protocol):
         ...
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, but also search the disk for models that no request has named yet. Load no model."""
+        """Do what `find_model` does, but also search the disk for models that no request has named. Load nothing."""
         ...
 
     async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. If the model has live requests, return their number instead.
+        """End a model's worker and return 0. If the model has live requests, return their number.
 
-        The worker then ends after these requests. Raise ModelNotFound, BackendUnavailable, or NotSupported for
+        In that case, the worker ends after these requests. Raise ModelNotFound, BackendUnavailable, or NotSupported for
         a remote model.
         """
         ...
 
     async def start(self) -> None:
-        """Start loading the configured model, but do not wait for it; raise StoreError or NotFound if it is missing."""
+        """Start the backend. On this machine, start to load the configured model, and do not wait until it is loaded.
+
+        Raise StoreError or NotFound if this model is missing.
+        """
         ...
 
     async def stop(self) -> None:

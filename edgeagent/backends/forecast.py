@@ -32,21 +32,25 @@ class Rates:
     token_s: float
 
     def better(self, other: Rates) -> Rates:
-        """Return the faster of the two values for each rate. A rate of 0 is unknown."""
+        """Return the faster of the two values for each rate. A value of 0 is unknown and does not count."""
         times = [time_s for time_s in (self.token_s, other.token_s) if time_s > 0]
         return Rates(max(self.prefill_tokens_per_s, other.prefill_tokens_per_s), min(times, default=0.0))
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A live request before its first token. `num_tokens` estimates how many of its prompt tokens are uncached."""
+    """A live request before its first token. `num_tokens`: its uncached prompt tokens, estimated until it starts."""
 
     tier: Tier
     num_tokens: float
 
 
 class Forecast:
-    """Predicts times from the requests waiting for a first token, measured rates, and the bytes per prompt token."""
+    """Predicts how long a request waits for its first token.
+
+    It knows the requests that wait for theirs, the worker's best rates, the average number of bytes per prompt token,
+    and which prefixes are probably cached.
+    """
 
     def __init__(self) -> None:
         self._bytes_per_token = _FIRST_BYTES_PER_TOKEN
@@ -55,7 +59,7 @@ class Forecast:
         self._beginnings: OrderedDict[int, None] = OrderedDict()
 
     def num_tokens(self, request: GenerateRequest) -> float:
-        """Return about how many tokens a request's prompt has."""
+        """Return the estimated number of tokens in a request's prompt."""
         return prompt_bytes(request) / self._bytes_per_token
 
     def accept(self, request: GenerateRequest) -> None:
@@ -63,7 +67,10 @@ class Forecast:
         self._pending[request.id] = _Pending(request.tier, self._num_uncached(request))
 
     def start(self, request: GenerateRequest, started: Started) -> None:
-        """Note how many prompt tokens a request has and how many are cached. Remember its prefixes as cached."""
+        """Note a started request's numbers of prompt tokens and cached tokens.
+
+        If the request may write to the cache, remember its prefixes as cached.
+        """
         if request.id in self._pending:
             self._pending[request.id].num_tokens = started.num_prompt_tokens - started.num_cached_tokens
         num_bytes = prompt_bytes(request)
@@ -82,11 +89,11 @@ class Forecast:
         self._pending.pop(request_id, None)
 
     def known(self, rates: Rates, *, is_proven: bool, is_busy: bool, idle_s: float) -> Rates:
-        """Return the rates to predict with: a busy worker's current rates, else the best rates measured so far.
+        """Return the rates for a prediction: a busy worker's current rates, or else the best rates measured so far.
 
         `rates` are the worker's last measurements. They are used only after a request has run (`is_proven`). Before
         that they come from the trial run at loading, which other programs may have slowed down. An idle worker measures
-        nothing, so its rates are assumed to improve the longer it has been idle (`idle_s`).
+        nothing, so the best rates are assumed to improve further, the longer it has been idle (`idle_s`).
         """
         if is_proven and rates.prefill_tokens_per_s > 0:
             self._best = self._best.better(rates)
@@ -118,7 +125,10 @@ class Forecast:
 
 
 def _beginnings(request: GenerateRequest) -> Iterator[tuple[int, int]]:
-    """Yield the hash and the length in bytes of each prefix of a conversation, or of a whole raw prompt."""
+    """Yield the hash and the length in bytes of each prefix of a conversation, the shortest first.
+
+    If the prompt is no conversation, yield only those of the whole prompt.
+    """
     prompt = request.prompt
     if not isinstance(prompt, ChatPrompt):
         yield hash((request.cache.partition, prompt)), prompt_bytes(request)

@@ -52,7 +52,7 @@ class _Traffic:
 
     @property
     def retry_after_s(self) -> float:
-        """The estimated seconds until a retry may succeed: the average duration of a request, limited to 1 to 60."""
+        """The estimated seconds until a retry may succeed: the average duration of a request, but 1 to 60."""
         return min(_MAX_RETRY_AFTER_S, max(1.0, self.usual_duration_s))
 
 
@@ -90,11 +90,11 @@ class LocalBackend:
         await self._pool.stop()
 
     def models(self) -> list[ModelStatus]:
-        """Return the configured models, and those that requests have named, loaded or not."""
+        """Return the models that were configured or that requests have named, whether they are loaded or not."""
         return self._pool.models()
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, but also search the disk for models that no request has named yet. Load no model."""
+        """Do what `find_model` does, but also search the disk for models that no request has named. Load nothing."""
         return await self._pool.locate(name)
 
     async def unload(self, model: str) -> int:
@@ -142,7 +142,7 @@ class LocalBackend:
         return self._traffic.setdefault(model, _Traffic(self._clock()))
 
     def _num_parallel(self, status: ModelStatus) -> int:
-        """Return how many requests a model runs at a time: fewer than configured if memory was short."""
+        """Return how many requests a model runs at a time; fewer than configured if memory was short at loading."""
         chosen = 0 if status.info is None else status.info.num_parallel
         return chosen or self._pool.engine(status.name).num_parallel
 
@@ -170,7 +170,8 @@ class LocalBackend:
     ) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract in backends.base.Backend. `permit` is ignored.
 
-        The first `__anext__` accepts the request. It raises Overloaded if the queue is full, and the errors of Pool.
+        The first `__anext__` accepts the request. It raises Overloaded if the queue is full, or an error of
+        Pool.locate or Pool.submit.
         """
         del permit  # nothing leaves this machine
         # The router located the model before, but an unused model may have been unloaded since.
@@ -208,14 +209,14 @@ class LocalBackend:
             self._pool.abandon(request.id)
 
     def _placed(self, request: GenerateRequest, step: Step, sha256: str) -> Step:
-        """Return the step. If it begins with a Started delta, the placement is added to this delta."""
+        """Return the step with the placement in its Started delta, or the same step if it does not begin with one."""
         if not step.deltas or not isinstance(step.deltas[0], Started):
             return step
         started = replace(step.deltas[0], placement=Placement(self.name, request.model, "", sha256=sha256))
         return replace(step, deltas=(started, *step.deltas[1:]))
 
     def _note_first(self, request: GenerateRequest, forecast: Forecast, step: Step) -> bool:
-        """Note the progress of a request before its first token. Return whether this step has that token."""
+        """Note the progress of a request before its first token. Return whether this step has a token."""
         if step.deltas and isinstance(step.deltas[0], Started):
             forecast.start(request, step.deltas[0])
         if step.tokens:

@@ -1,7 +1,7 @@
 """A queue that carries one request's answer from the worker's pipe to the answer's reader.
 
-The pipe never waits for a slow reader. If `max_steps` steps are pending, they are merged into one, so that the reader
-gets fewer, larger steps and loses nothing.
+The pipe never waits for a slow reader. If `max_steps` steps are pending when another arrives, they are merged into
+one. The reader then gets fewer, larger steps and loses nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DEFAULT_MAX_STEPS = 64
 
 
 def merge_steps(steps: list[Step]) -> Step:
-    """Merge steps (at least one) into one, which has the time of the first step.
+    """Merge one or more steps into one step, with the time of the first.
 
     Adjacent deltas are joined if both are text, both are reasoning, or both are arguments of the same tool call.
     """
@@ -88,7 +88,7 @@ class Mailbox:
         self._wake()
 
     def fail(self, error: EdgeAgentError) -> None:
-        """End the answer with an error, which `next` raises after the pending steps. Do nothing if it has ended."""
+        """End the answer with an error, which `next` raises after the pending steps. Ignore it after the end."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -96,7 +96,7 @@ class Mailbox:
         self._wake()
 
     async def next(self) -> Step:
-        """Wait for the next step; raise the error that ended the answer. Must not be called after the last step."""
+        """Wait for the next step; raise the error that ended the answer. Do not call it after the Finished step."""
         while not self._steps:
             if self._error is not None:
                 raise self._error

@@ -1,4 +1,4 @@
-"""The size of a prompt in bytes. Before the template is rendered, prompt tokens are estimated from this size."""
+"""The size of a prompt in bytes. The number of prompt tokens is estimated from it before the template is rendered."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The API key of a remote. The key is sent only to this remote.
 
-After the remote has refused the key, it is not sent again until the key changes or the remote is added again.
+A key that the remote has refused is not sent again before `Access.forgive` is called. This happens whenever the remotes
+or the machine's policy change.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MIN_KEY_PART = 8
 
 
 def quotes_key(text: str, headers: Headers) -> bool:
-    """Whether a text from a remote quotes the key in these headers, or at least eight characters of it."""
+    """Whether a text from a remote contains the key in these headers, or at least eight characters of it in a row."""
     keys = [value.removeprefix(_SCHEME) for _, value in headers]
     return any(
         key[start : start + _MIN_KEY_PART] in text
@@ -31,7 +32,7 @@ def quotes_key(text: str, headers: Headers) -> bool:
 
 
 class Access:
-    """Tracks whether a remote accepts our key. A refused key is sent again only if it changes, or after `forgive`."""
+    """Tracks whether a remote accepts our key. After a refusal, only another key may be sent, until `forgive`."""
 
     def __init__(self, key: Key | None, find: FindKey) -> None:
         self._key = key
@@ -47,7 +48,7 @@ class Access:
         return () if self._key is None else (("Authorization", f"{_SCHEME}{self._find(self._key)}"),)
 
     def refuse(self, status: int, headers: Headers) -> None:
-        """Note that the remote refused a request with these headers, for its key or because it had none."""
+        """Note that the remote refused a request because of the key in these headers, or because they have no key."""
         self._status = status
         self._refused = _digest(headers)
         self._checked_s = None
@@ -62,7 +63,7 @@ class Access:
     def obstacle(self, now_s: float) -> tuple[str, str]:
         """Return why requests cannot be sent, as one word and as a sentence; both are empty if requests can be sent.
 
-        The key is looked up at most once in five seconds, or at once after `refuse` and `forgive`.
+        The key is looked up at most once in five seconds. A call of `refuse` or `forgive` causes a new lookup.
         """
         if self._checked_s is None or now_s - self._checked_s > _ASK_AGAIN_S:
             self._checked_s = now_s

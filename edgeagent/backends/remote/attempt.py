@@ -21,7 +21,7 @@ _EVENT_STREAM = "text/event-stream"
 
 
 class Attempt:
-    """Sends one request and reads its answer. An answer has begun once its first content has arrived.
+    """Sends one request and reads its answer.
 
     `ends_at_s` is the event loop's time at which the whole request must have ended. `guard` drops repeated text.
     """
@@ -79,7 +79,7 @@ class Attempt:
         return []
 
     async def close(self) -> None:
-        """End the exchange. If the answer is unfinished, stop the remote."""
+        """End the exchange. If the answer is unfinished, make the remote stop generating it."""
         if self._exchange is not None:
             await self._exchange.close(is_done=self.is_over)
 

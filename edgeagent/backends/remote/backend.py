@@ -1,6 +1,7 @@
 """The backend of one remote, as the router sees it.
 
-It refuses a request before anything is sent if there is no permit or no key, or if a budget or a limit is exceeded.
+Without a permit or a usable key, nothing is sent. The same holds while a budget or the limit of running requests is used
+up.
 """
 
 from __future__ import annotations
@@ -120,15 +121,18 @@ class RemoteBackend:
             self._cluster.access.forgive()
 
     def check_network(self) -> None:
-        """Check for a change of network if requests are running. A new request makes this check itself."""
+        """If requests are running, renew the connections if the network has changed.
+
+        A new request makes this check itself.
+        """
         if self._cluster is not None and self._live:
             self._cluster.renew_if_network_changed()
 
     def warm(self) -> None:
         """Open connections to the usable endpoints, and probe all, because requests are likely to follow.
 
-        Do nothing if probes are not permitted, or if there is no usable key. Return at once. Frequent calls are
-        harmless.
+        Send nothing if probes are not permitted, or if the key or the TLS files cannot be used. Return at once.
+        Frequent calls are harmless.
         """
         self._note_use()
         now_s = self._clock()
@@ -156,14 +160,15 @@ class RemoteBackend:
         return [ModelStatus(name, state, progress, cause=trouble or None, is_remote=True) for name in names]
 
     def reload(self, model: str) -> None:
-        """Raise NotSupported, since a remote loads its models itself, or the errors of `find_model`."""
+        """Raise NotSupported, because a remote loads its models itself, or an error of `find_model`."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} loads its models itself", served_by=self.name)
 
     def default_model(self) -> str:
         """Return the first model that the owner configured, or else the first that the remote lists.
 
-        Raise ModelNotFound if there is none yet, or RemoteUnavailable if the TLS files cannot be used.
+        If none is configured, raise ModelNotFound until the remote has listed its models, or RemoteUnavailable if the
+        TLS files cannot be used.
         """
         names = list(self.remote.models) or self._served().known_models()
         if not names:
@@ -178,16 +183,16 @@ class RemoteBackend:
         return name
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`: for a remote model, this machine's disk is not searched."""
+        """Return the result of `find_model`. For a remote's model, this machine's disk is not searched."""
         return self.find_model(name)
 
     async def unload(self, model: str) -> int:
-        """Raise NotSupported, since a remote unloads its models itself, or the errors of `find_model`."""
+        """Raise NotSupported, because a remote unloads its models itself, or an error of `find_model`."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
 
     async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Raise NotSupported, since a query's text does not leave this machine, or the errors of `find_model`."""
+        """Raise NotSupported, because a query's text does not leave this machine, or an error of `find_model`."""
         del query
         self._served().model_there(model)
         raise NotSupported(f"{self.name} answers no questions about text; use a local model", served_by=self.name)
@@ -242,7 +247,7 @@ class RemoteBackend:
     ) -> AsyncGenerator[Step, None]:
         """Run a request; see the contract in backends.base.Backend.
 
-        Raise Forbidden if `permit` is None or is not for this request. Then nothing is sent.
+        Raise Forbidden, and send nothing, if `permit` is None or does not cover this request.
         """
         if permit is None:
             raise Forbidden(f"there is no permit to send this to remote {self.remote.name!r}", served_by=self.name)
@@ -285,7 +290,7 @@ class RemoteBackend:
         return self._cluster.access.obstacle(self._clock())
 
     def _obstacle_of(self, request: GenerateRequest, num_tokens: int, wait_s: float) -> tuple[str, str]:
-        """Return a request's `obstacle` and its `trouble`, as Estimate describes them. Each may be empty."""
+        """Return the values of `Estimate.obstacle` and `Estimate.trouble` for a request."""
         kind, trouble = self._obstacle()
         if kind:
             return kind, trouble
@@ -304,7 +309,7 @@ class RemoteBackend:
         return (UNREACHABLE if is_open else "backing_off"), ""
 
     def _awaits_probe(self) -> bool:
-        """Whether to wait for a probe, because every usable endpoint hung and has not answered a probe since.
+        """Whether requests wait for a probe, because every usable endpoint hung and has answered no probe since.
 
         If so, start probing. Return False if probes are not permitted: then only a request can show whether the
         endpoints answer again.
@@ -327,7 +332,7 @@ class RemoteBackend:
         return isinstance(request.prompt, TokenPrompt) and not takes_tokens
 
     def _note_use(self) -> None:
-        """Note that the remote is in use. If probes are permitted, a task probes its endpoints.
+        """Note that the remote is in use. If probes are permitted, make sure that a task probes its endpoints.
 
         The task ends once the remote has been unused for _PROBED_AFTER_USE_S seconds, or may no longer be probed.
         """

@@ -1,4 +1,4 @@
-"""Puts timeouts around a request's work, and ends it after a cancel or when the permission to send is withdrawn."""
+"""Puts timeouts around a request's work, and ends the work if the request is cancelled or may no longer be sent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Control:
         self._scope: asyncio.Timeout | None = None
 
     def end(self, cause: Cause, message: str = "") -> None:
-        """End the request: cancel the operation that it awaits, and allow no further one. Later calls do nothing."""
+        """End the request: cancel its current operation, and allow no further operation. Later calls do nothing."""
         if self.cause is not None:
             return
         self.cause, self.message = cause, message

@@ -19,8 +19,8 @@ class Dialect(Struct, frozen=True):
     `takes_token_prompts`: it accepts a prompt of token ids. `takes_cache_salt`: it accepts `cache_salt`.
     `continues`: it can continue a final message with the assistant role. `continue_fields`: the request needs extra
     fields for this.
-    `counts_tokens`: on request, every chunk states how many tokens the answer has, and the chunk's token ids.
-    `times_tokens`: on request, llama-server's timings in every chunk state how many tokens the answer has.
+    `counts_tokens`: on request, every chunk has the number of tokens so far, and the ids of the chunk's own tokens.
+    `times_tokens`: on request, every chunk has llama-server's timings, with the number of tokens so far.
     `reasoning_fields`: its names for the reasoning of a message. `penalty` and `max_tokens`: its names for the
     repetition penalty and for the limit on output tokens in chats.
     """

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Kinds of failure. Each is also the outcome of the attempt in the egress ledger."""
+    """Kinds of failure. The egress ledger has the kind as the outcome of the failed attempt."""
 
     UNREACHABLE = "unreachable"
     """There is no connection, because of the name, the route, the port, the proxy or a time limit. Nothing was sent."""
@@ -17,9 +17,9 @@ class Kind(StrEnum):
     CUT = "cut"
     """The connection or the stream ended too early."""
     GARBLED = "garbled"
-    """The answer violates the protocol: wrong type, incomplete JSON value, or too large."""
+    """The answer violates the protocol: for example, it has a wrong type, invalid JSON, or too many bytes."""
     SERVER_ERROR = "server_error"
-    """HTTP 5xx except 503, an error event without a more exact code, or an unknown finish reason."""
+    """HTTP 5xx except 503, an unexpected status, an error event without a code, or an unknown finish reason."""
     OVERLOADED = "overloaded"
     """HTTP 429, 503 or 408: the remote is overloaded at the moment."""
     REFUSED_KEY = "refused_key"
@@ -59,7 +59,7 @@ class Failure(Exception):
 
     `status` is the HTTP status; 0 if there is none. `retry_after_s` is the delay that the remote asks for; None if it
     names none. `detail` is text from the remote, for the client only.
-    `was_reused`: the attempt used a connection of an earlier request, which the remote may have closed meanwhile.
+    `was_reused`: the attempt used an old connection, and the remote may have closed this connection meanwhile.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class Pseudonyms:
         """Return the name of a request's conversation on this UTC day; `now_s` is in seconds since 1970.
 
         It is derived from the conversation's name in the cache policy (`lane`), or else from its first messages, or
-        else from the request's id. So every request gets a name: vLLM's router sends all requests without one to the
-        same engine.
+        else from the request's id. So every request gets a name. This matters because vLLM's router sends all requests
+        without a name to the same engine.
         """
         lane = request.cache.lane or beginning_of(request) or request.id
         return self._name("session", str(int(now_s // _DAY_S)), request.cache.partition, lane)

@@ -83,8 +83,8 @@ class Run:
     async def begin(self) -> Step:
         """Try endpoints until one answers, and return the step with the first content.
 
-        If the answer is complete by then or the request was cancelled, the step ends with Finished. Raise an
-        EdgeAgentError if no endpoint answers.
+        The step ends with Finished if the answer is complete by then, if no more tokens are allowed, or if the request
+        was cancelled. Raise an EdgeAgentError if no endpoint answers.
         """
         if tokens_left(self._request, self._so_far) == 0 and self._so_far is not None:
             return self._finish(FinishReason.LENGTH)
@@ -148,7 +148,7 @@ class Run:
     def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
         """Record an endpoint's failure, unless the whole request timed out.
 
-        If the endpoint refused the prompt as too long, also record the context length that it names.
+        If the endpoint refused the prompt as too long, also record the context length that the refusal names.
         """
         if _is_too_long(failure):
             endpoint.note_context(self._model, told_context(failure.detail))
@@ -214,7 +214,7 @@ class Run:
         return Call(body.path, body.content, headers, self._request.id)
 
     def _check_model(self, endpoint: Endpoint, answer: AnswerState) -> None:
-        """Raise a Failure if another of the endpoint's models answered. Accept a name that is not in its list."""
+        """Raise a Failure if another of the endpoint's listed models answered. Accept a name that is not listed."""
         if answer.model != self._model and answer.model in endpoint.models and self._model in endpoint.models:
             raise Failure(Kind.WRONG_MODEL, "it answered with another model than the requested one")
 
@@ -260,7 +260,7 @@ class Run:
         return Step((*(deltas or ()), finished), self._new_tokens(answer), time.monotonic())
 
     def _total(self, usage: Usage) -> Usage:
-        """Return the counts for the whole answer. The remote counted the earlier part of the answer with the prompt."""
+        """Return the token counts of the whole answer. The remote counted the earlier part of the answer as prompt."""
         if self._so_far is None:
             return usage
         num_before = self._so_far.num_tokens

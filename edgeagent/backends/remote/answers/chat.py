@@ -1,4 +1,4 @@
-"""Reads a stream of chat completion chunks, or of text completion chunks, which have `text` in place of `delta`."""
+"""Reads a stream of chat completion chunks or of text completion chunks. The latter have `text`, not `delta`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class _Chunk(Struct):
 class _OpenCall:
     """A tool call that is being streamed. `index` is its number in our answer; None until the call's name arrives.
 
-    Our numbers have no gaps, unlike the remote's. `pending` holds arguments that arrived before the name.
+    The remote's numbers may have gaps; ours have none. `pending` holds arguments that arrived before the name.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,11 @@ class _OpenCall:
 
 
 class ChatReader(AnswerReader):
-    """Reads one answer. `num_alternatives`: how many to return for each token; None: no log probabilities."""
+    """Reads one answer in chat completion chunks or text completion chunks.
+
+    `num_alternatives` is how many alternatives to return with each token's log probability. If it is None, no log
+    probabilities are returned.
+    """
 
     def __init__(self, num_alternatives: int | None = None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Removes the earlier answer from the start of its continuation, if the remote repeats it.
 
-Some builds of llama-server send the message again before they continue it. A model that is asked in words to continue
-may do so too. The client already has that text and must not get it twice.
+Some builds of llama-server send the unfinished message again before they continue it. A model that is asked in words
+to continue may do so too. The client already has that text and must not get it twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EchoGuard:
     def take(self, deltas: list[Delta]) -> list[Delta]:
         """Return the deltas without repeated text.
 
-        Raise a Failure if `before` was repeated but is so short that it may also be new text.
+        Raise a Failure if the text repeats `before`, but `before` is too short to exclude a coincidence.
         """
         if self._is_decided:
             return deltas

@@ -1,4 +1,4 @@
-"""The part of reading an answer that both of OpenAI's protocols share, and the counts that are collected.
+"""What the readers of both of OpenAI's protocols share: their base class, and the state of an answer.
 
 An answer is complete only if the protocol's end marker was seen. A stream that stops earlier is a Failure.
 """
@@ -26,10 +26,10 @@ NO_TOKEN = -1
 
 
 class AnswerState:
-    """Collects the counts and names in an answer's events, and how many tool calls the answer has started.
+    """What is known so far about an answer: its model, its token counts, its finish reason and its number of events.
 
-    `has_end_marker`: the protocol's end marker was read. `fault` is an error in the stream after the deltas that were
-    returned last; None if there is none.
+    `has_end_marker`: the protocol's end marker was read. `fault` is an error in the stream; the deltas before this
+    error are still delivered. It is None if there was no error.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class AnswerState:
         self.num_tokens = max(self.num_tokens, min(total, MAX_OUTPUT_TOKENS))
 
     def skip(self, num_chars: int) -> None:
-        """Count characters that another backend has delivered, so that positions of tokens continue after them."""
+        """Count characters that another backend has delivered, so that the positions of tokens begin after them."""
         self._num_chars += num_chars
 
     def start_call(self, call_id: str, name: str) -> ToolCallStarted:
@@ -85,7 +85,8 @@ class AnswerReader(ABC):
     """Turns the bytes of one stream into deltas.
 
     `feed` raises a Failure for an error in the stream, and for bytes that violate the protocol. If deltas precede the
-    fault, `feed` returns them and keeps the fault in `answer.fault`. Call `end` when no more bytes come.
+    error in the same bytes, `feed` returns them and keeps the Failure in `answer.fault`, and `end` raises it. Call
+    `end` when no more bytes come.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class AnswerReader(ABC):
         self._events = EventReader()
 
     def feed(self, chunk: bytes) -> list[Delta]:
-        """Take the next bytes; return the deltas that they add to the answer. Bytes after its end are ignored."""
+        """Take the next bytes; return the deltas that they add. Bytes after the answer's end are ignored."""
         deltas: list[Delta] = []
         try:
             for event in self._events.feed(chunk):
@@ -127,7 +128,7 @@ class AnswerReader(ABC):
 
 
 def read_json(data: bytes, kind: type[Json]) -> Json:
-    """Decode an event's JSON; raise a Failure if it is incomplete or does not have the type `kind`."""
+    """Decode an event's JSON; raise a Failure if it is not valid JSON of the type `kind`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:
@@ -137,7 +138,7 @@ def read_json(data: bytes, kind: type[Json]) -> Json:
 def usage_of(
     prompt: int | None = None, cached: int | None = None, output: int | None = None, reasoning: int | None = None
 ) -> Usage:
-    """Return a remote's counts. They are limited to plausible values, because they are added to budgets and metrics."""
+    """Return a remote's token counts, limited to plausible values because budgets and metrics add them up."""
     num_prompt = _held(prompt, MAX_PROMPT_TOKENS)
     return Usage(
         num_prompt, _held(cached, num_prompt), _held(output, MAX_OUTPUT_TOKENS), _held(reasoning, MAX_OUTPUT_TOKENS)
@@ -202,7 +203,7 @@ def failure_of_status(status: int, retry_after_s: float | None = None, detail: s
 
 
 def failure_of_body(status: int, body: bytes, retry_after_s: float | None) -> Failure:
-    """Return the Failure for a refusal, whose body may be OpenAI's error, plain text, HTML, or empty."""
+    """Return the Failure for a response without an answer. `body` may be OpenAI's error, plain text, HTML, or empty."""
     try:
         said = msgspec.json.decode(body)
     except (ValueError, RecursionError):

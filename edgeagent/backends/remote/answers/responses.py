@@ -74,7 +74,11 @@ class _OpenCall(Struct):
 
 
 class ResponsesReader(AnswerReader):
-    """Reads one answer. `num_alternatives`: how many to return for each token; None: no log probabilities."""
+    """Reads one answer in events of the Responses API.
+
+    `num_alternatives` is how many alternatives to return with each token's log probability. If it is None, no log
+    probabilities are returned.
+    """
 
     def __init__(self, num_alternatives: int | None = None) -> None:
         super().__init__()

@@ -17,14 +17,14 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Event(Struct, frozen=True):
-    """One event: its type ("" if it has none) and its data."""
+    """One event. `name` is its type; "" if it has none."""
 
     name: str
     data: bytes
 
 
 class EventReader:
-    """Reads one stream. An event or a line longer than `max_event_bytes` raises a Failure."""
+    """Reads the events of one stream. A line, or the data of an event, may have at most `max_event_bytes`."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
@@ -37,11 +37,11 @@ class EventReader:
 
     @property
     def has_half_an_event(self) -> bool:
-        """Whether an unfinished line, or data without its blank line, is left."""
+        """Whether the bytes so far end in an unfinished line, or before the blank line after an event's data."""
         return bool(self._rest or self._data)
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Take the next bytes, and yield the events that they complete. Raise a Failure if an event is too long."""
+        """Take the next bytes, and yield the events that they complete. Raise a Failure if `max_event_bytes` is exceeded."""
         if self._is_cr_last and chunk:
             # A CRLF was split between two chunks. Its LF does not end another line.
             chunk = chunk.removeprefix(b"\n")

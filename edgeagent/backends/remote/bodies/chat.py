@@ -53,7 +53,7 @@ class Target(Struct, frozen=True):
 
 
 class Body(Struct, frozen=True):
-    """The content to send, and its path below the base URL."""
+    """A request's body, and the path below the base URL to which it is sent."""
 
     path: str
     content: bytes
@@ -76,7 +76,7 @@ def unsupported(request: GenerateRequest) -> str:
 
 
 def not_supported(what: str, served_by: str = "edgeagent") -> NotSupported:
-    """Return the error for a request that needs something remotes do not support."""
+    """Return the error for a request that needs something that remotes do not support; `what` names this."""
     return NotSupported(f"a remote cannot be asked for {what}", served_by=served_by)
 
 
@@ -110,7 +110,7 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
 
 
 def why_not_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> str:
-    """Return which part of an answer no remote can continue, in words; empty if a remote may continue the answer."""
+    """Return in words why no remote can continue an answer; empty if a remote may be able to continue it."""
     if so_far.reasoning and not so_far.text:
         return "the rest of unfinished reasoning"
     # The remote would start the format again, although a part of the answer is already written.
@@ -202,7 +202,7 @@ def _chat(prompt: ChatPrompt, request: GenerateRequest, target: Target, so_far: 
 def _continue(fields: Fields, so_far: AnswerSoFar, target: Target) -> None:
     """Append the answer so far as an assistant message, and ask the server to continue it.
 
-    If the server cannot, ask the model in words (`target.in_words`), or raise NotSupported.
+    If the server cannot continue it, ask the model in words if `target.in_words`, and raise NotSupported otherwise.
     """
     fields["messages"].append(_message(Message("assistant", so_far.text, so_far.reasoning), target.dialect))
     if target.dialect.continues:
@@ -232,7 +232,7 @@ def _message(message: Message, dialect: Dialect) -> Fields:
 
 
 def offered(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:
-    """Return the tools that the tool choice allows. Others are not sent: `tool_choice` cannot name several tools."""
+    """Return the tools that the tool choice allows. Only these are sent, since `tool_choice` cannot name several."""
     return tuple(tool for tool in tools if not choice.names or tool.name in choice.names)
 
 

@@ -1,4 +1,4 @@
-"""Writes a request as the body of the Responses API, for remotes that the owner configured for it."""
+"""Writes a request as the body of the Responses API, for remotes whose `wire` is "responses"."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from edgeagent.types import (
 
 
 def write_responses_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None = None) -> Body:
-    """Return a request's body; raise NotSupported if the Responses API cannot express the request."""
+    """Return a request's body.
+
+    Raise NotSupported if the Responses API cannot express the request, or if an answer would have to be continued.
+    """
     prompt = request.prompt
     if what := unsupported(request) or _unsayable(request):
         raise not_supported(what)

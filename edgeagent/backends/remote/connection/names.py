@@ -66,10 +66,10 @@ async def _look_up(host: str, port: int) -> list[str]:
 def _may_be(host: str, address: str) -> bool:
     """Whether a remote with this host name may have this address.
 
-    If a name resolves to this machine, or to a link-local address such as a cloud's metadata service, that is a
-    resolver's mistake or a DNS rebinding attack. An owner who means such an address configures it directly, or as
-    localhost. localhost must resolve to this machine, because it needs no TLS. Private networks are allowed, because
-    clusters are there.
+    A name must not resolve to this machine, to a link-local address such as a cloud's metadata service, or to a
+    multicast or unspecified address. Otherwise the resolver is wrong, or it is a DNS rebinding attack. An owner who
+    means such an address configures the address itself, or localhost. The name localhost must resolve to this machine,
+    because no TLS is required for it. Private networks are allowed, because clusters are there.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     # The system connects to ::ffff:127.0.0.1 as to 127.0.0.1.
@@ -80,7 +80,7 @@ def _may_be(host: str, address: str) -> bool:
 
 
 def _alternating(addresses: list[str]) -> list[str]:
-    """Alternate IPv4 and IPv6 addresses, beginning with the protocol of the resolver's first address (RFC 8305)."""
+    """Alternate IPv4 and IPv6 addresses, beginning with the IP version of the resolver's first address (RFC 8305)."""
     first_kind = ":" in addresses[0]
     ours = [address for address in addresses if (":" in address) == first_kind]
     others = [address for address in addresses if (":" in address) != first_kind]

@@ -43,9 +43,9 @@ class Stages(Struct):
 class Network(httpcore.AsyncNetworkBackend):
     """Opens the sockets of one endpoint.
 
-    `stages`, `peer` and `local` (the addresses of both sides) describe the last new connection. On a TLS connection
-    with the context `pinned`, the certificate's SHA-256 must be `pin`. A proxy's certificate is not pinned: TLS to a
-    proxy uses another context.
+    `stages`, `peer` (the other side's address) and `local` (this side's address) describe the newest connection. If TLS
+    uses the context `pinned`, the SHA-256 of the other side's certificate must be `pin`. A proxy's certificate is not
+    pinned, because TLS to a proxy uses another context.
     """
 
     def __init__(self, connect_s: float, pinned: ssl.SSLContext | None = None, pin: str = "") -> None:
@@ -177,7 +177,7 @@ class _Wire(asyncio.Protocol):
 
     @property
     def is_readable(self) -> bool:
-        """Whether a read would return at once. If so, httpcore does not reuse an idle connection."""
+        """Whether a read would return at once. httpcore does not reuse an idle connection of which this is true."""
         return bool(self._unread) or self._is_over
 
     def addresses(self) -> tuple[tuple[str, int], str]:
@@ -247,9 +247,10 @@ class _Wire(asyncio.Protocol):
             await self._drained
 
     def _acknowledge(self) -> None:
-        """Acknowledge received data at once, instead of after 40 ms. The kernel resets this option with each packet.
+        """Make the kernel acknowledge received data at once, instead of after 40 ms.
 
-        A server that does not set TCP_NODELAY sends an answer's head, and then waits for the acknowledgement.
+        A server that does not set TCP_NODELAY waits for the acknowledgement of an answer's head before it sends more.
+        The kernel resets this socket option with each packet.
         """
         if _QUICK_ACK is not None and self._connection is not None:
             with contextlib.suppress(OSError):
@@ -287,9 +288,9 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
 
 
 async def _connect_first(addresses: list[tuple[str, int]], connect_s: float) -> _Wire:
-    """Connect to the addresses in parallel, and return the first connection. Raise OSError if all attempts fail.
+    """Return a connection to the first of the addresses that answers. Raise OSError if all attempts fail.
 
-    The next attempt starts when one fails, or after a quarter of a second; earlier attempts continue.
+    The next attempt starts when an earlier one fails, or after a quarter of a second. Earlier attempts continue.
     """
     loop = asyncio.get_running_loop()
     running: set[asyncio.Task[_Wire]] = set()
@@ -336,8 +337,9 @@ async def _connect(host: str, port: int, connect_s: float) -> _Wire:
 def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
     """Return the socket option that ends a connection if sent data stays unacknowledged for this many seconds.
 
-    Without it, a pooled connection that is dead, for example after a change of network, would be used for requests for
-    a quarter of an hour. A server that is slow to answer is not affected, since its kernel acknowledges the data.
+    The list is empty if the system has no such option. Without it, requests would use a dead connection of the pool for
+    up to a quarter of an hour, for example after a change of network. A server that is slow to answer is not affected,
+    since its kernel acknowledges the data.
     """
     if sys.platform == "linux":
         return [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))]
@@ -349,9 +351,9 @@ def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
 def _probed_after(seconds: float) -> list[tuple[int, int, int]]:
     """Return the keepalive options that detect a dead other side within about this many seconds.
 
-    While an answer is only received, this side sends nothing, so the timeout for unacknowledged data cannot pass. If
-    the path breaks at that time, these options end the answer sooner than the idle timeout would. They do not affect a
-    server that is slow to answer.
+    While this side only receives an answer, it sends no data, so the option of `_lost_after` has no effect. If the
+    network path breaks at that time, the keepalive options end the answer sooner than the idle timeout would. They do
+    not affect a server that is slow to answer.
     """
     each = max(1, int(seconds / 3))
     idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS's name

@@ -45,8 +45,9 @@ _CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException
 class Call(Struct, frozen=True):
     """One HTTP request: a POST if it has a body, else a GET.
 
-    `path` is relative to the endpoint's base URL; with `is_at_root`, to that URL without its /v1. `request_id` is the
-    id of the request whose permit the call needs. A probe has no request id and no body.
+    `path` is relative to the endpoint's base URL, or with `is_at_root` to the base URL without its /v1. `request_id` is
+    the id of the client's request that this call sends; the permit must be for the same request. A probe has no request
+    id and no body.
     """
 
     path: str
@@ -57,7 +58,7 @@ class Call(Struct, frozen=True):
 
 
 class Transport:
-    """Connections to one endpoint, pooled and kept warm."""
+    """A pool of connections to one endpoint, which stay open for a while between calls."""
 
     def __init__(self, remote: Remote, url: str, context: ssl.SSLContext) -> None:
         self._remote = remote
@@ -257,7 +258,10 @@ class Exchange:
         return self._response.extensions.get("http_version") == b"HTTP/2"
 
     async def read(self, max_bytes: int = MAX_STREAM_BYTES) -> bytes:
-        """Return the next bytes of the body, b"" at its end; raise a Failure if it breaks off or is too large."""
+        """Return the next bytes of the body, b"" at its end.
+
+        Raise a Failure if the body breaks off, or if it is compressed or too large.
+        """
         if self.headers.get("content-encoding", "identity") != "identity":
             raise Failure(Kind.GARBLED, "it compressed its answer, though it was asked not to")
         if self._is_at_end:
@@ -273,14 +277,14 @@ class Exchange:
         return chunk
 
     async def read_all(self, max_bytes: int) -> bytes:
-        """Return the rest of the body; raise a Failure if it breaks off or is too large."""
+        """Return the rest of the body; raise the errors of `read`."""
         parts: list[bytes] = []
         while part := await self.read(max_bytes):
             parts.append(part)
         return b"".join(parts)
 
     async def close(self, *, is_done: bool = False) -> None:
-        """End the exchange. Unless `is_done`, stop the remote: reset the HTTP/2 stream, or close the connection."""
+        """End the exchange. If not `is_done`, stop the remote by resetting the HTTP/2 stream or closing the connection."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -317,9 +321,9 @@ class Exchange:
 
 
 def _proxy_of(remote: Remote, url: str) -> str | None:
-    """Return the proxy for an endpoint; None without one.
+    """Return the URL of the proxy for an endpoint; None if the endpoint is reached directly.
 
-    An endpoint on this machine is not reached through a proxy on another machine, which could read the traffic.
+    A proxy on another machine is not used for an endpoint on this machine, because it could read the traffic.
     """
     is_needless = remote.proxy is not None and is_loopback(url) and not is_loopback(remote.proxy)
     return None if is_needless else remote.proxy

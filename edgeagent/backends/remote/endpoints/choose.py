@@ -19,11 +19,12 @@ _REGION_FACTOR, _REGION_S = 2.0, 0.5
 
 
 class View(Struct, frozen=True):
-    """What is known about an endpoint. `is_on_trial`: its breaker is not closed, so the next request is a test.
+    """What is known about an endpoint, for one request.
 
-    `first_token_s` is the predicted time to the first token; None if unknown.
+    `is_usable`: the request may be sent to it now. `is_on_trial`: its breaker is not closed, so the next request is a
+    test. `first_token_s` is the predicted time to the first token; None if unknown.
 
-    `num_long` and `num_short` count this machine's live requests at the endpoint, by the length of their prompts.
+    `num_long` and `num_short` count this machine's live requests at the endpoint that have long and short prompts.
     `num_waiting` and `kv_usage` are reported by the endpoint itself; 0 if it does not report them.
     """
 
@@ -60,10 +61,10 @@ def choose(views: Sequence[View], num_prompt_tokens: int, session: str = "") -> 
 
 
 def score(view: View, *, is_long: bool) -> float:
-    """Return the predicted seconds to the first token, from the endpoint's average and known delays. Less is better.
+    """Return the predicted seconds to the first token: the endpoint's average, plus its known delays.
 
-    `is_long`: the request's prompt is a long one. The delays come from its queue, a full KV cache, and live requests of
-    the other length: long and short prompts delay each other.
+    The delays come from the endpoint's queue, from a full KV cache, and from live requests of the other length, because
+    long and short prompts delay each other. `is_long`: the request's prompt is long.
     """
     seconds = UNKNOWN_FIRST_TOKEN_S if view.first_token_s is None else view.first_token_s
     seconds += _WAITING_S * view.num_waiting

@@ -31,7 +31,7 @@ class EgressRecorder(Protocol):
     """Records every request to a remote before it is sent."""
 
     def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
-        """Write a row and return its number; raise RemoteUnavailable if it cannot be written."""
+        """Write the row of a request to be sent, and return its number; raise RemoteUnavailable if that fails."""
         ...
 
     def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
@@ -111,8 +111,8 @@ class Cluster:
     def order(self, model: str, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
         """Yield the endpoints to try, best first. If there is only one, yield it twice.
 
-        If no endpoint is usable, the router sends a request only if no other backend can serve it. Then yield the
-        endpoints that may be tried as a last resort: their breaker is open, but they did not hang.
+        If no endpoint is usable, yield those that `Breaker.accepts_last_resort` allows and that are not paused. The
+        router sends such a request only if no other backend can serve it.
         """
         now_s = self.clock()
         views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]
@@ -159,8 +159,8 @@ class Cluster:
     ) -> None:
         """Record the failure of a probe or a request at an endpoint.
 
-        `headers`: the headers with the key that were sent. `since_s`: when the request began to wait; infinity for a
-        probe. `had_begun`: the answer already had content.
+        `headers`: the headers with which the key was sent. `since_s`: since when the request waited for content;
+        infinity for a probe. `had_begun`: the answer already had content.
         """
         now_s = self.clock()
         was_open = endpoint.breaker.state(now_s) == "open"

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 CERTAIN = 1.5
-"""A prompt certainly does not fit if its estimated size exceeds the context by this factor."""
+"""A prompt certainly does not fit if its estimated size is more than this many times the context length."""
 # The largest plausible context, in tokens.
 _MAX_TOKENS = 1 << 24
 _TOO_LONG = re.compile(r"context.{0,40}(length|window|size)|maximum.{0,20}(context|tokens|model length)|too long", re.I)

@@ -18,7 +18,7 @@ from edgeagent.types import EndpointStatus
 
 
 class Endpoint:
-    """One endpoint. The times `now_s` and `since_s` are those of the backend's clock."""
+    """One endpoint. Its methods' `now_s` and `since_s` are times of the backend's clock."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Endpoint:
             self._num_short += 1
 
     def end(self, num_prompt_tokens: int) -> None:
-        """Count a request's end. Call `note_content` or `note_failure` before, if the request succeeded or failed."""
+        """Count the end of a request. `note_content` and `note_failure` are called before, and note how it went."""
         self.breaker.give_up()
         if num_prompt_tokens >= LONG_PROMPT_TOKENS:
             self._num_long -= 1
@@ -72,7 +72,7 @@ class Endpoint:
         self.averages.note_first_token(num_prompt_tokens, seconds, now_s)
 
     def note_failure(self, failure: Failure, now_s: float, since_s: float, *, had_begun: bool = False) -> None:
-        """Note a failure. `since_s`: when the request began to wait. `had_begun`: the answer already had content."""
+        """Note a failure. `since_s`: since when the request waited for content. `had_begun`: the answer had content."""
         if failure.kind in WAS_NOT_SENT:
             self.breaker.note_down()
         if failure.kind is Kind.TIMEOUT or failure.was_reused:
@@ -85,7 +85,7 @@ class Endpoint:
             self.breaker.fail(now_s, failure.message, hung=hung, since_s=since_s, had_begun=had_begun)
 
     def note_context(self, model: str, num_tokens: int) -> None:
-        """Note a model's context length in tokens; 0 means unknown."""
+        """Note a model's context length in tokens. Ignore 0, and any value if the owner has set a context length."""
         if num_tokens and self._learns_contexts:
             self._contexts[model] = num_tokens
 

@@ -64,7 +64,7 @@ class Breaker:
         return state == "closed" or (state == "half_open" and not self._is_trying)
 
     def accepts_last_resort(self, now_s: float) -> bool:
-        """Whether a request that no other backend can serve may be sent to it, even if the breaker is open."""
+        """Whether the endpoint may get a request that no other backend can serve, even if the breaker is open."""
         is_spent = self._is_trying or self._has_hung or now_s < self._failed_s + LAST_RESORT_S
         return self.accepts_requests(now_s) or not is_spent
 
@@ -87,7 +87,7 @@ class Breaker:
     def finish(self) -> None:
         """Note that an answer has ended successfully.
 
-        Ignore it while the breaker is open or half-open after a hang: the answer may have begun before the hang.
+        While the breaker is open or half-open after a hang, do nothing: the answer may have begun before the hang.
         """
         if self._open_until_s is None or not self._has_hung:
             self.succeed()
@@ -104,8 +104,8 @@ class Breaker:
     ) -> None:
         """Note the failure of a request or a probe.
 
-        `hung`: it timed out. `since_s`: when the request began to wait; infinity for a probe. `had_begun`: the answer
-        was running.
+        `hung`: the request or probe timed out. `since_s`: since when the request waited for content; infinity for a
+        probe. `had_begun`: the answer already had content.
         """
         self.cause, self._failed_s = cause, now_s
         is_answering = self._heard_s > since_s
@@ -131,8 +131,8 @@ class Breaker:
     def recover(self, now_s: float) -> None:
         """Note an answered probe. Close the breaker if the endpoint had been down, or if the open time is over.
 
-        Do not close it while the one request that it let through is running. After closing, one more failure opens
-        the breaker again.
+        Keep it as it is while the one request that it has let through is running. After it is closed, one more failure
+        opens it again.
         """
         was_down, self._is_down = self._is_down, False
         if self._open_until_s is not None and not self._is_trying and (was_down or now_s >= self._open_until_s):
@@ -177,7 +177,7 @@ class Pause:
         self._until_s = max(self._until_s, now_s + min(retry_after_s, MAX_PAUSE_S))
 
     def clear(self) -> None:
-        """Note that the endpoint accepts requests."""
+        """Note that the endpoint accepts requests: reset the limit. A pause that has begun continues."""
         self._most_s = _FIRST_PAUSE_S / 2
 
     def seconds_left(self, now_s: float) -> float:

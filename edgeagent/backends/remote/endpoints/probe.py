@@ -34,7 +34,10 @@ _METRIC = re.compile(
 
 
 class _Model(Struct):
-    """An entry in a list of models. vLLM and SGLang give the context as `max_model_len`, llama-server in `meta`."""
+    """An entry in a list of models.
+
+    vLLM and SGLang give the context as `max_model_len`, llama-server in `meta`, and edgeagent in `edgeagent`.
+    """
 
     id: str
     owned_by: str = ""
@@ -63,9 +66,10 @@ class Prober:
         self._has_metrics = True
 
     async def check(self, permit: ProbePermit, headers: tuple[tuple[str, str], ...]) -> None:
-        """Probe the endpoint's health, and the load of a vLLM. List the models if unknown, or without a health path.
+        """Probe the endpoint's health, and the load if the server is vLLM.
 
-        Raise a Failure if it cannot be reached, or cannot serve.
+        Also list the models if they are unknown, or if the endpoint has no health path. Raise a Failure if a request
+        fails, or if the endpoint says that it cannot serve.
         """
         status = await self._health(permit)
         if status is None or not self._endpoint.is_identified:
@@ -91,7 +95,7 @@ class Prober:
         """Ask which models the endpoint has, and learn the kind of server from their `owned_by`.
 
         Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list.
-        If `control` is given, raise RequestEnded when the request of that Control is ended.
+        Raise RequestEnded if the request of `control` is ended before.
         """
         status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
         if status in (401, 403):
