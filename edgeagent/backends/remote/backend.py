@@ -1,7 +1,6 @@
 """The backend of one remote, as the router sees it.
 
-Without a permit or a usable key, nothing is sent. The same holds while a budget or the limit of running requests is used
-up.
+It sends nothing without a permit and a usable key, or while a budget or the limit of running requests is used up.
 """
 
 from __future__ import annotations

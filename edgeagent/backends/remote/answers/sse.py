@@ -41,7 +41,7 @@ class EventReader:
         return bool(self._rest or self._data)
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Take the next bytes, and yield the events that they complete. Raise a Failure if `max_event_bytes` is exceeded."""
+        """Take the next bytes, and yield the events that they complete. Raise a Failure if one is too long."""
         if self._is_cr_last and chunk:
             # A CRLF was split between two chunks. Its LF does not end another line.
             chunk = chunk.removeprefix(b"\n")

@@ -284,7 +284,7 @@ class Exchange:
         return b"".join(parts)
 
     async def close(self, *, is_done: bool = False) -> None:
-        """End the exchange. If not `is_done`, stop the remote by resetting the HTTP/2 stream or closing the connection."""
+        """End the exchange. If not `is_done`, reset the HTTP/2 stream or close the connection to stop the remote."""
         if self._is_closed:
             return
         self._is_closed = True
