@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(config: Config) -> Router:
-    """Return a router with its backends, not started. Imports are local so that importing the package stays fast."""
+    """Return the daemon's router, not started yet. Imports are local so that importing the package stays fast."""
     from edgeagent.backends.local import LocalBackend
     from edgeagent.router.policy import targets_of
     from edgeagent.router.remote_access import RemoteAccess

@@ -35,8 +35,8 @@ _MIN_RESPONSE_TOKENS = 16
 class Checkup(Struct):
     """The result for one endpoint. Times are in seconds, None for stages that were not reached or not needed.
 
-    `models` are those that the remote lists; `model` is the one that answered. `token_s` is the time of the whole
-    answer. `problem` says what is wrong; empty if nothing is.
+    `models` are those that the remote lists; `model` is the one that answered the greeting. `token_s` is the time of
+    its whole answer. `problem` says what is wrong; empty if nothing is.
     """
 
     url: str
@@ -86,9 +86,9 @@ async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> li
 
 
 def _advice(failure: Failure, url: str, remote: Remote) -> str:
-    """Return what the owner can do about a failed connection, as a text to append that begins with "; ".
+    """Return what the owner can do about a failed connection; empty if that is unknown.
 
-    It is empty if that is unknown.
+    The text begins with "; ", so that it can be appended to the failure's message.
     """
     is_secure = url.startswith("https:")
     if failure.kind is Kind.UNTRUSTED and "not trusted" in failure.message and remote.tls.ca_file is None:
@@ -115,7 +115,7 @@ async def _try(this: _Try) -> None:
 
 
 async def _ask_for_models(this: _Try) -> str:
-    """Record the connection's times and the models' names. Return the first model's `owned_by`; "" if none."""
+    """Ask for the models, and record their names and the times. Return the first model's `owned_by`; "" if none."""
     began_s = time.monotonic()
     permit = ProbePermit(this.remote.name, this.mode)
     async with asyncio.timeout(this.remote.limits.first_token_s):
@@ -224,7 +224,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _quoted(content: bytes) -> str:
-    """Return a remote's error message for the owner, shortened and printable."""
+    """Return a remote's error message after "; it says: ", shortened and printable; "" if `content` has none."""
     try:
         error = msgspec.json.decode(content)["error"]
         text = error if isinstance(error, str) else error["message"]

@@ -58,7 +58,7 @@ class SharedStreams:
         return self._follow(key, backend, request, permit, so_far)
 
     def can_follow(self, backend: Backend, request: GenerateRequest, so_far: AnswerSoFar | None) -> bool:
-        """Whether a request would read a stream that already runs at a backend. It then takes no capacity there."""
+        """Whether a request would read a running stream of a backend, and so would need no capacity there."""
         if not any(stream.backend == backend.name for stream in self._open.values()):
             return False
         key = _key(backend, request, so_far)
@@ -207,7 +207,7 @@ class _Stream:
         return self._num_steps > self._max_kept_steps
 
     async def read(self, reader: _Reader) -> Steps:
-        """Add a reader, and yield all steps to it from the first one."""
+        """Add a reader, and yield it the stream's steps from the first one. After `leave`, yield its terminal step."""
         link = self.first
         assert link is not None, "a stream that takes no more readers is in no list"
         self.readers[reader.request_id] = reader
@@ -228,7 +228,7 @@ class _Stream:
             del self.readers[reader.request_id]
 
     def leave(self, request_id: str) -> bool:
-        """End the reading of a cancelled request and return True.
+        """Let a cancelled request stop reading, and return True.
 
         If no other request reads the stream, change nothing and return False. The caller then ends the whole stream.
         """

@@ -35,7 +35,7 @@ class Conversations:
 def conversation_of(request: GenerateRequest) -> Conversation:
     """Return a key that all requests of a conversation share.
 
-    It has the cache partition, and the conversation's name in the cache policy (`lane`) or else a digest of its first
-    messages. A request that has neither is a conversation of its own.
+    The key consists of the cache partition and the conversation's name in the cache policy (`lane`). Without a name,
+    a digest of the first messages takes its place. A request that has neither is a conversation of its own.
     """
     return request.cache.partition, request.cache.lane or beginning_of(request) or request.id

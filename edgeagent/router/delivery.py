@@ -52,12 +52,15 @@ class Delivery:
 
     @property
     def has_content(self) -> bool:
-        """Whether the client has received a part of the answer itself."""
+        """Whether the client has received text, reasoning or a part of a tool call."""
         return bool(self._texts or self._reasonings) or self._has_calls
 
     @property
     def so_far(self) -> AnswerSoFar | None:
-        """The delivered part, from which the next backend continues; None if that backend starts over."""
+        """The part of the answer from which the next backend continues; None if it begins a new answer.
+
+        This is what the client has received, after the part that came with the request.
+        """
         given = self._request.so_far
         if not self.has_content:
             return given
@@ -67,7 +70,7 @@ class Delivery:
 
     @property
     def why_not_movable(self) -> str:
-        """Why another backend cannot continue an answer that has begun; empty if it can."""
+        """Why no other backend can continue the answer once it has content; empty if one can."""
         if self._has_calls:
             return "it has begun a tool call"
         if self._request.logprobs is not None or self._request.echo:
@@ -81,7 +84,7 @@ class Delivery:
         return self.has_content and limit is not None and self.num_tokens >= limit
 
     def begin(self, route: Route) -> None:
-        """Set the route that the answer takes from now on. If it has no content yet, reset the count of tokens."""
+        """Set the route that the answer takes from now on. If the answer has no content yet, set `num_tokens` to 0."""
         self.route, self._placement = route, None
         self._is_at_seam = self.has_content
         if not self.has_content:
@@ -155,8 +158,8 @@ class Delivery:
     def _finished(self, finished: Finished) -> Finished:
         """Return the delta with the answer's route, its handovers, and its times over all backends.
 
-        The number of cached tokens is that of the first backend. Only the backend that gave the first token knows the
-        times of the stages before it. If another backend finishes the answer, these times are 0.
+        If the answer has moved, the number of cached tokens is that of the backend that began it. The times of the
+        stages before the first token are 0 if another backend finishes the answer, since it does not know them.
         """
         assert self.route is not None
         timings = replace(

@@ -15,7 +15,7 @@ _BEFORE_CONTENT = (Started, PromptProgress, Interrupted)
 
 
 def has_content(step: Step) -> bool:
-    """Whether a step has a part of the answer itself, or its end."""
+    """Whether a step has content or the end of an answer, and not only reports about its start or progress."""
     return any(not isinstance(delta, _BEFORE_CONTENT) for delta in step.deltas)
 
 
@@ -52,9 +52,9 @@ class _Runner:
         return asyncio.ensure_future(anext(self.steps))
 
     def look(self) -> bool:
-        """Take the step that has arrived, and return whether it has content. If the stream failed, set `error`.
+        """Take the step that has arrived, and return whether it has content.
 
-        Call it only after `task` is done.
+        If the stream failed instead, set `error` and return False. Call this only after `task` is done.
         """
         try:
             step = self.task.result()
@@ -78,11 +78,11 @@ class _Runner:
 async def race(
     first: Steps, start_second: Callable[[], Steps | None], after_s: float, choose: Callable[[int], None]
 ) -> Steps:
-    """Yield the steps of the stream that gives content first. The other stream is closed.
+    """Yield the steps of the stream that gives content first, and close the other stream.
 
-    `start_second` is called if the first stream gives no content within `after_s` seconds, and has not failed. It
-    returns None if no second stream may start. `choose` gets the winner's index (0 or 1) before its first step is
-    yielded. If all streams fail, the error of the first one is raised.
+    If `first` gives no content within `after_s` seconds and does not fail, `start_second` is called. It returns None if
+    no second stream may start. `choose` gets the winner's number, 0 or 1, before the winner's first step is yielded. If
+    all streams fail, the error of `first` is raised.
     """
     runners = [_Runner(first)]
     loop = asyncio.get_running_loop()

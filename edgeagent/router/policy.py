@@ -1,7 +1,7 @@
 """The routing policy: which backends may serve a request, in which order, and why.
 
 Its functions are pure: they see estimates, never backends. A client's request leaves the machine only with a permit,
-and only this module creates such permits. (The owner's test of a remote, in `checkup`, creates its own.)
+and only this module creates such permits. The owner's test of a remote creates its own permits, in `checkup`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Targets = Mapping[Tier, Target]
 
 
 def targets_of(router: RouterConfig) -> Targets:
-    """Return the targets of each tier."""
+    """Return the configured latency target of each tier."""
     return {
         Tier.REALTIME: Target(router.realtime_first_token_s, router.realtime_token_s),
         Tier.INTERACTIVE: Target(router.interactive_first_token_s, router.interactive_token_s),
@@ -46,12 +46,12 @@ def targets_of(router: RouterConfig) -> Targets:
 
 
 TARGETS = targets_of(RouterConfig())
-"""The default targets."""
+"""The latency targets of the default configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A backend that a request may use, the reason for it, and, for a remote, the permit."""
+    """A backend that a request may use, the reason for the choice, and the permit if the backend is a remote."""
 
     backend: str
     reason: str
@@ -69,7 +69,7 @@ class Route:
 class Order:
     """The routes that a request may take, best first; empty if there is no backend to try.
 
-    `hedge_after_s`: if the first route gives no content within this time, start the second route too; None: never.
+    `hedge_after_s`: start the second route too if the first gives no content in this time. None means never.
     `is_fallback_likely`: this machine is near its limits, so connections to the second route's remote should be open.
     """
 
@@ -93,15 +93,15 @@ def choose_routes(
     this request, so `estimates` does not include it.
 
     1. local_only: this machine, whatever its estimate. Its own error says what is wrong.
-    2. remote_only: the remotes without an obstacle. The conversation's own remote comes first, then the fastest.
+    2. remote_only: the remotes. The one that the conversation ran on last comes first, then the fastest.
     3. prefer_remote: as 2, then this machine.
     4. prefer_local, and this machine meets the tier's target: this machine, then the remotes as in 2. If this machine
        is close to missing the target, a realtime request is hedged. A conversation on a remote returns to this machine
        only when this machine's estimates are at most half of the target.
     5. prefer_local otherwise: the remotes that meet the target, then all others by predicted time to the first token.
 
-    Backends that cannot serve the request are left out, except that this machine is kept if no remote is left. If no
-    backend can serve the request, the remotes whose obstacle may be gone are tried.
+    In cases 2 to 5, backends that cannot serve the request are left out. If that leaves no backend, the remotes whose
+    obstacle may be gone are tried. If there is no such remote, this machine is tried, except in case 2.
     """
     target = targets[request.tier]
     here = [estimate for estimate in estimates if estimate.is_local]
@@ -142,7 +142,7 @@ class _Places:
         return tuple(_remote_route(self.request, self.mode, estimate, reason) for estimate in chosen)
 
     def local_routes(self, reason: str) -> tuple[Route, ...]:
-        """Return the route on this machine. It is empty if this machine cannot serve the request and a remote may."""
+        """Return the route on this machine; () if this machine cannot serve the request and a remote may."""
         able = [each for each in self.here if not self.remotes or not _obstacle(each)]
         return tuple(Route(each.backend, reason, None, each.first_token_s) for each in able)
 
@@ -172,7 +172,7 @@ def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
 
 
 def why_target_missed(estimate: Estimate, target: Target) -> str:
-    """Return one word for why a backend misses a target; empty if it meets the target, or if its times are unknown."""
+    """Return one word for why a backend misses a target; empty if it meets it. An unknown time misses no target."""
     if obstacle := _obstacle(estimate):
         return obstacle
     if estimate.strain:
@@ -185,7 +185,7 @@ def why_target_missed(estimate: Estimate, target: Target) -> str:
 def is_sooner(remote: Estimate, local: Estimate) -> bool:
     """Whether a remote would continue the answer of a dead worker sooner than the restarted worker would.
 
-    The remote also counts as sooner if the restarted worker's time is unknown, or if it cannot serve the request.
+    A remote that can serve the request also counts as sooner if the worker's time is unknown or the worker cannot.
     """
     if _obstacle(remote):
         return False
@@ -193,7 +193,7 @@ def is_sooner(remote: Estimate, local: Estimate) -> bool:
 
 
 def _remotes(estimates: Sequence[Estimate], *, is_local_allowed: bool) -> list[Estimate]:
-    """Return the remotes that can serve a request. If no backend can, return the remotes that may be tried."""
+    """Return the remotes that can serve a request. If no allowed backend can, return those to try as a last resort."""
     remotes = [estimate for estimate in estimates if not estimate.is_local]
     able = [estimate for estimate in remotes if not _obstacle(estimate)]
     if able or (is_local_allowed and any(each.is_local and not _obstacle(each) for each in estimates)):

@@ -31,7 +31,7 @@ _LOCAL_FAILURES = (BackendUnavailable, Overloaded, ModelLoading, ModelLoadFailed
 
 
 def is_final(error: EdgeAgentError, *, is_local: bool) -> bool:
-    """Whether no other backend may be tried after this error: an invalid request on this machine, or a timeout."""
+    """Whether an error ends the request without another attempt: a timeout, or an invalid request on this machine."""
     if isinstance(error, RequestTimeout):
         return True
     return is_local and isinstance(error, InvalidRequest) and not is_missing_feature(error)
@@ -45,8 +45,8 @@ def is_missing_feature(error: EdgeAgentError) -> bool:
 def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
     """Return the error that the client gets. `errors` are those of all tried backends, in the order of the attempts.
 
-    This is the first error, unless it says that a backend lacks a feature or that a remote's context is too short. Such
-    an error is returned only if there is no other kind.
+    Errors that say that a backend lacks a feature, or that a remote's context is too short, are passed over. The first
+    of the other errors is returned. If there are no others, the first error is returned.
     """
     return next((error for error in errors if not _is_less_telling(error)), errors[0])
 
@@ -59,9 +59,8 @@ def _is_less_telling(error: EdgeAgentError) -> bool:
 def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded | None:
     """Return `full` with the messages of `errors` added to it, if this is the right error for the client; else None.
 
-    `full` says that all remaining backends are full. `errors` come from the backends that were tried. The result is
-    None if one of these errors has another cause than a missing feature, a short context, a full backend, or a remote
-    that cannot be used.
+    `full` says that all remaining backends are full. `errors` come from the backends that were tried. It is the right
+    error if each of them is a missing feature, a short context, a full backend, or a remote that cannot be used.
     """
     if not all(isinstance(error, (*_MISSING_FEATURE, RemoteUnavailable, Overloaded)) for error in errors):
         return None
@@ -70,11 +69,10 @@ def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded 
 
 
 def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> EdgeAgentError:
-    """Return the error of a request that failed here and may not leave this machine.
+    """Return the error for the client whose request failed on this machine and may not leave it.
 
     The error says how much would have been sent to a remote. `why` is the reason from the machine's policy; empty if
-    another setting (the mode `local_only`) keeps the request here. An error that is not a failure of this machine is
-    returned unchanged.
+    another setting keeps the request here. An error that is not a failure of this machine is returned unchanged.
     """
     if not isinstance(error, _LOCAL_FAILURES):
         return error

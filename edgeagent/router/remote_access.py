@@ -1,4 +1,4 @@
-"""What a daemon needs to use remotes: the owner's remotes under the machine's policy, their keys, and the ledger."""
+"""What a daemon needs to use remotes: those that the machine's policy allows, their keys, and the ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeagent.types import RouteMode
 
 
 class RemoteAccess:
-    """The owner's remotes and the machine's policy, read again after a change. Opens no connection. Call `close`."""
+    """The owner's remotes and the machine's policy, read again after a change. Call `close` at the end."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

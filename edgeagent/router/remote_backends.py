@@ -1,4 +1,4 @@
-"""The backends of the owner's remotes, created and removed as the file of remotes or the machine's policy changes.
+"""The backends of the owner's remotes. They follow changes in the file of remotes and in the machine's policy.
 
 If a remote is removed, its streams end at once. Another backend continues their answers if the mode allows it.
 """
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteBackends:
-    """Adds and removes remotes in `backends`, the router's own mapping, as the file of remotes changes."""
+    """Adds remotes to the router's mapping `backends`, and removes them, when the remotes or the policy change."""
 
     def __init__(self, remote_access: RemoteAccess, backends: MutableMapping[str, Backend]) -> None:
         self._remote_access = remote_access
@@ -58,18 +58,18 @@ class RemoteBackends:
         return [backend.status() for backend in self._own.values()]
 
     def warm(self, name: str) -> None:
-        """Open connections to a remote that is likely to be needed. Ignore a name that is not a remote's."""
+        """Open connections to the remote whose backend has this name, for requests to come. Ignore other names."""
         if (backend := self._own.get(name)) is not None:
             backend.warm()
 
     def _warm_if_alone(self) -> None:
-        """Without a local backend, ask the remotes which models they serve, and keep connections to them open."""
+        """If there is no local backend, ask the remotes which models they serve, and keep connections to them open."""
         if all(name in self._own for name in self._backends):
             for backend in self._own.values():
                 backend.warm()
 
     def refresh(self) -> None:
-        """Apply changes of the files, and end all streams if the machine's mode has become local_only.
+        """Apply changes of the remotes and the policy. End all streams if the machine's mode has become local_only.
 
         This takes a few microseconds if nothing has changed.
         """

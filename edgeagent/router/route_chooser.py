@@ -49,14 +49,17 @@ class RouteChooser:
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
-        """Whether a request must stay on this machine although the owner has remotes, allowed by the policy or not."""
+        """Whether a request must stay on this machine although the owner has remotes.
+
+        Remotes that the machine's policy forbids count as well.
+        """
         is_local_only = self.mode(request) is RouteMode.LOCAL_ONLY
         return is_local_only and (
             any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local())
         )
 
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
-        """Whether a request may start on a second backend now. If it may, take one hedge from the budget."""
+        """Take one hedge from the budget and return True, if a request may start on the second backend now."""
         mode = self.mode(request)
         is_there = order.routes[1].backend in self.backends
         return mode is not RouteMode.LOCAL_ONLY and is_there and self.hedges.spend()
@@ -74,7 +77,7 @@ class RouteChooser:
     def choose(
         self, request: GenerateRequest, without: Collection[str] = (), so_far: AnswerSoFar | None = None
     ) -> Order:
-        """Return the routes of a request, except to the backends named in `without`.
+        """Return the routes that a request may take, without those to the backends named in `without`.
 
         `so_far` is the delivered part of the answer. Raise the error for the client if there is no route, or if
         the first route's backend is full.
@@ -103,7 +106,10 @@ class RouteChooser:
         return order
 
     def _warm(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
-        """Open connections to the remote that is likely to be needed next, or to unreachable remotes needed now."""
+        """Open connections to the second route's remote if it is likely to be needed.
+
+        Otherwise, try to connect to unreachable remotes, if this machine is not the first choice.
+        """
         if self._remotes is None:
             return
         if order.is_fallback_likely:
@@ -114,7 +120,7 @@ class RouteChooser:
                     self._remotes.warm(name)
 
     def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
-        """Return the routes on which a dead worker's answer continues sooner than on the next worker.
+        """Return the routes on which a dead worker's answer would continue sooner than on the worker's replacement.
 
         `route` is the dead worker's route. Backends named in `without` are left out. Return None if there is no route.
         """
@@ -133,7 +139,7 @@ class RouteChooser:
         """Return the estimates of the backends that know the model, by name, and one error of the other backends.
 
         The error is the first BackendUnavailable, or else the first ModelNotFound; None if there is no error. Backends
-        that the mode excludes are not asked.
+        in `without`, and backends that the mode excludes, are not asked.
         """
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None

@@ -76,7 +76,8 @@ class RoutedRequest:
         """Yield the steps of an order's first backend. If the last step is not terminal, another backend continues.
 
         While another backend could be tried instead, the steps before the first content are held back. So the client
-        learns only which backend answers, and not which ones failed before.
+        learns only which backend answers, and not which ones failed before. If the client wants progress reports,
+        nothing is held back.
         """
         request = self._timed()
         held: list[Step] | None = None
@@ -154,7 +155,7 @@ class RoutedRequest:
     def _can_move_sooner(self) -> bool:
         """Whether another backend can continue a dead worker's answer sooner than the next worker.
 
-        Set `_elsewhere` to the routes of these backends; None if there are none.
+        If so, set `_elsewhere` to the routes to such backends.
         """
         if self.is_cancelled or (self._delivery.has_content and self._delivery.why_not_movable):
             return False
@@ -187,8 +188,9 @@ class RoutedRequest:
     def _failure(self) -> EdgeAgentError:
         """Return the one error that ends the request.
 
-        This is the first of: the timeout, if it has passed; the failure that interrupted the answer; the error that
-        `most_telling` chooses, with the explanation of `kept_here` if the request may not leave this machine.
+        If the request timed out, this is the timeout. Otherwise, if a failure interrupted an answer with content, it is
+        this failure. Otherwise it is the error that `most_telling` chooses. If the request may not leave this machine,
+        `kept_here` adds an explanation to it.
         """
         last = self._errors[-1]
         if isinstance(last, RequestTimeout):

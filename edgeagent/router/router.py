@@ -46,7 +46,8 @@ NO_MODEL = "none"
 class Router:
     """All backends behind one interface. `generate` and `cancel` keep the contract of backends.base.Backend.
 
-    `machine_mode` is called before each attempt, so that a permission is not used after the owner has withdrawn it.
+    The constructor's `machine_mode` is called before each attempt. So a remote is no longer used once the owner has
+    forbidden it.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         targets: Targets = TARGETS,
     ) -> None:
-        """Without `remote_access` there are no remotes. Without `machine_mode` the mode is that of `remote_access`."""
+        """Without `remote_access` there are no remotes. Without `machine_mode`, `remote_access` gives the mode."""
         self._backends = {backend.name: backend for backend in backends}
         self.remote_access = remote_access
         self._given_mode = machine_mode
@@ -153,7 +154,7 @@ class Router:
         raise unknown or BackendUnavailable("there is no backend that could answer")
 
     async def locate(self, name: str) -> str:
-        """Do as `find_model`, but also search the disk for a model that no request has named yet. Load no model."""
+        """Do what `find_model` does, but also search the disk for models that no request has named. Load nothing."""
         with suppress(EdgeAgentError):
             known = self.find_model(name)
             if self._is_local(name) or self._absent.get(name, 0.0) > self._clock():
@@ -198,7 +199,7 @@ class Router:
         raise unknown or ModelNotFound(f"model {model!r} not found")
 
     async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Answer a question about text on the backend that has the model; raise ModelNotFound if none has it.
+        """Answer a query about text on the backend that has the model; raise ModelNotFound if no backend has it.
 
         Raise NotSupported if only a remote has it, BackendUnavailable if there is no backend, or the backend's error.
         """
@@ -226,8 +227,8 @@ class Router:
     async def _located(self, request: GenerateRequest) -> bool:
         """Search for a request's model if it is not known yet. Return False if the request was cancelled meanwhile.
 
-        Raise ModelNotFound if the model is unknown and the owner has no remotes. Remotes that the machine's policy
-        forbids count too. Any other error is raised later, when a route is chosen.
+        Raise ModelNotFound if the model is unknown and the owner has no remotes at all, not even forbidden ones. Any
+        other error is raised later, when a route is chosen.
         """
         self._locating.add(request.id)
         try:
@@ -272,6 +273,6 @@ class Router:
 
 
 def _clearer(former: EdgeAgentError | None, error: EdgeAgentError) -> EdgeAgentError:
-    """Return the error to report: a ModelNotFound, if one of the two is one, otherwise `former` if there is one."""
+    """Return the clearer of two errors: the first ModelNotFound, or else `former`, or else `error`."""
     is_clearer = isinstance(error, ModelNotFound) and not isinstance(former, ModelNotFound)
     return error if former is None or is_clearer else former
