@@ -1,7 +1,7 @@
 """The egress ledger: one row for each request that was sent from this machine to a remote, without its content.
 
-A row is two lines. The first is written before anything is sent, the second when the request has ended. Each is in the
-file of the UTC day on which it was written. `ledger` writes the lines, `rows` reads and purges them, and `spending`
+A row is two lines. The first is written before anything is sent, the second when the request has ended. Each line is in
+the file of the UTC day on which it was written. `ledger` writes the lines, `rows` reads and purges them, and `spending`
 sums a day's tokens and money.
 """
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 EGRESS_FOLDER = "egress"
 KEPT_DAYS = 30
 UNFINISHED = "unfinished"
-"""The outcome of a row without an end: the request is still running, or the daemon stopped before it ended."""
+"""The outcome of a row without a second line, for example because the request still runs or the daemon crashed."""
 
 
 class Sent(Struct, frozen=True):
@@ -41,7 +41,7 @@ class RowStart(Sent, frozen=True, tag="begun", tag_field="kind"):
 class RowEnd(Struct, frozen=True, tag="ended", tag_field="kind"):
     """The line that is written when a request has ended. `money` is what it cost, in the owner's currency.
 
-    It repeats the remote and the client, since the `RowStart` line may be in another day's file.
+    The line repeats the remote and the client, since the `RowStart` line may be in another day's file.
     """
 
     row: int
@@ -55,7 +55,7 @@ class RowEnd(Struct, frozen=True, tag="ended", tag_field="kind"):
 
 
 class Carried(Struct, frozen=True, tag="carried", tag_field="kind"):
-    """What a client had spent at a remote today when the rows were purged. It still counts against the budgets."""
+    """What a client had already spent at a remote on the day of a purge. It still counts against the budgets."""
 
     remote: str
     client: str
@@ -67,7 +67,7 @@ Line = RowStart | RowEnd | Carried
 
 
 class Row(Sent, frozen=True):
-    """A request that was sent to a remote, as it is shown and exported. `ended_at` is empty if it has not ended."""
+    """A request that was sent to a remote, as it is shown and exported. `ended_at` is empty if its end is unknown."""
 
     outcome: str = UNFINISHED
     ended_at: str = ""

@@ -1,6 +1,6 @@
-"""Adds rows to the ledger: it records a row before a request is sent, and checks the day's budgets.
+"""Records each request in the ledger before it is sent, and checks the day's budgets.
 
-The daemon uses it, and so does `edgeagent remote test`.
+The daemon uses this module, and so does `edgeagent remote test`.
 
 A line is one write to the page cache, which takes some microseconds. So the line is in the file when the caller
 continues, and it survives a crash of the daemon. A request whose row cannot be written must not be sent, and nothing
@@ -154,7 +154,7 @@ class Ledger:
         )
 
     def spent(self, remote: str) -> Spent:
-        """Return what all clients together have spent at a remote today. Set `trouble` if that cannot be read."""
+        """Return what all clients together have spent at a remote today. Set `trouble` if that is unknown."""
         try:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
@@ -203,7 +203,10 @@ class Ledger:
             raise OSError(0, "the disk is full")
 
     def _reopen(self) -> None:
-        """Open the day's file, before its first line in this process, or after it was replaced or deleted."""
+        """Open the day's file, and end a line that a crash has cut off.
+
+        Raise ConfigError or OSError if the file cannot be opened, or if other users could have read or written it.
+        """
         self.close()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         check_folder(self._folder)

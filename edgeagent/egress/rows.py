@@ -1,6 +1,6 @@
 """The ledger's files, one for each UTC day: their names, how they are read, and how they are purged.
 
-A daemon may append to a file while it is read. A line that was cut off by a crash is left out.
+A daemon may append to a file while it is read. A line that a crash has cut off is left out.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _PER_MILLION = 1e-6
 
 @dataclass(slots=True)
 class Spent:
-    """Tokens and money spent. A request that has not ended counts with the estimated size of its prompt."""
+    """Tokens and money spent. A request that has not ended counts with the estimated number of its prompt tokens."""
 
     num_tokens: int = 0
     money: float = 0.0
@@ -50,19 +50,19 @@ class Spending:
                 self._count(line.remote, line.client, line.num_tokens, line.money)
 
     def of(self, remote: str) -> Spent:
-        """Return what all clients have spent at a remote, or with ALL at all remotes together."""
+        """Return what all clients have spent at a remote, or at all remotes together if `remote` is ALL."""
         return self._by_remote.get(remote) or Spent()
 
     def of_client(self, remote: str, client: str) -> Spent:
-        """Return what a client has spent at a remote, or with ALL at all remotes together."""
+        """Return what a client has spent at a remote, or at all remotes together if `remote` is ALL."""
         return self._by_client.get((remote, client)) or Spent()
 
     def clients(self, remote: str) -> list[str]:
-        """Return the clients that have spent something at a remote."""
+        """Return the names of the clients that have used a remote on this day, sorted."""
         return sorted(client for name, client in self._by_client if name == remote)
 
     def carried(self) -> list[Carried]:
-        """Return the sums as lines, without the requests that have not ended. Do not call `add` afterwards."""
+        """Return the sums as lines, without requests that have not ended. Do not call `add` afterwards."""
         for row in list(self._open):
             self._close(row)
         return [
