@@ -79,10 +79,10 @@ def decide(need: Scope | None, sender: Sender) -> Client | EdgeAgentError:
     `need` is the scope that the request needs; None if it needs none. The first rule that applies decides:
 
     1. if the request needs no scope, it is allowed;
-    2. an edgeagent token that is unknown, or cannot be checked, is refused; so are several keys if any of them is an
-       edgeagent token;
+    2. an edgeagent token that is unknown, or that cannot be checked, is refused; several keys are also refused if any
+       of them is an edgeagent token;
     3. a known token allows its own scopes and nothing else, whatever the listener;
-    4. where every client needs a token, a request with another key, or without a key, is refused;
+    4. on a port where every client needs a token, a request without an edgeagent token is refused;
     5. on the Unix socket, every user except the daemon's own is refused;
     6. the daemon's own user is the owner, but a request that a web page may have sent has only the scope infer;
     7. other users of this machine have only the scope infer. Each known user is a separate client.
@@ -148,7 +148,7 @@ class Failures:
         self._since_s = clock()
 
     def count(self, refusal: EdgeAgentError) -> EdgeAgentError:
-        """Count a wrong token. Return its refusal, or Overloaded after too many wrong tokens."""
+        """Count a wrong token. Return `refusal`, or Overloaded if there were too many wrong tokens."""
         now_s = self._clock()
         if now_s - self._since_s > FAILURES_WINDOW_S:
             self._num_failures, self._since_s = 0, now_s

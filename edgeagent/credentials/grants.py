@@ -1,8 +1,8 @@
 """Ends open requests and sockets when the token that allowed them is no longer valid.
 
 The server checks ten times a second whether the tokens are still valid (`Grants.check`). Work that a token allows
-registers a function with the token's grant. The grant calls this function to end the work. The grant is in a context
-variable (GRANT) of the request's task. Tasks that the request's task starts inherit the variable.
+registers a function with the token's grant. The grant calls this function to end the work. The context variable GRANT
+holds the grant in the request's task, and in the tasks that this task starts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Grant:
-    """The right of one request or socket to run, which a token gave. `token_digest` is the digest of this token.
+    """The permission that a token gave to one request or socket. `token_digest` is the digest of this token.
 
-    It ends when its token is removed or replaced, when the token's scopes or route change, or when the token can no
-    longer be checked.
+    The grant ends when its token is removed or replaced, when the token's scopes or route change, or when the token can
+    no longer be checked.
     """
 
     def __init__(self, grants: Grants, client: Client, token_digest: bytes) -> None:
@@ -89,7 +89,7 @@ class Grants:
         return self._keys.holder(grant.token_digest) == grant.client
 
     def check(self) -> None:
-        """End the grants of tokens that were removed, or whose holder, scopes or route have changed."""
+        """End the grants whose token is no longer valid, has another holder, scopes or route, or cannot be checked."""
         revision = self._keys.revision  # reads the files if they changed, and logs trouble with them
         if not self._live or revision == self._checked:
             return
@@ -109,7 +109,9 @@ GRANT: ContextVar[Grant | None] = ContextVar("grant", default=None)
 
 @contextmanager
 def until_revoked(end: End) -> Iterator[None]:
-    """Call `end` if the current request's grant is revoked in the block; raise Unauthorized if it is revoked already.
+    """Call `end` if the current request's grant is revoked during the `with` block.
+
+    Raise Unauthorized if it is revoked already.
 
     If the request has no token, nothing is watched.
     """
@@ -122,7 +124,9 @@ def until_revoked(end: End) -> Iterator[None]:
 
 
 async def unless_revoked(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, or cancel `work` and raise Unauthorized if the current request's grant is revoked.
+    """Await `work` and return its result.
+
+    If the current request's grant is revoked, cancel `work` and raise Unauthorized.
 
     If the request has no token, nothing is watched.
     """

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scope(StrEnum):
-    """What a token allows: generating; fetching and removing models; administering the daemon."""
+    """What a token allows. INFER: to generate. MODELS: to fetch and remove models. ADMIN: to administer the daemon."""
 
     INFER = "infer"
     MODELS = "models"
@@ -232,15 +232,15 @@ def rotate_token(state_dir: Path) -> str:
 
 
 def clients(state_dir: Path) -> list[Client]:
-    """Return the clients that have tokens, without the owner; raise ConfigError if their file cannot be used."""
+    """Return the clients that have tokens, without the owner; raise ConfigError if the clients' file cannot be used."""
     return [client for client, _ in _read_clients(state_dir)]
 
 
 def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None) -> str:
     """Create a token for a client and return it. It replaces the client's earlier token, if there is one.
 
-    Raise ConfigError for a wrong name, if there are too many clients, or if their file cannot be trusted, read or
-    written.
+    Raise ConfigError for a wrong name, if there are too many clients, or if the clients' file cannot be trusted, read
+    or written.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a client's name must be 1 to 64 letters, digits, _ . or -, not {name!r:.80}")
