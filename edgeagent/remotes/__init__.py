@@ -14,7 +14,7 @@ REMOTES_FILE = "remotes.json"
 
 
 class EndpointConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """One base URL of a remote, which ends with /v1, and the region that it is in."""
+    """An endpoint of a remote: its base URL, which ends with /v1, and its region."""
 
     url: str
     region: str = ""
@@ -31,7 +31,7 @@ class Key(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tls(Struct, frozen=True, forbid_unknown_fields=True):
-    """TLS settings; None where one is not set.
+    """TLS settings. A setting that is not made is None.
 
     ca_file: the CA that must have signed the remote's certificate (PEM).
     pin: the SHA-256 that the remote's certificate must have (hex).
@@ -74,7 +74,7 @@ class Budget(Struct, frozen=True, forbid_unknown_fields=True):
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits for one remote: how many requests may run at a time, and timeouts in seconds.
 
-    connect_s: for the connection, and for its TLS handshake.
+    connect_s: for the connection, and as long again for its TLS handshake.
     first_token_s: from the start of an attempt, before it is connected, to the first content.
     idle_s: between two events of the answer.
     total_s: for the whole request.

@@ -59,7 +59,7 @@ def check_name(name: str) -> None:
 
 
 def complete_url(text: str) -> str:
-    """Return a base URL, with /v1 appended if it is missing; raise ConfigError if the text is not a URL."""
+    """Return a base URL, with /v1 appended if it is missing; raise ConfigError if it is not valid as a base URL."""
     parts = check_url(text, "URL")
     path = parts.path.rstrip("/")
     path = path if path.endswith(_API) else f"{path}{_API}"
@@ -70,7 +70,7 @@ def complete_url(text: str) -> str:
 
 
 def is_model_name(text: str) -> bool:
-    """Whether this can be the name of a remote's model: 1 to MAX_NAME_CHARS printable characters."""
+    """Whether a text can be the name of a remote's model: 1 to MAX_NAME_CHARS printable characters."""
     return 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 

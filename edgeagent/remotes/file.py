@@ -96,7 +96,10 @@ class RemotesFile:
 
 
 def load_remotes(state_dir: Path) -> tuple[Remote, ...]:
-    """Return the remotes of a state folder, or () if it has no file of remotes; raise ConfigError if it is invalid."""
+    """Return the remotes of a state folder; () if it has no file of remotes.
+
+    Raise ConfigError if the file is not valid, or if the folder or the file cannot be trusted.
+    """
     check_folder(state_dir)
     path = state_dir / REMOTES_FILE
     content = read_private(path, max_bytes=_MAX_BYTES + 1)
@@ -120,7 +123,9 @@ def load_remotes(state_dir: Path) -> tuple[Remote, ...]:
 
 
 def add_remote(state_dir: Path, remote: Remote) -> Remote:
-    """Add a remote, or replace the one of this name. Return it as written. A running daemon uses it within a second.
+    """Add a remote, or replace the remote of the same name. Return the remote as it was written.
+
+    A running daemon uses it within a second.
 
     Raise ConfigError if a field is not valid, if there are too many remotes, or if the file cannot be read or written.
     """

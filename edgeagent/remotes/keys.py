@@ -15,7 +15,7 @@ from edgeagent.runtime_file import read_private
 KEYRING_SERVICE = "edgeagent"
 MAX_KEY_CHARS = 8192
 RETRY_S = 10.0
-"""How many seconds after a failure the keyring is asked for the same key again."""
+"""After a failure, the keyring is not asked for the same key again for this many seconds."""
 
 
 class KeyFinder:
@@ -89,7 +89,7 @@ def store_key(name: str, value: str) -> None:
 
 
 def _checked(value: str | None, where: str, advice: str) -> str:
-    """Return a key without surrounding blanks; raise ConfigError if it cannot be sent in an HTTP header."""
+    """Return a key without surrounding blanks; raise ConfigError if there is none or no HTTP header can hold it."""
     key = (value or "").strip()
     if not key:
         raise ConfigError(f"the remote's key should be in {where}, which is {_problem_of(value)}; {advice}")
