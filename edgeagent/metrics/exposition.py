@@ -60,7 +60,7 @@ _CACHE_COUNTERS: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
 class Snapshot:
     """The state of models and remotes at the time of an export.
 
-    A worker's values come with its last answer to a ping, which is usually at most a second old.
+    A worker's values are those of its last answer to a ping. They are usually at most a second old.
     """
 
     models: Sequence[ModelStatus]

@@ -44,7 +44,7 @@ class Meter:
         metrics.live_requests.labels(model, "waiting").inc()
 
     def rename(self, model: str) -> None:
-        """Count the generation under another model's name. Do nothing if the generation has begun.
+        """Count the generation under another name of its model. Do nothing after the first step.
 
         The model's canonical name may become known only after the request has arrived.
         """
@@ -78,7 +78,7 @@ class Meter:
             self.last_s = step.at_s
 
     def end(self, code: str = ABANDONED) -> str:
-        """Count the end of the generation, and return its finish reason if it has one, otherwise `code`.
+        """Count the end of the generation. Return its finish reason, or `code` if it has none.
 
         `code` is an error's code, or ABANDONED if the client left.
         """
