@@ -16,9 +16,10 @@ from edgeagent.errors import BackendUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A daemon's base URL (http://127.0.0.1:8127 or a ws:// URL, with or without /v1) and its token, if it needs one.
+    """A daemon's base URL, and its token if it needs one.
 
-    `certificate` is the path of the only certificate that is trusted for TLS. None: those that the system trusts.
+    `url` is, for example, http://127.0.0.1:8127. It may also begin with ws://, and end with /v1. `certificate` is the
+    path of the only certificate that is trusted for TLS; None means the certificates that the system trusts.
     """
 
     url: str
@@ -54,11 +55,11 @@ class Address:
 
 
 def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -> Address:
-    """Return the address of the daemon that uses this state folder (default: the configured one).
+    """Return the address of the daemon that uses a state folder. The default is the configured folder.
 
-    The runtime file counts only while the process that wrote it is alive. Otherwise another program could take over its
-    port and receive the token. Raise BackendUnavailable if no daemon runs. Raise ConfigError if the daemon's token file
-    or the configuration is wrong.
+    The address is in the daemon's runtime file. The file counts only while the process that wrote it is alive, since
+    another program could take over the port later and receive the token. Raise BackendUnavailable if no daemon runs, or
+    ConfigError if the daemon's token file or the configuration is wrong.
     """
     # Imported here, so that applications that give a URL do not import pydantic and psutil, which takes 0.1 s.
     from edgeagent.runtime_file import find_daemon, no_daemon

@@ -17,8 +17,9 @@ Event = Mapping[str, Any]
 class Answer:
     """The text, reasoning and tool calls of one response so far, and its usage and timings once it has finished.
 
-    `status` is as on the wire: in_progress, completed, incomplete, cancelled or failed. `usage`, `timings` (with
-    llama-server's names) and `edgeagent` (route, reason, milliseconds for each stage) come from the terminal event.
+    `status` is as on the wire: in_progress, completed, incomplete, cancelled or failed. The terminal event gives
+    `usage`, `timings` and `edgeagent`. The names in `timings` are llama-server's. `edgeagent` has the route, the reason
+    for the route, and the milliseconds of each stage.
     """
 
     response_id: str | None = None
@@ -66,7 +67,7 @@ class Answer:
 
 
 def wire_error(error: Mapping[str, Any]) -> EdgeAgentError:
-    """Return the error that a wire object {code, message, param} describes."""
+    """Return the error that an error object from the wire describes, by its code, message and param."""
     code = str(error.get("code") or "internal_error")
     return from_code(code, str(error.get("message") or code), param=error.get("param"))
 

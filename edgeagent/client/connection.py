@@ -62,7 +62,7 @@ class Client:
     async def open(self) -> None:
         """Connect, unless already connected. Raise BackendUnavailable, Unauthorized or Forbidden if that fails.
 
-        Also raise ConfigError if the daemon is looked up, and its token file or the configuration is wrong.
+        Without a given URL, also raise ConfigError if the daemon's token file or the configuration is wrong.
         """
         if self._socket is None:
             self._socket = await _open(self._locate())
@@ -115,7 +115,7 @@ class Client:
     async def send(self, event: Event) -> None:
         """Send one event on the open connection. For use by Reply only.
 
-        Raise BackendUnavailable or PayloadTooLarge if the connection is lost, or InvalidRequest if a text is not
+        Raise BackendUnavailable or PayloadTooLarge if the connection is lost, or InvalidRequest if a text is not valid
         Unicode.
         """
         if self._socket is None:
@@ -151,7 +151,7 @@ class Client:
 
 
 class Reply:
-    """One response as it arrives: an async iterator over its events, with the result so far in `answer`.
+    """One response as it arrives: an async iterator over its events. `answer` holds the result so far.
 
     If the connection is lost before the daemon begins to answer, the client reconnects and sends the request again. If
     the connection is lost later, the error is raised, since delivered events cannot be taken back. After the terminal
@@ -185,7 +185,8 @@ class Reply:
     async def cancel(self) -> Answer:
         """Cancel the response at the daemon, and return `answer`. An answer that has finished is not changed.
 
-        If the daemon does not confirm within CANCEL_TIMEOUT_S, the connection is closed and the status is "cancelled".
+        If the daemon does not confirm this within CANCEL_TIMEOUT_S, or if the connection is lost, the connection is
+        closed and the status is "cancelled".
         """
         if self.answer.is_finished:
             return self.answer
@@ -224,7 +225,7 @@ class Reply:
 
 
 def _encoded(event: Event) -> bytes:
-    """Return an event as JSON. Raise InvalidRequest before anything is sent if a text in it is not Unicode."""
+    """Return an event as JSON; raise InvalidRequest if a text in it is not valid Unicode."""
     try:
         return json.dumps(event, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -260,7 +261,7 @@ async def _open(address: Address) -> ClientConnection:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a connection could not be opened. A refusal gets its own text, since asyncio's shows a tuple."""
+    """Return why a connection could not be opened. A refused one gets our own text, since asyncio's shows a tuple."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     return str(error) or "no answer in time"
