@@ -39,7 +39,7 @@ class Rates:
 
 @dataclass(slots=True)
 class _Pending:
-    """A live request before its first token. `num_tokens`: its uncached prompt tokens, estimated until it starts."""
+    """A live request before its first token. `num_tokens`: its uncached prompt tokens, at first estimated."""
 
     tier: Tier
     num_tokens: float

@@ -52,7 +52,7 @@ class _Traffic:
 
     @property
     def retry_after_s(self) -> float:
-        """The estimated seconds until a retry may succeed: the average duration of a request, but 1 to 60."""
+        """The estimated seconds until a retry may succeed: the average duration of a request, from 1 to 60."""
         return min(_MAX_RETRY_AFTER_S, max(1.0, self.usual_duration_s))
 
 

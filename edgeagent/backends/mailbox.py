@@ -88,7 +88,7 @@ class Mailbox:
         self._wake()
 
     def fail(self, error: EdgeAgentError) -> None:
-        """End the answer with an error, which `next` raises after the pending steps. Ignore it after the end."""
+        """End the answer with an error, which `next` raises after the pending steps. Do nothing after the end."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -96,7 +96,7 @@ class Mailbox:
         self._wake()
 
     async def next(self) -> Step:
-        """Wait for the next step; raise the error that ended the answer. Do not call it after the Finished step."""
+        """Wait for the next step; raise the error that ended the answer. Do not call this after the Finished step."""
         while not self._steps:
             if self._error is not None:
                 raise self._error

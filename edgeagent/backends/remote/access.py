@@ -1,7 +1,7 @@
 """The API key of a remote. The key is sent only to this remote.
 
-A key that the remote has refused is not sent again before `Access.forgive` is called. This happens whenever the remotes
-or the machine's policy change.
+A key that the remote has refused is not sent again before `Access.forgive` is called. The router calls it whenever
+the remotes or the machine's policy change.
 """
 
 from __future__ import annotations

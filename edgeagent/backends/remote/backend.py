@@ -159,7 +159,7 @@ class RemoteBackend:
         return [ModelStatus(name, state, progress, cause=trouble or None, is_remote=True) for name in names]
 
     def reload(self, model: str) -> None:
-        """Raise NotSupported, because a remote loads its models itself, or an error of `find_model`."""
+        """Raise NotSupported, or an error of `find_model`: a remote loads its models itself."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} loads its models itself", served_by=self.name)
 
@@ -186,12 +186,12 @@ class RemoteBackend:
         return self.find_model(name)
 
     async def unload(self, model: str) -> int:
-        """Raise NotSupported, because a remote unloads its models itself, or an error of `find_model`."""
+        """Raise NotSupported, or an error of `find_model`: a remote unloads its models itself."""
         self._served().model_there(model)
         raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
 
     async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Raise NotSupported, because a query's text does not leave this machine, or an error of `find_model`."""
+        """Raise NotSupported, or an error of `find_model`: a query's text does not leave this machine."""
         del query
         self._served().model_there(model)
         raise NotSupported(f"{self.name} answers no questions about text; use a local model", served_by=self.name)

@@ -67,9 +67,9 @@ def _may_be(host: str, address: str) -> bool:
     """Whether a remote with this host name may have this address.
 
     A name must not resolve to this machine, to a link-local address such as a cloud's metadata service, or to a
-    multicast or unspecified address. Otherwise the resolver is wrong, or it is a DNS rebinding attack. An owner who
-    means such an address configures the address itself, or localhost. The name localhost must resolve to this machine,
-    because no TLS is required for it. Private networks are allowed, because clusters are there.
+    multicast or unspecified address. Such a result is a mistake of the resolver or a DNS rebinding attack. An owner
+    who means such an address configures the address itself, or localhost. The name localhost must resolve to this
+    machine, because no TLS is required for it. Private networks are allowed, because clusters are there.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     # The system connects to ::ffff:127.0.0.1 as to 127.0.0.1.

@@ -177,7 +177,7 @@ class _Wire(asyncio.Protocol):
 
     @property
     def is_readable(self) -> bool:
-        """Whether a read would return at once. httpcore does not reuse an idle connection of which this is true."""
+        """Whether a read would return at once. If so, httpcore does not reuse an idle connection."""
         return bool(self._unread) or self._is_over
 
     def addresses(self) -> tuple[tuple[str, int], str]:

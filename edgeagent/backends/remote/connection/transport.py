@@ -58,7 +58,7 @@ class Call(Struct, frozen=True):
 
 
 class Transport:
-    """A pool of connections to one endpoint, which stay open for a while between calls."""
+    """A pool of connections to one endpoint. Idle connections stay open for a while."""
 
     def __init__(self, remote: Remote, url: str, context: ssl.SSLContext) -> None:
         self._remote = remote

@@ -52,8 +52,8 @@ class Averages:
     def first_token_s(self, num_prompt_tokens: int, now_s: float) -> float | None:
         """Predict the seconds to the first token from prompts of similar length, else of the nearest known length.
 
-        A time that was measured with shorter prompts is multiplied by four. A time of longer prompts is returned as it
-        is, as an upper bound. Return None if no time is known.
+        A time that was measured with shorter prompts is multiplied by four. A time that was measured with
+        longer prompts is returned as it is, as an upper bound. Return None if no time is known.
         """
         size = _size(num_prompt_tokens)
         for distance in range(len(self._first_token)):

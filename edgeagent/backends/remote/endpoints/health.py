@@ -131,8 +131,8 @@ class Breaker:
     def recover(self, now_s: float) -> None:
         """Note an answered probe. Close the breaker if the endpoint had been down, or if the open time is over.
 
-        Keep it as it is while the one request that it has let through is running. After it is closed, one more failure
-        opens it again.
+        Leave the breaker as it is while the one request that it has let through is running. After it is closed, one
+        more failure opens it again.
         """
         was_down, self._is_down = self._is_down, False
         if self._open_until_s is not None and not self._is_trying and (was_down or now_s >= self._open_until_s):

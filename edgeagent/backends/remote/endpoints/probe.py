@@ -95,7 +95,7 @@ class Prober:
         """Ask which models the endpoint has, and learn the kind of server from their `owned_by`.
 
         Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list.
-        Raise RequestEnded if the request of `control` is ended before.
+        Raise RequestEnded if the request of `control` is ended meanwhile.
         """
         status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
         if status in (401, 403):
