@@ -59,7 +59,7 @@ class Delivery:
     def so_far(self) -> AnswerSoFar | None:
         """The part of the answer from which the next backend continues; None if it begins a new answer.
 
-        This is what the client has received, after the part that came with the request.
+        It consists of the part that came with the request, and of what the client has received since.
         """
         given = self._request.so_far
         if not self.has_content:

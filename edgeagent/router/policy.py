@@ -172,7 +172,7 @@ def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
 
 
 def why_target_missed(estimate: Estimate, target: Target) -> str:
-    """Return one word for why a backend misses a target; empty if it meets it. An unknown time misses no target."""
+    """Return one word for why a backend misses a target; empty if it meets it. An unknown time counts as met."""
     if obstacle := _obstacle(estimate):
         return obstacle
     if estimate.strain:
@@ -185,7 +185,8 @@ def why_target_missed(estimate: Estimate, target: Target) -> str:
 def is_sooner(remote: Estimate, local: Estimate) -> bool:
     """Whether a remote would continue the answer of a dead worker sooner than the restarted worker would.
 
-    A remote that can serve the request also counts as sooner if the worker's time is unknown or the worker cannot.
+    A remote that can serve the request also counts as sooner if the worker's time is unknown, or if the worker cannot
+    serve the request.
     """
     if _obstacle(remote):
         return False

@@ -59,8 +59,8 @@ def _is_less_telling(error: EdgeAgentError) -> bool:
 def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded | None:
     """Return `full` with the messages of `errors` added to it, if this is the right error for the client; else None.
 
-    `full` says that all remaining backends are full. `errors` come from the backends that were tried. It is the right
-    error if each of them is a missing feature, a short context, a full backend, or a remote that cannot be used.
+    `full` says that all remaining backends are full. `errors` come from the backends that were tried. `full` is the
+    right error if each of `errors` means a missing feature, a short context, a full backend, or an unusable remote.
     """
     if not all(isinstance(error, (*_MISSING_FEATURE, RemoteUnavailable, Overloaded)) for error in errors):
         return None

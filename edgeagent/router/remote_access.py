@@ -1,4 +1,4 @@
-"""What a daemon needs to use remotes: those that the machine's policy allows, their keys, and the ledger."""
+"""What a daemon needs to use remotes: the remotes, the machine's policy, the API keys, and the ledger."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class RouteChooser:
         )
 
     def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
-        """Take one hedge from the budget and return True, if a request may start on the second backend now."""
+        """If a request may start on the second backend now, take one hedge from the budget and return True."""
         mode = self.mode(request)
         is_there = order.routes[1].backend in self.backends
         return mode is not RouteMode.LOCAL_ONLY and is_there and self.hedges.spend()
