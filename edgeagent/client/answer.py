@@ -67,7 +67,7 @@ class Answer:
 
 
 def wire_error(error: Mapping[str, Any]) -> EdgeAgentError:
-    """Return the error that an error object from the wire describes, by its code, message and param."""
+    """Return the error that an error object on the wire describes. The object has code, message and param."""
     code = str(error.get("code") or "internal_error")
     return from_code(code, str(error.get("message") or code), param=error.get("param"))
 

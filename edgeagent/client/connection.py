@@ -62,7 +62,7 @@ class Client:
     async def open(self) -> None:
         """Connect, unless already connected. Raise BackendUnavailable, Unauthorized or Forbidden if that fails.
 
-        Without a given URL, also raise ConfigError if the daemon's token file or the configuration is wrong.
+        If `connect` got no URL, also raise ConfigError if the daemon's token file or the configuration is wrong.
         """
         if self._socket is None:
             self._socket = await _open(self._locate())
