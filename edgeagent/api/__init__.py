@@ -1,1 +1,1 @@
-"""The wire protocols: JSON over HTTP and WebSocket, access control, errors. Independent of where a request runs."""
+"""The wire protocols: JSON over HTTP and WebSocket, access control, errors. They do not know where a request runs."""

@@ -58,7 +58,8 @@ def create_app(
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
     `keys` checks tokens and returns the client of each. `config.server` decides which requests need a token. By
-    default the frontends keep their state in memory. Context describes `stop`, `num_connections` and `trouble`.
+    default the frontends keep their state in memory. See Context for `stop`, `num_connections` and `trouble`, and
+    `service.live_service` for `trace`.
     """
     grants = Grants(keys)
     frontends = frontends or make_frontends(config)
@@ -116,9 +117,9 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request for an unknown path with status 404. This includes WebSocket handshakes.
+    """Answer a request for an unknown path, or a WebSocket handshake there, with status 404.
 
-    Starlette would close the WebSocket instead, and the client would get status 403.
+    If the server cannot send an HTTP answer to a handshake, close the WebSocket: its client then gets status 403.
     """
     if scope["type"] == "http" or "websocket.http.response" not in scope.get("extensions", {}):
         await scope["app"].router.not_found(scope, receive, send)

@@ -22,8 +22,9 @@ from edgeagent.store.hub.background import Pulls
 class Context:
     """The values that all routes of one daemon share.
 
-    `stop` asks the daemon to drain and end. `num_connections` returns the number of open sockets. `trouble` returns
-    what is wrong with the daemon itself, or None. `started_at_s` is a time.monotonic, `started_unix_s` a time.time.
+    `stop` asks the daemon to finish its live requests and end. `num_connections` returns how many connections clients
+    have open. `trouble` returns what is wrong with the daemon itself, or None. `started_at_s` is the daemon's start by
+    time.monotonic, and `started_unix_s` the same by time.time.
     """
 
     config: Config

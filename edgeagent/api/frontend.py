@@ -1,4 +1,4 @@
-"""The state of a wire protocol that outlives one request. The daemon starts it and closes it."""
+"""Frontends: the state of a wire protocol that outlives one request. The daemon starts and closes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edgeagent.config import Config
 
 
 class Frontend:
-    """The state of a wire protocol: sockets, tasks, files. Override what the protocol needs.
+    """The state of a wire protocol that outlives one request, such as sockets, tasks and files.
 
-    Add the class to FRONTENDS in `api.routers`. Each daemon makes one object of it. A route gets that object with
-    `context.frontends.get(TheClass)`.
+    Derive a class for such a protocol, override what it needs, and add the class to FRONTENDS in `api.routers`. Each
+    daemon makes one object of the class. A route gets that object with `context.frontends.get(TheClass)`.
     """
 
     serves_pages: ClassVar[bool] = False
-    """Whether this protocol serves web pages with scripts. If so, requests from the daemon's own origin are allowed.
+    """Whether this protocol serves web pages with scripts. If so, these pages may send requests to the daemon.
 
     No protocol serves such pages so far.
     """
@@ -38,7 +38,7 @@ class Frontend:
         """Prepare the state. Called before the daemon accepts connections."""
 
     def stop_accepting(self) -> None:
-        """Start nothing new, because the daemon drains. Live requests still end in their terminal events.
+        """Start no new work from now on, because the daemon is stopping. Live requests still run to their end.
 
         The service already refuses new generations, so most protocols need not override this.
         """

@@ -1,6 +1,6 @@
-"""The registered wire protocols: the routers of all routes that are always served, and the frontend classes.
+"""The registered wire protocols: ROUTERS has the routers of the API, and FRONTENDS the frontend classes.
 
-The application, the daemon and the documents read these lists.
+The application, the daemon and the documents read these lists. The routes that serve the documents are not in them.
 """
 
 from __future__ import annotations
@@ -29,5 +29,5 @@ FRONTENDS: tuple[type[Frontend], ...] = (Responses,)
 
 
 def make_frontends(config: Config, folder: Path | None = None) -> Frontends:
-    """Return a daemon's frontends, whose files are in `folder`; if that is None, they have no files."""
+    """Return a daemon's frontends. Their files are in `folder`; if it is None, they keep no files."""
     return Frontends(kind.of(config, folder) for kind in FRONTENDS)

@@ -1,6 +1,6 @@
 """The base classes of chat and text completions: the answer while it is generated, and the chunks of its stream.
 
-It does not use sockets, and does not depend on where the deltas come from.
+The module does not use sockets, and does not depend on where the deltas come from.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeagent.errors import BackendUnavailable
 from edgeagent.types import Finished, FinishReason, Step, Usage
 
 Ending = Literal["stop", "length", "tool_calls"]
-"""OpenAI's finish reasons, except `function_call`, which belongs to the older form of calls."""
+"""The finish reasons of OpenAI that edgeagent sends, except `function_call`, which the older form of calls has."""
 _ENDINGS: dict[FinishReason, Ending] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -48,10 +48,10 @@ class ChoiceSoFar:
 
 
 class Answer(ABC):
-    """An answer while it is generated: its choices, and how long steps took from the engine to the client.
+    """An answer while it is generated: its choices, and the mean time of a step from the engine to the client.
 
-    Each prompt has `num_of_a_prompt` choices, which are next to each other in `choices`. `has_reasoning`: reasoning is
-    sent separately from the text, so its tokens are counted in the usage.
+    `choices` has `num_of_a_prompt` choices for the first prompt, then as many for the next prompt, and so on.
+    `has_reasoning`: the answer sends reasoning separately from the text, and its usage counts the reasoning tokens.
     """
 
     has_reasoning = True
@@ -70,10 +70,10 @@ class Answer(ABC):
 
     @abstractmethod
     def body(self) -> object:
-        """Return the whole answer; raise BackendUnavailable if it was cut short."""
+        """Return the whole answer; raise BackendUnavailable if it was cancelled."""
 
     def usage(self) -> ChatUsage:
-        """Return the sums of all choices' token counts. Each prompt counts once. All choices must have ended."""
+        """Return the token counts of all choices together, which must have ended. Each prompt is counted once."""
         usages = [choice.end().usage for choice in self.choices]
         firsts = usages[:: self._num_of_a_prompt]
         return chat_usage(
@@ -86,11 +86,11 @@ class Answer(ABC):
         )
 
     def delivered(self, step: Step) -> None:
-        """Note that a step has been handed to the client."""
+        """Note that a step has just been sent, or added to the body. This measures how long it took from the engine."""
         self._delivery_time.add(step.at_s)
 
     def generation_metrics(self, choice: ChoiceSoFar) -> GenerationMetrics:
-        """Return llama-server's `timings` of a choice, and the object `edgeagent`. The choice must have ended."""
+        """Return the fields `timings` and `edgeagent` for a choice, which must have ended."""
         usage, timings = choice.end().usage, choice.end().timings
         return {
             "timings": timings_body(usage, timings),
@@ -99,7 +99,7 @@ class Answer(ABC):
 
 
 class Chunks(ABC):
-    """Converts the steps of an answer into the chunks of a stream. `kind` is the chunks' field `object`."""
+    """Converts the steps of an answer into the chunks of a stream. `kind` is the value of each chunk's `object`."""
 
     def __init__(self, answer: Answer, delivery: Delivery, kind: str) -> None:
         self._answer = answer
@@ -110,12 +110,12 @@ class Chunks(ABC):
 
     @abstractmethod
     def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of a step of the choice `index`; raise BackendUnavailable if the choice was cut short."""
+        """Convert a step of the choice `index` into chunks; raise BackendUnavailable if the choice was cancelled."""
 
     def closing(self) -> list[Json]:
-        """Return a last chunk with the usage if the client asked for it, else an empty list.
+        """Return one last chunk, with the usage, if the client asked for it; otherwise an empty list.
 
-        The chunk has no choices. It is sent only on request, because a client that always reads choices[0] would fail.
+        The chunk has no choices. So a client that always reads choices[0] would fail if the chunk came unasked.
         """
         if not self._delivery.is_usage_streamed:
             return []
@@ -123,15 +123,15 @@ class Chunks(ABC):
         return [{**self._head, "choices": [], "usage": self._answer.usage(), **metrics}]
 
     def _ended(self, chunk: Json, choice: ChoiceSoFar) -> Json:
-        """Return a choice's last chunk, with the choice's measurements added.
+        """Return `chunk`, the last one of a choice, with the choice's measurements.
 
-        If a usage chunk follows, add nothing: the usage chunk has the measurements of the first choice.
+        If a usage chunk follows, return `chunk` unchanged: the usage chunk has the measurements of the first choice.
         """
         return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.generation_metrics(choice)}
 
 
 def finish_reason(finished: Finished) -> Ending:
-    """Return OpenAI's finish_reason. A cancelled answer has none: raise BackendUnavailable for it."""
+    """Return OpenAI's finish_reason; raise BackendUnavailable for a cancelled answer, which has none."""
     if finished.reason is FinishReason.CANCELLED:
         raise BackendUnavailable(
             "the answer was cut short: the daemon is stopping, or the request was cancelled",

@@ -1,6 +1,6 @@
 """A chat completion while it is generated: the deltas of its choices as one body, or as the chunks of a stream.
 
-It uses OpenAI's shapes. It does not use sockets, and does not depend on where the deltas come from.
+The module has OpenAI's shapes. It does not use sockets, and does not depend on where the deltas come from.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ChatSoFar(ChoiceSoFar):
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def message(self, *, has_functions: bool) -> ChatReply:
-        """Return the assistant's message. `has_functions`: write the first call as `function_call`, and no others."""
+        """Return the assistant's message. `has_functions`: it has only the first call, in the field `function_call`."""
         text = "".join(self.texts)
         message: ChatReply = {"role": "assistant", "content": text or None if self.calls else text, "refusal": None}
         if self.reasonings:
@@ -140,7 +140,7 @@ class ChatAnswer(Answer):
             self.add(index, delta)
 
     def body(self) -> ChatCompletion:
-        """Return the whole completion; raise BackendUnavailable if it was cut short."""
+        """Return the whole completion; raise BackendUnavailable if a choice was cancelled."""
         choices: list[ChatChoice] = [
             {
                 "index": index,
@@ -161,7 +161,7 @@ class ChatAnswer(Answer):
         }
 
     def reason(self, finished: Finished) -> Ending | Literal["function_call"]:
-        """Return a choice's finish_reason; raise BackendUnavailable if it was cut short."""
+        """Return a choice's finish_reason; raise BackendUnavailable if the choice was cancelled."""
         is_function = self.has_functions and finished.reason is FinishReason.TOOL_CALLS
         return "function_call" if is_function else finish_reason(finished)
 
@@ -172,8 +172,8 @@ class ChatChunks(Chunks):
     - Clients concatenate the values of a repeated field. So the role, and each call's id and name, are sent once.
     - Some clients read only the first call of a chunk. So a chunk has at most one call.
     - The chunk with the finish reason has an empty delta.
-    - The first chunk has the role and a `content`: "" if text or the end follows, otherwise null. With "", clients
-      would show an empty text next to a call. So the first chunk is sent only with the first delta.
+    - The first chunk has the role. Its `content` is "" if text or the end follows, and otherwise null, because clients
+      would show "" as an empty text next to a call. So it is not sent before it is known what follows.
     """
 
     _answer: ChatAnswer
@@ -183,7 +183,7 @@ class ChatChunks(Chunks):
         self._is_open = [False for _ in answer.choices]
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of a step of the choice `index`; raise BackendUnavailable if the choice was cut short."""
+        """Convert a step of the choice `index` into chunks; raise BackendUnavailable if the choice was cancelled."""
         self._progress[index].add_step(step)
         chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
         if chunks and not self._is_open[index]:

@@ -91,10 +91,10 @@ KNOWN = KnownFields.of(
 
 
 def read_chat(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> ChatCreate:
-    """Return the checked chat completion of a body; raise InvalidRequest or NotSupported that names the field.
+    """Check a body, and return the chat completion. Raise InvalidRequest or NotSupported, which names the field.
 
-    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: for a body that
-    names no model. `partition`: the client's partition of the prefix cache.
+    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: the model if the
+    body names none. `partition`: the client's partition of the prefix cache.
     """
     body = validate(ChatBody, fields)
     body.check_supported()
@@ -123,10 +123,11 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
 
 
 def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], AnswerSoFar | None]:
-    """Return the messages of the prompt, and the answer to continue; raise InvalidRequest if the fields contradict.
+    """Return the messages of the prompt, and the answer to continue, or None.
 
     If `continue_final_message` is true, the last message is the answer, and the prompt has the messages before it.
-    Otherwise the answer is None. `continue_final_message` and `add_generation_prompt` are fields of vLLM.
+    Raise InvalidRequest if that message cannot be continued, or if `add_generation_prompt` contradicts. Both fields are
+    vLLM's.
     """
     is_continued = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt == is_continued:

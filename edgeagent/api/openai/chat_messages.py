@@ -1,6 +1,7 @@
 """The messages of a chat completion, as clients send them and as the prompt has them.
 
-Calls may have OpenAI's older form: one `function_call` in a message. Its result names the function, not an id.
+Calls may have OpenAI's older form: one `function_call` in a message. The result of such a call names the function,
+not an id.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ ChatTools = Annotated[list[Annotated[ChatTool, OnlyFunction]], Field(fail_fast=T
 def to_messages(sent: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Return the prompt's messages; raise InvalidRequest for a result that answers no call of an earlier message.
 
-    A call of the older form has no id, so it gets an id here. Its result is matched by name.
+    A call of the older form has no id, so it gets one here. Its result is matched by the function's name.
     """
     open_calls: set[str | None] = set()
     ids_by_name: dict[str, str] = {}

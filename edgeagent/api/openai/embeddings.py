@@ -83,7 +83,7 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
 
 
 def json_response(fields: Shape, member: bytes) -> Response:
-    """Return a JSON object of `fields` and one more member, given as JSON text, for example b'"data":[]'."""
+    """Answer with the JSON object `fields` and one more member. `member` is JSON text, for example b'"data":[]'."""
     return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""The body of the route that makes embeddings: checked, and turned into a query for the model."""
+"""The body of POST /v1/embeddings: checked, and turned into an Embed query."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ KNOWN = KnownFields.of(EmbeddingsBody, "user")
 
 
 def read_embeddings(fields: Json) -> tuple[EmbeddingsBody, Embed]:
-    """Return the checked body and its query; raise InvalidRequest that names the input at fault."""
+    """Check a body; return it and its Embed query. Raise InvalidRequest, which names the field or input at fault."""
     body = validate(EmbeddingsBody, fields)
     return body, Embed(read_inputs(body.input, "input"), dimensions=body.dimensions)
 
 
 def read_inputs(raw: str | Sequence[object], name: str) -> tuple[TextPrompt | TokenPrompt, ...]:
-    """Return the inputs in `raw`: one text, one list of token ids, or a list of either; raise InvalidRequest.
+    """Check the inputs to embed, and return them; raise InvalidRequest.
 
-    `name`: the field's name, for the error.
+    `raw`: one text, one list of token ids, or a list of texts and lists of token ids. `name`: the field's name, for the
+    error.
     """
     match raw:
         case str() | [int(), *_]:

@@ -1,6 +1,6 @@
 """Answers a request with one or more generations: they run concurrently, and become one body or one stream.
 
-It does not depend on the form of the body or of the chunks.
+The module does not depend on the form of the body or of the chunks.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ async def respond(
 ) -> Response:
     """Run the requests, and answer with a stream of `chunks`. If `chunks` is None, answer with `answer` as one body.
 
-    The requests are cancelled if the client disconnects. `ping_interval_s`: seconds between the comments in a silent
-    stream; None: the default. `params` maps names of the Responses API's fields (`input`, `text.format`), which the
-    worker's errors use, to the fields of this route.
+    If the client disconnects, the requests are cancelled. `ping_interval_s`: while a stream has nothing to send, a
+    comment is sent each time after so many seconds; None is the default. Errors of the worker name fields of the
+    Responses API, such as `input`; `params` maps these names to the fields of this route.
     """
 
     def reworded(error: EdgeAgentError) -> EdgeAgentError:
@@ -80,16 +80,16 @@ def _num_logprobs(step: Step) -> int:
 
 
 async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
-    """Return `make()`. If it writes many log probabilities, run it in a thread, so that streams are not blocked."""
+    """Return `make()`. If it writes many log probabilities, run it in a thread, so that no stream waits."""
     return make() if num_logprobs <= _MAX_INLINE_LOGPROBS else await asyncio.to_thread(make)
 
 
 async def _events(
     steps: NumberedSteps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream as bytes: the events of each step together, and at the end [DONE] or one error.
+    """Yield the events of a stream as bytes: the events of each step together, then [DONE], or the first error.
 
-    A step without events yields nothing. A usage chunk, if the client wants one, comes with [DONE].
+    A step without events yields nothing. The usage chunk, if the client asked for it, is yielded with [DONE].
     """
     try:
         async with aclosing(steps):

@@ -1,6 +1,6 @@
 """A completion of raw text while it is generated: the choices as one body, or as the chunks of a stream.
 
-It uses OpenAI's older shapes. It does not use sockets, and does not depend on where the deltas come from.
+The module has OpenAI's older shapes. It does not use sockets, and does not depend on where the deltas come from.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TextCompletion(GenerationMetrics):
 class Piece:
     """The text of a choice, or the part of it that one step adds. `tokens`: the ids of the generated tokens.
 
-    `logprobs`: one entry for each token of the text. If the prompt is echoed, `logprobs` includes the prompt's tokens,
-    but `tokens` does not.
+    `logprobs`: one entry for each token of the text, if log probabilities are computed. If the prompt is echoed,
+    `logprobs` includes the prompt's tokens, but `tokens` does not.
     """
 
     text: str = ""
@@ -61,7 +61,7 @@ class TextSoFar(ChoiceSoFar):
     num_echoed_tokens: int = 0
 
     def take(self, step: Step) -> Piece:
-        """Add a step; return the text and tokens that it adds."""
+        """Add a step to the choice, and return the part that the step adds."""
         piece = Piece(tokens=list(step.tokens))
         for delta in step.deltas:
             match delta:
@@ -81,7 +81,7 @@ class TextSoFar(ChoiceSoFar):
         return piece
 
     def whole(self) -> Piece:
-        """Return the whole text so far."""
+        """Return the whole text so far, with its tokens and log probabilities."""
         return Piece(
             "".join(part.text for part in self.parts),
             [token for part in self.parts for token in part.logprobs],
@@ -89,7 +89,7 @@ class TextSoFar(ChoiceSoFar):
         )
 
     def mean_logprob(self) -> float:
-        """Return the mean log probability of the generated tokens, without an echoed prompt; 0 if there are none."""
+        """Return the mean log probability of the generated tokens, not of an echoed prompt; 0 if there are none."""
         own = [max(token.logprob, -1e9) for token in self.whole().logprobs[self.num_echoed_tokens :]]
         return math.fsum(own) / max(1, len(own))
 
@@ -112,7 +112,7 @@ class TextAnswer(Answer):
     def body(self) -> TextCompletion:
         """Return the whole completion, with the best choices of each prompt.
 
-        Raise BackendUnavailable if a choice was cut short.
+        Raise BackendUnavailable if one of these choices was cancelled.
         """
         kept = [choice for group in self._groups() for choice in self._best(group)]
         choices = [self.choice_body(index, choice.whole(), choice.end()) for index, choice in enumerate(kept)]
@@ -127,7 +127,7 @@ class TextAnswer(Answer):
         }
 
     def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> TextChoice:
-        """Return the JSON of a choice, or of the part that a step adds. `finished` is None if the choice goes on."""
+        """Return a choice's JSON. `piece`: its text, or what a step adds. `finished`: None if the choice goes on."""
         num_alternatives = self.completion.num_alternatives
         body: TextChoice = {
             "text": piece.text,
@@ -159,7 +159,7 @@ class TextChunks(Chunks):
         self._placement_sent: set[int] = set()  # choices whose placement was sent
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Return the chunks of a step of the choice `index`; raise BackendUnavailable if the choice was cut short."""
+        """Convert a step of the choice `index` into chunks; raise BackendUnavailable if the choice was cancelled."""
         choice, progress = self._answer.choices[index], self._progress[index]
         progress.add_step(step)
         chunks = [

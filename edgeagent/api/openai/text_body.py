@@ -26,7 +26,7 @@ _TEXTS = {"type": "array", "items": {"type": "string"}}
 TextsOrTokens = Annotated[
     str | list[Any], WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]})
 ]
-"""One text, one list of token ids, or a list of either."""
+"""One text, one list of token ids, a list of texts, or a list of lists of token ids."""
 
 
 class CompletionBody(ExtendedBody):
@@ -47,9 +47,10 @@ KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 
 @dataclass(frozen=True, slots=True)
 class CompletionCreate:
-    """A checked completion: a group of requests for each prompt. The answer shows the `num_kept` best of each group.
+    """A checked completion: for each prompt a group of requests, one for each choice to generate.
 
-    `num_alternatives`: how many alternatives of each token the answer's `logprobs` list; None if it has no `logprobs`.
+    `num_kept`: how many choices of each group the answer has; they are the best ones. `num_alternatives`: how many
+    alternatives the answer's `logprobs` list for each token; None if the answer has no `logprobs`.
     """
 
     groups: tuple[tuple[GenerateRequest, ...], ...]
@@ -64,10 +65,10 @@ class CompletionCreate:
 
 
 def read_completion(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> CompletionCreate:
-    """Return the checked completion of a body; raise InvalidRequest or NotSupported that names the field.
+    """Check a body, and return the completion. Raise InvalidRequest or NotSupported, which names the field.
 
-    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: for a body that
-    names no model. `partition`: the client's partition of the prefix cache.
+    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: the model if the
+    body names none. `partition`: the client's partition of the prefix cache.
     """
     body = validate(CompletionBody, fields)
     body.check_supported()
@@ -143,7 +144,7 @@ def _read_prompt(raw: object, suffix: str | None, path: str) -> Prompt:
 def read_tokens(raw: Sequence[object], path: str) -> tuple[int, ...]:
     """Return `raw` as token ids; raise InvalidRequest for too many ids, or for a value that cannot be an id.
 
-    `path` names the field in the error. The worker checks that the model has these tokens.
+    `path`: the field's name, for the error. Only the worker checks whether the model has these tokens.
     """
     if len(raw) > MAX_PROMPT_TOKENS:
         raise InvalidRequest(f"{path} holds {len(raw)} tokens; at most {MAX_PROMPT_TOKENS}", param=path)
