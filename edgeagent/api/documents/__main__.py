@@ -10,7 +10,7 @@ from edgeagent.api.documents import asyncapi_document, openapi_document
 
 
 def documents() -> dict[str, str]:
-    """Return each document's file name and text."""
+    """Return the text of each document, by its file name."""
     made = {"openapi.json": openapi_document(), "asyncapi.json": asyncapi_document()}
     return {name: json.dumps(document, indent=1, ensure_ascii=False) + "\n" for name, document in made.items()}
 

@@ -1,4 +1,4 @@
-"""The AsyncAPI document of the WebSocket: every frame that clients may send, every event that they get."""
+"""The AsyncAPI document of the WebSocket: every frame that a client may send, and every event that it gets."""
 
 from __future__ import annotations
 

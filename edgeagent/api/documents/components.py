@@ -52,7 +52,7 @@ def _schemas_of(kind: Any) -> tuple[Json, dict[str, Json]]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Return a schema without the titles that pydantic derives from field names, since they add nothing."""
+    """Return a schema without its titles. pydantic derives them from the field names, so they add nothing."""
     match schema:
         case dict():
             kept = schema.items()
@@ -69,6 +69,6 @@ def _without_titles(schema: Any) -> Any:
 
 
 def kind_of(message: type) -> str:
-    """Return the value of a message's field `type`, such as "response.create"."""
+    """Return the value that the field `type` of a kind of message always has, such as "response.create"."""
     (kind,) = get_args(get_type_hints(message)["type"])
     return str(kind)

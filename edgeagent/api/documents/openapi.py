@@ -37,10 +37,10 @@ SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 class Operation:
     """How the document describes a route, in addition to the path and the summary.
 
-    `body` and `answer` are the types of the request's and the answer's JSON; None: there is none, or no type is given.
+    `body`, `answer`: the type of the JSON in the request and in the answer; None if there is no JSON or no type for it.
     `streams`: the media type of a streamed answer; "" if the route does not stream. `text`: the media type of an answer
     that is not JSON. `status`: the status of a success. `unavailable`: the type of the answer with status 503. `query`:
-    the type of the query parameters. `fields`: the type of fields that are in the query or in an optional body.
+    the type of the query parameters. `fields`: the type of fields that may be in the query or in the body.
     """
 
     tag: str
@@ -151,7 +151,7 @@ class RouteInfo:
 
 
 def routes(table: list[Any]) -> Iterator[RouteInfo]:
-    """Yield the HTTP routes of a router and of the routers that it includes."""
+    """Yield the HTTP routes in `table`, the list of a router's routes. Routes of included routers are yielded too."""
     for route in table:
         if hasattr(route, "original_router"):
             yield from routes(route.original_router.routes)

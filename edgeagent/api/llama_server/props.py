@@ -62,7 +62,7 @@ class Slot(Shape):
 async def get_props(request: Request) -> JSONResponse:
     """Return the default model's settings: its sampling, its context, its chat template.
 
-    Raise ModelLoading if the model was never loaded, or ModelLoadFailed if it cannot be loaded.
+    If the model has never been loaded, raise ModelLoadFailed if it cannot be loaded, and otherwise ModelLoading.
     """
     status, info = _loaded(request)
     props: Props = {
@@ -82,7 +82,7 @@ async def get_props(request: Request) -> JSONResponse:
 async def get_slots(request: Request) -> JSONResponse:
     """Return one slot for each request that can run at the same time, and whether the slot is busy.
 
-    Raise ModelLoading if the default model was never loaded, or ModelLoadFailed if it cannot be loaded.
+    If the model has never been loaded, raise ModelLoadFailed if it cannot be loaded, and otherwise ModelLoading.
     """
     status, info = _loaded(request)
     num_running = status.worker.num_running if status.worker else 0

@@ -22,7 +22,7 @@ from edgeagent.types import Rerank, Score
 
 MAX_DOCUMENTS = 2048
 MAX_CHARS = 1 << 20
-"""The most characters of a rerank: all of its documents, and its query once for each document."""
+"""The most characters of a rerank: those of its documents, plus those of its query once for each document."""
 
 router = APIRouter()
 
@@ -77,7 +77,7 @@ KNOWN = KnownFields.of(RerankBody, "user")
 
 
 def read_rerank(fields: Json) -> tuple[RerankBody, Rerank]:
-    """Return the checked body, and the query for the model; raise InvalidRequest."""
+    """Check a body; return it, and the Rerank that asks the model for the scores. Raise InvalidRequest."""
     body = validate(RerankBody, fields)
     texts = body.texts()
     num_chars = sum(map(len, texts)) + len(texts) * len(body.query)

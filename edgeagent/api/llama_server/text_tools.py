@@ -116,7 +116,7 @@ async def _ask(request: Request, model: str | None, query: TextQuery) -> QueryAn
 
 
 def _tokens_json(answer: QueryAnswer, *, with_pieces: bool) -> bytes:
-    """Return the answer's body as JSON. It is built in parts, so that other threads can run in between."""
+    """Return the body of the HTTP answer as JSON. It is built in parts, so that other threads can run in between."""
     steps: list[bytes] = []
     for start in range(0, len(answer.tokens), _MAX_TOKENS_A_STEP):
         step = slice(start, start + _MAX_TOKENS_A_STEP)

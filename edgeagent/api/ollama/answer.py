@@ -1,6 +1,6 @@
 """An answer in Ollama's shapes while it is generated: the lines of a stream, or one body at the end.
 
-It does not use sockets, and does not depend on where the deltas come from.
+The module does not use sockets, and does not depend on where the deltas come from.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class OllamaGeneration(OllamaLine, OllamaGenerateFields):
 
 @dataclass(frozen=True, slots=True)
 class AnswerContent:
-    """The text, reasoning and calls of a line or of the whole body, before they are written in an endpoint's fields."""
+    """The text, reasoning and calls of a line or of the whole body, from which an endpoint's fields are made."""
 
     text: str = ""
     thinking: str = ""
@@ -120,7 +120,7 @@ ToFields = Callable[[AnswerContent], OllamaChatFields | OllamaGenerateFields]
 
 
 def chat_fields(content: AnswerContent) -> OllamaChatFields:
-    """Return the content of a line or a body in the fields of /api/chat."""
+    """Return the content of a line or a body in the form of /api/chat."""
     message: OllamaChatMessage = {"role": "assistant", "content": content.text}
     if content.thinking:
         message["thinking"] = content.thinking
@@ -130,14 +130,14 @@ def chat_fields(content: AnswerContent) -> OllamaChatFields:
 
 
 def generate_fields(content: AnswerContent) -> OllamaGenerateFields:
-    """Return the content of a line or a body in the fields of /api/generate."""
+    """Return the content of a line or a body in the form of /api/generate."""
     return {"response": content.text, "thinking": content.thinking} if content.thinking else {"response": content.text}
 
 
 class OllamaAnswer:
     """One answer while it is generated. `model` is the name that the client used.
 
-    `to_fields`: chat_fields or generate_fields. The field `total_duration` counts from the construction.
+    `to_fields`: chat_fields or generate_fields. The field `total_duration` counts from the creation of this object.
     """
 
     def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
@@ -151,9 +151,9 @@ class OllamaAnswer:
         self._answer.add(0, delta)
 
     def lines(self, delta: Delta) -> list[Json]:
-        """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cut short.
+        """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cancelled.
 
-        A call is complete when the next delta adds no arguments to it. Each call is sent in a line of its own.
+        A call is complete as soon as another delta follows its last arguments. Each call is sent in a line of its own.
         """
         if isinstance(delta, ToolCallDelta | Started):
             self._answer.add(0, delta)
@@ -171,11 +171,11 @@ class OllamaAnswer:
         return lines
 
     def delivered(self, step: Step) -> None:
-        """Note that a step has been handed to the client."""
+        """Note that a step has just been sent, or added to the body. This measures how long it took from the engine."""
         self._answer.delivered(step)
 
     def body(self) -> Json:
-        """Return the whole answer; raise BackendUnavailable if it was cut short."""
+        """Return the whole answer; raise BackendUnavailable if it was cancelled."""
         choice = self._answer.choices[0]
         content = AnswerContent("".join(choice.texts), "".join(choice.reasonings), self._calls())
         return self._last(content, choice.logprobs)
@@ -224,7 +224,7 @@ class OllamaAnswer:
 
 
 def _call(started: ToolCallStarted, arguments: str) -> OllamaCall | None:
-    """Return a call; None if its arguments are not a JSON object, because the answer was cut short."""
+    """Return a call; None if its arguments are not a JSON object, for example if the answer ended inside them."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

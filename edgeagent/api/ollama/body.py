@@ -1,7 +1,7 @@
 """The bodies of Ollama's API: every field is read once, checked, and converted into edgeagent's types.
 
-Unknown fields and options are ignored. `num_ctx` is ignored too, because the daemon chooses the context. If ignoring a
-field would change the answer, the request is refused, and the error names the field.
+Unknown fields and options are ignored. `num_ctx` is ignored too, because the daemon chooses the context length. The
+fields `images`, `template` and `context` are refused unless they are empty; the error names the field.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _UNSUPPORTED = {
 
 
 class OptionsBody(SamplingBody):
-    """The field `options`: sampling, with the names of SamplingBody, and the limit of tokens, `num_predict`."""
+    """The field `options`: sampling parameters as in SamplingBody, the token limit `num_predict`, and stop strings."""
 
     num_predict: Annotated[int, between(-MAX_INT32, MAX_INT32)] | None = None
     stop: Stops | None = None
@@ -78,7 +78,7 @@ class OptionsBody(SamplingBody):
 def _usual_options(options: object) -> object:
     """Return the options in the form that OptionsBody accepts.
 
-    A whole number such as 40.0 becomes an integer. A top_k of -1 becomes 0. Empty stops are removed.
+    A whole number such as 40.0 becomes an integer. A top_k of -1 becomes 0. Empty stop strings are removed.
     """
     if not isinstance(options, dict):
         return options
@@ -98,7 +98,7 @@ def _usual_options(options: object) -> object:
 
 
 class OllamaBody(Body):
-    """The fields that /api/chat and /api/generate share. All except `model` may be null. Unknown ones are ignored."""
+    """The fields that /api/chat and /api/generate share. All but `model` may be null. Unknown fields are ignored."""
 
     model: ModelName
     stream: bool | None = None
@@ -217,10 +217,11 @@ KNOWN_GENERATE = KnownFields.of(OllamaGenerateBody, "height", "steps", "width", 
 
 @dataclass(frozen=True, slots=True)
 class OllamaRequest:
-    """A checked body. `model` is the name that the client used, `served_model` the service's name.
+    """A checked body. `model` is the client's name for the model, and `served_model` the service's name for it.
 
     If the body has no messages and no prompt, `request` is None: the model is only loaded, or unloaded if `is_unload`.
-    `is_thinking`: the client asked for reasoning, which not every model supports. `keep_alive_s`: None: unchanged.
+    `is_thinking`: the client asked for reasoning, which not every model supports. `keep_alive_s`: from now on, how long
+    the model stays loaded without use; None changes nothing.
     """
 
     model: str
@@ -235,11 +236,11 @@ class OllamaRequest:
 def read_chat(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> OllamaRequest:
-    """Return the checked body of a chat; raise InvalidRequest.
+    """Check the body of a chat, and return it; raise InvalidRequest or NotSupported.
 
-    `served` returns the service's name for a client's name of a model. `partition`: the client's partition of the
-    prefix cache. `may_keep`: the client may set how long the model stays loaded. If it may not, its `keep_alive` has no
-    effect, except that 0 without messages asks for an unload.
+    `served`: a function from a client's name for a model to the service's name. `partition`: the client's partition of
+    the prefix cache. `may_keep`: the client may set how long the model stays loaded. If it may not, `keep_alive` has no
+    effect, with one exception: 0 in a body without messages still asks for an unload.
     """
     body = validate(OllamaChatBody, fields)
     prompt = None
@@ -255,7 +256,7 @@ def read_chat(
 def read_generate(
     fields: Json, *, request_id: str, served: Callable[[str], str], partition: str = "", may_keep: bool = False
 ) -> OllamaRequest:
-    """Return the checked body of a generation; raise InvalidRequest or NotSupported. See read_chat for the rest."""
+    """Check the body of /api/generate, and return it. The parameters and the errors are those of read_chat."""
     body = validate(OllamaGenerateBody, fields)
     for name, problem in _UNSUPPORTED.items():
         if getattr(body, name):
@@ -338,17 +339,17 @@ class _OpenCalls:
         self._open: list[tuple[object, ToolCall]] = []
 
     def begin(self) -> None:
-        """Begin another assistant message. The results that follow answer the calls of this message."""
+        """Forget the open calls, because the next assistant message begins. Later results answer its calls."""
         self._open = []
 
     def add(self, client_id: object, name: str, arguments: str) -> ToolCall:
-        """Note an open call, and return it with a new id. `client_id`: the id that the client sent for it, or None."""
+        """Add an open call, and return it with a new id. `client_id`: the id that the client sent for it, or None."""
         call = ToolCall(self._next_id(), name, arguments)
         self._open.append((client_id, call))
         return call
 
     def close(self, client_id: object, name: object) -> str:
-        """Return the id of the call that a result answers, and note that the call is no longer open.
+        """Remove the call that a result answers from the open calls, and return the call's id.
 
         The call is found by `client_id`, else by the tool's name, else it is the first open call. If no call is open,
         because the client has left it out, return a new id.

@@ -73,7 +73,7 @@ async def _answer(
 
 
 async def _lines(steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a stream: all lines of a step at once."""
+    """Yield the lines of a stream as bytes: the lines of each step together."""
     async with aclosing(steps):
         async for step in steps:
             written = b"".join(line(each) for delta in step.deltas for each in answer.lines(delta))

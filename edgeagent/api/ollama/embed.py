@@ -85,9 +85,10 @@ async def create_one(request: Request) -> Response:
 async def _embed(
     request: Request, body: OllamaEmbedBody | OllamaEmbeddingsBody, query: Embed | None
 ) -> tuple[Sequence[Embedding], int]:
-    """Load the model. Return the vectors (none if `query` is None), and when loading ended (time.monotonic_ns).
+    """Load the model and run the query; return the vectors, and the time.monotonic_ns at which the model was loaded.
 
-    `keep_alive` has an effect only if the owner sends it. If it is 0, the model is unloaded after the query.
+    If `query` is None, there are no vectors. The body's `keep_alive` has an effect only if the owner sends it. If it is
+    0, the model is unloaded after the query.
     """
     service = context_of(request).service
     model = known_name(service, body.model)
@@ -104,6 +105,6 @@ async def _embed(
 
 
 async def _load(request: Request, model: str, kept_s: float | None) -> None:
-    """Load a model, and set for how many seconds it stays loaded without use. None changes nothing."""
+    """Load a model. `kept_s`: from now on, how many seconds it stays loaded without use; None changes nothing."""
     loading = context_of(request).service.load(model, f"ollama-{secrets.token_hex(12)}", kept_s)
     await unless_disconnected(request.receive, loading)

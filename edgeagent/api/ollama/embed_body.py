@@ -1,4 +1,4 @@
-"""The bodies of Ollama's two routes that make embeddings: checked, and turned into a query for the model."""
+"""The bodies of Ollama's two routes that make embeddings: checked, and turned into an Embed query."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KNOWN_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
 def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
-    """Return the checked body and its query (None if there is no text); raise InvalidRequest."""
+    """Check a body; return it and its Embed query, which is None if there is no text. Raise InvalidRequest."""
     body = validate(OllamaEmbedBody, fields)
     if not body.input:
         return body, None
@@ -48,6 +48,6 @@ def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
 
 
 def read_embeddings(fields: Json) -> tuple[OllamaEmbeddingsBody, Embed | None]:
-    """Return the checked body of the older route and its query (None if there is no text); raise InvalidRequest."""
+    """Like `read_embed`, for the body of the older route."""
     body = validate(OllamaEmbeddingsBody, fields)
     return body, Embed(read_inputs(body.prompt, "prompt"), truncate=True) if body.prompt else None

@@ -1,7 +1,7 @@
 """Routes that list and describe models in Ollama's format: /api/tags, /api/ps, /api/show.
 
-A model is listed if it is served or on disk. A request that names a model on disk loads it, unless `load.on_demand` is
-false.
+A model is listed if it is served or on disk. If `load.on_demand` is true, a request that names a model on disk loads
+it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class OllamaDetails(Shape):
 
 
 class OllamaModel(Shape):
-    """A model as Ollama lists it. /api/tags adds modified_at and capabilities, /api/ps the last three fields."""
+    """A model as Ollama lists it.
+
+    Only /api/tags has modified_at and capabilities. Only /api/ps has expires_at, size_vram and context_length.
+    """
 
     name: str
     model: str
@@ -167,9 +170,9 @@ def _rounded(count: int) -> str:
 
 
 def _digest(model: KnownModel) -> str:
-    """Return the sha256 that the download cache has for the file, else a hash of its name, size and time of change.
+    """Return the sha256 of a model's file from the download cache; "" if there is no file.
 
-    Return "" if there is no file.
+    If that cache does not have the file, return a hash of the model's name and the file's size and time of change.
     """
     if model.path is None:
         return ""
@@ -211,7 +214,7 @@ def _capabilities(model: KnownModel) -> list[str]:
 
 
 def _model_info(model: KnownModel) -> Json:
-    """Return metadata under the keys of GGUF files: from the file's header, otherwise from the loaded model."""
+    """Return metadata under the keys of GGUF files: from the file's header and, where it has none, the loaded model."""
     loaded: Json = {}
     filed: Json = {}
     header, info = model.header, model.info

@@ -1,4 +1,4 @@
-"""The router of Ollama's API, which is on the same port as OpenAI's: clients of Ollama only need another address.
+"""The router of Ollama's API, which is on the same port as OpenAI's. Clients of Ollama only need this address.
 
 It includes the routers of this package's other modules. The remaining routes are here: the greeting, the version, and
 routes that are refused.

@@ -43,7 +43,7 @@ async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerat
 
 
 def rfc3339(at: datetime | None = None) -> str:
-    """Return a UTC time as RFC 3339 text; by default the present."""
+    """Return a UTC time as RFC 3339 text; the present time if `at` is None."""
     return (at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
 
 
@@ -53,10 +53,10 @@ def tagged(name: str) -> str:
 
 
 def known_name(service: Service, name: str) -> str:
-    """Return the service's name for a client's name of a model. In Ollama's API, no tag and `:latest` are the same.
+    """Return the service's name for a client's name of a model. In Ollama's API, no tag means `:latest`.
 
-    If the service does not know the name, return it without `:latest`. It may be the name of a model on disk.
-    Otherwise a request for it fails later.
+    If the service does not know the name, return it without `:latest`. It may still be the name of a model on disk. If
+    not, the request fails later.
     """
     for each in (name, without_latest(name)):
         with suppress(EdgeAgentError):
