@@ -53,7 +53,7 @@ _WARM_NAMES = frozenset({*WarmBody.model_fields, *KNOWN.names})
 class CachePart(Shape):
     """The cached blocks on disk of one model, one client and one set of engine settings.
 
-    `model` and `client` are null if they cannot be read. `unused_s`: seconds since any of the blocks was used.
+    `model` and `client` are null if they cannot be read. `unused_s`: seconds since the last use of one of the blocks.
     """
 
     model: str | None
@@ -121,7 +121,10 @@ async def warm(request: Request) -> JSONResponse:
 
 
 def read_warming(fields: Json, default_model: str) -> GenerateRequest:
-    """Return the request that computes a prompt in advance; raise InvalidRequest. Unknown fields are ignored."""
+    """Check a WarmBody, and return the request that computes its prompt; raise InvalidRequest or NotSupported.
+
+    Unknown fields are ignored.
+    """
     body = validate(WarmBody, fields)
     if (body.prompt is None) == ("messages" not in fields):
         raise InvalidRequest("give either messages (and tools), or prompt", param="prompt")

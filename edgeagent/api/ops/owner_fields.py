@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class OwnerBody(Body):
-    """The fields of an owner's route. Without fields of its own, it refuses every field."""
+    """The base class for the fields of an owner's route. Every field that the class does not have is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,7 +33,7 @@ class ModelChoice(OwnerBody):
 
 
 async def read_fields(request: Request, model: type[M]) -> M:
-    """Return the checked fields in a request's query and body; raise InvalidRequest."""
+    """Return the fields in a request's query and body, checked by the pydantic class `model`; raise InvalidRequest."""
     return await read_merged(request, partial(validate, model))
 
 
