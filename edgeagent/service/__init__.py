@@ -1,4 +1,4 @@
-"""What all wire protocols share: the requests in flight, the drain, measurements, readiness, and the list of models.
+"""What all wire protocols share: the requests in flight, the shutdown, measurements, readiness, the list of models.
 
 Nothing here uses HTTP.
 """

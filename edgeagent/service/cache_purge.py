@@ -16,7 +16,7 @@ async def purge_cache(service: Service, folder: Path, client: str | None) -> Non
     """Delete the cached prompts of one client ("" is the owner), or of all clients if `client` is None.
 
     Running requests continue. `folder` is the cache's folder on disk. Raise InternalError if a file in it cannot be
-    removed, or an error of Service.ask.
+    removed. Errors of Service.ask are raised too, except for models that are a remote's, or gone by then.
     """
     for status in service.models():
         if status.state is WorkerState.READY:

@@ -12,13 +12,13 @@ from edgeagent.types import GenerateRequest, Step
 MAX_AT_ONCE = 8
 
 NumberedSteps = AsyncGenerator[tuple[int, Step], None]
-"""The steps of several requests, each with its request's index."""
+"""The steps of several requests, each with the index of its request."""
 
 
 async def run_all(service: Service, requests: Sequence[GenerateRequest]) -> NumberedSteps:
-    """Yield the steps of all requests as they come, each with its request's index. At most MAX_AT_ONCE run at a time.
+    """Yield the steps of all requests as they come, each with the index of its request.
 
-    If one request fails, its error is raised, and the other requests are cancelled.
+    At most MAX_AT_ONCE requests run at a time. If one request fails, its error is raised, and the others are cancelled.
     """
     if len(requests) == 1:
         async with aclosing(service.generate(requests[0])) as steps:

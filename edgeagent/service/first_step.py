@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 async def wait_for_first_step(steps: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Wait for the first step, at most PATIENCE_S, and return the same steps.
+    """Wait for the first step, at most PATIENCE_S seconds, and return a stream of all steps.
 
-    If the stream fails before its first step and within this time, raise that error. The returned steps raise any
-    later error. Close `steps` if this function raises or is cancelled.
+    If `steps` fails during this wait, raise its error. The returned stream raises any later error. If this function
+    raises or is cancelled, it closes `steps`.
     """
     first = asyncio.ensure_future(anext(steps))
     try:

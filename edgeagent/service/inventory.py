@@ -34,10 +34,10 @@ class KnownModel:
 
 
 def known_models(config: Config, served: Sequence[ModelStatus]) -> tuple[list[KnownModel], list[KnownModel]]:
-    """Return two lists: all models, each once, and their aliases.
+    """Return two lists: the models, each once, and their aliases.
 
-    An alias is a KnownModel with the alias as its name. Served models come first. A served model whose file is
-    unreadable or gone is left out, unless it is loaded or the owner configured it.
+    An alias is a KnownModel with the alias as its name. Served models come first. If the file of a served model is
+    unreadable or gone, the model is listed only if it is pinned, being loaded or unloaded, or loaded.
     """
     local = [model for model in Library.of(config).models() if model.header is not None]
     on_disk = {model.name: model for model in local}
@@ -60,10 +60,10 @@ def known_models(config: Config, served: Sequence[ModelStatus]) -> tuple[list[Kn
 def find_known(
     config: Config, served: Sequence[ModelStatus], name: str, served_name: Callable[[str], str]
 ) -> KnownModel:
-    """Return the model that a client calls `name`.
+    """Return the model that a client calls `name`; raise ModelNotFound if there is none.
 
-    Raise ModelNotFound, or ModelDamaged or ModelLoadFailed if its file cannot be used. `served_name` returns the
-    service's name for a client's name of a model.
+    Raise ModelDamaged or ModelLoadFailed if its file cannot be used. `served_name`: a function from a client's name for
+    a model to the service's name.
     """
     models = {model.name: model for each in known_models(config, served) for model in each}
     # The model may be served under another name than the client's, or not at all.
@@ -109,8 +109,9 @@ def _aliases(models: Sequence[KnownModel], local: Sequence[LocalModel]) -> list[
 
 
 def _names_beside(model: LocalModel) -> tuple[str, ...]:
-    """Return a model's aliases. If its file has only aliases as names, `model.name` is an alias, and is returned too.
+    """Return all aliases of a model.
 
-    Such a file may be served under its path. The served model's name is then the path, not this alias.
+    If the model has only aliases as names, `model.name` is one of them. Such a model may be served under its path, so
+    that its served name is none of the aliases.
     """
     return (model.name, *model.aliases) if model.origin == "alias" else model.aliases

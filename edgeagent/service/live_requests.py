@@ -14,8 +14,8 @@ class LiveRequest:
     """A request in flight. A protocol that keeps more state for each request derives a class.
 
     `partition`: the client that sent it. `is_running`: it runs, or waits at a backend. `is_visible`: the client can
-    find it by its id. `is_undelivered`: its terminal event is not yet written to a socket; the stop of the daemon waits
-    until it is.
+    find it by its id. `is_undelivered`: its terminal event is not yet written to a socket. A stopping daemon waits
+    until the event is written.
     """
 
     def __init__(self, request_id: str, partition: str = "") -> None:
@@ -56,20 +56,20 @@ class LiveRequests:
         self._requests.setdefault(request_id, LiveRequest(request_id)).is_running = True
 
     def end(self, request_id: str) -> None:
-        """Note that a request does not run any more; an unknown id is ignored."""
+        """Note that a request no longer runs; an unknown id is ignored."""
         if request := self._requests.get(request_id):
             request.is_running = False
             self._settle(request)
 
     def show(self, request: LiveRequest) -> None:
-        """Let clients find a request by its id. If `begin` registered an entry with this id, replace the entry."""
+        """Let the client find a request by its id. If `begin` registered an entry with this id, replace the entry."""
         if begun := self._requests.get(request.id):
             request.is_running = begun.is_running
         self._requests[request.id] = request
         request.is_visible = True
 
     def hide(self, request: LiveRequest) -> None:
-        """Let clients no longer find a request. Nothing happens if they could not find it before."""
+        """Make a request invisible to its client, and call `on_hidden`. Do nothing if it was not visible."""
         if request.is_visible:
             request.is_visible = False
             request.on_hidden()
@@ -78,7 +78,7 @@ class LiveRequests:
     def expect_delivery(self, request: LiveRequest) -> None:
         """Note that a request's terminal event must still be written to a socket.
 
-        Until then the request may wait for a slot, for the store, or for a slow client.
+        This may take long: the request may have to wait for its lane, for the store, or for a slow client.
         """
         self._requests[request.id] = request
         request.is_undelivered = True
@@ -89,13 +89,13 @@ class LiveRequests:
         self._settle(request)
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no request runs, at most `timeout_s` seconds. Return in both cases."""
+        """Wait until no request runs, but at most `timeout_s` seconds. A timeout is not an error."""
         await self._wait(lambda: not self.running(), timeout_s)
 
     async def wait_delivered(self, timeout_s: float) -> None:
-        """Wait until all terminal events are written, at most `timeout_s` seconds. Return in both cases.
+        """Wait until all terminal events are written, but at most `timeout_s` seconds. A timeout is not an error.
 
-        Requests that still run are marked as delivered first, so their events are not awaited.
+        The events of requests that still run are not awaited: these requests are marked as delivered first.
         """
         for hanging in self.running():
             self.mark_delivered(hanging)

@@ -150,7 +150,10 @@ class LiveService(ServiceDecorator):
             raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
 
     def _label(self, model: str) -> str:
-        """Return the name under which a model is measured: always a served model's name, never text from a client."""
+        """Return a model's canonical name, for the measurements; the default model's if `model` is unknown.
+
+        So the measurements never contain text from a client.
+        """
         try:
             return self.find_model(model)
         except EdgeAgentError:
@@ -166,7 +169,7 @@ class LiveService(ServiceDecorator):
 def _place(meter: Meter) -> tuple[str, str]:
     """Return where a generation ran, and why it ran there; ("", "") if unknown.
 
-    If the generation has not finished, the place is taken from its Started delta.
+    If the generation has no Finished delta, the place is taken from its Started delta.
     """
     if meter.finished is not None:
         return meter.finished.timings.route, meter.finished.timings.reason

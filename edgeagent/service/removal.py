@@ -32,7 +32,7 @@ def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tu
 
 
 def refuse_if_used(status: ModelStatus, default_model: str) -> None:
-    """Raise InvalidRequest if a model is the default model or has live requests, so that it may not be unloaded."""
+    """Raise InvalidRequest if a model may not be unloaded: the default model, or a model with live requests."""
     name, num_live = status.name, status.num_live
     if default_model in status.names:
         raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")
@@ -42,9 +42,9 @@ def refuse_if_used(status: ModelStatus, default_model: str) -> None:
 
 
 def _uses(status: ModelStatus, removal: Removal, files: set[Path], library: Library) -> bool:
-    """Whether a model, or its draft model, uses one of these files.
+    """Whether a served model, or its draft model once that is known, uses one of the files that `removal` deletes.
 
-    If the model is not loaded yet, its files are looked up by its name.
+    If the model has not been loaded yet, its own files are looked up by its name. If they are not found, compare names.
     """
     if status.info is not None:
         return any(Path(path).resolve() in files for path in (status.info.path, status.info.draft) if path)

@@ -26,7 +26,7 @@ class Service(Protocol):
         """Run a request and yield its steps; closing the generator cancels the request."""
 
     async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Answer a query with a model: its tokens, template, embeddings or scores.
+        """Answer a query, for example for tokens, embeddings or scores, with a model.
 
         Raise ModelNotFound, BackendUnavailable, NotSupported if only a remote has the model, or the model's error. To
         cancel the query, cancel the awaiting task.
@@ -56,7 +56,7 @@ class Service(Protocol):
     async def unload(self, model: str) -> int:
         """End a model's worker and return 0. If the worker is busy, return the number of its live requests.
 
-        A busy worker ends after these requests. Raise ModelNotFound, NotSupported for a remote's model, or
+        A busy worker ends when these requests have ended. Raise ModelNotFound, NotSupported for a remote's model, or
         BackendUnavailable while the daemon is starting.
         """
 
@@ -106,5 +106,5 @@ class ServiceDecorator:
 
 
 def status_of(service: Service, name: str) -> ModelStatus | None:
-    """Return the status of a model, by the name from `find_model` or `locate`; None if it is not served."""
+    """Return the status of a model; None if it is not served. `name`: the result of `find_model` or `locate`."""
     return next((status for status in service.models() if name in status.names), None)

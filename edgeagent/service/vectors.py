@@ -1,4 +1,4 @@
-"""Asks a model for the vectors or the scores of texts, and checks that its answer has one for each text."""
+"""Asks a model for the vectors or scores of texts, and checks that there is one vector or score for each text."""
 
 from __future__ import annotations
 
