@@ -1,1 +1,1 @@
-"""Conversations: their items, chains of responses and where they are stored, prompts, summaries. They use no HTTP."""
+"""Conversations: their items, chains of responses, the store of responses, prompts, summaries. No HTTP is used here."""

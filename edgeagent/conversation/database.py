@@ -1,9 +1,9 @@
-"""Stored responses as rows of a database: written, found and evicted. It is synchronous, and one thread owns it.
+"""A database of stored responses, which writes, finds and evicts them. It is synchronous, and one thread owns it.
 
 Each response is a row, and has a segment: the items that the response added, and a reference to the segment of the
 response that it continued. So the items of a conversation are stored once, however long its chain is. A segment stays
-while a response or another segment needs it. The number of responses, their bytes and their age are limited. To make
-room, the least recently used response of the largest partition (client) is evicted.
+while a response or another segment needs it. The number of responses, their bytes and their age are limited. A
+partition has the responses of one client. To make room, the least recently used response of the largest one is evicted.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Limits:
 
 
 class DamagedError(Exception):
-    """The file has content that this daemon did not write, or in a format of another version."""
+    """The file has content that this daemon did not write, or it has the format of another version."""
 
 
 class ResponseDatabase:
-    """The stored responses in a SQLite file, or in memory if the path is None. `form`: how items are written.
+    """The stored responses in a SQLite file, or in memory if `path` is None. `form`: how items are written.
 
     All methods may raise sqlite3.Error or DamagedError. The constructor may also raise OSError.
     """
@@ -101,7 +101,7 @@ class ResponseDatabase:
         self._connection.close()
 
     def add(self, response: StoredResponse, body: bytes) -> None:
-        """Store a response and its JSON, and replace a response with the same id. Then evict down to the limits."""
+        """Store a response and its JSON, in place of one with the same id. Then evict responses over the limits."""
         with self._transaction():
             self._remove(response.id)
             parent = self._parent(response)
@@ -154,7 +154,7 @@ class ResponseDatabase:
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
         """Return the partition's items that have these ids, by id, and a route mode. Unknown ids are left out.
 
-        The mode is the strictest one of the responses in which the items were found; None if none of them sets one.
+        The route mode is the strictest one of the responses that added these items; None if they set none.
         """
         found: dict[str, Item] = {}
         route: RouteMode | None = None
@@ -223,8 +223,8 @@ class ResponseDatabase:
     def _make_room(self, total: Callable[[], int], limit: float, shares: str) -> None:
         """Remove least recently used responses, always from the largest partition, until `total()` is at most `limit`.
 
-        So one client cannot evict the responses of others. The most recently used response of all is never removed.
-        `shares`: the query for the size of each partition, in the unit of `total`.
+        So a client that stores few responses keeps them, even if others store many. The most recently used response of
+        all is never removed. `shares`: the SQL query for the size of each partition, in the unit of `total`.
         """
         held: dict[str, int] = dict(self._execute(shares).fetchall()) if total() > limit else {}
         while total() > limit and held:
@@ -305,7 +305,7 @@ class ResponseDatabase:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file to NAME.damaged, replacing an earlier one, and delete its log. Return its new path."""
+    """Rename a damaged file to NAME.damaged, in place of an earlier one. Delete its log, and return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     for suffix in ("-wal", "-shm"):
@@ -337,9 +337,9 @@ def _inflate(packed: bytes) -> bytes:
 
 
 def _route_of(packed: bytes) -> RouteMode | None:
-    """Return the route mode that continuations of a response inherit, from its compressed JSON.
+    """Return a response's route mode, which its continuations inherit. `packed`: the response's compressed JSON.
 
-    Return None if the response sets no mode, or LOCAL_ONLY if the mode cannot be read.
+    Return None if the response has no mode, or LOCAL_ONLY if the mode cannot be read.
     """
     try:
         notes = json.loads(_inflate(packed)).get("edgeagent") or {}

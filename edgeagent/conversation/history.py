@@ -1,8 +1,8 @@
 """Responses that a client may continue from, and how a chain of them becomes one conversation.
 
-This is the memory of one connection. The store (`conversation.store`) keeps what outlives the connection. This module
-does no I/O: `missing` returns the ids that are not remembered, and the caller fetches them from the store as
-`StoreResult`. It does not depend on any wire protocol.
+A history remembers the responses of one connection. The store (`conversation.store`) keeps what outlives the
+connection. This module does no I/O: `missing` returns the ids that are not remembered, and the caller asks the store
+for them, which returns a StoreResult. The module does not depend on any wire protocol.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class StoredResponse:
     The first `num_inherited` items of `context` come from the response `previous_id`; the others are the response's own
     input. `partition`: the client that owns the response. `is_failed`: the response cannot be continued. `is_storable`:
     no response of the chain has `store: false` or `no_store: true`. `route`: the strictest mode that a response of the
-    chain asked for; continuations inherit it. For these two fields, responses whose items are referenced count as part
-    of the chain.
+    chain asked for; continuations inherit it. For `is_storable` and `route`, responses whose items are referenced count
+    as part of the chain.
     """
 
     id: str
@@ -50,13 +50,13 @@ class StoredResponse:
 
     @property
     def own_size_bytes(self) -> int:
-        """Roughly the memory that the response takes beyond what it inherits."""
+        """Roughly the memory that the response takes, without the items that it inherits."""
         return sum(_size(item) for item in (*self.context[self.num_inherited :], *self.output))
 
 
 @dataclass(frozen=True, slots=True)
 class MissingIds:
-    """The ids that a new request names but its connection's history does not have. False if there are none."""
+    """The ids that a new request names but its connection's history does not have. `bool()` of no ids is False."""
 
     previous_id: str | None = None
     item_ids: tuple[str, ...] = ()
@@ -67,10 +67,10 @@ class MissingIds:
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """What the store found for a MissingIds. `items` are those that were found, by id.
+    """What the store found for a MissingIds. `items` has the found items by their ids.
 
     `previous`: the previous response, even if it failed; None if it was not found or not asked for. `route`: the
-    strictest mode of the responses that have the items; None if none of them sets one.
+    strictest mode of the responses that have the items; None if they set none.
     """
 
     previous: StoredResponse | None = None
@@ -80,7 +80,7 @@ class StoreResult:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The conversation that a new response answers. The first `num_inherited` items come from the previous response.
+    """The conversation that a new response answers. Its first `num_inherited` items come from the previous response.
 
     `is_storable` and `route` cover the whole chain, as in StoredResponse.
     """
@@ -94,8 +94,9 @@ class Conversation:
 class ConnectionHistory:
     """The responses that one connection may continue without asking the store.
 
-    As in OpenAI's WebSocket mode, an unstored response can be continued only on its own connection. If a continuation
-    fails on the lane of its previous response, that response is forgotten here. The store may still have it.
+    As in OpenAI's WebSocket mode, an unstored response can be continued only on its own connection. A connection has
+    lanes, each of which runs one response at a time. If a continuation fails on the lane of its previous response, that
+    response is forgotten here. The store may still have it.
     """
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ class ConnectionHistory:
         self._num_bytes = 0
 
     def missing(self, previous_id: str | None, new: tuple[Item, ...]) -> MissingIds:
-        """Return the ids that only the store may have.
+        """Return the ids in a request that this history does not have, so that the store must be asked for them.
 
         `previous_id`: the response to continue, or None. `new`: the request's input items, with their references.
         """
@@ -118,9 +119,9 @@ class ConnectionHistory:
         return response_id in self._recent
 
     def add(self, response: StoredResponse, lane: str | None) -> None:
-        """Remember a finished response of a lane (None: the default lane).
+        """Remember a finished response of a lane. None is the default lane.
 
-        If there are too many, the least recently used ones are forgotten.
+        If the responses are then too many or too large, forget the least recently used ones.
         """
         self._recent[response.id] = (lane, response)
         self._num_bytes += response.own_size_bytes
@@ -134,14 +135,14 @@ class ConnectionHistory:
             self._num_bytes -= response.own_size_bytes
 
     def evict_failed(self, previous_id: str, lane: str | None) -> None:
-        """Forget the previous response of a continuation that failed on `lane`, unless it is from another lane."""
+        """Forget the response `previous_id`, whose continuation failed on `lane`. Keep it if it is of another lane."""
         if previous_id in self._recent and self._recent[previous_id][0] == lane:
             self.forget(previous_id)
 
     def continue_from(self, previous_id: str | None, new: tuple[Item, ...], found: StoreResult) -> Conversation:
         """Return the whole conversation: the previous response's items, then the new ones, with references resolved.
 
-        `found` is what the store found for `missing`. A reference to an inherited item adds nothing. Raise
+        `found` is what the store found for the ids from `missing`. A reference to an inherited item adds nothing. Raise
         ResponseNotFound if the previous response is unknown or has failed. Raise InvalidRequest for a reference to an
         unknown item, or for a function's output without a call.
         """

@@ -1,4 +1,4 @@
-"""The items of a conversation: what a chain of responses is made of. Their form on the wire is not defined here."""
+"""The items of a conversation, of which a chain of responses consists. Their JSON form is not defined here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation as the prompt's messages, which a chat template renders."""
+"""Turns a conversation into the messages that a chat template renders."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The stored responses of all connections. One thread owns their file, so that the event loop never waits for a disk.
 
 If the file cannot be used, only deletions fail. A response that cannot be read counts as not found. A response that
-cannot be written waits in memory (at most MAX_UNWRITTEN, the newest). A damaged file is renamed and a warning logged.
+cannot be written waits in memory; the newest MAX_UNWRITTEN do. A damaged file is renamed, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def stored_limits(server: ServerConfig) -> Limits:
 
 
 class ResponseStore:
-    """The stored responses in a file, or in memory if the path is None. The file is opened at its first use.
+    """The stored responses in a file, or in memory if `path` is None. The file is opened at its first use.
 
     `form`: how items are written. The methods must be called in the event loop.
     """
@@ -72,7 +72,7 @@ class ResponseStore:
         return history
 
     async def find(self, missing: MissingIds, partition: str) -> StoreResult:
-        """Return the response and the items with these ids, as far as this partition has them."""
+        """Return the previous response and the items that `missing` names, if this partition has them."""
         if not missing:
             return StoreResult()
         return await self._ask(lambda state: state.find(missing, partition))
@@ -208,7 +208,7 @@ class _ThreadState:
         return entry if entry is not None and entry[0].partition == partition else None
 
     def _try(self, act: Callable[[ResponseDatabase], T], otherwise: T) -> T:
-        """Return the database's answer, or `otherwise` if it fails. If the file is damaged, retry with a new one."""
+        """Return what `act` returns, or `otherwise` if the database fails. If the file is damaged, begin a new one."""
         try:
             try:
                 return act(self._opened())
