@@ -41,7 +41,7 @@ class Measurements(Struct, frozen=True):
 
 
 class StepTime(Struct, frozen=True, array_like=True):
-    """The mean seconds of one kind of step. See engine.costs.step_shape for the other fields."""
+    """The mean time of steps of about the same size. See engine.costs.step_shape for the fields of the size."""
 
     num_tokens: Annotated[float, Meta(ge=1, le=1 << 31)]
     num_cells: Annotated[float, Meta(ge=0, le=1 << 40)]
@@ -50,7 +50,7 @@ class StepTime(Struct, frozen=True, array_like=True):
 
 
 class StepSums(Struct, frozen=True, array_like=True):
-    """The sums over all steps of one kind. See engine.costs.work_done for the kinds.
+    """Sums over all steps of one kind. A kind is a range of tokens in a step; see engine.costs.work_done.
 
     num_pairs: pairs of a token and an earlier token of its sequence. num_products: pairs of a token and a used KV cell
     of any sequence.
@@ -67,7 +67,7 @@ class StepSums(Struct, frozen=True, array_like=True):
 class DraftRecord(Struct, frozen=True, rename={"verified": "judged", "accepted": "stood"}):
     """Counts of verified and of accepted draft tokens by position, for one draft source and one kind of sampler.
 
-    `rename` gives the names of the fields in files.
+    In files, these fields have the names that `rename` gives.
     """
 
     source: Name
@@ -90,12 +90,12 @@ class LearnedCosts(Struct, frozen=True):
 
 
 class SavedTuning(Struct, frozen=True):
-    """What the daemon keeps for the next load of a model: its calibration, the choice made, and what was learned.
+    """What the daemon keeps for the next load of a model: its calibration, the chosen setting, and what was learned.
 
     `conditions` describes the model, the settings and the machine. If they differ at the next load, the measurements
     are not reused. `is_flash` and `micro_batch` are the chosen setting. `num_tries`: how many loads ran a calibration
-    under these conditions. `work`: sums over the steps of requests under these conditions, with the seconds that the
-    steps take with the chosen setting. Older steps count less.
+    under these conditions. `work`: sums over the steps of clients' requests; older steps count less. Its seconds are
+    those of the chosen setting. If steps ran with another setting, the seconds are estimates.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]

@@ -53,7 +53,7 @@ class Handover(Struct, frozen=True):
 class Timings(Struct, frozen=True):
     """Milliseconds of each stage, counts of draft tokens, and where the request ran.
 
-    queue: wait for the scheduler, without the next three stages; load: wait for the model; render: template and
+    queue: waiting for the scheduler, without load, render and cache; load: waiting for the model; render: template and
     tokenizer; cache: lookup and restore; prefill: computing the prompt's uncached tokens; first_token: from acceptance
     to the first sampled token; decode: from the first to the last token; delivery: mean time of a step from the engine
     to the client. The worker does not set `delivery_ms`, `route`, `reason`, `handovers` and `placement`.

@@ -1,4 +1,4 @@
-"""The sizes in a model's file that decide how much memory it takes. The store reads them, and `fit` uses them."""
+"""The sizes in a model's file that decide how much memory the model takes. The store reads them; `fit` uses them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class LayerShape(Struct, frozen=True, array_like=True):
     """One layer: the bytes of its tensors, and how many values it keeps in memory for a sequence.
 
     `num_bytes` includes `num_expert_bytes`, the bytes of its experts. The layer keeps `num_k_values` and `num_v_values`
-    for each token, and `num_state_values`, of 32 bits each, for each sequence.
+    for each token. For each sequence it keeps `num_state_values` values of 32 bits.
     """
 
     num_bytes: int

@@ -12,7 +12,7 @@ from edgeagent.types.requests import SamplingParams
 
 
 class MemoryKind(StrEnum):
-    """The kinds of model memory. They differ in which tokens can be removed again; see `engine.runner`."""
+    """The kinds of model memory. They differ in whether the last tokens can be removed; see `engine.runner`."""
 
     FULL_ATTENTION = "full_attention"
     SLIDING_WINDOW = "sliding_window"
@@ -84,8 +84,8 @@ class ModelInfo(Struct, frozen=True):
 class CacheStatus(Struct, frozen=True):
     """The contents of one tier of the prefix cache, and its counts since it was started.
 
-    `num_dropped` counts offered blocks that the tier did not store. `read_bytes_per_s` is measured; 0 if nothing was
-    read. `trouble` says why the tier stores nothing at the moment.
+    `num_offered` counts the blocks that were given to the tier, and `num_dropped` those of them that it did not store.
+    `read_bytes_per_s` is measured; 0 if nothing was read. `trouble` says why the tier stores nothing at the moment.
     """
 
     num_blocks: int = 0
@@ -150,7 +150,7 @@ class WorkerStatus(Struct, frozen=True):
     measured time. 0 if too few steps were measured."""
     draft_step_error_median: float = 0.0
     draft_step_error_p95: float = 0.0
-    """The same for the steps of the draft model; 0 without a draft model."""
+    """Like `step_error_median` and `step_error_p95`, for the steps of the draft model; 0 without a draft model."""
     drafts: tuple[DraftCounts, ...] = ()
     draft_gain: float = 0.0
     """The factor by which drafts raised the tokens per second. It covers the steps that had drafts, or during which the

@@ -78,7 +78,10 @@ class Score(Struct, frozen=True):
 
 
 class QueryAnswer(Struct, frozen=True):
-    """The answer to a TextQuery: tokens (with their bytes if requested), text or both; or embeddings; or scores."""
+    """The answer to a TextQuery. Embed sets `embeddings`, and Rerank `scores`. The others set `text`, `tokens` or both.
+
+    `pieces`: the bytes of each token, if a Tokenize asks for them.
+    """
 
     text: str = ""
     tokens: tuple[int, ...] = ()

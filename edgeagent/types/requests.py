@@ -13,7 +13,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class Tier(StrEnum):
-    """The scheduling tier of a request, the first to be served first.
+    """The scheduling tiers of requests, in the order in which they are served.
 
     OpenAI's `service_tier` sets it: "priority" is REALTIME, "flex" and "batch" are BATCH, all else is INTERACTIVE.
     """
@@ -32,7 +32,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True):
-    """One turn of a conversation. The API turns the role `developer` into `system`."""
+    """One message of a conversation. The API replaces the role `developer` by `system`."""
 
     role: Role
     content: str = ""
@@ -69,7 +69,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
 
     `template_kwargs`: a JSON object, as text, of extra variables for the template, for example enable_thinking. Only
     allow-listed variables are in it.
-    `truncate`: if the conversation does not fit the context, drop its oldest turns.
+    `truncate`: if the conversation does not fit the context, leave out its oldest messages.
     """
 
     messages: tuple[Message, ...]
@@ -146,8 +146,8 @@ class CachePolicy(Struct, frozen=True):
 
     `read`: reuse cached prefixes. `write`: keep this request's tokens in the cache. `partition`: the client whose
     requests share the cached prompt. It is derived from the credential, never from a field that a client sends.
-    `persist`: the cache may write to disk. `pin`: keep the prompt cached until it is purged. `lane`: the conversation;
-    "" for none. The prompt of a lane stays in memory until the lane's next turn ends or other lanes need the room.
+    `persist`: the cache may write to disk. `pin`: keep the prompt cached until it is purged. `lane`: the id of
+    the conversation; "" for none. Its prompt stays in memory until its next request ends or other lanes need the room.
     """
 
     read: bool = True
@@ -163,7 +163,7 @@ HOPS_HEADER = "X-EdgeAgent-Hops"
 
 
 class GenerateRequest(Struct, frozen=True):
-    """One generation. `api` makes it from a client's body; later stages pass on copies with some fields set.
+    """One generation, usually made from a client's body. Later stages pass on copies with some fields set.
 
     max_tokens: None means until the context is full.
     logprobs: return log probabilities, with this many alternatives for each token; None: return none.
