@@ -38,7 +38,7 @@ class Frontend:
         """Prepare the state. Called before the daemon accepts connections."""
 
     def stop_accepting(self) -> None:
-        """Start no new work from now on, because the daemon is stopping. Live requests still run to their end.
+        """Start no new work from now on, because the daemon is stopping. Live requests continue until they end.
 
         The service already refuses new generations, so most protocols need not override this.
         """

@@ -67,8 +67,8 @@ async def summarize(
     """Return a model's summary of a conversation, and the token counts of the summary's generation.
 
     `template`: the request whose id, model, tier and cache policy are used. `instructions`: the system message, or
-    None. While the conversation does not fit the context, the older half of its messages is left out. Raise
-    ContextLengthExceeded if it has fewer than four messages and still does not fit, SummaryCancelled if the request was
+    None. As long as the conversation does not fit the context, the older half of its messages is left out. Raise
+    ContextLengthExceeded if fewer than four messages are left and do not fit, SummaryCancelled if the request was
     cancelled, or the service's errors.
     """
     messages = to_messages(instructions, items)

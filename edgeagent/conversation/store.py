@@ -1,7 +1,8 @@
 """The stored responses of all connections. One thread owns their file, so that the event loop never waits for a disk.
 
 If the file cannot be used, only deletions fail. A response that cannot be read counts as not found. A response that
-cannot be written waits in memory; the newest MAX_UNWRITTEN do. A damaged file is renamed, and a warning is logged.
+cannot be written waits in memory. If more than MAX_UNWRITTEN wait, the oldest are lost. A damaged file is renamed, and
+a warning is logged.
 """
 
 from __future__ import annotations

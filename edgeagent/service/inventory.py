@@ -37,7 +37,7 @@ def known_models(config: Config, served: Sequence[ModelStatus]) -> tuple[list[Kn
     """Return two lists: the models, each once, and their aliases.
 
     An alias is a KnownModel with the alias as its name. Served models come first. If the file of a served model is
-    unreadable or gone, the model is listed only if it is pinned, being loaded or unloaded, or loaded.
+    unreadable or gone, the model is listed only if it is pinned, loading, loaded or unloading.
     """
     local = [model for model in Library.of(config).models() if model.header is not None]
     on_disk = {model.name: model for model in local}

@@ -44,7 +44,8 @@ def refuse_if_used(status: ModelStatus, default_model: str) -> None:
 def _uses(status: ModelStatus, removal: Removal, files: set[Path], library: Library) -> bool:
     """Whether a served model, or its draft model once that is known, uses one of the files that `removal` deletes.
 
-    If the model has not been loaded yet, its own files are looked up by its name. If they are not found, compare names.
+    If the model has not been loaded yet, its own files are looked up by its name. If that fails, return whether it has
+    the name that `removal` removes.
     """
     if status.info is not None:
         return any(Path(path).resolve() in files for path in (status.info.path, status.info.draft) if path)

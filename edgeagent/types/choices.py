@@ -41,7 +41,7 @@ class Measurements(Struct, frozen=True):
 
 
 class StepTime(Struct, frozen=True, array_like=True):
-    """The mean time of steps of about the same size. See engine.costs.step_shape for the fields of the size."""
+    """The mean time of steps of about the same size. See engine.costs.step_shape for the other fields."""
 
     num_tokens: Annotated[float, Meta(ge=1, le=1 << 31)]
     num_cells: Annotated[float, Meta(ge=0, le=1 << 40)]
@@ -50,7 +50,7 @@ class StepTime(Struct, frozen=True, array_like=True):
 
 
 class StepSums(Struct, frozen=True, array_like=True):
-    """Sums over all steps of one kind. A kind is a range of tokens in a step; see engine.costs.work_done.
+    """Sums over all steps of one kind. The kind depends on the number of tokens; see engine.costs.work_done.
 
     num_pairs: pairs of a token and an earlier token of its sequence. num_products: pairs of a token and a used KV cell
     of any sequence.
@@ -94,8 +94,8 @@ class SavedTuning(Struct, frozen=True):
 
     `conditions` describes the model, the settings and the machine. If they differ at the next load, the measurements
     are not reused. `is_flash` and `micro_batch` are the chosen setting. `num_tries`: how many loads ran a calibration
-    under these conditions. `work`: sums over the steps of clients' requests; older steps count less. Its seconds are
-    those of the chosen setting. If steps ran with another setting, the seconds are estimates.
+    under these conditions. `work`: sums over the steps of requests; older steps count less. Its `seconds` are for the
+    chosen setting. They are estimates for steps that ran with another setting.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]

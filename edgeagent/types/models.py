@@ -101,7 +101,7 @@ class CacheStatus(Struct, frozen=True):
 
 
 class DraftCounts(Struct, frozen=True):
-    """Counts of the drafts of one source since the start.
+    """Counts of the drafts of one source since the start. A draft is the draft tokens that it proposes for one step.
 
     `num_chosen[n]`: how many drafts of n tokens were made; with n = 0, how often the source was considered but drafted
     nothing. `num_verified[i]` and `num_accepted[i]`: how many draft tokens at position i were verified, and accepted.

@@ -171,7 +171,7 @@ class OllamaAnswer:
         return lines
 
     def delivered(self, step: Step) -> None:
-        """Note that a step has just been sent, or added to the body. This measures how long it took from the engine."""
+        """Measure how long a step took from the engine. Call this once the step is sent or added to the body."""
         self._answer.delivered(step)
 
     def body(self) -> Json:

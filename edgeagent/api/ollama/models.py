@@ -170,9 +170,9 @@ def _rounded(count: int) -> str:
 
 
 def _digest(model: KnownModel) -> str:
-    """Return the sha256 of a model's file from the download cache; "" if there is no file.
+    """Return the sha256 that the download cache records for a model's file; "" if there is no file.
 
-    If that cache does not have the file, return a hash of the model's name and the file's size and time of change.
+    If it records none, return a hash of the model's name and of the file's size and time of change.
     """
     if model.path is None:
         return ""

@@ -86,7 +86,7 @@ class Answer(ABC):
         )
 
     def delivered(self, step: Step) -> None:
-        """Note that a step has just been sent, or added to the body. This measures how long it took from the engine."""
+        """Measure how long a step took from the engine. Call this once the step is sent or added to the body."""
         self._delivery_time.add(step.at_s)
 
     def generation_metrics(self, choice: ChoiceSoFar) -> GenerationMetrics:

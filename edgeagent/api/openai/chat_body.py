@@ -126,8 +126,8 @@ def _split_answer(body: ChatBody, messages: tuple[Message, ...]) -> tuple[tuple[
     """Return the messages of the prompt, and the answer to continue, or None.
 
     If `continue_final_message` is true, the last message is the answer, and the prompt has the messages before it.
-    Raise InvalidRequest if that message cannot be continued, or if `add_generation_prompt` contradicts. Both fields are
-    vLLM's.
+    Raise InvalidRequest if that message cannot be continued, or if `add_generation_prompt` contradicts
+    `continue_final_message`. Both fields come from vLLM.
     """
     is_continued = bool(body.continue_final_message)
     if body.add_generation_prompt is not None and body.add_generation_prompt == is_continued:

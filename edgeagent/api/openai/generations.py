@@ -38,9 +38,9 @@ async def respond(
 ) -> Response:
     """Run the requests, and answer with a stream of `chunks`. If `chunks` is None, answer with `answer` as one body.
 
-    If the client disconnects, the requests are cancelled. `ping_interval_s`: while a stream has nothing to send, a
-    comment is sent each time after so many seconds; None is the default. Errors of the worker name fields of the
-    Responses API, such as `input`; `params` maps these names to the fields of this route.
+    If the client disconnects, the requests are cancelled. While a stream has nothing to send, it sends a comment every
+    `ping_interval_s` seconds; None means the default interval. Errors of the worker name fields of the Responses API,
+    such as `input`; `params` maps these names to the fields of this route.
     """
 
     def reworded(error: EdgeAgentError) -> EdgeAgentError:
@@ -80,14 +80,14 @@ def _num_logprobs(step: Step) -> int:
 
 
 async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
-    """Return `make()`. If it writes many log probabilities, run it in a thread, so that no stream waits."""
+    """Return `make()`. If it writes many log probabilities, run it in a thread, so that other streams go on."""
     return make() if num_logprobs <= _MAX_INLINE_LOGPROBS else await asyncio.to_thread(make)
 
 
 async def _events(
     steps: NumberedSteps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream as bytes: the events of each step together, then [DONE], or the first error.
+    """Yield the events of a stream as bytes: the events of each step together, then [DONE] or one error.
 
     A step without events yields nothing. The usage chunk, if the client asked for it, is yielded with [DONE].
     """

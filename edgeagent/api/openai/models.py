@@ -132,7 +132,7 @@ def _model_bodies(status: ModelStatus, context: Context) -> list[Model]:
 
 
 def _with_adapters(name: str, others: Iterable[str], details: ModelDetails, context: Context) -> list[Model]:
-    """Return the entry of a model, then one entry for each of its adapters, which names the model as its parent."""
+    """Return the entry of a model, then one for each of its adapters. The `parent` of an adapter is the model."""
     model = _body(name, details, context)
     adapted: list[Model] = [{**model, "id": other, "parent": name} for other in others]
     return [model, *adapted]
