@@ -42,7 +42,7 @@ class Usage(Struct, frozen=True):
 
 
 class Handover(Struct, frozen=True):
-    """The move of a stream from the backend `source` to `target`, or to a new worker, after `num_tokens` output tokens."""
+    """The move of a stream from backend `source` to `target`, or to a new worker, after `num_tokens` output tokens."""
 
     source: str
     target: str

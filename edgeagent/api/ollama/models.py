@@ -45,10 +45,7 @@ class OllamaDetails(Shape):
 
 
 class OllamaModel(Shape):
-    """A model as Ollama lists it.
-
-    Only /api/tags has modified_at and capabilities. Only /api/ps has expires_at, size_vram and context_length.
-    """
+    """A model as Ollama lists it. /api/tags adds modified_at and capabilities, /api/ps the last three fields."""
 
     name: str
     model: str
