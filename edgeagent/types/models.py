@@ -12,7 +12,7 @@ from edgeagent.types.requests import SamplingParams
 
 
 class MemoryKind(StrEnum):
-    """The kinds of model memory. They differ in which tokens can be removed again; see `engine.runner`."""
+    """The kinds of model memory. They differ in whether the last tokens can be removed; see `engine.runner`."""
 
     FULL_ATTENTION = "full_attention"
     SLIDING_WINDOW = "sliding_window"

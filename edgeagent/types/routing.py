@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class RouteMode(StrEnum):
-    """Where requests may run, the strictest mode first. If several apply to a request, the strictest one holds."""
+    """Where requests may run, from the strictest mode on. If several apply to a request, the strictest one holds."""
 
     LOCAL_ONLY = "local_only"
     PREFER_LOCAL = "prefer_local"

@@ -63,7 +63,7 @@ _UNSUPPORTED = {
 
 
 class OptionsBody(SamplingBody):
-    """The field `options`: sampling, with the names of SamplingBody, and the limit of tokens, `num_predict`."""
+    """The field `options`: sampling parameters as in SamplingBody, the token limit `num_predict`, and stop strings."""
 
     num_predict: Annotated[int, between(-MAX_INT32, MAX_INT32)] | None = None
     stop: Stops | None = None

@@ -45,7 +45,10 @@ class OllamaDetails(Shape):
 
 
 class OllamaModel(Shape):
-    """A model as Ollama lists it. /api/tags adds modified_at and capabilities, /api/ps the last three fields."""
+    """A model as Ollama lists it.
+
+    Only /api/tags has modified_at and capabilities. Only /api/ps has expires_at, size_vram and context_length.
+    """
 
     name: str
     model: str

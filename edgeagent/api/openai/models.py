@@ -67,19 +67,19 @@ class NotHealthy(Shape):
 
 
 class Health(Shape):
-    """The daemon is up, and the default model is loaded, or the next request loads it again."""
+    """The daemon is not stopping, and the default model is loaded, or the next request will load it."""
 
     status: Literal["ok"]
 
 
 class Ready(Shape):
-    """Requests can be served: the default model has just generated a token in a test, or a remote's model is ready."""
+    """Requests can be served: the default model passed a test. If it cannot run here, any ready model is enough."""
 
     status: Literal["ready"]
 
 
 class Version(Shape):
-    """The versions that run. `llama_cpp_commit` is null until a model was loaded."""
+    """The versions that run. `llama_cpp_commit` is null until a model has been loaded."""
 
     version: str
     llama_cpp_commit: str | None
@@ -105,7 +105,7 @@ async def list_models(request: Request) -> JSONResponse:
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> JSONResponse:
-    """Return one model, by any name that a request may use; a name may hold slashes."""
+    """Return one model, by any name that a request may use; a name may contain slashes."""
     context = context_of(request)
     if not model_id:
         raise ModelNotFound("put a model's name after the slash; GET /v1/models lists the models", param="model")
@@ -150,7 +150,7 @@ def _body(name: str, details: ModelDetails, context: Context) -> Model:
 
 @router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
-    """Report whether the default model is loaded, or was unloaded and will be loaded again by the next request.
+    """Report whether the default model is loaded, or will be loaded by the next request, and no stop has begun.
 
     The format is llama-server's. No token is needed.
     """
@@ -174,7 +174,7 @@ async def health(request: Request) -> JSONResponse:
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> JSONResponse:
-    """Report whether a token can be generated. The result of a test is reused for a few seconds."""
+    """Report whether requests can be served. The result of a test of the default model is reused for a few seconds."""
     error = await context_of(request).probe.result()
     if error is None:
         return JSONResponse(Ready(status="ready"))

@@ -53,7 +53,7 @@ _WARM_NAMES = frozenset({*WarmBody.model_fields, *KNOWN.names})
 class CachePart(Shape):
     """The cached blocks on disk of one model, one client and one set of engine settings.
 
-    `model` and `client` are null if they cannot be read. `unused_s`: seconds since any of the blocks was used.
+    `model` and `client` are null if they cannot be read. `unused_s`: seconds since the last use of one of the blocks.
     """
 
     model: str | None

@@ -67,7 +67,7 @@ class RemoteReport(Shape):
     money_today: float
     budget: BudgetReport
     budget_trouble: str | None
-    """Why the owner's requests may not be sent to the remote today; null if they are allowed."""
+    """Why the owner's requests may not be sent to the remote today; null if they may be sent."""
     endpoints: list[EndpointReport]
 
 

@@ -36,8 +36,9 @@ class LoadBody(ModelChoice):
 class TierReport(Shape):
     """A tier of the cache: its contents, and how often blocks were found, missed, offered, dropped and evicted.
 
-    `num_dropped` counts the offered blocks that were not stored. `read_bytes_per_s` is measured; 0 if nothing was read.
-    `trouble`: why the tier stores nothing at the moment; null if nothing is wrong.
+    `num_offered` counts the blocks that were given to the tier, and `num_dropped` those of them that it did not store.
+    `read_bytes_per_s` is measured; 0 if nothing was read. `trouble`: why the tier stores nothing at the moment; null if
+    nothing is wrong.
     """
 
     num_blocks: int
