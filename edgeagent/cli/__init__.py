@@ -1,4 +1,4 @@
-"""The edgeagent command: one module for each command group, imported only when its command is used."""
+"""The edgeagent command. The module of a command is imported only when that command is used."""
 
 import contextlib
 import signal

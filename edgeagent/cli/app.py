@@ -26,7 +26,10 @@ COMPLETION_VARIABLES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the import path of its function (or its group's Typer), and its summary for the list of commands."""
+    """A command. `target` is the import path of its function, or of a Typer app if it has subcommands.
+
+    `summary` is shown in the list of commands.
+    """
 
     target: str
     summary: str
@@ -114,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_app(wanted: str | None) -> typer.Typer:
-    """Return the command line with all commands listed. Only the command `wanted` is imported; if None, none is."""
+    """Return the Typer app with all commands. Import only the command `wanted`; import none if it is None."""
     app = typer.Typer(
         name="edgeagent",
         help="A low-latency on-device inference daemon for GGUF models.",
@@ -147,7 +150,7 @@ def _discard_output() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Open the null device in place of each closed standard stream (`serve >&- 2>&-`).
+    """Open the null device in place of each standard stream that is closed, for example by `serve >&-`.
 
     Python sets a closed stream to None and leaves its descriptor free. The next opened file or socket would get that
     descriptor, and printed text could be written into it.

@@ -1,4 +1,4 @@
-"""Completions of names for the shell. They must be fast. On an error, they suggest nothing and print no message."""
+"""Completions of names for the shell. They must be fast. Names that cannot be read are left out without a message."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from edgeagent.home import with_home
 
 
 def model_names(incomplete: str) -> list[str]:
-    """Return the completions of MODEL: builtin, catalog names, models in the Hugging Face cache, .gguf files, folders.
+    """Return the completions of a MODEL argument.
 
-    A downloaded repository gives several completions: its name alone, and its name with each quantization it has.
+    They are "builtin", the catalog's names, models in the Hugging Face cache, .gguf files and folders. A text that
+    begins with ".", "/" or "~" is completed only to files and folders. A downloaded repository gives several
+    completions: its name alone, and its name with each of its quantizations.
     """
     if incomplete.startswith((".", "/", "~")):
         return sorted(_files(incomplete))
@@ -47,10 +49,10 @@ def remote_names(incomplete: str) -> list[str]:
 
 @contextlib.contextmanager
 def bash_words_joined() -> Iterator[None]:
-    """Let bash complete a word with a colon (org/repo:QUANT), which bash splits into three words.
+    """Let bash complete a word that contains a colon, such as org/repo:QUANT. Bash splits such a word at its colons.
 
-    The command gets the parts as one word. From each completion that it prints, everything up to the last colon is
-    removed, since bash replaces only the part after that colon.
+    While this context is active, the environment has the parts as one word, and printed completions are collected. At
+    the end, they are printed without the text up to the last typed colon, since bash replaces only the rest.
     """
     try:
         words, place = os.environ["COMP_WORDS"].split(), int(os.environ["COMP_CWORD"])
@@ -73,7 +75,10 @@ def bash_words_joined() -> Iterator[None]:
 
 
 def _joined(words: list[str], place: int) -> tuple[list[str], int]:
-    """Join the words around each colon up to index `place`. Return the words, and the index of that word among them."""
+    """Join the parts of words that bash has split at a colon, up to index `place`.
+
+    Return the joined words, and the new index of the word at `place`.
+    """
     joined: list[str] = []
     new_place = place
     for number, word in enumerate(words):

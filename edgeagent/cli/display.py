@@ -31,7 +31,7 @@ def progress_display(
 ) -> AbstractContextManager[_Display]:
     """Return the progress display for `name`: JSON lines if `as_json`, a bar on a terminal, else plain lines.
 
-    Each of the last three arguments creates one kind of display.
+    `json_lines`, `lines` and `bar` create these displays.
     """
     if as_json:
         return nullcontext(json_lines(name))
@@ -39,7 +39,7 @@ def progress_display(
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: in days, in hours and minutes, in minutes, or in seconds."""
+    """Return a duration as text, such as "3 days", "2 h 5 min", "7 min" or "12 s"."""
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if hours >= 48:
         return f"{hours // 24} days"
@@ -47,9 +47,9 @@ def duration(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
-    """Return rows as one text with aligned columns: the first `left_columns` to the left, the others to the right.
+    """Return rows as one text with aligned columns. The first `left_columns` are left-aligned, the others to the right.
 
-    There must be at least one row, and all rows must be equally long.
+    There must be at least one row, and all rows must have the same number of cells.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []

@@ -32,9 +32,9 @@ def ask(
 ) -> Any:
     """Send a request to a daemon and return the JSON of its answer.
 
-    If the status is not in `accept`, raise the error that the answer describes. Raise BackendUnavailable if the daemon
-    does not answer, if its answer is not JSON or describes no error, or if its certificate cannot be read. `timeout_s`
-    defaults to TIMEOUT_S.
+    Raise BackendUnavailable if the daemon does not answer, if its answer is not JSON, or if its certificate cannot be
+    read. If the status is not in `accept`, raise the error that the answer describes, or BackendUnavailable if it
+    describes none. `timeout_s` defaults to TIMEOUT_S.
     """
     url = urlsplit(address.url)
     connection = _connection(url.hostname or "", url.port, address.tls(), timeout_s or TIMEOUT_S)

@@ -33,8 +33,8 @@ METAVARS = {
 def with_declared_options(command: Callable[..., None], *, positional: str = "") -> Callable[..., None]:
     """Return a function for typer with a flag for every declared option. It calls `command(loaded, **own)`.
 
-    `loaded` is the configuration with the given flags applied. `own` are the command's other parameters, which become
-    flags as their annotations declare. The option named `positional` becomes an argument instead of a flag.
+    `loaded` is the configuration with the given flags applied. `own` are the values of the command's other parameters,
+    which become flags as their annotations declare. The option named `positional` becomes an argument, not a flag.
     """
     options = {_parameter_name(option): option for option in declared_options()}
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]

@@ -92,7 +92,7 @@ def _choice(names: Sequence[str]) -> str:
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str | None:
-    """Return the last value that was typed for an option; None if the option was not typed."""
+    """Return the last value that was typed for an option; None if no value was typed."""
     found = None
     for place, argument in enumerate(arguments):
         if argument == option and place + 1 < len(arguments):

@@ -84,7 +84,7 @@ def bench(
 def _plotter(file: Path | None) -> Callable[[Run], None]:
     """Return a function that draws a measurement into `file`, or that does nothing if `file` is None.
 
-    Raise ConfigError at once if the file cannot be written.
+    Raise ConfigError at once if no picture can be drawn into the file, see `check_plot`.
     """
     from edgeagent.bench.plot import check_plot, save_plot
 
@@ -97,7 +97,10 @@ def _plotter(file: Path | None) -> Callable[[Run], None]:
 async def _servers(
     wanted: Sequence[tuple[Address, str | None]], transport: flags.Transport, restart: Callable[[], None] | None
 ) -> list[Server]:
-    """Return the servers with these addresses and models. `restart` becomes the first server's restart function."""
+    """Ask the servers at these addresses for their models, see `find_server`, and return the servers.
+
+    `restart` becomes the restart function of the first server.
+    """
     from edgeagent.bench.client import find_server
 
     ours, *others = [await find_server(address, transport, model) for address, model in wanted]
@@ -131,11 +134,11 @@ def _address(
     *,
     is_killed: bool,
 ) -> Iterator[tuple[Address, str | None, Callable[[], None] | None]]:
-    """Yield the server's address, the model to request (None for its default), and its restart function or None.
+    """Yield the address of the server to measure, the model to request, and a function that restarts the server.
 
-    The server is the given URL, else the running daemon, else a temporary daemon. If `is_killed`, the scenario kills
-    the server, so a temporary daemon is used instead of the running one. Only a temporary daemon has a restart
-    function. It kills the daemon and starts it again.
+    The server is the one at `url`, else the running daemon, else a temporary daemon, which is started here and stopped
+    at the end. `is_killed` says that a scenario kills the server; then the running daemon is not used. If the model is
+    None, the server's default model is measured. Only a temporary daemon has a restart function, otherwise it is None.
     """
     from edgeagent.cli.daemon.temporary import killable_daemon
     from edgeagent.cli.link import address_of

@@ -40,7 +40,7 @@ early shorten a round, and the report counts them. Ctrl-C prints the measurement
 
 
 class ScenarioName(StrEnum):
-    """The names of the scenarios, so that the modules that measure them need not be imported."""
+    """The names of the scenarios. They are repeated here, so that `--help` does not import the modules that measure."""
 
     DECODE = "decode"
     TTFT = "ttft"

@@ -38,13 +38,14 @@ _CONTROLS[ord("\r")] = ""  # mostly a part of a line end
 
 
 class Chat:
-    """One conversation. `fields` are sent with every request (model, instructions, temperature ...).
+    """One conversation.
 
     The event loop runs only during an answer, so that input() and Ctrl-C behave as in any terminal program. If the
     daemon closes the connection between answers, the client reopens it.
 
-    `wait_reason` returns the reason for a wait, such as "builtin: loading 40%", or "" if the answer is being computed.
-    It is called in a thread. The reason is shown only on a terminal.
+    `fields` of the constructor are sent with every request: model, instructions, temperature and others. `wait_reason`
+    is called in a thread. It returns what an answer is waiting for, such as "builtin: loading 40%", or "" if no reason
+    is known. The reason is shown only on a terminal.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class Chat:
         self._last_answer: Answer | None = None
 
     def answer(self, prompt: str, output: TextIO | None) -> Answer:
-        """Send a question, stream the answer to `output` if given, and return it. Its status may be "cancelled".
+        """Send a question and return the answer. If `output` is given, write the answer to it as it arrives.
 
-        Raise EdgeAgentError if the daemon does not answer or the response fails, and KeyboardInterrupt for a second
-        Ctrl-C during the answer.
+        After a Ctrl-C, the status of the answer is "cancelled". Raise KeyboardInterrupt for a second Ctrl-C. Raise
+        EdgeAgentError if the daemon does not answer or the response fails.
         """
         answer = self._runner.run(self._stream(prompt, output))
         self._last_answer = answer
@@ -75,7 +76,10 @@ class Chat:
         return answer
 
     def repl(self, reader: LineReader) -> None:
-        """Read prompts and answer them until the user leaves: with /exit, Ctrl-D, or Ctrl-C twice on an empty line."""
+        """Read prompts and answer them until the user leaves with /exit, /quit, /bye, Ctrl-D or Ctrl-C.
+
+    Ctrl-C leaves only if it directly follows another Ctrl-C or a cancelled answer.
+    """
         is_hinted = False
         while True:
             try:
@@ -98,7 +102,7 @@ class Chat:
                 is_hinted = self._turn(prompt)
 
     def _turn(self, prompt: str) -> bool:
-        """Answer a question. Return True if Ctrl-C cancelled the answer; then one more Ctrl-C leaves the chat."""
+        """Answer a question. Return whether Ctrl-C cancelled the answer, so that one more Ctrl-C leaves the chat."""
         try:
             answer = self.answer(prompt, sys.stdout)
         except EdgeAgentError as error:
@@ -168,14 +172,14 @@ class Chat:
 
 
 def _remote(answer: Answer) -> str:
-    """Return a note that names the remote that gave the answer, and the reason; empty if no remote answered."""
+    """Return a note with the name of the remote that answered, and the reason; empty if no remote answered."""
     served_by, reason = answer.edgeagent.get("route", ""), answer.edgeagent.get("reason", "")
     name = str(served_by).removeprefix(REMOTE)
     return "" if name == served_by else f"(answered by {name}: {reason})"
 
 
 class _Printer:
-    """Writes deltas as they arrive. Reasoning is dim, and is shown only on a terminal."""
+    """Writes the text of an answer as it arrives. Reasoning is dim, and is shown only on a terminal."""
 
     def __init__(self, output: TextIO | None) -> None:
         self._output = output

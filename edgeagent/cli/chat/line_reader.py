@@ -27,7 +27,7 @@ class LineReader(Protocol):
     """Reads questions, one at a time."""
 
     def read(self) -> str:
-        """Return the typed text. Raise EOFError at the end of input, KeyboardInterrupt for Ctrl-C on an empty line."""
+        """Read a question. Raise EOFError at the end of input, and KeyboardInterrupt for Ctrl-C on an empty line."""
         ...
 
 
@@ -52,7 +52,7 @@ class PlainReader:
             import readline  # noqa: F401 gives input() editing
 
     def read(self) -> str:
-        """Return the typed text. Ctrl-C drops a half-typed line. See LineReader.read."""
+        """Read a question, see LineReader.read. If readline is available, Ctrl-C drops a half-typed line."""
         while True:
             try:
                 text = input(PROMPT)
@@ -83,7 +83,7 @@ class TerminalReader:
         )
 
     def read(self) -> str:
-        """Return the typed text. See LineReader.read."""
+        """Read a question. See LineReader.read."""
         return unquoted(self._session.prompt())
 
 
@@ -162,9 +162,9 @@ def _history(file: Path | None) -> History:
 
 
 def _is_ready(file: Path) -> bool:
-    """Create the file if it is missing, private to this user, and drop the older lines if it is too long.
+    """Prepare the history file: create it if needed, and make it private to this user. Return whether it can be used.
 
-    Return False if the file cannot be used.
+    If the file is longer than MAX_HISTORY_BYTES, its older half is dropped.
     """
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -33,10 +33,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
 def check_model(
     name: str, question: str | None, known: Collection[str], means_a_model: Callable[[str], bool] = lambda _: False
 ) -> None:
-    """Raise BadParameter unless `name` can be a model: a known name (also with a :QUANT), a path or org/repo.
+    """Raise BadParameter if `name` cannot be a model.
 
-    `question` is the text that was typed after the name. The error message repeats it. `means_a_model` returns True for
-    other spellings of known names.
+    It can be one if it is a known name (with or without :QUANT), a path, or org/repo (with or without :QUANT).
+    `means_a_model` returns True for other spellings of known names. `question` is the text that was typed after the
+    name; the error message repeats it.
     """
     if name in known or name.rpartition(":")[0] in known or _is_there(name) or means_a_model(name):
         return

@@ -35,7 +35,7 @@ from edgeagent.store.resolve import Library
 DEFAULT_MODEL = "default"
 """The name by which clients may request the daemon's default model."""
 HISTORY_FILE = "history"
-"""The file in the state folder with the lines typed in chats."""
+"""The name of the history file. It is in the state folder, and keeps the lines that were typed in chats."""
 
 
 Model = Annotated[
@@ -119,7 +119,10 @@ def run(
 
 
 def _model_and_question(arguments: list[str], prompt: str | None, settings: Config) -> tuple[str | None, str | None]:
-    """Return the model and the question. The model is None for the default one, the question None for a chat."""
+    """Return the model and the question. The model is None for the default one. The question is None for a chat.
+
+    Piped text is read and added to the question. Raise BadParameter if the model cannot be one, see `check_model`.
+    """
     model, question = split_arguments(arguments)
     if model is not None:
         library = Library.of(settings)
@@ -154,7 +157,7 @@ def _is_typed() -> bool:
 
 
 def _piped(max_bytes: int) -> str:
-    """Return the piped text. Raise PayloadTooLarge above `max_bytes` characters, since a pipe may never end."""
+    """Read stdin to its end. Raise PayloadTooLarge above `max_bytes` characters, since a pipe may never end."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     text = sys.stdin.read(max_bytes + 1)
@@ -171,8 +174,8 @@ def _daemon(
 ) -> Iterator[tuple[Address, str | None]]:
     """Yield the address of a daemon that serves the model, and the model's name there (None for its default model).
 
-    The daemon is the running one if it serves the model, otherwise a temporary one. If `records_use` is True, the
-    start of a temporary one is recorded as the model's last load.
+    The daemon is the running one if it serves the model. Otherwise, a temporary one is started here and stopped at the
+    end. If `records_use` is True, such a start is recorded as the model's last load.
     """
     found = find_daemon(settings.state_dir)
     if found is not None:

@@ -12,7 +12,7 @@ from typing import Self
 
 
 class StatusLine:
-    """Shows one text at a time. At the end, the line is empty."""
+    """Shows one text at a time. At the end of the context, the line is cleared."""
 
     def __init__(self) -> None:
         self._shown = ""

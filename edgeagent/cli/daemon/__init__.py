@@ -1,1 +1,1 @@
-"""The commands that start the daemon, show its state, or change it."""
+"""The commands that start, show and control the daemon."""

@@ -1,6 +1,6 @@
 """`edgeagent cache`: show, purge and warm the prompt cache.
 
-Listing and purging also work without a daemon, directly on the folder.
+`list` always reads the cache folder itself. `purge` does so if no daemon runs. `stats` and `warm` need a daemon.
 """
 
 from __future__ import annotations

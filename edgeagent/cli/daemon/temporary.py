@@ -32,11 +32,11 @@ STOP_TIMEOUT_S = 15.0
 def temporary_daemon(
     flags: Sequence[str], progress: Callable[[str], None], *, owner: Path | None = None
 ) -> Iterator[Address]:
-    """Start `edgeagent serve` with these flags, wait until its model is ready, and stop it at the end.
+    """Start `edgeagent serve` with these flags, and yield its address when its model is ready. Stop it at the end.
 
-    `progress` is called with the current stage of the start, as text. If the state folder `owner` is given, the daemon
-    knows the names that the user gave to models there. If this process dies without clean-up, the daemon stops too,
-    since its standard input closes.
+    `progress` is called with the current stage of the start, as text. `owner` is the user's state folder. If it is
+    given, the temporary daemon knows the names that the user gave to models. If this process dies without clean-up, the
+    daemon stops too, since its standard input closes.
 
     If the daemon ends early, raise ConfigError for a wrong setting, otherwise BackendUnavailable. The message is the
     error in the daemon's log, or else the end of the log. Raise EdgeAgentError if the model cannot be loaded.
@@ -51,8 +51,8 @@ def killable_daemon(
 ) -> Iterator[tuple[Address, Callable[[], None]]]:
     """Like `temporary_daemon`, but also yield a restart function.
 
-    This function kills the daemon and its workers, and starts the daemon again on the same port. It returns when the
-    model is ready again, and raises the same errors as the start.
+    The restart function kills the daemon and its workers, and starts the daemon again on the same port. It returns when
+    the model is ready again, and raises the same errors as the first start.
     """
     # On Windows the log may still be open when the folder is removed, until the daemon's last worker has ended.
     with tempfile.TemporaryDirectory(prefix="edgeagent-", ignore_cleanup_errors=True) as folder:
@@ -88,10 +88,11 @@ def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None
 
 
 def load_in_progress(address: Address) -> str:
-    """Return the progress of a load as text, or "" if there is none or the daemon does not answer.
+    """Return a model's load progress or state as text, such as "builtin: loading 40%" or "builtin: stopped".
 
-    The daemon's models are checked in order, until one is ready or cannot be loaded. The text is about the last model
-    before that one. If this model is not being loaded, the text is its state, such as "builtin: stopped".
+    The daemon's models are checked in order, up to the first one that is ready or cannot be loaded. The text describes
+    the model before that one, or the last model if there is no such one. Return "" if there is no model to describe, or
+    if the daemon does not answer.
     """
     told = [""]
     with contextlib.suppress(EdgeAgentError):
@@ -162,8 +163,8 @@ def _is_loading(model: dict[str, Any]) -> bool:
 def _has_ready(models: Sequence[dict[str, Any]], progress: Callable[[str], None]) -> bool:
     """Whether a model is ready. The models are checked in order, up to the first one that is ready.
 
-    Report the state or the load progress of each model before it. Raise EdgeAgentError for a model that cannot be
-    loaded.
+    For each model before that one, `progress` is called with its load progress or its state. Raise EdgeAgentError for a
+    model that cannot be loaded.
     """
     for model in models:
         match model["state"]:

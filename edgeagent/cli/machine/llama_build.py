@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 
 
 def llama_cpp_commit() -> str:
-    """Return the commit of the installed llama.cpp, or "unknown", followed by the reason if that is known."""
+    """Return the commit of the installed llama.cpp, or "unknown". If the reason is known, "unknown (REASON)"."""
     command = [sys.executable, "-m", "edgeagent.cli.machine.llama_build"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30)  # noqa: S603 our own module
     if answer.returncode == 0:

@@ -1,4 +1,4 @@
-"""`edgeagent version`."""
+"""`edgeagent version`: shows the versions of edgeagent, llama.cpp and Python."""
 
 from __future__ import annotations
 

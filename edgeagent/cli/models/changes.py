@@ -1,4 +1,4 @@
-"""`edgeagent rm`, `prune`, `cp` and `import`: change the models on this machine. They ask before they delete."""
+"""`edgeagent rm`, `prune`, `cp` and `import`: change the models on this machine. `rm` and `prune` ask first."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _checked(source: str) -> str:
 
 
 def _import(editor: LibraryEditor, model: Adoptable) -> bool | EdgeAgentError:
-    """Import a model. Return True if it is new, False if it was imported before, or the error if it cannot be used."""
+    """Import a model. Return True if it is new, and False if it was imported before. Print and return an error."""
     try:
         return editor.adopt(model, _progress(model))
     except EdgeAgentError as error:

@@ -1,4 +1,4 @@
-"""Whether models fit into this machine's memory, if no other program uses that memory.
+"""Estimates whether models fit into this machine's memory, as if no other program used memory.
 
 The commands that list models use this module. `edgeagent fit` shows more.
 """
@@ -17,7 +17,7 @@ _TIMES_FILE, _BESIDE_BYTES = 2, 1 << 30
 
 
 def fitting_context(header: GgufHeader, engine: EngineConfig) -> int:
-    """Return the context in tokens that a model gets in this machine's memory without GPUs; 0 if it does not fit."""
+    """Return the context, in tokens, that a model can have on this machine without GPUs; 0 if it does not fit."""
     from edgeagent.fit.placement import FreeMemory
     from edgeagent.fit.plan import make_plan
 

@@ -126,7 +126,7 @@ def _name(planned: QuantizePlan, models_dir: Path | None) -> str:
 
 
 class Display(Protocol):
-    """Shows how many of a model's tensors were begun."""
+    """Shows how many of the model's tensors the quantization has begun."""
 
     def show(self, done: int, total: int) -> None: ...
 

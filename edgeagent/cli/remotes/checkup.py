@@ -8,7 +8,7 @@ _MAX_NAMED = 8
 
 
 def checkup_lines(found: dict[str, Any]) -> list[str]:
-    """Return the result of a test as lines of text: the time of each stage reached, the models, and any problem."""
+    """Return the result of a test as lines of text: the times of the stages, the models, and the problem if any."""
     region = f" ({found['region']})" if found["region"] else ""
     stages = (("name", "name_s"), ("connect", "connect_s"), ("TLS", "tls_s"), ("models", "models_s"))
     times = [f"{word} {_milliseconds(found[field])}" for word, field in stages if found[field] is not None]

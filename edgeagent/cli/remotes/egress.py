@@ -32,7 +32,10 @@ _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 @dataclass(slots=True)
 class Totals:
-    """The number of ledger rows, and their bytes, tokens and money in total. Each attempt at a request has a row."""
+    """The number of ledger rows, and the sums of their bytes, tokens and money.
+
+    A request has a row for each attempt to send it.
+    """
 
     num_rows: int = 0
     num_bytes: int = 0

@@ -102,7 +102,7 @@ T = TypeVar("T", int, float)
 
 
 def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bool) -> Key | None:
-    """Return where the key of the remote `name` is stored; None if no key option is given.
+    """Return where the key of the remote `name` is stored, from its key option; None if there is no such option.
 
     Raise ConfigError if more than one key option is given.
     """
@@ -124,7 +124,7 @@ def models(aliases: Sequence[str]) -> dict[str, str]:
 
 
 def endpoints(urls: Sequence[str], regions: Sequence[str]) -> tuple[EndpointConfig, ...]:
-    """Return an endpoint for each URL. `regions` is empty, has one region for all URLs, or one for each URL."""
+    """Return an endpoint for each URL. `regions` has no region, one for all URLs, or one for each URL."""
     if len(regions) not in (0, 1, len(urls)):
         raise ConfigError(f"--region: give it once, or once for each of the {len(urls)} URLs, in their order")
     places = regions if len(regions) == len(urls) else [*regions, ""][:1] * len(urls)

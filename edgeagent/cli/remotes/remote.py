@@ -131,7 +131,7 @@ def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
 
 
 def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
-    """Print what would leave this machine. If `is_asked`, ask for consent, and raise ConfigError without it."""
+    """Print what would leave this machine. If `is_asked`, ask for consent; raise ConfigError if it is not given."""
     before = next((each for each in load_remotes(settings.state_dir) if each.name == remote.name), None)
     typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
     if is_asked:
@@ -139,7 +139,10 @@ def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
 
 
 def _write_down(remote: Remote, settings: Config) -> None:
-    """Add a remote to the file of remotes, which a running daemon watches for changes."""
+    """Look for the remote's key, add the remote to the file of the remotes, and say so.
+
+    A running daemon notices the change of the file.
+    """
     with contextlib.suppress(OSError):  # writing the file fails next, with a better error
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if remote.key is not None:
@@ -288,7 +291,10 @@ def _ask_for_consent() -> None:
 
 
 def _look_for_key(where: Key) -> None:
-    """Print a note if the key is missing. For the keyring, first ask for the key and store it there."""
+    """Print a note if the key cannot be found.
+
+    If its place is the keyring, and stdin is a terminal, first ask for the key and store it there.
+    """
     if where.source == "keyring" and sys.stdin.isatty():
         value = typer.prompt("The remote's API key (hidden; empty if it is stored)", "", hide_input=True, err=True)
         if value:
