@@ -14,7 +14,10 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 compared, not bound
 
 
 def external_urls(listener: socket.socket, scheme: str) -> list[str]:
-    """Return the URLs of a listening socket, one for each address that other machines can reach; empty if unknown."""
+    """Return the URLs of a listening socket, one for each address that other machines can reach.
+
+    The list is empty for a loopback or link-local address, and if the machine's addresses cannot be read.
+    """
     host, port = listener.getsockname()[:2]
     found = _addresses(_families(listener)) if host in _WILDCARDS else [host]
     own = [address for address in found if _is_reached(address)]

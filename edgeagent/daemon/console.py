@@ -31,8 +31,9 @@ def dropped_lines(num: int) -> str:
 class Console:
     """A text stream whose writes never block. It queues the lines, and a thread writes them to `stream`.
 
-    The thread bypasses the buffer of `stream`. If it blocked while it held the buffer, the interpreter's flush at exit
-    would wait for the buffer and abort. `describe` returns the line that reports the number of dropped lines.
+    The thread bypasses the buffer of `stream`. If the thread blocked while it held the buffer, the interpreter's flush
+    at exit would wait for the buffer and abort. `describe` of the constructor gets the number of dropped lines, and
+    returns the line that reports it.
     """
 
     def __init__(self, stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> None:
@@ -59,9 +60,9 @@ class Console:
         """Do nothing, since the thread writes queued lines."""
 
     def finish(self) -> None:
-        """Wait until the thread has written the queued lines and has ended, at most CLOSE_S.
+        """Wait at most CLOSE_S until the thread has written the queued lines and has ended.
 
-        If the queue is full, return at once. The thread then keeps running until the process ends.
+        If the queue is full, return at once. The thread then runs until the process ends.
         """
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)

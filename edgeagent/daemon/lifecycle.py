@@ -198,10 +198,11 @@ def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
 
 
 async def _watch(service: StartableService, reporter: Reporter, stop: StopRequest) -> None:
-    """Report each change of a model's state, forever. Stop the daemon and raise StartError if no model can be loaded.
+    """Report each change of a model's state or load progress, forever.
 
-    A daemon whose models all fail to load cannot serve, and its exit status should say so. But once any model was
-    ready, the daemon continues after failures, since the next request loads the model again.
+    If all models fail to load before any was ready, stop the daemon and raise StartError, so that the exit status shows
+    the failure. Once a model was ready, the daemon continues after failures, since the next request loads the model
+    again.
     """
     reported: dict[str, ModelStatus] = {}
     was_ready = False
@@ -247,13 +248,16 @@ def _report_state(model: ModelStatus, reporter: Reporter, *, is_state_change: bo
 
 
 class StopRequest:
-    """Holds the request to stop the daemon. After a second request, the daemon does not wait for live requests."""
+    """Records that the daemon was asked to stop, and how often.
+
+    After it was asked twice, the daemon no longer waits for the live requests of its clients.
+    """
 
     def __init__(self) -> None:
         self._num_requests = 0
         self._wake: Callable[[], object] | None = None
         self.is_failure = False
-        """Whether an error stops the daemon. The error is raised and says why."""
+        """Whether the daemon stops because of an error. The code that called `fail` raises that error."""
 
     def request(self) -> None:
         """Ask the daemon to stop. This is safe in a signal handler."""
@@ -286,7 +290,7 @@ class StopRequest:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the daemon was asked more than once."""
+        """Whether the daemon was asked to stop more than once."""
         return self._num_requests > 1
 
 

@@ -1,4 +1,4 @@
-"""Opens the sockets that the daemon listens on. It checks that they are safe and that their address is free."""
+"""Opens the sockets that the daemon listens on, if they are safe and their addresses are free."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The listening sockets. `unix` is None unless a Unix socket is configured."""
+    """The listening sockets. `unix` is None if no Unix socket is configured."""
 
     tcp: socket.socket
     unix: socket.socket | None = None
@@ -64,7 +64,7 @@ def _check_tls(server: ServerConfig) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raise StartError if the port is taken or not allowed, or the address is unusable."""
+    """Open a listening socket. Raise StartError if the port is taken or not allowed, or the address cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,4 +1,4 @@
-"""The format of log records: one line with the request's id, and after a bug a traceback.
+"""The format of log records: one line, with the id of the current request if there is one. A bug adds a traceback.
 
 Log records never have the content of a request. An exception is logged with its type and traceback. Its text is left
 out, since it may quote a prompt. Debug and info messages of libraries may also quote a prompt, so libraries log only
@@ -67,10 +67,10 @@ def _log_unhandled(place: str, error: BaseException | None) -> None:
 
 
 class _Lines(logging.Formatter):
-    """The common part of both line formats."""
+    """The common base of ConsoleLines and JsonLines."""
 
     def formatException(self, ei: ExcInfo) -> str:  # noqa: N802 the library's name
-        """Return the types and tracebacks of an exception and its causes, without their texts."""
+        """Return the types and tracebacks of an exception and of its causes (at most 8 in all), without their texts."""
         parts: list[str] = []
         error: BaseException | None = ei[1]
         while error is not None and len(parts) < 8:

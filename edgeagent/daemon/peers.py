@@ -55,7 +55,11 @@ class TcpPeer:
         self._user: User | None = None
 
     async def user(self) -> User:
-        """Return the client's user; UNKNOWN_USER if the system cannot tell, or if the connection has closed."""
+        """Return the client's user.
+
+        Return UNKNOWN_USER if the client's address is not loopback, if the system cannot tell, or if the connection has
+        closed.
+        """
         if self._user is None:
             user = await self._look_up()
             # While the connection is open, no other socket has its two ports, so the right process was found. After
@@ -97,7 +101,7 @@ def _user_of(uid: int | None) -> User:
 
 
 def _uid_from_netlink(client: SocketAddress, server: SocketAddress) -> int | None:
-    """Return the uid of the client's socket for this connection; None if there is no such socket.
+    """Return the uid of the client's socket for this connection; None if no process has such an open socket.
 
     Raise OSError if netlink cannot be used.
     """

@@ -1,6 +1,7 @@
 """Computes the configured prefixes of a model after each load, so that the first request finds them in the cache.
 
-The prefixes are computed at the batch tier, so clients' requests have priority. Errors in a file are logged.
+They are computed in the lowest scheduling tier, so that clients' requests come first. If a prefix cannot be computed,
+the error is logged.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Prefixes:
-    """Computes the prefixes that the owner configured for models, after each load of such a model."""
+    """Computes the configured prefixes of each model, after each load of the model."""
 
     def __init__(self, service: Service, config: Config) -> None:
         self._service = service
@@ -34,7 +35,7 @@ class Prefixes:
         self._names: dict[str, str] = {}
         """Maps a model's name in the configuration to its canonical name. Models that are not found yet are missing."""
         self._computed: dict[str, int | None] = {}
-        """Maps a model's name to the id of the process in which its prefixes were computed or failed."""
+        """Maps a model's canonical name to the id of its last process for which `compute_missing` was done or begun."""
 
     @property
     def are_wanted(self) -> bool:
@@ -42,13 +43,13 @@ class Prefixes:
         return bool(self._files)
 
     async def run(self) -> None:
-        """Check for newly loaded models, forever."""
+        """Compute the prefixes of newly loaded models, forever."""
         while True:
             await self.compute_missing()
             await asyncio.sleep(_CHECK_S)
 
     async def compute_missing(self) -> None:
-        """Compute the prefixes of each ready model, once in each process of the model."""
+        """Compute the prefixes of each ready model, once for each of the model's worker processes."""
         for status in self._service.models():
             if status.state is WorkerState.READY and self._computed.get(status.name, 0) != status.pid:
                 self._computed[status.name] = status.pid
@@ -85,7 +86,7 @@ class Prefixes:
 
 
 def _read(path: Path, model: str) -> GenerateRequest:
-    """Return the request that computes a file's prefix; raise OSError, ValueError or InvalidRequest.
+    """Read a file, and return the request that computes its prefix. Raise OSError, ValueError or InvalidRequest.
 
     A .json file has the body that /edgeagent/cache/warm takes. The text of any other file is a conversation's
     instructions.

@@ -1,7 +1,7 @@
-"""Writes the runtime file, with which this user's programs find the daemon. If that fails, it is tried again.
+"""Writes the runtime file daemon.json, in which this user's programs find the daemon's address.
 
-The file is written once the daemon listens. If it cannot be written, for example on a full disk, the daemon runs
-anyway: clients that know its address can still use it.
+The file is written once the daemon listens. If it cannot be written, for example on a full disk, the daemon tries again
+every second. It runs anyway, since clients that know its address can use it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ logger = logging.getLogger(__name__)
 
 
 class Publication:
-    """The runtime file of a running daemon: writes it, retries after an error, and removes it."""
+    """Writes and removes the runtime file of a running daemon."""
 
     def __init__(self, state_dir: Path, runtime: Runtime) -> None:
         self._state_dir = state_dir
         self._runtime = runtime
         self.trouble: str | None = None
-        """Why the file could not be written, and what follows from that; None if it was written."""
+        """Why the file could not be written, and what follows from that. None before the first try and after success."""
 
     def publish(self) -> bool:
-        """Write the file and return True. Return False if that fails; the first failure is logged."""
+        """Write the file, and return whether that succeeded. Of failures in a row, only the first is logged."""
         try:
             write_runtime(self._state_dir, self._runtime)
         except ConfigError as error:
@@ -54,5 +54,5 @@ class Publication:
                 return
 
     def withdraw(self) -> None:
-        """Remove the file, unless it is another daemon's."""
+        """Remove the file if it is this daemon's own."""
         remove_runtime(self._state_dir, self._runtime.pid)

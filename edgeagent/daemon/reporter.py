@@ -1,4 +1,4 @@
-"""What the daemon prints: its addresses and the models that are ready on stdout, everything else on stderr."""
+"""What the daemon prints. Its addresses and each model that is ready go to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Reporter(Protocol):
 class ConsoleReporter:
     """Prints plain lines. On a terminal, the progress of a load is one line that is overwritten.
 
-    `is_terminal` means that both streams are terminals.
+    `is_terminal` of the constructor says whether `out` and `err` are both terminals.
     """
 
     def __init__(self, out: Output | None = None, err: Output | None = None, *, is_terminal: bool = False) -> None:
@@ -85,7 +85,7 @@ class ConsoleReporter:
     def loading(self, model: ModelStatus) -> None:
         """Print the progress: on a terminal one line that later output overwrites, otherwise a line for each 25 %.
 
-        There is no line for 0 %, so a load that fails before any progress prints only the error.
+        Without a terminal, there is no line for 0 %. So a load that fails before any progress prints only the error.
         """
         line = f"{model.name}: {load_stage(model.progress)}"
         if self._is_terminal:
@@ -130,7 +130,7 @@ class ConsoleReporter:
         _write(self._err, f"{_folded(line) if self._is_terminal else line}\n")
 
     def _pass(self, text: str) -> None:
-        """Show a text in place of the one shown before.
+        """Show a text on stderr, in place of the text that was shown before.
 
         The cursor stays at the line's start, so that later output overwrites the text.
         """
@@ -150,9 +150,9 @@ class LogReporter(ConsoleReporter):
 
 
 def _described(info: ModelInfo) -> str:
-    """Return llama.cpp's description of a model, with the model's real size.
+    """Return llama.cpp's description of a model, with the number of its parameters.
 
-    llama.cpp knows the size of only some models. For the others it writes "?B", which this replaces.
+    llama.cpp knows the names of only some sizes. For others it writes "?B", which is replaced by the number.
     """
     millions = info.num_params / 1e6
     return info.description.replace("?B", f"{millions:.1f}M" if millions < 1000 else f"{millions / 1000:.1f}B")

@@ -1,4 +1,4 @@
-"""Sets up uvicorn for the daemon. The server uses sockets that are already bound, and the daemon's `Stop` ends it."""
+"""Sets up uvicorn for the daemon. The server uses sockets that are already bound, and a StopRequest ends it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,11 @@ def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | N
 
 
 class Drain:
-    """Ends live requests. They may finish within `limit_s`, then they are cancelled. Each gets a terminal event."""
+    """Ends the live requests when the daemon stops.
+
+    They may finish within a time limit, which is `limit_s` of the constructor. Then they are cancelled, and their
+    terminal events are written.
+    """
 
     def __init__(
         self, service: LiveService, frontends: Frontends, limit_s: float, stop: StopRequest, reporter: Reporter
@@ -126,7 +130,8 @@ class Drain:
     async def run(self) -> None:
         """Wait for live requests up to the time limit, then cancel those that remain.
 
-        Return when all terminal events are written, or when the time for writing them is over.
+        If the daemon is asked to stop a second time, cancel them at once. Return when all terminal events are written,
+        or when the time for writing them is over.
         """
         live, clock = self._service.live, asyncio.get_running_loop().time
         self._service.begin_drain()
@@ -147,7 +152,7 @@ class Drain:
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that checks `stop` instead of handling signals, and drains before it closes connections."""
+    """A uvicorn server that a StopRequest ends, not a signal. It drains (see Drain) before it closes connections."""
 
     def __init__(
         self,
@@ -175,8 +180,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on all sockets. The Unix socket never uses TLS.
 
-        The asyncio servers are created here and not by uvicorn, since uvicorn would let a TLS handshake take 60 s. A
-        client in its handshake does not count towards the limit of connections.
+        The asyncio servers are created here and not by uvicorn, since uvicorn would let a TLS handshake take 60 s. All
+        that time, the client would not count towards the limit of connections.
         """
         await super().startup([])
         loop, tls = asyncio.get_running_loop(), self.config.ssl

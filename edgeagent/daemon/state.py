@@ -43,9 +43,9 @@ class StartError(Exception):
 def locked_state_dir(state_dir: Path) -> Iterator[None]:
     """Create the folder if there is none, make it private, and lock it until the context ends.
 
-    Raise StartError if another daemon holds the lock, or if the folder is another user's or cannot be used. Also raise
-    it if other users have access to the folder and it holds files but no lock file. The kernel releases
-    the lock when the process ends, even after a crash.
+    Raise StartError if another daemon holds the lock, if the folder belongs to another user, or if it cannot be used. A
+    folder that other users can access is refused if it has files but no lock file, since these may be another
+    program's. The kernel releases the lock when the process ends, even after a crash.
     """
     _make_private(state_dir)
     path = state_dir / LOCK_FILE

@@ -12,7 +12,7 @@ _TROUBLE = {9: "is not valid yet", 10: "has expired"}
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     """Return a TLS context that accepts TLS 1.2 and later.
 
-    Raise OSError if a file cannot be read, is not in PEM format, or if the key is encrypted or does not match the
+    Raise OSError if a file cannot be read or is not in PEM format, or if the key is encrypted or does not match the
     certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -28,9 +28,10 @@ def _refuse_password() -> bytes:
 
 
 def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
-    """Return why clients refuse the certificate because of its dates; None if the dates are valid or unknown.
+    """Return a warning if the certificate has expired or is not valid yet; None if its dates are valid or unknown.
 
-    Python's ssl module reads only the dates of a peer's certificate, so this function runs a TLS handshake in memory.
+    `context` is the server's. Python's ssl module reads the dates of a peer's certificate only, so this function runs a
+    TLS handshake in memory.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False

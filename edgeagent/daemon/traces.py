@@ -48,9 +48,10 @@ class Tracer:
         self._under = set_span_in_context
 
     def __call__(self, request: GenerateRequest, meter: Meter, end: str) -> None:
-        """Record a generation that has ended, as a child of the span in the client's traceparent header.
+        """Record a generation that has ended.
 
-        `end` is the finish reason, the code of the error, or "abandoned" if the client left.
+        Its span is a child of the span that the client's traceparent header names, if there is one. `end` is the finish
+        reason, the code of the error, or "abandoned" if the client left.
         """
         epoch_s = time.time() - time.monotonic()
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
@@ -81,9 +82,8 @@ class Tracer:
 def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
     """Yield the name, begin and end of each stage that took place. All times are in seconds of the same clock.
 
-    The order is always load, render, queue, cache, prefill, decode, deliver. Begin and end are computed from durations
-    that the worker measured, so there may be gaps between stages. If an answer was resumed, stages of unknown length
-    are left out.
+    The order is always load, render, queue, cache, prefill, decode, deliver. Begin and end are computed from measured
+    durations, so there may be gaps between stages. If an answer was resumed, stages of unknown length are left out.
     """
     at_s = began_s
     for name, milliseconds in (("load", timings.load_ms), ("render", timings.render_ms), ("queue", timings.queue_ms)):

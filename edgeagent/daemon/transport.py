@@ -1,7 +1,7 @@
-"""uvicorn's two protocols with limits that they lack: connections, header bytes, slow senders, clients that never read.
+"""uvicorn's HTTP and WebSocket protocols, with limits on connections, header bytes, slow senders and slow readers.
 
-Checks of the ASGI scope (Host, Origin, token) are in `api.gate.security`. The limits here bound what a client can cost
-before those checks.
+The limits bound what a client can cost before the checks of the ASGI scope (Host, Origin, token), which are in
+`api.gate.security`.
 """
 
 from __future__ import annotations
@@ -66,11 +66,14 @@ REFUSALS: dict[HTTPStatus, tuple[str, str]] = {
         "too many connections (server.max_connections); close some, or try again",
     ),
 }
-"""The code and the message of each refusal that comes before a request reaches the routes."""
+"""For each HTTP status with which this module refuses a request: the code and the message of the error."""
 
 
 class _StallGuard:
-    """Aborts a connection whose client has not read for `timeout_s`. A normal close would wait for that client."""
+    """Aborts a connection when `timeout_s` seconds have passed between `start` and `stop`.
+
+    It is used for clients that do not read. A normal close would wait for such a client.
+    """
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float, kind: str) -> None:
         self._transport = transport
@@ -129,7 +132,7 @@ def _refuse(transport: asyncio.Transport, status: HTTPStatus) -> None:
 
 
 class GuardedHttp(_Guarded, HttpToolsProtocol):
-    """One HTTP connection. It refuses requests beyond the limits, and hands WebSocket handshakes over."""
+    """One HTTP connection. It refuses requests beyond the limits. GuardedWebSocket takes over WebSocket handshakes."""
 
     def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -205,7 +208,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse_in_callback(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header. A trailer is not a header (RFC 9110, section 6.5), but it counts towards the limits."""
+        """Add a header of the request. A trailer is not added (RFC 9110, section 6.5), but counts towards the limits."""
         if self._is_in_head:
             super().on_header(name, value)
         else:
@@ -235,7 +238,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._cycles = {cycle for cycle in (*self._cycles, self.cycle) if cycle and not cycle.response_complete}
 
     def _check_handshake(self) -> None:
-        """Refuse a handshake that has a body, and one that has a too long line.
+        """Refuse a handshake with a body, and a handshake with a line of more than MAX_HANDSHAKE_LINE_BYTES.
 
         A handshake with a body would never be answered: the parser hands the connection over only after the end of the
         body, but no code reads the body.
@@ -267,7 +270,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     @property
     def _is_read_again(self) -> bool:
-        """Whether the request asks to upgrade to a protocol other than WebSocket. `_feed` parses such a head twice."""
+        """Whether the request asks to upgrade to a protocol other than WebSocket. `_feed` parses its head twice."""
         return self.parser.should_upgrade() and not self._should_upgrade()
 
     def _refuse_in_callback(self, status: HTTPStatus) -> None:
@@ -323,7 +326,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
             _refuse(self.transport, HTTPStatus.REQUEST_TIMEOUT)
 
     async def run_asgi(self) -> None:
-        """Run the application for the handshake and for the socket after it."""
+        """Add the client's TcpPeer to the ASGI scope, then run the application for the whole life of the WebSocket."""
         cast(dict[str, Any], self.scope)[PEER_KEY] = TcpPeer(
             self.client, self.server, self.transport.get_extra_info("socket")
         )
@@ -337,10 +340,10 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         await super().send(message)
 
     def handle_parser_exception(self) -> None:
-        """Send the close frame, then read and drop the client's data for LINGER_S, and close.
+        """Close the connection after an error in the client's data.
 
-        The library has chosen the code and the reason, and has queued the frame. A failed handshake is answered with
-        HTTP 400, and the connection is closed at once.
+        The library has chosen the code and the reason, and has queued the close frame. Send it, read and drop the
+        client's data for LINGER_S, then close. A failed handshake is answered with HTTP 400 and closed at once.
         """
         if self.close_sent:
             return
@@ -370,7 +373,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         super().handle_cont(event)
 
     def handle_ping(self) -> None:
-        """Answer a ping unless the client has stopped reading. A ping may go unanswered (RFC 6455, section 5.5.3)."""
+        """Answer a ping if the client reads what is sent. Other pings may go unanswered (RFC 6455, section 5.5.3)."""
         answer = self.conn.data_to_send()
         if self.writable.is_set():
             self.transport.write(b"".join(answer))

@@ -24,7 +24,8 @@ _LOCAL_PEERCRED, _SOL_LOCAL = 0x001, 0
 def unix_listener(path: Path | None) -> Iterator[socket.socket | None]:
     """Yield a listening socket at a path, and remove it at the end. Yield None if `path` is None.
 
-    Raise StartError if the path is not safe, is in use, or cannot be listened on.
+    Raise StartError if the folder is not private to this user, if the path is in use or not this user's socket, if it
+    cannot be listened on, and always on Windows.
     """
     if path is None:
         yield None
@@ -61,7 +62,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove the socket that a killed daemon left behind; raise StartError if the path is anything else."""
+    """Remove the socket that a killed daemon has left. Raise StartError if anything else is at the path."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -93,7 +94,7 @@ def _bind(path: Path) -> socket.socket:
 
 
 def is_other_user(connection: socket.socket) -> bool:
-    """Whether the client of a Unix socket belongs to another user or to an unknown one; False for other sockets."""
+    """Whether the client of a Unix socket belongs to another or an unknown user. False for a socket of another kind."""
     if sys.platform == "win32" or connection.family != socket.AF_UNIX:
         return False
     # Use a copy, since event loops return stand-ins for their sockets, without options.
