@@ -1,7 +1,7 @@
 """Scenarios of the prefix cache: after the server was killed, with a shared system prompt, and with many conversations.
 
-The scenarios measure the time to the first token and the cached tokens. The many conversations need more tokens than
-fit into the KV cells.
+They measure the time to the first token (TTFT) and the cached tokens. `shared_prefix` also measures the growth of the
+cache. The many conversations together need more tokens than fit into the KV cells.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgeagent.errors import NotSupported
 
 NUM_WARM_REQUESTS = 3
 TURN_TOKENS = 24
-"""The number of tokens in each earlier answer of a prompt, and in each question after the first."""
+"""About how many tokens each message of a conversation has, except the first question."""
 SETTLE_S = 7.0
 """How many seconds to wait until a server has written an answer's KV blocks."""
 MAX_SETTLES = 6
@@ -110,7 +110,7 @@ DISK_SHARE = Metric("kept on disk", "x", "bytes; 1 is the system prompt once and
 async def shared_prefix(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Begin many conversations with the same system prompt.
 
-    Their memory and disk space are measured only on edgeagent, since other servers do not report them.
+    The cache's growth in memory and on disk is measured only on edgeagent, since other servers do not report it.
     """
     reports_cache = measured.server.kind == "edgeagent"
     system = Turn("system", measured.prompts.cold(f"system {round_id}", workload.prompt_tokens))
@@ -146,7 +146,7 @@ def _num_unique(alone: Trace, asked: list[Trace]) -> int:
 
 
 def _shares(before: CacheSize, after: CacheSize, num_unique: int) -> Round:
-    """Return the growth of the cache in memory and on disk, each as a multiple of the size of the unique tokens.
+    """Return the growth of the cache in memory and on disk, as multiples of the size of `num_unique` tokens.
 
     The size of one token is estimated from the blocks on disk. Without blocks on disk, there are no samples.
     """
@@ -184,9 +184,10 @@ async def _begin_conversations(measured: MeasuredServer, workload: Workload) -> 
 
 
 def _turn(prompts: Prompts, workload: Workload, lane: int, number: int) -> tuple[str, *tuple[Turn, ...]]:
-    """Return a turn's question and the earlier messages of its conversation.
+    """Return the question of a turn, and then the earlier messages of the conversation.
 
-    Turn 0 is the first turn. Its question is the long prompt.
+    `lane` is the number of the conversation, and `number` that of the turn, from 0. The question of turn 0 is the long
+    prompt.
     """
     said = [Turn("user", prompts.cold(f"conversation {lane}", workload.prompt_tokens))]
     for at in range(number):

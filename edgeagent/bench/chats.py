@@ -1,4 +1,4 @@
-"""Scenarios of conversations like those of applications: many that begin, and one with several turns.
+"""Scenarios with conversations like those of applications: many new ones, and one with several turns.
 
 The server may store these conversations.
 """
@@ -24,7 +24,7 @@ from edgeagent.bench.wire import BenchRequest, Trace, Turn
 
 NUM_NEXT_TURNS = 3
 ANSWER_TOKENS = 24
-"""The number of tokens in each earlier answer of a prompt. Such an answer is random text, not the server's own."""
+"""About how many tokens an answer has in later prompts. There it is random text, not the server's own answer."""
 
 BEGINNING = Metric("beginning TTFT", "ms", "of each new conversation")
 FIRST = Metric("first's TTFT", "ms", "of the first new conversation of a round")
@@ -55,8 +55,8 @@ NEXT = Metric("next turn TTFT", "ms", "each further turn, at once")
 async def chat(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Ask a long question and then NUM_NEXT_TURNS short ones in one conversation, and measure each answer.
 
-    The measured answers have up to `workload.max_tokens` tokens. The later prompts do not contain them. In place of
-    each they have a random text of ANSWER_TOKENS tokens, so every server gets prompts of the same length.
+    The measured answers have up to `workload.max_tokens` tokens. In later prompts, each answer is replaced by a random
+    text of ANSWER_TOKENS tokens, so that every server gets prompts of the same length.
     """
     said = [Turn("user", measured.prompts.cold(f"chat {round_id}", workload.prompt_tokens))]
     asked = []

@@ -34,7 +34,7 @@ TEXT_EVENTS = frozenset({"response.output_text.delta", "response.reasoning_text.
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server to measure. `kind` is the value of `owned_by` that the server reports for its model.
+    """A server to measure. `kind` is the value of `owned_by` that the server reports for its model, or "unknown".
 
     If `model` is None, requests name no model.
 
@@ -65,9 +65,11 @@ async def find_server(
 ) -> Server:
     """Ask a server for its models, and return it with its transport.
 
-    A ws:// URL means the WebSocket. For other URLs, `auto` means the WebSocket if the server is an edgeagent. A URL
-    without a scheme means http://. If `model` is None, the first model that the server lists is used. Raise
-    EdgeAgentError if the URL is wrong, if the server does not answer, or if it does not have `model`.
+    A ws:// or wss:// URL means the WebSocket. For other URLs, `auto` means the WebSocket if the server is an edgeagent.
+    A URL without a scheme means http://. If `model` is None, the first model that the server lists is used.
+
+    Raise EdgeAgentError if the URL is wrong, if the server does not answer or answers with an error, or if it lists
+    models but not `model`.
     """
     address = replace(address, url=_checked(address.url))
     server = Server(address, "http", model)
@@ -140,7 +142,7 @@ class WebSocketConnection:
 
 @dataclass(frozen=True, slots=True)
 class HttpConnection:
-    """A keep-alive HTTP connection. /v1/chat/completions streams its answers on it."""
+    """A keep-alive HTTP connection, with requests to /v1/chat/completions for streamed answers."""
 
     server: Server
     http: httpx.AsyncClient
@@ -201,7 +203,10 @@ class HttpConnection:
 
 
 def _drafts(kind: str, request: BenchRequest) -> dict[str, Any]:
-    """Return the request fields that set the number of draft tokens; empty if the server has no such fields."""
+    """Return the request fields that set the number of draft tokens.
+
+    They are empty if the server has no such fields, or if the request leaves the number to the server.
+    """
     if request.draft_tokens is None:
         return {}
     fields: dict[str, dict[str, Any]] = {
@@ -222,7 +227,7 @@ class EventReader:
     _rest: bytes = field(default=b"")
 
     def feed(self, chunk: bytes) -> list[dict[str, Any]]:
-        """Return the JSON objects that this chunk completes. Raise ValueError for a line that is not JSON."""
+        """Parse the next chunk, and return the JSON objects that it completes. Raise ValueError if one is not JSON."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         events = []
         for line in lines:
@@ -252,7 +257,7 @@ def _http(server: Server) -> httpx.AsyncClient:
 
 
 async def read_page(server: Server, path: str) -> bytes:
-    """Return the body of a server's answer to GET `path`. Raise EdgeAgentError unless it answers with HTTP 200."""
+    """Request a page with GET, and return its body. Raise EdgeAgentError for any answer but HTTP 200, or for none."""
     url = f"{server.http_base.removesuffix('/v1')}{path}"
     try:
         async with _http(server) as http:

@@ -91,7 +91,7 @@ async def measure(run: Run, progress: Progress) -> None:
 
 
 async def measure_token_counting(server: Server, seed: int) -> TokenCounting:
-    """Return how a server counts tokens, measured with two short requests. The requests also warm the server up."""
+    """Measure how a server counts tokens, with two short requests. The requests also warm the server up."""
     prompts, counted = Prompts(seed, "size"), []
     async with connection_to(server) as connection:
         for num_words in PROBE_WORDS:

@@ -54,7 +54,8 @@ async def idle(measured: MeasuredServer, workload: Workload, round_id: str) -> R
     """Open many WebSockets, and measure the memory and the opening time of each.
 
     Then measure the TTFT of a short request on one more connection, while the idle ones stay open. The server's memory
-    is read from /metrics. Raise NotSupported if the server is not measured over the WebSocket.
+    is read from /metrics. Raise NotSupported if the server is not measured over the WebSocket, and BackendUnavailable
+    if it does not report its memory.
     """
     if measured.server.transport != "ws":
         raise NotSupported("`idle` opens WebSockets, so it measures only an edgeagent")
@@ -96,7 +97,10 @@ async def _resident_bytes(measured: MeasuredServer) -> float:
 
 
 def _allow_descriptors(wanted: int) -> None:
-    """Raise this process's limit of open files to `wanted`, or to the highest value that the system allows."""
+    """Increase this process's limit of open files to `wanted`, or to the highest value that the system allows.
+
+    Do nothing if the limit is high enough or cannot be changed.
+    """
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

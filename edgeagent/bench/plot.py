@@ -1,4 +1,4 @@
-"""Draws the report as a picture: the cumulative distribution of each metric's samples, from best to worst.
+"""Draws the report as a picture: cumulative distributions of the metrics' samples, from best to worst.
 
 This module needs the extra `plot`.
 """
@@ -20,7 +20,10 @@ DPI = 150
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError if a picture could not be written to `path`. Call this before the measurement."""
+    """Raise ConfigError if matplotlib is missing, or if `path` has the wrong ending or is in no existing folder.
+
+    Call this before the measurement.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib; install it with: pip install 'edgeagent[plot]'")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -30,9 +33,10 @@ def check_plot(path: Path) -> None:
 
 
 def save_plot(run: Run, path: Path) -> None:
-    """Write a picture with a row of panels for each scenario that has samples.
+    """Write a picture with a row of panels for each scenario, and a panel for each metric.
 
-    Raise EdgeAgentError if nothing was measured, or if the file cannot be written.
+    Metrics without samples, metrics that only explain others, and those after the first MAX_COLUMNS are left out. Raise
+    EdgeAgentError if no metric is left, or if the file cannot be written.
     """
     rows = [(measurement, _drawable(measurement)) for measurement in run.measurements]
     rows = [(measurement, metrics) for measurement, metrics in rows if metrics]

@@ -32,9 +32,9 @@ class TokenCounting:
 class Prompts:
     """Generates the prompts for one server. The same seed, server label and name give the same prompt.
 
-    The first word of a prompt is made from these three. So two servers never share a cached prompt, even if both labels
-    mean one server. The other words do not depend on the server, so both servers get prompts of the same length and
-    kind. `text` is an exception: it has no such first word.
+    The first word of a prompt is made from these three. So two labels never share a cached prompt, even if they stand
+    for the same server. The other words do not depend on the label, so both servers get prompts of the same kind. Only
+    the result of `text` has no such first word.
     """
 
     seed: int
@@ -42,7 +42,7 @@ class Prompts:
     counting: TokenCounting = TokenCounting()
 
     def cold(self, name: str, num_tokens: int) -> str:
-        """Return a prompt of about `num_tokens` tokens. No other prompt has the same first word.
+        """Return a prompt of about `num_tokens` tokens. Prompts of other names have other first words.
 
         The same `name` gives the same prompt.
         """
@@ -61,7 +61,7 @@ class Prompts:
     def text(self, name: str, num_tokens: int) -> str:
         """Return words of about `num_tokens` tokens for a later turn; the same `name` gives the same words.
 
-        Unlike `cold`, they have no unique first word.
+        Unlike in a cold prompt, the first word is not unique.
         """
         return self._words(name, max(1, round(num_tokens / self.counting.tokens_per_word)))
 

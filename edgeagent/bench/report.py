@@ -57,14 +57,14 @@ def as_object(run: Run) -> dict[str, Any]:
 
 
 def summary_of(measurement: Measurement, metric: Metric, server: int) -> Summary | None:
-    """Return the summary of one server's samples of a metric; None if there are none. `server` is an index."""
+    """Return the summary of one server's samples of a metric; None if there are none. `server` is its index."""
     return summarize([value for part in measurement.samples(metric, server) for value in part], metric.better)
 
 
 def ratio_of(measurement: Measurement, metric: Metric) -> Ratio | None:
     """Return the ratio of the first server's values of a metric to the second's.
 
-    None if there is one server, if no rounds can be compared, or if the metric has no better direction.
+    Return None if there is only one server, if no rounds can be compared, or if `metric.better` is "neither".
     """
     if len(measurement.rounds) < 2 or metric.better == "neither":
         return None
@@ -109,7 +109,10 @@ def _heading(run: Run) -> Iterator[str]:
 
 
 def _table(measurement: Measurement, align: Align) -> list[str]:
-    """Return the table of a scenario as lines. With one server, each line also has the metric's meaning."""
+    """Return the table of a scenario as lines; empty if there are no samples.
+
+    With one server, each line also has the metric's meaning.
+    """
     rows = _rows(measurement)
     if len(rows) == 1:
         return []

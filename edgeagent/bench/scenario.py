@@ -89,7 +89,7 @@ async def answer(connection: Connection, prompt: str, max_tokens: int) -> Trace:
 
 
 def length(trace: Trace) -> list[float]:
-    """Return the number of tokens in the answer, as the server counts them, in a list; empty if it gave no counts."""
+    """Return the server's count of the answer's tokens, as a list of one value, or empty if there is no count."""
     return [float(trace.counts.num_output)] if trace.counts else []
 
 

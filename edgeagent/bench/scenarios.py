@@ -36,7 +36,7 @@ NUM_CONNECTS = 4
 LIVE_LENGTH = 4
 """The length of the answers that run during a long prompt, as a multiple of max_tokens."""
 NUM_EVENTS_BEFORE = 12
-"""The number of events that each live stream has before the long prompt is sent."""
+"""How many events each live stream gets between the moment when all streams run and the long prompt."""
 
 
 TTFT = Metric("TTFT", "ms", "request sent to first text")
@@ -121,7 +121,10 @@ async def parallel(measured: MeasuredServer, workload: Workload, round_id: str) 
 
 
 def all_rate(traces: Iterable[Trace]) -> list[float]:
-    """Return the tokens/s of all answers together, from the first request to the last text; empty if unknown."""
+    """Return the tokens/s of all answers together, from the first request to the last text, as a list of one value.
+
+    Answers without text or without a count are left out. If none is left, return an empty list.
+    """
     answered = [trace for trace in traces if trace.texts and trace.counts]
     if not answered:
         return []
@@ -130,7 +133,10 @@ def all_rate(traces: Iterable[Trace]) -> list[float]:
 
 
 def live_rate(traces: Iterable[Trace]) -> list[float]:
-    """Return the total tokens/s while all streams ran, as a list of one value; an empty list if they never did."""
+    """Return the total tokens/s while all streams ran, as a list of one value.
+
+    Return an empty list if the streams never ran all at the same time.
+    """
     traces = list(traces)
     if not traces or not all(trace.texts for trace in traces):
         return []
@@ -183,7 +189,7 @@ class Live:
         return sum(begin_s < trace.sent_s < end_s for trace in self.traces)
 
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
-        """Return the milliseconds of each gap between events with text that overlaps `begin_s` to `end_s`."""
+        """Return the gaps between events with text, in milliseconds. A gap counts if it overlaps `begin_s` to `end_s`."""
         gaps = (gap for trace in self.traces for gap in pairwise(trace.texts))
         return [1000 * (later - earlier) for earlier, later in gaps if later > begin_s and earlier < end_s]
 
@@ -191,7 +197,7 @@ class Live:
 async def hol(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Measure head-of-line blocking: send a long prompt while other streams run.
 
-    The long prompt and the other streams are `parallel` requests in total, at least two.
+    Together with the long prompt, `workload.parallel` requests run, but at least two.
     """
     lanes, long = [Live() for _ in range(max(1, workload.parallel - 1))], Trace()
     async with opened(measured) as connection, tasks() as group:
@@ -230,7 +236,10 @@ OPEN_FIRST = Metric("open: first token", "ms", "on a connection that has been us
 
 
 async def connect(measured: MeasuredServer, _: Workload, round_id: str) -> Round:
-    """Send a short prompt on each of several new connections, and then another on the same connection."""
+    """Open several connections one after another, and send two short prompts on each.
+
+    The times of the first prompt include opening the connection.
+    """
     samples: dict[Metric, list[float]] = {NEW_EVENT: [], NEW_FIRST: [], OPEN_EVENT: [], OPEN_FIRST: []}
     for turn in range(NUM_CONNECTS):
         async with connection_to(measured.server) as connection:

@@ -62,8 +62,8 @@ MANY = {(kind, depth): _metric(kind, depth, "many streams") for kind in _KINDS f
 async def speculate(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Measure one stream for each kind of text and draft length, then several streams at once.
 
-    The several streams run without drafts and with the server's choice. Every run has its own prompt, since a server
-    could use an earlier answer as a draft for the same prompt.
+    Several streams are measured only without drafts and with the server's choice. Every stream has its own prompt,
+    since a server could use its earlier answer to the same prompt as a draft.
     """
     found: dict[Metric, list[float]] = {}
     for (kind, depth), metric in ONE.items():
@@ -77,7 +77,7 @@ async def speculate(measured: MeasuredServer, workload: Workload, round_id: str)
 async def _rates(
     measured: MeasuredServer, workload: Workload, num_streams: int, kind: str, depth: str, round_id: str
 ) -> list[float]:
-    """Return the tokens per second of each stream. A stream whose rate is unknown is left out."""
+    """Run streams in parallel, and return the tokens per second of each. Unknown rates are left out."""
     traces = [Trace() for _ in range(num_streams)]
 
     async def run(number: int) -> None:

@@ -24,10 +24,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How one server compares with another.
+    """How the first server compares with the second.
 
-    Each round gives the ratio of one server's value to the other's. `num_pairs` is the number of these ratios. The
-    other fields are their median and quartiles.
+    Each round gives a ratio: the first server's value divided by the second's. `num_pairs` is the number of these
+    ratios. The other fields are their median and their quartiles.
     """
 
     num_pairs: int
@@ -62,7 +62,7 @@ def summarize(samples: Sequence[float], better: Better) -> Summary | None:
 
 
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Ratio | None:
-    """Return the ratio of our values to theirs: the median over rounds, with quartiles. None if no round can be used.
+    """Return the median and the quartiles of the rounds' ratios; None if no round can be used.
 
     The ratio of a round is the median of our samples divided by the median of theirs. A machine's speed drifts, but
     neighbouring rounds drift alike, so their ratio is stable. A round is skipped if one side has no samples, or if

@@ -51,10 +51,9 @@ class Counts:
 class Trace:
     """The arrival times of one answer's events, in seconds of time.perf_counter.
 
-    `texts` are the arrival times of events with text (reasoning included). `num_chars` is the number of characters in
-    each such event. It is needed because events can have different numbers of tokens. `counts`, `prefill_ms` and
-    `delivery_ms` come from the server at the end; None if it does not report them. `on_text` is called for each event
-    with text.
+    `texts` are the arrival times of events with text (reasoning included). `num_chars` has the number of characters in
+    each of these events, since events can have different numbers of tokens. `counts`, `prefill_ms` and `delivery_ms`
+    are what the server reports, or None. `on_text` is called for each event with text.
     """
 
     on_text: Callable[[], None] | None = None
@@ -71,7 +70,7 @@ class Trace:
         self.sent_s = time.perf_counter()
 
     def event(self, arrived_s: float, num_chars: int) -> None:
-        """Record an event and the number of characters in it."""
+        """Record an event: its arrival time, and the number of characters of its text (0 if it has none)."""
         if self.first_event_s is None:
             self.first_event_s = arrived_s
         if num_chars:
@@ -154,7 +153,7 @@ class Connection(Protocol):
         ...
 
     async def open(self) -> None:
-        """Open the connection now, so that opening it is not part of the next answer's times."""
+        """Open the connection if it is not open, so that opening it is not part of the next answer's times."""
         ...
 
     async def ask(self, request: BenchRequest, trace: Trace) -> None:

@@ -208,7 +208,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse_in_callback(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header of the request. A trailer is not added (RFC 9110, section 6.5), but counts towards the limits."""
+        """Add a header of the request. A trailer is not added (RFC 9110, section 6.5) but counts towards the limits."""
         if self._is_in_head:
             super().on_header(name, value)
         else:

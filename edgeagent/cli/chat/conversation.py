@@ -78,8 +78,8 @@ class Chat:
     def repl(self, reader: LineReader) -> None:
         """Read prompts and answer them until the user leaves with /exit, /quit, /bye, Ctrl-D or Ctrl-C.
 
-    Ctrl-C leaves only if it directly follows another Ctrl-C or a cancelled answer.
-    """
+        Ctrl-C leaves only if it directly follows another Ctrl-C or a cancelled answer.
+        """
         is_hinted = False
         while True:
             try:
