@@ -257,7 +257,7 @@ def _http(server: Server) -> httpx.AsyncClient:
 
 
 async def read_page(server: Server, path: str) -> bytes:
-    """Request a page with GET, and return its body. Raise EdgeAgentError for any answer but HTTP 200, or for none."""
+    """Request a page with GET, and return its body. Raise EdgeAgentError if none comes, or if its status is not 200."""
     url = f"{server.http_base.removesuffix('/v1')}{path}"
     try:
         async with _http(server) as http:

@@ -20,7 +20,7 @@ DPI = 150
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError if matplotlib is missing, or if `path` has the wrong ending or is in no existing folder.
+    """Raise ConfigError if matplotlib is missing, if `path` has a wrong ending, or if its folder does not exist.
 
     Call this before the measurement.
     """

@@ -57,7 +57,7 @@ def as_object(run: Run) -> dict[str, Any]:
 
 
 def summary_of(measurement: Measurement, metric: Metric, server: int) -> Summary | None:
-    """Return the summary of one server's samples of a metric; None if there are none. `server` is its index."""
+    """Return the summary of a metric's samples on one server, or None without samples. `server` is an index."""
     return summarize([value for part in measurement.samples(metric, server) for value in part], metric.better)
 
 

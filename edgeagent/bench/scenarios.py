@@ -36,7 +36,7 @@ NUM_CONNECTS = 4
 LIVE_LENGTH = 4
 """The length of the answers that run during a long prompt, as a multiple of max_tokens."""
 NUM_EVENTS_BEFORE = 12
-"""How many events each live stream gets between the moment when all streams run and the long prompt."""
+"""How many events each live stream gets before the long prompt is sent. They are counted once all streams run."""
 
 
 TTFT = Metric("TTFT", "ms", "request sent to first text")
@@ -189,7 +189,10 @@ class Live:
         return sum(begin_s < trace.sent_s < end_s for trace in self.traces)
 
     def gaps_ms(self, begin_s: float, end_s: float) -> list[float]:
-        """Return the gaps between events with text, in milliseconds. A gap counts if it overlaps `begin_s` to `end_s`."""
+        """Return the milliseconds between consecutive events with text.
+
+        A gap is returned if it lies at least partly between `begin_s` and `end_s`.
+        """
         gaps = (gap for trace in self.traces for gap in pairwise(trace.texts))
         return [1000 * (later - earlier) for earlier, later in gaps if later > begin_s and earlier < end_s]
 

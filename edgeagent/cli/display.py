@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left_columns: int = 1) -> str:
-    """Return rows as one text with aligned columns. The first `left_columns` are left-aligned, the others to the right.
+    """Return rows as text in aligned columns. The first `left_columns` are left-aligned, the others right-aligned.
 
     There must be at least one row, and all rows must have the same number of cells.
     """

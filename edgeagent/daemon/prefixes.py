@@ -35,7 +35,7 @@ class Prefixes:
         self._names: dict[str, str] = {}
         """Maps a model's name in the configuration to its canonical name. Models that are not found yet are missing."""
         self._computed: dict[str, int | None] = {}
-        """Maps a model's canonical name to the id of its last process for which `compute_missing` was done or begun."""
+        """Maps a model's canonical name to the id of the last process for which computing its prefixes was begun."""
 
     @property
     def are_wanted(self) -> bool:

@@ -25,7 +25,7 @@ class Publication:
         self._state_dir = state_dir
         self._runtime = runtime
         self.trouble: str | None = None
-        """Why the file could not be written, and what follows from that. None if no write failed since the last success."""
+        """Why the last write failed, and what follows from that. None if it did not fail, or if none was tried."""
 
     def publish(self) -> bool:
         """Write the file, and return whether that succeeded. Of failures in a row, only the first is logged."""

@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter(Protocol):
-    """Receives the daemon's events. Each is reported once, except `loading`.
+    """Receives the daemon's events.
 
-    `loading` is called whenever the progress of a load changes.
+    `loading` is called whenever the progress of a load changes, the other methods once for each event.
     """
 
     def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:

@@ -70,7 +70,7 @@ REFUSALS: dict[HTTPStatus, tuple[str, str]] = {
 
 
 class _StallGuard:
-    """Aborts a connection when `timeout_s` seconds have passed between `start` and `stop`.
+    """Aborts a connection `timeout_s` seconds after `start`, if `stop` is not called before.
 
     It is used for clients that do not read. A normal close would wait for such a client.
     """

@@ -24,8 +24,8 @@ _LOCAL_PEERCRED, _SOL_LOCAL = 0x001, 0
 def unix_listener(path: Path | None) -> Iterator[socket.socket | None]:
     """Yield a listening socket at a path, and remove it at the end. Yield None if `path` is None.
 
-    Raise StartError if the folder is not private to this user, if the path is in use or not this user's socket, if it
-    cannot be listened on, and always on Windows.
+    Raise StartError if the folder is not private to this user, if another file or program uses the path, or if
+    listening fails. On Windows, every path raises it.
     """
     if path is None:
         yield None

@@ -164,7 +164,7 @@ def _history(file: Path | None) -> History:
 def _is_ready(file: Path) -> bool:
     """Prepare the history file: create it if needed, and make it private to this user. Return whether it can be used.
 
-    If the file is longer than MAX_HISTORY_BYTES, its older half is dropped.
+    If the file is longer than MAX_HISTORY_BYTES, only its newest lines are kept.
     """
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

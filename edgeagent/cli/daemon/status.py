@@ -181,7 +181,7 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
 def _route_lines(route: Mapping[str, Any] | None) -> list[str]:
     """Return lines that say where requests may run, and the state of each remote.
 
-    Return none if no remote is configured and the file of the remotes is fine.
+    Return no lines if no remote is configured and the file of the remotes is fine.
     """
     if route is None or not (route["remotes"] or route["trouble"]):
         return []
@@ -210,7 +210,7 @@ def _place(facts: Mapping[str, Any]) -> str:
 def _draft(facts: Mapping[str, Any]) -> str:
     """Return the source of draft tokens as text.
 
-    Without a draft model, a known reason is added, except if it is only the option --draft or --draft-tokens.
+    If no draft model is used, the reason is added. It is left out if it is just an option such as --draft.
     """
     draft, why = facts["draft"], facts.get("draft_why") or ""
     has_model = draft not in (None, "ngram")

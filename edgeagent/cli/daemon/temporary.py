@@ -91,8 +91,8 @@ def load_in_progress(address: Address) -> str:
     """Return a model's load progress or state as text, such as "builtin: loading 40%" or "builtin: stopped".
 
     The daemon's models are checked in order, up to the first one that is ready or cannot be loaded. The text describes
-    the model before that one, or the last model if there is no such one. Return "" if there is no model to describe, or
-    if the daemon does not answer.
+    the model before that one. If no model is ready or has failed, it describes the last model. Return "" if there is no
+    model to describe, or if the daemon does not answer.
     """
     told = [""]
     with contextlib.suppress(EdgeAgentError):

@@ -173,7 +173,10 @@ def _checked(source: str) -> str:
 
 
 def _import(editor: LibraryEditor, model: Adoptable) -> bool | EdgeAgentError:
-    """Import a model. Return True if it is new, and False if it was imported before. Print and return an error."""
+    """Import a model. Return True if it is new, and False if it was imported before.
+
+    If the import fails, print and return the error.
+    """
     try:
         return editor.adopt(model, _progress(model))
     except EdgeAgentError as error:

@@ -243,7 +243,7 @@ def _fits(entry: CatalogEntry) -> bool | None:
 def _fitting(record: dict[str, Any], *, in_words: bool = False) -> str:
     """Return "yes" or "no" for whether a model fits, or "-" if unknown.
 
-    If only a shorter context than the usual one fits, return its number of tokens, with `in_words` as a phrase.
+    If only a shorter context than the usual one fits, return its length in tokens. `in_words` makes that a phrase.
     """
     from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 

@@ -119,7 +119,7 @@ def key(name: str, variable: str | None, file: Path | None, *, is_in_keyring: bo
 
 
 def models(aliases: Sequence[str]) -> dict[str, str]:
-    """Return the aliases that `--model LOCAL=REMOTE` sets, as a map from the local name to the remote's name."""
+    """Return a map from models' names here to their names at the remote, as `--model LOCAL=REMOTE` sets it."""
     return dict(_pair(alias, "--model", "LOCAL=REMOTE, e.g. builtin=meta-llama/Llama-3.1-8B") for alias in aliases)
 
 
