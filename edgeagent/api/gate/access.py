@@ -1,7 +1,7 @@
 """The scope that each path needs, and the facts about a request's sender: keys, socket, whether a web page sent it.
 
-A path that is not in NEEDS needs `admin`. Paths are compared as the router compares them (`scope["path"]`).
-docs/access.md has the same table. A test compares the two.
+A path that is not in NEEDS needs the scope `admin`. A path is looked up in the form that the router uses,
+`scope["path"]`. docs/access.md has the same table as NEEDS, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ NEEDS: dict[str, Scope | None] = {
     "/edgeagent/unload": Scope.ADMIN,
     "/edgeagent/stop": Scope.ADMIN,
 }
-"""The scope that each path needs; None: no scope. `credentials.decision.decide` says who has which scopes."""
+"""The scope that each path needs; None: no scope. `credentials.decision.decide` finds the scopes of a sender."""
 
 _PLAIN = frozenset(template for template in NEEDS if "{" not in template)
 _PATTERNS = [(compile_path(template)[0], template) for template in NEEDS if template not in _PLAIN]
@@ -88,23 +88,24 @@ _QUOTES = b"\"'"
 
 
 def template_of(path: str) -> str | None:
-    """Return the template in NEEDS that matches a path; None if there is none."""
+    """Return the path template (a key of NEEDS) that matches a path; None if no template matches."""
     if path in _PLAIN:
         return path
     return next((template for pattern, template in _PATTERNS if pattern.match(path)), None)
 
 
 def need_of(path: str) -> Scope | None:
-    """Return the scope that a path needs; None if it needs no scope. A path that is not in NEEDS needs `admin`."""
+    """Return the scope that a path needs; None if it needs no scope. It is `admin` for a path not in NEEDS."""
     template = template_of(path)
     return Scope.ADMIN if template is None else NEEDS[template]
 
 
 def client_of(connection: HTTPConnection) -> str:
-    """Return the partition of a request's sender: "" for the owner, or a client's name.
+    """Return the partition of a request's sender: "" for the owner, otherwise the name of the client.
 
-    For another user of this machine it is `uid:1001`, or `uid:unknown`. Clients of different partitions share neither
-    stored responses nor cached prompts. Raise KeyError if Security has not admitted the request.
+    The name of another user of this machine is `uid:` and the user's number, or `uid:unknown`. Clients of different
+    partitions share neither stored responses nor cached prompts. Raise KeyError if Security has not admitted the
+    request.
     """
     name: str = connection.scope[CLIENT_KEY]
     return name
@@ -113,7 +114,8 @@ def client_of(connection: HTTPConnection) -> str:
 def is_owners(connection: HTTPConnection) -> bool:
     """Whether the owner sent this request, and not through a web page.
 
-    Only the owner may change more than the answer, for example how long a model stays loaded.
+    Some fields of a request change more than its answer, for example how long a model stays loaded. They have an effect
+    only in requests of the owner.
     """
     return client_of(connection) == OWNER.name and not is_page(connection.scope)
 
@@ -127,9 +129,10 @@ class Access:
         self._failures = Failures(clock)
 
     async def authorize(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Sender]:
-        """Return two values: the client or the error that refuses it, and the sender.
+        """Return a pair. The first value is the admitted client, or the error that refuses the request.
 
-        After many wrong tokens, the error for a wrong token is Overloaded.
+        The second value has the facts about the sender. After many wrong tokens in a short time, the error for a wrong
+        token is Overloaded.
         """
         need = need_of(scope["path"])
         sender = await self._sender(scope, is_user_asked=need is not None)
@@ -165,9 +168,9 @@ def is_unix(scope: AsgiScope) -> bool:
 def is_browser(scope: AsgiScope) -> bool:
     """Whether a browser may have sent this request, even if no header names the page.
 
-    A page can send some bodies to another site without a preflight: a form, text/plain, or one without a type. A
-    current browser then adds Origin and Sec-Fetch-Site, and no script can remove them. An older one still sends a
-    User-Agent with "Mozilla", which a page can change only after a preflight.
+    A page can send some bodies to another site without a preflight: a form, plain text, or a body without a type. A
+    current browser then adds Origin and Sec-Fetch-Site, and no script can remove them. An older
+    browser still sends a User-Agent with "Mozilla", which a page can change only after a preflight.
     """
     names = [name.lower() for name, _ in scope["headers"]]
     if any(name in _PAGE_HEADERS or name.startswith(_FETCH_PREFIX) for name in names):
@@ -176,11 +179,10 @@ def is_browser(scope: AsgiScope) -> bool:
 
 
 def is_page(scope: AsgiScope) -> bool:
-    """Whether a web page may have made a browser send this. False if the user typed the address.
+    """Whether a web page may have made a browser send this request. False if the user typed the address.
 
-    For a typed address the browser navigates, and Sec-Fetch-Site is `none`. A request of a browser extension has `none`
-    too, but does not navigate. Node's fetch is not a browser, but sends Sec-Fetch-Mode. So that header alone does not
-    count.
+    If the user typed it, Sec-Fetch-Site is `none` and Sec-Fetch-Mode is `navigate`. A request of a browser extension
+    has `none` too, but another mode. Sec-Fetch-Mode alone is no sign of a browser, because Node's fetch sends it too.
     """
     sites, modes = header_values(scope, b"sec-fetch-site"), header_values(scope, b"sec-fetch-mode")
     is_typed = sites == [b"none"] and modes == [b"navigate"]
@@ -198,8 +200,9 @@ def header_values(scope: AsgiScope, name: bytes) -> list[bytes]:
 def bearer_tokens(scope: AsgiScope) -> list[bytes]:
     """Return the tokens of a request's Authorization headers.
 
-    With the scheme Bearer, any key counts. A key with this daemon's prefix counts with any scheme, and without one.
-    Otherwise a client that sends its token in a wrong form would be treated as a client without a token.
+    After the scheme Bearer, any text counts as a token. After another scheme, or without a scheme, only a text with
+    TOKEN_PREFIX counts, also as the name or the password of Basic. Otherwise a client that sends its token in a wrong
+    form would be treated as a client without a token.
     """
     tokens = []
     for value in header_values(scope, b"authorization"):
@@ -222,7 +225,7 @@ def _name_and_password(words: list[bytes]) -> list[bytes]:
 
 
 def subprotocol_tokens(scope: AsgiScope) -> list[bytes]:
-    """Return the tokens among a WebSocket's offered subprotocols: a browser has no other place for a token."""
+    """Return the tokens in the subprotocols that a WebSocket client offers. A browser cannot put a token elsewhere."""
     offered: Iterable[str] = scope.get("subprotocols") or ()
     tokens = [name.removeprefix(TOKEN_SUBPROTOCOL) for name in offered if name.startswith(TOKEN_SUBPROTOCOL)]
     return [token.encode() for token in tokens]

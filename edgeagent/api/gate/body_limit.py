@@ -17,8 +17,8 @@ MIN_BODY_BYTES_PER_S = 64 << 10
 class BodyLimit:
     """The ASGI middleware that limits a body's size, and the time that it takes to arrive.
 
-    If a body is too large, the application's `receive` raises PayloadTooLarge. If it is too slow, `receive` raises
-    InvalidRequest. The answer then closes the connection.
+    The application's `receive` raises PayloadTooLarge if the body is too large, and InvalidRequest if the body arrives
+    too slowly. The answer then closes the connection.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, grace_s: float = BODY_GRACE_S) -> None:
@@ -75,7 +75,7 @@ class _Body:
 
 
 def _announced_bytes(scope: Scope) -> int | None:
-    """Return the body length that the headers announce, in bytes; None if it is unknown."""
+    """Return how many bytes of body the headers announce: 0 without Content-Length, None if they do not say it."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     if b"transfer-encoding" in headers:
         return None

@@ -1,4 +1,4 @@
-"""Adds facts about the caller to a request: the client's name, the route of its token, and the number of hops."""
+"""Adds facts about the caller to a request: the client's name, the route mode of its token, and the number of hops."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from edgeagent.types import GenerateRequest, RouteMode, replace
 
 
 def with_caller(request: GenerateRequest) -> GenerateRequest:
-    """Return a request with its client's name, its number of hops and the strictest route that applies.
+    """Return a copy of a request with its client's name, its number of hops, and the strictest route mode that applies.
 
-    A request with `prefill_only` runs on this machine, since it fills this machine's cache. A request that was
-    forwarded MAX_HOPS times runs here too, since two edgeagents may be each other's remotes.
+    A request with `prefill_only` runs on this machine, because it fills this machine's cache. A request that was
+    forwarded MAX_HOPS times runs here too. Otherwise two edgeagents could forward it to each other without end.
     """
     grant, num_hops = GRANT.get(), NUM_HOPS.get()
     allowed = grant.client.route if grant is not None else None

@@ -25,9 +25,10 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Envelope:
-    """The outermost middleware. After an uncaught exception, `answer_unhandled` sends an HTTP client status 500.
+    """The outermost middleware. `answer_unhandled` answers an HTTP request with status 500 after an uncaught exception.
 
-    If an answer has begun, or on a WebSocket, the exception is raised again.
+    If the answer had begun before, or on a WebSocket, the exception is raised again instead. ClientDisconnect is
+    ignored.
     """
 
     def __init__(self, app: ASGIApp, answer_unhandled: AsgiApp) -> None:

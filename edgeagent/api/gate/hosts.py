@@ -28,9 +28,9 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/?#@,\s]+)(?::([1-9][0-9]{0,4}))?")
 
 
 class Hosts:
-    """The daemon's own hosts: loopback, the addresses that it listens on, and the hosts that the owner allows.
+    """The daemon's own hosts: loopback, the address that it listens on, and the hosts that the owner allows.
 
-    If it listens beyond loopback, the machine's names are own hosts too.
+    If the daemon listens beyond loopback, the machine's names and the connection's local address are own hosts too.
     """
 
     def __init__(self, server: ServerConfig) -> None:
@@ -46,7 +46,7 @@ class Hosts:
         self._allowed = {bracketed(host.lower()) for host in server.allowed_hosts}
 
     def is_own(self, host: str, scope: Scope) -> bool:
-        """Whether the value of a Host header is the daemon's own, for the connection that it came over."""
+        """Whether the Host header `host` names this daemon, or is allowed, on the connection that `scope` describes."""
         match = _HOST.fullmatch(host.lower())
         if match is None:
             return False
@@ -62,9 +62,9 @@ class Hosts:
     def own_origin(self, host: str, scope: Scope) -> bytes | None:
         """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if there is none.
 
-        There is one only if Host is the IP address on which the connection came in. A name may lead to another program:
-        `localhost` to one that listens on [::1], or an allowed name to a proxy. A Unix socket has no port, and so no
-        origin.
+        There is an Origin only if Host is the IP address and port on which the connection came in. A name may lead to
+        another program: `localhost` to a program that listens on [::1], or an allowed name to a proxy. A Unix socket
+        has no port, and therefore no origin.
         """
         match = _HOST.fullmatch(host.lower())
         server = scope.get("server")

@@ -15,7 +15,8 @@ logger = logging.getLogger(__name__)
 class RefusalLog:
     """Logs refusals: one line a minute for each subject, and at most MAX_LINES lines a minute in total.
 
-    The first line of a later minute says how many refusals were not logged.
+    A subject is the sender or the header that was refused. The first line of a later minute says how many refusals were
+    not logged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +26,7 @@ class RefusalLog:
         self._num_left_out = 0
 
     def write(self, code: str, subject: str, place: str) -> None:
-        """Log a refusal: the error's code, the sender or header that was refused, and the route."""
+        """Log a refusal: the error's code, its subject, and the route (`place`)."""
         now_s = self._clock()
         left_out = ""
         if now_s - self._since_s >= WINDOW_S:

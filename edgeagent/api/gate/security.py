@@ -8,9 +8,9 @@ The rules, in order. Each applies to every path, unless it says otherwise:
    serves any. The origin of an own page is the scheme, host and port of this request.
 4. A preflight of an allow-listed page is answered here.
 5. The client may use the path (see `api.gate.access`).
-6. An HTTP request with a body to a known path declares it as JSON. A page can do that only after a preflight. There
-   are two exceptions if no browser sent the request. The body may have no type, or the type of a form, as `curl` sends
-   it by default. Under `/api/` it may have any type, since clients of Ollama send any. No body may be compressed.
+6. A body in an HTTP request to a known path is declared as JSON. A page can do that only after a preflight. There are
+   two exceptions if no browser sent the request. The body may have no type, or the type of a form, as `curl` sends it
+   by default. Under `/api/` it may have any type, since clients of Ollama send any. No body may be compressed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What the rules found in an admitted request: its client, and the allow-listed page it came from, if any.
+    """What the rules found in an admitted request.
 
-    `keys` is the result of checking its keys. If `is_preflight`, only `origin` is known: `client` was not checked.
+    `keys`: the result of checking the request's keys. `origin`: the origin of the allow-listed page that sent the
+    request; None: no such page. If `is_preflight`, only `origin` is known: the client was not checked.
     """
 
     client: Client = OWNER
@@ -56,9 +57,10 @@ class Admission:
 
 
 class RefusalError(Exception):
-    """Raised if a rule refuses a request. `status`: the HTTP status of the answer; None: the status of the error.
+    """Raised if a rule refuses a request.
 
-    `origin`: the page that may read the answer; None: no page. `subject`: what is refused, for the log. It is empty if
+    `status`: the HTTP status of the answer; None: the usual status of the error. `origin`: the origin of the page that
+    may read the answer; None: no page. `subject`: the sender or header that is refused, for the log. It is empty if
     only the request's form is wrong; then nothing is logged.
     """
 
@@ -102,8 +104,8 @@ class Policy:
     def _check_host(self, scope: Scope) -> bytes | None:
         """Check the Host header, and return the origin of the daemon's own pages at this Host.
 
-        Return None if the daemon serves no pages, or has no origin at this Host. Raise RefusalError if Host is not the
-        daemon's own.
+        Return None if the daemon serves no pages, or has no origin at this Host. Raise RefusalError if there is not
+        exactly one Host header, or if it does not name this daemon.
         """
         hosts = header_values(scope, b"host")
         if len(hosts) != 1:
@@ -116,10 +118,10 @@ class Policy:
         return self._hosts.own_origin(host, scope) if self._has_pages else None
 
     def _check_page(self, scope: Scope, own: bytes | None) -> bytes | None:
-        """Return the Origin header if it is allow-listed; raise RefusalError if another page sent the request.
+        """Return the Origin header if it is allow-listed; None if there is no Origin, or if it is `own`.
 
-        Return None if there is no Origin, or if it is the daemon's own. `own`: the origin of the daemon's pages; None:
-        it has none.
+        `own`: the origin of the daemon's pages; None: the daemon has no pages here. Raise RefusalError if a page that
+        is neither allow-listed nor the daemon's own sent the request.
         """
         allowed = self._origins if own is None else self._origins | {own}
         origins = header_values(scope, b"origin")
@@ -214,9 +216,9 @@ class Security:
 
 
 def _while_held(receive: Receive, grant: Grant) -> Receive:
-    """Return a `receive` that raises Unauthorized if the token has ended by the end of the body.
+    """Return a `receive` that checks the token again at the body's end, because a body may take minutes to arrive.
 
-    A body may take minutes to come.
+    The `receive` raises Unauthorized if the token is no longer valid.
     """
 
     async def receive_held() -> Message:
