@@ -16,7 +16,7 @@ class DeliveryTime:
     def add(self, at_s: float) -> None:
         """Count a step that has just been handed to the client.
 
-        `at_s`: when the engine made it (time.monotonic). A step with 0 is not counted, because no engine made it.
+        `at_s`: when the engine made the step (time.monotonic). A step with 0 is not counted: no engine made it.
         """
         if at_s:
             self.total_s += max(0.0, time.monotonic() - at_s)
@@ -24,5 +24,5 @@ class DeliveryTime:
 
     @property
     def mean_ms(self) -> float:
-        """Milliseconds per step; 0 if there was no step."""
+        """The mean delivery time in milliseconds per step; 0 if no step was counted."""
         return 1000.0 * self.total_s / max(self.num, 1)

@@ -24,7 +24,10 @@ from edgeagent.errors import EdgeAgentError
 logger = logging.getLogger(__name__)
 
 MAY_SEE_PATHS: ContextVar[bool] = ContextVar("may_see_paths", default=True)
-"""Whether the current request's client may learn where files are on this machine: it manages models or the daemon."""
+"""Whether the current request's client may learn where files are on this machine.
+
+Only a client that has the scope `models` or `admin` may.
+"""
 
 OLLAMA_PREFIX = "/api/"
 # Ollama's text, with its two spaces: clients search for it.
@@ -178,7 +181,7 @@ def refusal(path: str, error: Error) -> Refusal | OllamaRefusal:
 
 
 def ollama_refusal(error: EdgeAgentError) -> OllamaRefusal:
-    """Return the body of a failed request on Ollama's routes, which is also the last line of a stream that failed."""
+    """Return the body that answers a failed request on Ollama's routes. It is also the last line of a failed stream."""
     return {"error": _OLLAMA_BUSY if isinstance(error, errors.Overloaded) else error_body(error)["message"]}
 
 
@@ -222,7 +225,7 @@ def to_client_error(name: str, error: Exception) -> EdgeAgentError:
 def printable(text: str) -> str:
     """Return a text with those characters escaped that move a terminal's cursor or reverse the direction of writing.
 
-    For every text that may quote a client.
+    Use it for every text that may quote a client.
     """
     return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 

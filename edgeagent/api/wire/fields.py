@@ -56,9 +56,9 @@ ROLES: dict[str, Role] = {
 NOT_SUPPORTED = "not_supported"
 """The type of a validation error that becomes a NotSupported."""
 NO_VARIANT_PREFIX = "no_variant_"
-"""Prefix of the type of a validation error; the name of a union's discriminator field follows.
+"""How the type of a validation error begins; the name of a union's discriminator field follows.
 
-The error means that the value of this field selects no model of the union.
+The error means that no member of the union has the value of this field.
 """
 
 _IN_A_TOOL = re.compile(r"(tools|functions)\[\d+\]\.")
@@ -106,7 +106,7 @@ MaxTokens = Annotated[int, between(-1, MAX_INT32)]
 """The most tokens to generate. As in llama-server, 0 means no tokens and -1 means no limit."""
 NumTopLogprobs = Annotated[int, between(0, MAX_TOP_LOGPROBS)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How long the model is to reason before it answers. The chat template decides what it does."""
+"""How long the model is to reason before it answers. The chat template decides what an effort does."""
 Penalty = Annotated[float, between(-2, 2)]
 Fraction = Annotated[float, between(0, 1)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
@@ -145,13 +145,13 @@ TemplateKwargs = dict[str, bool | int | float | str | None]
 
 
 class Body(BaseModel):
-    """The fields of a body; unknown ones are ignored, and nothing is converted (true and "1" are not numbers)."""
+    """The fields of a body. Unknown fields are ignored. No value is converted: true and "1" are not numbers."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
 class Query(Body):
-    """The parameters of a route's query; unknown ones are ignored. Numbers and true or false are read from text."""
+    """The query parameters of a route. Unknown parameters are ignored. Numbers and booleans are read from text."""
 
     model_config = ConfigDict(strict=False)
 
@@ -202,7 +202,7 @@ class SamplingBody(Body):
     ) = None
 
     def sampling(self) -> SamplingParams:
-        """Return the checked parameters. A seed of -1 means a random seed, as in llama-server.
+        """Return the checked sampling parameters. A seed of -1 means a random seed, as in llama-server.
 
         Raise InvalidRequest if a key of `logit_bias` is no token id.
         """
@@ -221,7 +221,7 @@ class SamplingBody(Body):
 
 
 def sampling_defaults(sampling: SamplingParams) -> dict[str, float | None]:
-    """Return a model's default parameters by their names: without the seed and the biases, which only a request has."""
+    """Return default sampling parameters by name, without the seed and the logit biases: only requests have these."""
     names = (name for name in sampling.__struct_fields__ if name not in ("seed", "logit_bias"))
     return {name: getattr(sampling, name) for name in names}
 
@@ -235,10 +235,10 @@ def _token(key: str) -> int:
 
 
 def validate(model: type[M], fields: object, path: str = "") -> M:
-    """Check `fields` against a pydantic model, and return the model's instance.
+    """Check `fields` against a pydantic model, and return an instance of it.
 
-    Raise InvalidRequest, or its subclass NotSupported or InvalidToolSchema. The message names the first wrong field,
-    what it must be, and its value. `path` is put before the field's name.
+    Raise InvalidRequest, or its subclass NotSupported or InvalidToolSchema, for the first wrong field. The message says
+    what the field must be. `path` is put before the field's name.
     """
     try:
         return model.model_validate(fields)
@@ -271,7 +271,7 @@ def _shown(value: object) -> str:
 
 
 def _no_variant_details(details: ErrorDetails) -> ErrorDetails:
-    """Return the error of a value that selects no model of a union.
+    """Return the details of the error for a value that matches no member of a union.
 
     Either the value is not an object, or its discriminator field is missing, wrong or not supported.
     """
@@ -343,7 +343,7 @@ def tool_choice_of(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> 
 
 
 def tier_of(service_tier: str | None) -> Tier:
-    """Return the tier of a request from OpenAI's `service_tier`. It is INTERACTIVE for None and for unknown values."""
+    """Return the scheduling tier for OpenAI's `service_tier`: INTERACTIVE, except for priority, flex and batch."""
     match service_tier:
         case "priority":
             return Tier.REALTIME

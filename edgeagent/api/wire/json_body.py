@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 
 async def read_valid(request: Request, model: type[M]) -> M:
-    """Return the checked fields of a request's body; raise InvalidRequest."""
+    """Return the checked fields of a request's body; raise InvalidRequest if the body is wrong."""
     return await read_body(request, partial(validate, model))
 
 
 async def read_body(request: Request, read: Callable[[Json], T], known: KnownFields | None = None) -> T:
     """Parse the JSON object in a request's body, pass it to `read`, and return the result.
 
-    Raise InvalidRequest if the body is not a JSON object, or the errors of `read`. A large body is parsed and read in a
-    thread. The answer's headers name the fields that are not `known`, and the log has their number. If `known` is None,
-    unknown fields are not reported.
+    Raise InvalidRequest if the body is not a JSON object. Errors of `read` are passed on. A large body is parsed and
+    read in a thread. Fields that are not in `known` are named in a header of the answer and counted in the log. If
+    `known` is None, unknown fields are not reported.
     """
     body = await request.body()
 

@@ -18,7 +18,7 @@ from edgeagent.api.wire.errors import printable
 
 HEADER = b"x-edgeagent-warning"
 SCOPE_KEY = "edgeagent.warnings"
-"""The key in the ASGI scope of the list of a request's warnings. The answer's headers carry the warnings."""
+"""The key under which a request's ASGI scope has the list of its warnings. The answer's headers carry the warnings."""
 LOG_EVERY_S = 60.0
 MAX_NAMED = 5
 MAX_NAME_CHARS = 64
@@ -45,11 +45,11 @@ class KnownFields:
 
     @classmethod
     def of(cls, body: type[BaseModel], *more: str, options: frozenset[str] = frozenset()) -> KnownFields:
-        """Return the fields of a body, and `more`: fields that are accepted without effect."""
+        """Return the known fields: those of `body`, and `more`, which are accepted without effect."""
         return cls(frozenset({*body.model_fields, *more}), options)
 
     def warning(self, fields: Mapping[str, object]) -> FieldWarning | None:
-        """Return a warning that names the unknown fields; None if there are no unknown fields."""
+        """Return a warning that names the first MAX_NAMED unknown fields; None if there are no unknown fields."""
         unknown = list(self._unknown(fields))
         if not unknown:
             return None
@@ -88,7 +88,7 @@ class WarningLog:
         self._next_at_s = clock()
 
     def write(self, warning: FieldWarning) -> None:
-        """Write a warning, unless one was written in the last LOG_EVERY_S seconds."""
+        """Write a warning, or drop it if another was written in the last LOG_EVERY_S seconds."""
         if self._clock() >= self._next_at_s:
             self._next_at_s = self._clock() + LOG_EVERY_S
             logger.warning("a request has %s; its answer names them (%s)", warning.logged, HEADER.decode())

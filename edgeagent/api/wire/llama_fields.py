@@ -1,8 +1,8 @@
 """llama-server's request fields that OpenAI's APIs do not have.
 
-Each has its effect, or is refused if ignoring it would change the answer. Harmless fields are accepted without effect:
-`id_slot` (a prefix is found in any slot), `n_keep` (no context is shifted), `response_fields` (the body always has all
-fields).
+Most of these fields work as in llama-server. A field that is not supported is refused if ignoring it would change the
+answer. Three harmless fields are accepted without effect. `id_slot`: a prefix is found in any slot. `n_keep`: no
+context is shifted. `response_fields`: the body always has all fields.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ExtendedBody(SamplingBody):
     edgeagent: EdgeagentBody | None = None
 
     def check_supported(self) -> None:
-        """Raise NotSupported for fields that would change the answer and are not supported."""
+        """Raise NotSupported if a field is set that is not supported and would change the answer."""
         refused = {
             "grammar": (self.grammar, "grammars are not taken; describe the output with json_schema"),
             "lora": (self.lora, "an adapter is chosen by its name: model MODEL+ADAPTER, or edgeagent.adapter"),
@@ -120,9 +120,10 @@ class ExtendedBody(SamplingBody):
                 raise NotSupported(f"{name} is not supported: {advice}", param=name)
 
     def sampling(self) -> SamplingParams:
-        """Return the checked parameters. Samplers that `samplers` leaves out do nothing.
+        """Return the checked sampling parameters. A sampler that the field `samplers` leaves out is disabled.
 
-        Raise NotSupported for an unknown sampler or another order, or InvalidRequest for a wrong `logit_bias`.
+        Raise NotSupported if `samplers` names unknown samplers or has another order than the fixed one. Raise
+        InvalidRequest for a wrong `logit_bias`.
         """
         params = super().sampling()
         return params if self.samplers is None else replace(params, **_without(self.samplers))
@@ -147,7 +148,10 @@ class ExtendedBody(SamplingBody):
         )
 
     def schema_format(self, chosen: OutputFormat) -> OutputFormat:
-        """Return `chosen` (OpenAI's field), or the format of json_schema; raise InvalidRequest if both are given."""
+        """Return the output format of the field `json_schema`; `chosen` if the request does not have this field.
+
+        `chosen`: the format of OpenAI's `response_format`. Raise InvalidRequest if both fields set a format.
+        """
         if self.json_schema is None:
             return chosen
         if not isinstance(chosen, TextFormat):
@@ -155,7 +159,10 @@ class ExtendedBody(SamplingBody):
         return JsonSchemaFormat(self.json_schema)
 
     def limit(self, *openai: int | None) -> int | None:
-        """Return the most tokens to generate: the first of `openai` that is set, else n_predict. None is no limit."""
+        """Return the most tokens to generate; None: no limit. It is the first value that is set: `openai`, n_predict.
+
+        `openai`: the values of OpenAI's fields.
+        """
         given = next((count for count in (*openai, self.n_predict) if count is not None), None)
         return None if given == -1 else given
 
@@ -172,7 +179,7 @@ class ExtendedBody(SamplingBody):
 
 
 def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...]:
-    """Return `num` requests that differ in their ids, and in their seeds if they have one."""
+    """Return `num` copies of a request, which differ in their ids, and in their seeds if `request` has a seed."""
     seed = request.sampling.seed
     return (
         request,
@@ -188,7 +195,7 @@ def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...
 
 
 def _without(samplers: Sequence[str]) -> Json:
-    """Return the parameters that disable the samplers which are not named.
+    """Return the parameters that disable the samplers which are not in `samplers`.
 
     Raise NotSupported for an unknown or repeated name, or if the order is not that of _CHAIN.
     """

@@ -46,7 +46,7 @@ class TextLogprobs(Shape):
 
 
 def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Scored]:
-    """Return tokens with their log probabilities, and the likeliest alternatives to each token with theirs."""
+    """Return the JSON of tokens: each token's log probability, and its alternatives with their log probabilities."""
     return [{**_body(token), "top_logprobs": [_body(alternative) for alternative in token.top]} for token in tokens]
 
 
@@ -59,9 +59,9 @@ def _body(token: TokenLogprob) -> Rival:
 
 
 def legacy_logprobs(tokens: Sequence[TokenLogprob], num_alternatives: int) -> TextLogprobs:
-    """Return `logprobs` in the form of completions: lists of equal length. A token with nothing before it has null.
+    """Return the field `logprobs` of a completion. The first token of a prompt has None instead of a log probability.
 
-    The token itself is among its alternatives, as in OpenAI's API. If `num_alternatives` is 0, `top_logprobs` is None.
+    Each token is among its own alternatives, as in OpenAI's API. If `num_alternatives` is 0, `top_logprobs` is None.
     """
     return {
         "tokens": [_name(token) for token in tokens],

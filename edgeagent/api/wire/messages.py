@@ -1,6 +1,6 @@
 """Types that the bodies of several protocols share: text in parts, JSON schemas, functions, and unions.
 
-A union chooses its model by a field, see `discriminated_by`. The documents are made from these types too.
+A field selects the member of a union, see `discriminated_by`. The OpenAPI and AsyncAPI documents use these types too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _text_of(content: object) -> str:
 
 
 Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
-"""A message's text: a string, or a list of texts and refusals, which are joined."""
+"""A message's text. It is sent as a string, or as a list of texts and refusals, which are joined."""
 
 
 def _schema_text(schema: object) -> str:
@@ -99,7 +99,7 @@ def _children(node: object) -> Sequence[object]:
 
 
 Schema = Annotated[str, PlainValidator(_schema_text, json_schema_input_type=Json)]
-"""A JSON schema as text, checked for size and depth. The worker checks if it can become a grammar."""
+"""A JSON schema as text, checked for size and depth. The worker checks later whether it can become a grammar."""
 
 
 def _parameters_text(schema: object) -> str:
@@ -111,7 +111,7 @@ def _parameters_text(schema: object) -> str:
 
 
 Parameters = Annotated[str, PlainValidator(_parameters_text, json_schema_input_type=Json)]
-"""A JSON schema of a function's arguments, which are always an object."""
+"""A JSON schema of a function's arguments, as text. It must describe an object."""
 
 
 def read_schema(schema: object, path: str) -> str:
@@ -162,4 +162,4 @@ def _only_function(tool: object) -> object:
 
 
 OnlyFunction = BeforeValidator(_only_function)
-"""A validator that refuses a tool whose type is not `function` before other fields are checked."""
+"""A validator that runs before the fields of a tool are checked. It refuses any type but `function`."""

@@ -1,6 +1,6 @@
 """The response headers that tell a client where its answer is computed.
 
-A stream's first event says the same. Its terminal event says it again, since the generation may have moved.
+In OpenAI's APIs, a stream says the same in an early event, and again at its end, because a generation may move.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PlacementHeaders:
         self._placement: Placement | None = None
 
     async def noting(self, steps: AsyncGenerator[ItemT, None]) -> AsyncGenerator[ItemT, None]:
-        """Yield the same steps, and keep the first placement in them."""
+        """Yield the items of `steps` unchanged, and keep the first placement in them."""
         async with aclosing(steps):
             async for item in steps:
                 if self._placement is None:

@@ -11,7 +11,7 @@ from edgeagent.types import Placement, PromptProgress, Started, Step, Timings, U
 
 
 class GenerationProgress:
-    """The progress of one generation, measured from its steps. Its last step has the exact numbers."""
+    """The progress of one generation, measured from its steps. The exact numbers come with the last step."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,7 +23,7 @@ class GenerationProgress:
 
     @property
     def placement(self) -> Placement | None:
-        """Where the generation runs; None if that is not known."""
+        """Where the generation runs; None if no step has said it yet."""
         return self._started.placement
 
     def add_step(self, step: Step) -> None:

@@ -18,8 +18,8 @@ Json = dict[str, Any]
 class Shape(TypedDict):
     """A JSON object that the daemon sends. It is a plain dict, so it costs no more than a dict.
 
-    The OpenAPI and AsyncAPI documents are generated from these classes. Every field is always there, unless it is
-    NotRequired. Clients must expect that fields are added later.
+    The OpenAPI and AsyncAPI documents are generated from these classes. Every field is always there, except the
+    NotRequired ones. Clients must expect that fields are added later.
     """
 
 
@@ -27,6 +27,6 @@ Shape.__pydantic_config__ = ConfigDict(extra="allow", use_attribute_docstrings=T
 
 
 def shaped(shape: type[S], source: object, **given: object) -> S:
-    """Return an object of type `shape`: the fields `given`, and for the others the attributes of `source`, by name."""
+    """Return an object of type `shape`. A field that is not `given` gets the attribute of `source` with its name."""
     names: list[str] = [name for name in shape.__annotations__ if name not in given]
     return cast("S", {name: getattr(source, name) for name in names} | given)

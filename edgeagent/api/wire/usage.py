@@ -85,7 +85,7 @@ class Run(Shape):
 
 
 def responses_usage(usage: Usage) -> ResponseUsage:
-    """Return `usage` as the Responses API has it. cache_write_tokens is the part of the prompt that was computed."""
+    """Return `usage` in the form of the Responses API. `cache_write_tokens` counts the computed prompt tokens."""
     return {
         "input_tokens": usage.num_prompt_tokens,
         "input_tokens_details": {
@@ -99,7 +99,7 @@ def responses_usage(usage: Usage) -> ResponseUsage:
 
 
 def chat_usage(usage: Usage) -> ChatUsage:
-    """Return `usage` as chat completions have it."""
+    """Return `usage` in the form of chat completions."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_output_tokens,
@@ -110,7 +110,7 @@ def chat_usage(usage: Usage) -> ChatUsage:
 
 
 def timings_body(usage: Usage, timings: Timings) -> LlamaTimings:
-    """Return `timings` with llama-server's names and arithmetic; draft counts only if there were drafts."""
+    """Return `timings` as llama-server names and computes them. Draft tokens are counted only if there were any."""
     num_computed = _num_computed(usage)
     body: LlamaTimings = {
         "cache_n": usage.num_cached_tokens,
@@ -130,7 +130,7 @@ def timings_body(usage: Usage, timings: Timings) -> LlamaTimings:
 
 
 def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
-    """Return the object `edgeagent`: where the request ran and why, milliseconds by stage, hand-overs if any.
+    """Return the object `edgeagent`: where the request ran and why, milliseconds by stage, and any hand-overs.
 
     Unknown stages are left out. `delivery_ms`: the mean time of a step from the engine to the client.
     """
@@ -150,7 +150,7 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
 
 
 def placement_body(placement: Placement) -> RunsAt:
-    """Return where a request runs. Only a remote has a host and a region. Only a local model has a `model_sha256`."""
+    """Return where a request runs. Each of `model_sha256`, `host` and `region` is left out if it is unknown."""
     body: RunsAt = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
     if placement.sha256:
         body["model_sha256"] = placement.sha256
