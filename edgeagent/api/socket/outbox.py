@@ -26,14 +26,14 @@ class Merging(Protocol):
         """Return roughly how many bytes of memory an event takes."""
 
     def merge(self, waiting: Send, entry: Send) -> bool:
-        """Merge `entry` into `waiting`, the entry before it, if possible. Return whether it was merged."""
+        """Merge `entry` into `waiting`, the last entry of the queue, if possible. Return whether it was merged."""
 
     def append(self, entry: Send) -> None:
         """Prepare an entry that was not merged, just before it is added to the queue. May change the entry's event."""
 
 
 class Outbox:
-    """A queue of Send and Close. `push` never waits; a producer that can wait calls `wait_for_room` first."""
+    """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room` before it."""
 
     def __init__(self, merging: Merging) -> None:
         self._merging = merging
@@ -45,14 +45,14 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether more than MAX_PENDING_BYTES wait. Producers that can wait should then call `wait_for_room`."""
+        """Whether the queue takes more than MAX_PENDING_BYTES. Tasks that can wait then call `wait_for_room`."""
         return not self._drained.is_set()
 
     @property
     def is_flooded(self) -> bool:
-        """Whether more than MAX_FLOOD_BYTES wait. Producers that call `wait_for_room` cannot add so much.
+        """Whether the queue takes more than MAX_FLOOD_BYTES. Tasks that call `wait_for_room` cannot add so much.
 
-        The client caused it, for example by sending bad frames without reading the errors.
+        The client has caused this, for example by sending bad frames without reading the errors.
         """
         return self._num_bytes > MAX_FLOOD_BYTES
 
@@ -81,7 +81,7 @@ class Outbox:
         return entry
 
     async def wait_for_room(self) -> None:
-        """Wait until at most MAX_PENDING_BYTES wait."""
+        """Wait until the queue takes at most MAX_PENDING_BYTES."""
         await self._drained.wait()
 
     def _merge(self, entry: Send) -> bool:

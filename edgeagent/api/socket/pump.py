@@ -65,7 +65,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
 
     @abstractmethod
     def act(self, action: ActionT) -> None:
-        """Perform an action that only the protocol has, without waiting for it."""
+        """Begin an action that only this protocol has, without waiting for its end."""
 
     @abstractmethod
     def grow_old(self) -> Iterable[ActionT | Send | Close]:
@@ -76,10 +76,10 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         """Return the actions for a connection whose token is no longer valid."""
 
     async def before_end(self, entry: Send) -> None:
-        """Prepare a terminal event just before it is sent; later events wait meanwhile."""
+        """Prepare a terminal event just before it is sent. Until this method returns, no later event is sent."""
 
     def sent(self, entry: Send) -> None:
-        """Note that an event has been handed to the socket."""
+        """Do what follows an event's sending. Called when the event has been handed to the socket."""
 
     def disconnect(self) -> None:
         """Make sure that no request begins any more. Called before the connection's tasks are cancelled."""
@@ -90,7 +90,8 @@ class Pump(ABC, Generic[FrameT, ActionT]):
     async def run(self) -> None:
         """Accept the socket, serve it until it closes, and end its tasks.
 
-        If its token becomes invalid meanwhile, call `lose_token`. Raise Unauthorized if the token is invalid already.
+        Call `lose_token` if the client's token becomes invalid meanwhile. Raise Unauthorized if the token is invalid
+        already when the socket is accepted.
         """
         await self.websocket.accept()
         with until_revoked(lambda: self.perform(self.lose_token())):
@@ -115,7 +116,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
 
     @property
     def is_full(self) -> bool:
-        """Whether a task that makes events should call `wait_for_room`."""
+        """Whether the outbox is full. A task that makes events should then call `wait_for_room`."""
         return self._outbox.is_full
 
     async def wait_for_room(self) -> None:
