@@ -1,1 +1,1 @@
-"""OpenAI's Responses over HTTP and WebSocket (`socket`): turns, items, events, stored responses, compaction."""
+"""OpenAI's Responses API over HTTP and WebSocket: turns, items, events, stored responses, compaction."""

@@ -154,7 +154,7 @@ KNOWN = KnownFields.of(
 class ResponseCreate:
     """A create: a checked `response.create` frame, or a checked body of POST /v1/responses.
 
-    `body.input` and `body.tools` are None. The fields `items` and `tools` have their content.
+    `body.input` and `body.tools` are always None. Their content is in `items` and `tools`.
     """
 
     body: CreateResponseBody
@@ -163,7 +163,7 @@ class ResponseCreate:
     tool_choice: ToolChoice
     format: OutputFormat
     warning: FieldWarning | None = None
-    """The warning about unknown fields of this create; None if it has no unknown fields."""
+    """The warning about unknown fields of this create; None if there are no unknown fields."""
 
     @property
     def previous_id(self) -> str | None:
@@ -172,7 +172,7 @@ class ResponseCreate:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the response may be stored, so that other connections can continue it. The API's default is yes."""
+        """Whether this create lets the response be stored, so that other connections can continue it. Default: yes."""
         return self.body.store is not False and not self.body.no_store
 
     @property
@@ -183,7 +183,7 @@ class ResponseCreate:
 
     @property
     def compact_threshold(self) -> int | None:
-        """The number of prompt tokens above which the earlier conversation is summarized first; None means never."""
+        """The earlier conversation is first summarized if the prompt has more tokens than this; None means never."""
         entries = self.body.context_management or []
         return next((entry.compact_threshold for entry in entries if entry.compact_threshold is not None), None)
 
@@ -194,10 +194,10 @@ class ResponseCreate:
     def request(
         self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "", *, is_storable: bool = True
     ) -> GenerateRequest:
-        """Return the GenerateRequest for the conversation `items`, which includes what this create continues.
+        """Return the GenerateRequest for the conversation `items`, including the inherited items.
 
         Raise InvalidRequest if there is nothing to answer, or if there are too many messages. The prompt is kept on
-        disk only if `is_storable`, and if this create's `store` allows it.
+        disk only if both `is_storable` and `is_stored` are true.
         """
         body = self.body
         messages = to_messages(body.instructions, items)

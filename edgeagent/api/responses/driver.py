@@ -21,10 +21,10 @@ from edgeagent.errors import EdgeAgentError
 
 
 async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
-    """Run a turn. For each step, yield its events, and when an engine computed it (time.monotonic; 0: no engine did).
+    """Run a turn. For each step, yield its events and the time (time.monotonic) when an engine computed the step.
 
-    A failure does not raise an error: the last event reports it. While the turn runs, clients find it by its id. Its
-    response is stored before the terminal event is yielded.
+    The time is 0 if no engine did. A failure does not raise an error: the last event reports the failure. While the
+    turn runs, clients find it by its id. The response is stored before the terminal event is yielded.
     """
     failure: EdgeAgentError | None = None
     turn, events, requests = live.turn, live.turn.events, context.service.live
@@ -52,8 +52,8 @@ async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGene
 
 
 async def _keep(turn: Turn, context: Context) -> None:
-    """Store the response of a turn that is over, unless `store` or `no_store` in its chain forbids it.
+    """Store the response of a turn that is over, if no request in its chain of responses forbids it.
 
-    Afterwards the response can be continued, also after a restart if responses are stored in a file.
+    Afterwards a response that has not failed can be continued, also after a restart if responses are in a file.
     """
     await context.frontends.get(Responses).store.add(turn.stored(), to_json(turn.events.response))

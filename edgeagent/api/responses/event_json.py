@@ -1,4 +1,4 @@
-"""The types of the response object and of its events, for the code that builds them and for the documents."""
+"""The types of the response object and of its events, for the code that builds them and the API's documents."""
 
 from __future__ import annotations
 

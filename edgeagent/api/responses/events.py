@@ -1,7 +1,7 @@
-"""Turns deltas into the events of one response, and builds the response object: a state machine without I/O.
+"""Makes the events of one response from deltas, and builds the response object: a state machine without I/O.
 
-It does not use sockets, lanes or history. Order and fields are the Responses API's. Every item and part that is opened
-is closed before the one terminal event.
+It does not use sockets, lanes or history. The events have the order and fields of the Responses API. Every item and
+part that is opened is closed before the one terminal event.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> R
 
 
 def response_event(kind: str, response: ResponseBody | Json) -> ServerEvent:
-    """Return an event of the type `kind` that contains the response. Its number is set when it is emitted."""
+    """Return an event of the type `kind` that contains the response. Its emission sets the event's number."""
     return cast("ServerEvent", {"type": kind, "sequence_number": 0, "response": response})
 
 
 def set_delivery(terminal: Json, delivery_ms: float) -> None:
-    """Write the measured delivery time into a terminal event just before it is sent, since it is not known earlier.
+    """Write the measured delivery time into a terminal event. Call it just before the event is sent.
 
-    A failed response has no stage times. Its event is not changed.
+    A failed response has no stage times, so its event is not changed.
     """
     stages = terminal["response"]["edgeagent"]["stages_ms"]
     if stages:
@@ -139,20 +139,20 @@ class ResponseEvents:
         self._output: list[OutputItem] = []
 
     def created(self, *, is_queued: bool = False) -> list[Json]:
-        """Return the opening events: created and in_progress, or created and queued."""
+        """Begin or queue the response. Return the opening events: created, then in_progress or queued."""
         self.response["status"] = "queued" if is_queued else "in_progress"
         self._emit_response("response.created")
         self._emit_response("response.queued" if is_queued else "response.in_progress")
         return self._take()
 
     def in_progress(self) -> list[Json]:
-        """Return the event which says that a queued response has begun."""
+        """Begin a queued response. Return the event that says so."""
         self.response["status"] = "in_progress"
         self._emit_response("response.in_progress")
         return self._take()
 
     def step(self, deltas: Sequence[Delta | Compacting | Compacted]) -> list[Json]:
-        """Return the events of one step's deltas."""
+        """Apply the deltas of one step to the response, and return the events that report them."""
         for delta in deltas:
             match delta:
                 case TextDelta():
@@ -177,7 +177,7 @@ class ResponseEvents:
         return self._take()
 
     def fail(self, error: EdgeAgentError) -> list[Json]:
-        """Return the events that end a response that has begun and then failed."""
+        """End the response, which has begun, with an error. Return the events that end it."""
         self.failure = error
         self._close_item("incomplete")
         self.response["status"] = "failed"
@@ -192,7 +192,7 @@ class ResponseEvents:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the response has had its first event."""
+        """Whether the first event of the response has been made."""
         return self._num_events > 0
 
     @property
@@ -208,20 +208,21 @@ class ResponseEvents:
         return response
 
     def numbered(self, event: ServerEvent) -> list[Json]:
-        """Return a list with this event, which gets the response's next number."""
+        """Give an event the next number of the response, and return the event in a list."""
         self._emit(event)
         return self._take()
 
     @property
     def state(self) -> ResponseState:
-        """How far the response has come, for its followers."""
+        """The state of the response so far, for the clients that follow it."""
         return ResponseState(self.so_far(), self._output, self._open, is_over=self.is_over)
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The part of the output that a continuation inherits.
+        """The output items that a continuation inherits.
 
-        It lacks a call that was cut off, which has no result, and a compaction, which the conversation already has.
+        Calls that were cut off are left out, because they have no results. A compaction is left out, because the
+        conversation already has it.
         """
         return tuple(_to_item(item) for item in self._output if _is_inherited(item))
 

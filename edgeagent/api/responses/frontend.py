@@ -38,7 +38,7 @@ class Responses(Frontend):
 
     @property
     def trouble(self) -> str | None:
-        """Why responses are in memory only, e.g. a full disk; None if all are written."""
+        """Why responses wait in memory for their file, for example a full disk; None if none waits."""
         return self.store.trouble
 
     def carry_on(self, work: Coroutine[Any, Any, object]) -> None:
@@ -48,7 +48,7 @@ class Responses(Frontend):
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Wait TASKS_S for the background responses to end, cancel those that still run, and release the file."""
+        """Wait TASKS_S seconds for background responses to end, cancel the others, and release the file."""
         try:
             if self._tasks:
                 _, unended = await asyncio.wait(self._tasks, timeout=TASKS_S)

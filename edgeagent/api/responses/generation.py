@@ -1,4 +1,4 @@
-"""How a turn is generated, over HTTP and WebSocket: its steps, after a compaction if one is needed."""
+"""How a turn is generated, over HTTP or WebSocket: a compaction if it is needed, then the steps of an engine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TurnSteps = AsyncGenerator[Step | CompactionStep, None]
 async def steps_of(turn: Turn, service: Service) -> TurnSteps:
     """Yield a turn's steps. Either the last step ends the turn, or an EdgeAgentError is raised.
 
-    The caller must give each step to `turn.events` before it takes the next step. If `turn.events` is not over after
-    the last step, InternalError is raised.
+    The caller must give each step to `turn.events` before it takes the next step. Raise
+    InternalError if the last step has not ended `turn.events`.
     """
     if turn.is_empty:
         yield Step((unrun(FinishReason.STOP, "empty prompt"),))

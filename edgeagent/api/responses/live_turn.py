@@ -1,4 +1,4 @@
-"""A response in flight: the request's turn, how to cancel it, and how its followers learn of its progress."""
+"""A response in flight: its turn, how to cancel it, and how the clients that follow it learn of its progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeagent.service.live_requests import LiveRequest, LiveRequests
 
 
 class LiveTurn(LiveRequest):
-    """A turn that runs or waits. `cancel` asks it to end. `over` is set after it has ended (see `on_hidden`).
+    """A turn that runs or waits to run. `cancel` asks it to end. `on_hidden` sets `over` after the turn has ended.
 
     Set `cancel` before clients can find the turn by its id.
     """
@@ -23,12 +23,12 @@ class LiveTurn(LiveRequest):
         self._change: asyncio.Event | None = None
 
     def on_hidden(self) -> None:
-        """Set `over`, and wake the followers. From now on, clients find the response only in the store."""
+        """Set `over`, and wake the clients that follow. From now on, clients find the response only in the store."""
         self.over.set()
         self.wake_followers()
 
     def wake_followers(self) -> None:
-        """Wake the followers after progress of the turn."""
+        """Set the event `change`, because the turn has made progress."""
         if self._change is not None:
             self._change.set()
             self._change = None

@@ -1,4 +1,4 @@
-"""The kinds of output items of a response: their ids, their JSON, and the events from `added` to `done`."""
+"""The output items of a response, a class for each kind: their JSON, and their events from `added` to `done`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAX_LOGPROBS = 4096
 
 
 Emit = Callable[[ServerEvent], None]
-"""Adds one event, and gives it its number."""
+"""A function that adds one event to a response, and sets the event's number."""
 
 
 class OpenItem(ABC):
@@ -128,12 +128,12 @@ class OpenItem(ABC):
         """Emit this part of the item's content as a delta."""
 
     def _at(self) -> ItemEvent:
-        """Return the fields of each event within the item. `sequence_number` is set when the event is emitted."""
+        """Return the fields that all events within the item have. `emit` sets the event's `sequence_number`."""
         return {"sequence_number": 0, "item_id": self._id, "output_index": self._index}
 
 
 class OpenPart(OpenItem):
-    """An item whose content is one part, which is text."""
+    """An item with one part of text as its content."""
 
     def open(self) -> None:
         """Emit the events that open the item and its part."""
@@ -176,7 +176,7 @@ class OpenMessage(OpenPart):
         self._num_logprobs = 0
 
     def add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> None:
-        """Emit more text. `tokens`: its tokens with their log probabilities; empty if none were requested."""
+        """Add text, and emit it. `tokens`: the text's tokens with log probabilities; empty if none were requested."""
         logprobs = token_logprobs(tokens)
         self.add_silently(text)
         self._num_logprobs += sum(1 + len(token.top) for token in tokens)
@@ -233,7 +233,7 @@ class OpenReasoning(OpenPart):
     prefix = "rs"
 
     def add(self, text: str) -> None:
-        """Emit more reasoning."""
+        """Add reasoning, and emit it."""
         self.add_silently(text)
         self._emit_delta(text)
 
@@ -272,7 +272,7 @@ class OpenCall(OpenItem):
         self.call = call
 
     def add(self, arguments: str) -> None:
-        """Emit more of the arguments."""
+        """Add a piece of the arguments, and emit it."""
         self.add_silently(arguments)
         self._emit_delta(arguments)
 
@@ -287,7 +287,7 @@ class OpenCall(OpenItem):
         self._emit(delta)
 
     def close(self, status: ItemStatus) -> OutputItem:
-        """Emit the events that close the call, and return the final item."""
+        """Emit the events that close the call, and return the final item. Without arguments, it gets `{}`."""
         # Clients parse the arguments of a finished call as JSON, but a call without parameters may have no arguments.
         if status == "completed" and not "".join(self._parts).strip():
             self.add("{}")
@@ -307,7 +307,7 @@ class OpenCall(OpenItem):
 
 
 class OpenCompaction(OpenItem):
-    """A summary of the earlier conversation. The item's id is `own_id`, or `item_id` if `own_id` is empty."""
+    """A summary of the earlier conversation. Its id is the constructor's `own_id`, or `item_id` if that is empty."""
 
     num_closing = 1
 
@@ -334,7 +334,7 @@ class OpenCompaction(OpenItem):
 
 
 def closed_item(body: OutputItem, index: int, emit: Emit) -> OpenItem:
-    """Return a finished item as an open one, as it was just before `close`, so that its events can be emitted again."""
+    """Return a finished item in its state just before `close`. Its events can then be emitted again."""
     if body["type"] == "message":
         [part] = body["content"]
         message = OpenMessage(emit, body["id"], index)

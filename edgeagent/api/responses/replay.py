@@ -1,8 +1,8 @@
 """Recreates the events of a background response from the response itself, after any given event.
 
-No events are stored, since the number of each event can be computed from the response. An event's number is the
-number before it plus 1. For a delta, it is the number before it plus the delta's length in characters, so the number
-tells how much text was sent. A client sends the number of the last event that it received, and gets the later events.
+No events are stored, because the number of each event can be computed from the response. An event's number is the
+number of the event before it plus 1. For a delta, the length of the delta in characters is added instead of 1, so the
+number tells how much text was sent. A client sends the number of the last event that it received, and gets the later events.
 Their text may be split into deltas at other places: a client that reads slowly gets fewer and longer deltas. The events
 are made from the live response while it is generated, and from the stored response afterwards.
 """
@@ -56,7 +56,7 @@ class _Replayer:
         return self._events
 
     def _replay_item(self, item: OpenItem, status: ItemStatus | None) -> None:
-        """Emit those events of an item that the client lacks. `status`: its final status; None: the item is open."""
+        """Emit the events of an item that the client lacks. `status`: the item's final status; None: it is open."""
         num_closing = 0 if status is None else item.num_closing
         before = self.number + item.num_opening - 1  # the number of the last opening event
         if before + item.num_chars + num_closing <= self._after:
@@ -87,7 +87,7 @@ class _Replayer:
 
 
 def _as_begun(response: ResponseBody, status: str) -> Json:
-    """Return the response object as it was before the first output, with this status."""
+    """Return the response object as it was before the first output, but with the status `status`."""
     begun = {name: value for name, value in response.items() if name not in ("timings", "edgeagent")}
     notes = cast("Json", response.get("edgeagent", {}))
     if known := {name: notes[name] for name in Notes.__annotations__ if name in notes}:

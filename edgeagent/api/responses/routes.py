@@ -53,7 +53,10 @@ async def create_response(request: Request) -> Response:
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
-    """Return the turn of a create over HTTP. It can continue only stored responses. Raise what `begin_turn` raises."""
+    """Begin a turn for a create over HTTP, and return it. The create can continue only stored responses.
+
+    Raise what `begin_turn` raises.
+    """
     history = ConnectionHistory()
     found = await context.frontends.get(Responses).store.find(
         history.missing(create.previous_id, create.items), partition
@@ -62,16 +65,16 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
 
 
 async def _collect(live: LiveTurn, steps: TurnSteps, context: Context) -> None:
-    """Drive a turn to its end; raise its failure."""
+    """Drive a turn to its end. Raise its error if it failed."""
     await last_of(drive(live, steps, context))
     if live.turn.events.failure is not None:
         raise live.turn.events.failure
 
 
 async def _stream(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a turn as they come, also the event of a failure.
+    """Yield the events of a turn as they come. A failure is an event too.
 
-    The delivery time of a step ends when the consumer asks for the next event.
+    The delivery time of a step ends when the consumer asks for the event after those of the step.
     """
     delivery_time = DeliveryTime()
     async with aclosing(drive(live, steps, context)) as driven:

@@ -153,7 +153,7 @@ def _live(request: Request, response_id: str) -> LiveTurn | None:
 
 
 async def _stored(request: Request, response_id: str) -> bytes:
-    """Return the JSON of a stored response; raise NotFound."""
+    """Return the JSON of a stored response; raise NotFound if the client has no such response."""
     body = await _responses(request).store.body(response_id, client_of(request))
     if body is None:
         raise _unknown(response_id)

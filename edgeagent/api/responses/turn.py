@@ -1,4 +1,4 @@
-"""A response while it is generated, over HTTP or WebSocket: checked body, request, events, and place in a chain."""
+"""A turn is a response while it is generated, over HTTP or WebSocket: its create, request, events and conversation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edgeagent.types import (
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One response under way. `conversation` is what it answers. A compaction replaces the conversation, not the id."""
+    """One response under way. `conversation`: what the response answers; a compaction replaces it by a shorter one."""
 
     create: ResponseCreate
     request: GenerateRequest
@@ -38,7 +38,7 @@ class Turn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute: a prefill without messages. No template could render it."""
+        """Whether there is nothing to compute: the prompt has no messages. Only a prefill may have such a prompt."""
         prompt = self.request.prompt
         return isinstance(prompt, ChatPrompt) and not prompt.messages
 
@@ -48,7 +48,7 @@ class Turn:
         return self.request.cache.partition
 
     def shorten(self, items: tuple[Item, ...]) -> None:
-        """Replace the conversation by `items`, a shorter form of it. The request is made again."""
+        """Replace the conversation by `items`, a shorter form of it, and make the request again with the same id."""
         self.conversation = Conversation(items, 0, self.conversation.is_storable, self.conversation.route)
         shorter = self.create.request(
             self.request.id, self.request.model, items, self.partition, is_storable=self.conversation.is_storable
@@ -56,9 +56,9 @@ class Turn:
         self.request = replace(shorter, cache=self.request.cache, route=self.request.route)
 
     def stored(self) -> StoredResponse:
-        """Return what a continuation needs.
+        """Return what the store keeps, so that the response can be continued.
 
-        An answer that was cut off or cancelled is included, because the client has its text.
+        The text of an answer that was cut off or cancelled is included, because the client has it.
         """
         return StoredResponse(
             id=self.request.id,
@@ -88,8 +88,8 @@ def begin_turn(
 ) -> Turn:
     """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
 
-    `found`: what the store has of the ids that `history` does not have. `lane`: the key of a connection's lane.
-    The prompt then stays cached until the lane's next response. If empty, the prompt is cached like any other.
+    `found`: what the store has of the ids that `history` does not have. `lane`: the key of a WebSocket's lane; the
+    prompt then stays cached until the lane's next response. "": the prompt is cached like any other.
     """
     items = tuple(with_id(item, new_id) for item in create.items)
     conversation = history.continue_from(create.previous_id, items, found)
@@ -112,7 +112,7 @@ def begin_turn(
 
 
 def unrun(reason: FinishReason, why: str) -> Finished:
-    """Return the terminal delta of a request that no backend saw."""
+    """Return the terminal delta of a request that was not sent to a backend."""
     return Finished(reason, Usage(), Timings(route="edgeagent", reason=why))
 
 

@@ -1,7 +1,7 @@
 """The JSON of items, on the wire and in the store: the inverse of input_items.read_items.
 
-Every item has an id here, and every item but a compaction has a status. Its content is at most one part, into which the
-text of several parts is joined.
+Every item has an id here, and every item but a compaction has a status. The content of an item is at most one part: the
+texts of several parts are joined.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _PREFIXES: dict[type[Item], str] = {
 
 
 def with_id(item: Item, make_id: Callable[[str], str]) -> Item:
-    """Return the item with an id, which is made here if the client gave no id."""
+    """Return the item with an id. A new id is made if the client gave none. A reference is returned unchanged."""
     return item if item.id or isinstance(item, ReferenceItem) else replace(item, id=make_id(_PREFIXES[type(item)]))
 
 

@@ -28,7 +28,7 @@ ItemId = Annotated[
 
 
 def _summary(content: str) -> str | None:
-    """Return the summary in a compaction's content; None if another service made it; raise ValueError if damaged."""
+    """Return the summary in a compaction; None if another service made it. Raise ValueError if it is damaged."""
     if not content.startswith(COMPACTION_PREFIX):
         return None
     return base64.b64decode(content.removeprefix(COMPACTION_PREFIX), altchars=b"-_", validate=True).decode()

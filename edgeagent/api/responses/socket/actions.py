@@ -26,9 +26,9 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a response: pass its steps to `Session.step`, and its failure to `Session.failed`.
+    """Run a response: pass each step to `Session.step`, or a failure to `Session.failed`.
 
-    If neither comes within ADMISSION_S, call `Session.admitted`.
+    Call `Session.admitted` after ADMISSION_S if the response still runs.
     """
 
     live: LaneTurn
@@ -36,21 +36,24 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel a request. It still ends in its terminal event: its Finished(cancelled) is passed to `Session.step`."""
+    """Cancel a request. Its last step, a Finished with the reason `cancelled`, is still passed to `Session.step`."""
 
     live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """End a request that has no step yet: cancel its task or, if it was only queued, hide it. No step of it is read."""
+    """End a request that has no step yet. Cancel its task or, if it was only queued, hide the request."""
 
     live: LaneTurn
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A response's terminal event comes next. Store `stored` before that event is sent; if None, store nothing."""
+    """A response is over. The next Sends include its terminal event.
+
+    Store `stored` before the terminal event is sent; None: store nothing.
+    """
 
     live: LaneTurn
     stored: StoredResponse | None

@@ -43,7 +43,7 @@ async def serve_socket(websocket: WebSocket) -> None:
 
 
 class Connection(Pump[Frame, OwnAction]):
-    """One client's socket. Its session decides what to do, and the connection does it."""
+    """One client's socket. The session decides what to do, and the connection does it."""
 
     def __init__(self, websocket: WebSocket, context: Context) -> None:
         super().__init__(websocket, TextMerging(), context.config.server.max_websocket_age_s)
@@ -66,7 +66,7 @@ class Connection(Pump[Frame, OwnAction]):
         return read_frame(text)
 
     def receive(self, frame: Frame) -> list[Action]:
-        """Return the session's answer to a frame."""
+        """Return the actions with which the session answers a frame."""
         if isinstance(frame, CreateFrame) and frame.warning:
             self._warnings.write(frame.warning)
         return self._session.receive(frame)
@@ -106,7 +106,7 @@ class Connection(Pump[Frame, OwnAction]):
                     self._release(live)
 
     async def before_end(self, entry: Send) -> None:
-        """Wait until the response is stored, KEEP_S at most. Write the mean delivery time into its terminal event."""
+        """Wait until the response is stored, at most KEEP_S. Write the mean delivery time into its terminal event."""
         live = self._requests.get(entry.request_id)
         if live is None:
             return
@@ -117,7 +117,7 @@ class Connection(Pump[Frame, OwnAction]):
             set_delivery(entry.event, live.delivery_time.mean_ms)
 
     def sent(self, entry: Send) -> None:
-        """Measure the delivery time of an event. If the event ends a `response.create`, count the outcome."""
+        """Measure an event's delivery time. Count the outcome if the event is terminal or an error."""
         if live := self._requests.get(entry.request_id):
             if entry.is_terminal:
                 self._settle(live)
@@ -131,7 +131,7 @@ class Connection(Pump[Frame, OwnAction]):
         self._session.disconnected()
 
     def close(self) -> None:
-        """Release all requests. Their tasks have ended before."""
+        """Release all requests. Their tasks have already ended."""
         for live in list(self._requests.values()):
             if isinstance(live, LaneTurn):
                 self._release(live)
@@ -155,7 +155,7 @@ class Connection(Pump[Frame, OwnAction]):
         self._register(live)
 
     def _release(self, live: LaneTurn) -> None:
-        """Hide a request whose task has ended or never began, and free what is no longer needed."""
+        """Hide a request whose task has ended or never began, and free the memory that is no longer needed."""
         live.task = None
         self._live.hide(live)
         self._forget_ended(live)
@@ -186,7 +186,7 @@ class Connection(Pump[Frame, OwnAction]):
         self.perform(self._session.fetched(fetch.lane, await self._store.find(fetch.missing, self._partition)))
 
     async def _run_turn(self, live: LaneTurn) -> None:
-        """Send one request's steps to the client. The session ends the request in one terminal event in any case."""
+        """Send the events of one request's steps to the client. Every outcome gives exactly one terminal event."""
         admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, live)
         try:
             async with aclosing(steps_of(live.turn, self._service)) as steps:

@@ -30,8 +30,8 @@ class CreateFrame:
     """A `response.create`, and the lane that it names.
 
     `create_or_refusal`: the checked create, or its refusal. `stream_id`: the lane's name as sent, which may be of any
-    type. `is_named`: the frame has a `stream_id`. `num_bytes`: the frame's size. Its JSON, which may be large, is not
-    kept.
+    type. `is_named`: the frame has a `stream_id`. `num_bytes`: the frame's size. The frame's JSON is not kept, because
+    it may be large.
     """
 
     create_or_refusal: ResponseCreate | RefusedFrame
@@ -41,13 +41,13 @@ class CreateFrame:
 
     @property
     def warning(self) -> FieldWarning | None:
-        """The warning about unknown fields of this create; None if it has no unknown fields, or is refused."""
+        """The warning about unknown fields of the create; None if there are no unknown fields, or if it is refused."""
         return self.create_or_refusal.warning if isinstance(self.create_or_refusal, ResponseCreate) else None
 
 
 @dataclass(frozen=True, slots=True)
 class OtherFrame:
-    """Any other frame that is a JSON object."""
+    """A frame that is a JSON object, but no `response.create`."""
 
     fields: Json
 
@@ -56,7 +56,7 @@ Frame = CreateFrame | OtherFrame | RefusedFrame
 
 
 def read_frame(text: str) -> Frame:
-    """Return the content of a frame, or a RefusedFrame if it is not a JSON object."""
+    """Return the content of a frame; a RefusedFrame if the frame is not a JSON object."""
     try:
         fields = parse_object(text, "a frame must be a JSON object with a type")
     except EdgeAgentError as error:

@@ -1,6 +1,7 @@
 """A connection's lanes: the name of each, the response that runs on it, and the creates that wait there.
 
-A lane (`stream_id`) runs one response at a time. A create is a `response.create` frame, or a successor's create.
+A lane (`stream_id`) runs one response at a time. A create is a `response.create` frame, or a create that the session
+makes to answer steers. A steer is an input that a client sends to a response that is under way.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Expiry:
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """A create that the session makes. Its response continues a steered response, and answers the steers."""
+    """A create that the session makes. It continues a response that was steered, and answers the steers."""
 
     create: ResponseCreate
     steers: tuple[Steer, ...]
@@ -85,7 +86,7 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCreate:
-    """A create, or the refusal of a frame, that waits on its lane. `num_bytes`: the size of the frame."""
+    """A create or a refused frame that waits on its lane. `num_bytes`: the size of its frame; 0 if not counted."""
 
     content: ResponseCreate | Successor | RefusedFrame
     num_bytes: int = 0
@@ -94,10 +95,10 @@ class WaitingCreate:
 class LaneTurn(LiveTurn):
     """A response of a connection, with what the session and the connection know about it.
 
-    `answers`: the steers that this response answers, if it is a successor. `steers`: the inputs that a successor of
-    this response will answer. `is_created`: its first event is made. `has_steps`: its first step has arrived.
+    `answers`: the steers that this response answers; empty if a client created it. `steers`: the steers that clients
+    sent to this response. `is_created`: its first event is made. `has_steps`: its first step has arrived.
     `is_ending`: its terminal event is made, but not written yet. `stored_future`: it is done when the response is
-    stored. The terminal event waits for it, but not longer than KEEP_S.
+    stored; None if nothing is to be stored. The terminal event waits at most KEEP_S for it.
     """
 
     def __init__(self, turn: Turn, lane: Lane, answers: tuple[Steer, ...] = ()) -> None:
@@ -116,7 +117,7 @@ class LaneTurn(LiveTurn):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the response's terminal event is still to come."""
+        """Whether the terminal event of the response has not been made yet."""
         return self.lane.live is self
 
 
@@ -135,8 +136,8 @@ class UndeliveredResponse(LiveRequest):
 class Lane:
     """A lane: the response or the create that is under way, and the creates that wait.
 
-    `fetching`: the create whose previous response is being looked up in the store. If `is_fetch_cancelled`, it does not
-    run. `key` differs from the keys of all other lanes of all connections.
+    `fetching`: the create that needs something from the store, which is being looked up. `is_fetch_cancelled`: this
+    create ends as cancelled after the lookup. `key`: the lane's unique name among the lanes of all connections.
     """
 
     name: str | None
@@ -164,11 +165,14 @@ class Lanes:
         return iter(self._lanes.values())
 
     def find(self, name: object) -> Lane | None:
-        """Return the lane of this name (None: the default lane); None if it is not in use."""
+        """Return the lane called `name` (None: the default lane). Return None if no such lane is in use."""
         return self._lanes.get(name) if name is None or isinstance(name, str) else None
 
     def use(self, name: object, *, is_named: bool) -> Lane:
-        """Return the lane that a frame names, opened at its first use; raise InvalidStreamId or StreamLimitReached."""
+        """Return the lane that a frame names, and open it at its first use.
+
+        Raise InvalidStreamId for a wrong name, and StreamLimitReached if no further lane may be opened.
+        """
         if not is_named or name is None:
             return self.default
         if not isinstance(name, str) or not STREAM_ID.fullmatch(name):
@@ -193,7 +197,7 @@ class Lanes:
 
     @property
     def num_under_way(self) -> int:
-        """How many responses are under way."""
+        """How many responses are under way, including queued ones."""
         return sum(lane.live is not None for lane in self._lanes.values())
 
     def clear(self) -> None:

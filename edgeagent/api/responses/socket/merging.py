@@ -31,9 +31,9 @@ class TextMerging:
         return _ENTRY_BYTES * (1 + len(event.get("logprobs", ()))) + len(text)
 
     def merge(self, waiting: Send, entry: Send) -> bool:
-        """Add a text delta to a waiting delta of the same item, within the limits of a frame.
+        """Append a text delta to a waiting text delta of the same item, if the result is not too large for a frame.
 
-        Return whether it was added.
+        Return whether the delta was appended.
         """
         first, second = waiting.event, entry.event
         if not _is_same_text(first, second):
@@ -46,7 +46,7 @@ class TextMerging:
         return True
 
     def append(self, entry: Send) -> None:
-        """Reduce the number of an event by the number of earlier events of its response that were merged."""
+        """Lower an event's number by 1 for each earlier event of its response that was merged."""
         if entry.request_id in self._num_merged:
             entry.event["sequence_number"] -= self._num_merged[entry.request_id]
         if entry.is_terminal:

@@ -101,7 +101,7 @@ class Session:
                 self._refuse_unknown(unknown)
 
     def fetched(self, lane_name: str | None, found: StoreResult) -> list[Action]:
-        """Return the actions that begin the create of a Fetch. `found`: what the store has for it."""
+        """Begin the create that waited for a Fetch, and return the actions. `found`: what the store has for it."""
         lane = self._lanes.find(lane_name)
         if lane is not None and lane.fetching is not None:
             create, lane.fetching = lane.fetching, None
@@ -110,7 +110,7 @@ class Session:
         return self._take()
 
     def admitted(self, live: LaneTurn) -> list[Action]:
-        """Return the actions that send the first events of a request that the service did not refuse at once."""
+        """Return the actions that send a request's first events, since the service did not refuse it at once."""
         if live.is_under_way:
             self._begin(live)
         return self._take()
@@ -136,7 +136,7 @@ class Session:
         return self._take()
 
     def cancel(self, live: LaneTurn) -> list[Action]:
-        """Return the actions that cancel a live request. A request on another connection asked for the cancel."""
+        """Return the actions that cancel a live request. Another connection asked for the cancel."""
         self._cancel_live(live)
         return self._take()
 
@@ -372,7 +372,7 @@ class Session:
             self._actions.append(Send(self._steers.refused(refusal, lane, steer.previous_id, steer.raw, steer.id)))
 
     def _refuse(self, lane: Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
-        """Send the error of a create that failed before it began. For a successor, refuse its steers instead."""
+        """Send the error of a create that failed before it began. If it answers steers, refuse them instead."""
         if answers:
             self._return_steers(lane, answers, SteerRefused(steering.NO_SUCCESSOR, str(error_body(error)["message"])))
         else:

@@ -1,7 +1,7 @@
 """`response.steer`: an input that a client sends to a response that is under way, and the events about this input.
 
-The response stops at a token boundary, and a successor answers. If the response ended with calls, the input waits for
-the create that brings their results. This module does not use lanes.
+The response stops at a token boundary, and a new response (its successor) answers the input. If the response ended with
+calls, the input waits for the create that brings the results of the calls. This module does not use lanes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NO_SUCCESSOR = "successor_creation_failed"
 
 
 class SteerRefused(Exception):
-    """The input of a `response.steer` is refused. The client gets `code`."""
+    """Raised if the input of a `response.steer` is refused. The client gets the `code` and the message."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class SteerRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """An accepted `response.steer`. `raw`: its input as sent; `items`: the same as user messages."""
+    """An accepted `response.steer`. `raw`: the input as the client sent it. `items`: the input as user messages."""
 
     id: str
     previous_id: str
@@ -52,7 +52,10 @@ class Steer:
 
 
 def read_steer_input(raw: object) -> tuple[Item, ...]:
-    """Return the items of a steer's input: a non-empty string or list of user messages. Else raise SteerRefused."""
+    """Return the items of a steer's input, which must be a non-empty string or a list of user messages.
+
+    Raise SteerRefused for any other input.
+    """
     if not isinstance(raw, str | list) or not raw:
         raise SteerRefused(INVALID_INPUT, "input must be a non-empty string or a non-empty list of user messages")
     try:
@@ -106,7 +109,7 @@ def unanswered(items: Sequence[Item]) -> list[CallItem]:
 
 
 def _shown(raw: object) -> object:
-    """Return an input in the form that a refusal sends back. Anything but a string or a list becomes "" here.
+    """Return an input in the form that a refusal sends back. Any value but a string or a list becomes "".
 
     In a list, an object without a type gets the type `message`, which typed clients need.
     """

@@ -1,8 +1,7 @@
 """The steers of one connection: which are accepted, which wait for the results of tool calls, and which are refused.
 
-A steer is an input that a client sends to a response that is under way.
-
-The session sends the events. The module `steering` reads and writes the JSON of a steer.
+A steer is an input that a client sends to a response that is under way. The session sends the events about steers. The
+module `steering` reads and writes their JSON.
 """
 
 from __future__ import annotations
@@ -58,20 +57,20 @@ class Steers:
     def waiting_for(self, previous_id: str | None, lane: Lane) -> tuple[Steer, ...]:
         """Return the steers that wait for the create that continues `previous_id` on this lane.
 
-        A create on another lane (a fork) does not get them.
+        Return an empty tuple if no steers wait, or if they wait on another lane.
         """
         waiting_lane, steers = self._waiting.get(previous_id or "", (None, ()))
         return steers if waiting_lane is lane else ()
 
     def release(self, previous_id: str | None, lane: Lane) -> None:
-        """Forget the steers that waited for the create that continues `previous_id` on this lane: it has begun."""
+        """Forget the steers that `waiting_for` returns, because the create that they waited for has begun."""
         if self.waiting_for(previous_id, lane):
             del self._waiting[previous_id or ""]
 
     def refused(
         self, refusal: SteerRefused, lane: Lane | None, previous_id: object, raw: object, steer_id: str | None = None
     ) -> Json:
-        """Return the event which tells the client that its input was refused. It contains the input."""
+        """Return the event which tells the client that its input was refused. The event contains the input."""
         event = steering.failed(refusal, previous_id, raw, steer_id)
         event["sequence_number"] = self._num_failures
         if lane is not None and lane.name is not None:
