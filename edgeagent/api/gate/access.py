@@ -169,8 +169,8 @@ def is_browser(scope: AsgiScope) -> bool:
     """Whether a browser may have sent this request, even if no header names the page.
 
     A page can send some bodies to another site without a preflight: a form, plain text, or a body without a type. A
-    current browser then adds Origin and Sec-Fetch-Site, and no script can remove them. An older
-    browser still sends a User-Agent with "Mozilla", which a page can change only after a preflight.
+    current browser then adds Origin and Sec-Fetch-Site, and no script can remove these headers. An older browser still
+    sends a User-Agent with "Mozilla", which a page can change only after a preflight.
     """
     names = [name.lower() for name, _ in scope["headers"]]
     if any(name in _PAGE_HEADERS or name.startswith(_FETCH_PREFIX) for name in names):
@@ -181,7 +181,7 @@ def is_browser(scope: AsgiScope) -> bool:
 def is_page(scope: AsgiScope) -> bool:
     """Whether a web page may have made a browser send this request. False if the user typed the address.
 
-    If the user typed it, Sec-Fetch-Site is `none` and Sec-Fetch-Mode is `navigate`. A request of a browser extension
+    For a typed address, Sec-Fetch-Site is `none` and Sec-Fetch-Mode is `navigate`. A request of a browser extension
     has `none` too, but another mode. Sec-Fetch-Mode alone is no sign of a browser, because Node's fetch sends it too.
     """
     sites, modes = header_values(scope, b"sec-fetch-site"), header_values(scope, b"sec-fetch-mode")

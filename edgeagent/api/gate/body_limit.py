@@ -75,7 +75,7 @@ class _Body:
 
 
 def _announced_bytes(scope: Scope) -> int | None:
-    """Return how many bytes of body the headers announce: 0 without Content-Length, None if they do not say it."""
+    """Return how many bytes of body the headers announce: 0 without Content-Length, None if it is unknown."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     if b"transfer-encoding" in headers:
         return None

@@ -66,8 +66,8 @@ def stream_finished(response: ResponseBody, after: int) -> Response:
 async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
     """Yield the events until the response is over, or until the follower's token is revoked.
 
-    The response may have been created with another token. If the stream ends before the response does, it has no
-    terminal event. The client gets the reason when it asks for the remaining events.
+    The response may have been created with another token. A stream that ends before the response has no terminal
+    event. The client gets the reason when it asks for the remaining events.
     """
     is_over = is_revoked = False
 

@@ -19,8 +19,8 @@ TurnSteps = AsyncGenerator[Step | CompactionStep, None]
 async def steps_of(turn: Turn, service: Service) -> TurnSteps:
     """Yield a turn's steps. Either the last step ends the turn, or an EdgeAgentError is raised.
 
-    The caller must give each step to `turn.events` before it takes the next step. Raise
-    InternalError if the last step has not ended `turn.events`.
+    The caller must give each step to `turn.events` before it takes the next step. InternalError is raised if
+    `turn.events` is not over after the last step.
     """
     if turn.is_empty:
         yield Step((unrun(FinishReason.STOP, "empty prompt"),))

@@ -287,7 +287,10 @@ class OpenCall(OpenItem):
         self._emit(delta)
 
     def close(self, status: ItemStatus) -> OutputItem:
-        """Emit the events that close the call, and return the final item. Without arguments, it gets `{}`."""
+        """Emit the events that close the call, and return the final item.
+
+        A completed call without arguments gets the arguments `{}`.
+        """
         # Clients parse the arguments of a finished call as JSON, but a call without parameters may have no arguments.
         if status == "completed" and not "".join(self._parts).strip():
             self.add("{}")

@@ -2,9 +2,9 @@
 
 No events are stored, because the number of each event can be computed from the response. An event's number is the
 number of the event before it plus 1. For a delta, the length of the delta in characters is added instead of 1, so the
-number tells how much text was sent. A client sends the number of the last event that it received, and gets the later events.
-Their text may be split into deltas at other places: a client that reads slowly gets fewer and longer deltas. The events
-are made from the live response while it is generated, and from the stored response afterwards.
+number tells how much text was sent. A client sends the number of the last event that it received, and gets the later
+events. Their text may be split into deltas at other places: a client that reads slowly gets fewer and longer deltas.
+The events are made from the live response while it is generated, and from the stored response afterwards.
 """
 
 from __future__ import annotations

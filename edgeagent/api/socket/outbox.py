@@ -33,7 +33,7 @@ class Merging(Protocol):
 
 
 class Outbox:
-    """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room` before it."""
+    """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room` first."""
 
     def __init__(self, merging: Merging) -> None:
         self._merging = merging

@@ -79,7 +79,7 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         """Prepare a terminal event just before it is sent. Until this method returns, no later event is sent."""
 
     def sent(self, entry: Send) -> None:
-        """Do what follows an event's sending. Called when the event has been handed to the socket."""
+        """Take note of an event that has been handed to the socket."""
 
     def disconnect(self) -> None:
         """Make sure that no request begins any more. Called before the connection's tasks are cancelled."""

@@ -221,7 +221,7 @@ class SamplingBody(Body):
 
 
 def sampling_defaults(sampling: SamplingParams) -> dict[str, float | None]:
-    """Return default sampling parameters by name, without the seed and the logit biases: only requests have these."""
+    """Return a model's default sampling parameters by name, without the seed and the logit biases."""
     names = (name for name in sampling.__struct_fields__ if name not in ("seed", "logit_bias"))
     return {name: getattr(sampling, name) for name in names}
 

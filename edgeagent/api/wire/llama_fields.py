@@ -159,9 +159,9 @@ class ExtendedBody(SamplingBody):
         return JsonSchemaFormat(self.json_schema)
 
     def limit(self, *openai: int | None) -> int | None:
-        """Return the most tokens to generate; None: no limit. It is the first value that is set: `openai`, n_predict.
+        """Return the most tokens to generate; None: no limit.
 
-        `openai`: the values of OpenAI's fields.
+        The first of the values `openai` (from OpenAI's fields) that is set counts, otherwise n_predict.
         """
         given = next((count for count in (*openai, self.n_predict) if count is not None), None)
         return None if given == -1 else given
