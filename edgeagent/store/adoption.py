@@ -1,4 +1,4 @@
-"""Finds models that Ollama, LM Studio and llama.cpp keep in their own folders on this machine. Changes nothing."""
+"""Finds models of other programs: in the folders of Ollama, LM Studio and llama.cpp, or at a path. Changes nothing."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class Adoptable:
 
 
 def adoptable(source: str, environment: Mapping[str, str] | None = None) -> tuple[Adoptable, ...]:
-    """Return the models of a source, MAX_MODELS at most. No name appears twice.
+    """Return the models of a source, MAX_MODELS at most.
 
-    `source` is a name in SOURCES, or the path of a folder or a file. A model that lacks a file is left out.
+    `source` is a name in SOURCES, or the path of a folder or a file. A model with a missing file or an invalid name is
+    left out. If two models have the same name, only the first one is returned.
     `environment` holds the environment variables (None: those of this process).
     """
     environment = os.environ if environment is None else environment
@@ -118,7 +119,10 @@ def _of_folder(root: Path, source: str) -> Iterator[Adoptable]:
 
 
 def _files(root: Path, pattern: str) -> Iterator[Path]:
-    """Yield the regular files below a folder; none if the folder cannot be read."""
+    """Yield the regular files below a folder with names that match `pattern`, without hidden files.
+
+    At most 10 * MAX_MODELS matches are examined. If the folder cannot be read, there are none.
+    """
     with suppress(OSError):
         for path in sorted(islice(root.rglob(pattern), 10 * MAX_MODELS)):
             if path.is_file() and not path.name.startswith("."):
@@ -126,7 +130,10 @@ def _files(root: Path, pattern: str) -> Iterator[Path]:
 
 
 def _model_digest(manifest: Path) -> str | None:
-    """Return the sha256 of the model file that an Ollama manifest names; None if it names none or several."""
+    """Return the sha256 of the model file that an Ollama manifest names.
+
+    Return None if the manifest cannot be read, or does not name exactly one model file.
+    """
     document = _json(manifest)
     layers = document.get("layers") if isinstance(document, dict) else None
     found = [
@@ -139,7 +146,7 @@ def _model_digest(manifest: Path) -> str | None:
 
 
 def _etag_sha256(path: Path) -> str | None:
-    """Return the sha256 of a file that llama.cpp downloaded; None if there is no record of it.
+    """Return the sha256 of a file that llama.cpp downloaded; None if there is no valid record of it.
 
     llama.cpp stores the hub's ETag in a file beside the download. For model files, the ETag is the sha256.
     """

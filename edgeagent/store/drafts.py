@@ -44,11 +44,11 @@ class DraftFinder:
         The first of these is used:
 
         1. The bundled draft model, if the model is the bundled one.
-        2. The draft model that the catalog names, the model's partner, if it is on this machine.
+        2. The model's partner, if it is on this machine. This is the draft model that the catalog names for it.
         3. A model on this machine with the same vocabulary, at most a quarter of the size, and a memory from which
-           rejected tokens can be removed. The same architecture is preferred, then the smallest.
+           rejected tokens can be removed. Models of the same architecture come first, and among these the smallest.
 
-        The file is verified in the same way as the files of models.
+        Files of 2 and 3 are verified with `Library.verify`. If drafts cannot be used for the model, `path` is None.
         """
         try:
             return self._find(model, header)
@@ -72,7 +72,7 @@ class DraftFinder:
         )
 
     def _partner(self, name: str | None) -> FoundDraft | None:
-        """Return the draft model that the catalog names, or why it cannot be used; None if `name` is None."""
+        """Return the draft model with this name in the catalog, or why it cannot be used; None if `name` is None."""
         if name is None:
             return None
         try:
@@ -85,7 +85,7 @@ class DraftFinder:
         return FoundDraft(found.paths[0], "the catalog's partner")
 
     def _same_vocabulary(self, model: ResolvedModel, header: GgufHeader) -> Iterator[Found]:
-        """Yield the models with the same vocabulary, the best draft model first. Only small models are examined."""
+        """Yield the models of `_small` that have the same vocabulary and can draft. The best draft model is first."""
         others = []
         for found in self._small(model):
             try:
@@ -101,7 +101,7 @@ class DraftFinder:
         yield from others
 
     def _small(self, model: ResolvedModel) -> list[Found]:
-        """Return the models of at most a quarter of a model's size, the smallest first."""
+        """Return the other models on this machine that have at most a quarter of a model's size, the smallest first."""
         most, own = _size(model.paths) // _SHARE, model.path.resolve()
         sized = [(_size(found.paths), found) for found in self._library.found()]
         small = [(size, found) for size, found in sized if 0 < size <= most and found.paths[0].resolve() != own]

@@ -26,9 +26,9 @@ def sha256_of(path: Path) -> str:
 
 
 def known_sha256(path: Path, verified: VerifiedFiles) -> str:
-    """Return a file's sha256 if that takes little time; "" if it would take long, or if the file cannot be read.
+    """Return a file's sha256 if it is quick to get; "" if it is not, or if the file cannot be read.
 
-    It takes little time if the file was verified before and has not changed, or if the file is small.
+    It is quick to get if the file was verified before and has not changed, or if the file is small.
     """
     noted = verified.noted_sha256(path)
     if noted is not None and verified.knows(path, noted):

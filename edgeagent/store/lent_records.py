@@ -1,4 +1,4 @@
-"""Copies a state folder's records on models for a daemon that temporarily has a state folder of its own."""
+"""Copies records about models to the temporary state folder of another daemon."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edgeagent.store.verified import VERIFIED_FILE
 
 
 def lend_records(owner: Path, borrower: Path) -> None:
-    """Copy the owner's names of models and the records of verified files from one state folder to another.
+    """Copy the user's names of models and the record of verified files to another state folder.
 
-    `owner` and `borrower` are the two state folders. With the records, the borrower need not hash verified files again.
-    Changes in the borrower's copies are not copied back.
+    They are copied from the state folder `owner` to the state folder `borrower`. With them, a daemon that uses
+    `borrower` need not hash verified files again. What cannot be copied is left out. Nothing is copied back later.
     """
     borrower.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (NAMES_FILE, VERIFIED_FILE):

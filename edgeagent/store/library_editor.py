@@ -1,6 +1,7 @@
 """Changes the models on this machine: removes a model, gives it a second name, or adopts another program's model.
 
-Files of other programs are never changed. Removing an adopted model removes only its name.
+To adopt a model is to give it a name here and use its file where it is. Files of other programs are never changed.
+Removing an adopted model removes only its name.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from edgeagent.store.verified import VerifiedFiles
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The effect of a removal: the deleted files, the freed bytes, and the aliases that no longer exist.
+    """The effect of removing a name: the files that are deleted, the bytes freed, and the aliases removed with it.
 
-    `found` is None if only a name is removed: an alias, or the name of an imported model.
+    `found` is the removed model. It is None if only a name is removed: an alias, or the name of an adopted model.
     """
 
     name: str
@@ -48,9 +49,10 @@ class LibraryEditor:
         self._store = config.store
 
     def plan(self, name: str) -> Removal:
-        """Return the effect of removing a name.
+        """Return the effect of removing a name. Nothing is removed yet.
 
-        Raise ModelNotFound, InvalidRequest if the name cannot be removed, or StoreError if the names cannot be read.
+        Raise ModelNotFound if no model has the name, InvalidRequest if the name cannot be removed, or StoreError if the
+        owner's names cannot be read.
         """
         own, name = self._own.read(), without_latest(name)
         if name in own.aliases:

@@ -15,7 +15,9 @@ MAX_FILES = 10_000
 
 
 class ModelFolder:
-    """The loose GGUF files of a folder. The name of each model is its file's name without the suffix.
+    """The GGUF files of a folder, without those in the hub's layout.
+
+    The name of each model is its file's name without part number and suffix.
 
     Subfolders are searched MAX_DEPTH levels deep. After MAX_FILES files the search ends. If `root` is None, there are
     no models.
@@ -53,7 +55,7 @@ class ModelFolder:
         return None if known is None else (known, models[known])
 
     def _folders(self) -> Iterator[tuple[Path, set[str]]]:
-        """Yield each folder with the names of its model files, the nearest to the root first."""
+        """Yield each folder that has model files, with their names. Folders nearer to the root come first."""
         if self._root is None or not self._root.is_dir():
             return
         root = self._root.resolve()
@@ -70,7 +72,7 @@ class ModelFolder:
 
 
 def _entries(folder: Path, root: Path) -> tuple[set[str], list[Path]]:
-    """Return the names of a folder's model files and of its subfolders, without the folders of the hub's layout."""
+    """Return the names of a folder's model files, and the paths of its subfolders except those of the hub's layout."""
     files, inner = set(), []
     try:
         with os.scandir(folder) as entries:
@@ -88,7 +90,7 @@ def _entries(folder: Path, root: Path) -> tuple[set[str], list[Path]]:
 
 
 def _is_inside(entry: os.DirEntry[str], root: Path) -> bool:
-    """Whether an entry is a regular file, or a link to a regular file inside the folder."""
+    """Whether an entry is a regular file, or a link to a regular file inside `root`."""
     if not entry.is_file():
         return False
     return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(root)

@@ -36,7 +36,7 @@ _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)-[0-9a-f]{8}\.part")
 
 @dataclass(frozen=True, slots=True)
 class QuantizePlan:
-    """The source, type and target of a copy.
+    """The source, the type and the path (`target`) of a quantized copy.
 
     `name`, `sources` and `header` are those of the source. `quant` is the name of the copy's type, `file_type` is
     llama.cpp's number for it. `quantized_before` is the source's type if the source is already quantized; otherwise it
@@ -71,10 +71,10 @@ def _near(wanted: str) -> str:
 
 
 def plan(found: Found, type_name: str, out: Path | None, store: StoreConfig) -> QuantizePlan:
-    """Return the plan for a copy of a model.
+    """Return the plan for a quantized copy of a model.
 
-    `out` is the copy's file or folder; see `_target`. Raise ConfigError for a wrong type or name, and ModelNotFound or
-    ModelLoadFailed if the model's file is gone or cannot be used.
+    `out` is the copy's file or folder; see `_target`. Raise ConfigError for a wrong type, or if the copy's name is
+    wrong or would replace the model. Raise ModelNotFound or ModelLoadFailed if the model's file is gone or unusable.
     """
     quant, number = type_number(type_name)
     header = validate_model(found.paths[0])
@@ -91,7 +91,7 @@ def _target(found: Found, quant: str, out: Path | None, store: StoreConfig) -> P
 
     Otherwise a model that was found by a path, by an alias or in the models folder gets its copy in its own folder. The
     copy of any other model (imported, builtin, in the hub's cache) goes to the models folder, or to the current folder
-    if no models folder is configured. Raise ConfigError if `out` does not end in .gguf.
+    if no models folder is configured. Raise ConfigError if `out` is not a folder and does not end in .gguf.
     """
     name = f"{_without_label(split_stem(found.paths[0].name))}-{quant}.gguf"
     if out is not None:
@@ -136,13 +136,13 @@ def check_room(plan: QuantizePlan, size_bytes: int | None, free: Callable[[Path]
 
 @contextmanager
 def being_written(plan: QuantizePlan, *, overwrite: bool) -> Iterator[Path]:
-    """Provide an empty file beside the target, which the `with` block fills.
+    """Create an empty file beside the plan's target, and provide its path. The `with` block fills the file.
 
-    After the block, the file becomes the target if it is a complete model. Otherwise it is deleted. Unfinished files
-    that ended processes left in the folder are deleted first.
+    After the block, the file is renamed to the target if it is a complete model. Otherwise it is deleted. Unfinished
+    files of processes that no longer run are deleted before the block.
 
-    Raise InvalidRequest if the target exists, unless `overwrite` is set. Raise StoreError if the disk fails or tensors
-    are missing, and ModelLoadFailed if the file is not a valid model.
+    Raise InvalidRequest if the target exists and `overwrite` is False. Raise StoreError if the file cannot be written
+    or lacks tensors, and ModelLoadFailed if it is not a valid model.
     """
     _check_free(plan.target, overwrite=overwrite)
     _sweep(plan.target.parent)
@@ -183,7 +183,7 @@ def _flush(path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete the unfinished files of processes that no longer run."""
+    """Delete the unfinished files of processes that no longer run. On Windows nothing is deleted."""
     with suppress(OSError):
         for path in folder.iterdir():
             match = _TEMPORARY.fullmatch(path.name)

@@ -57,8 +57,8 @@ class ResolvedModel:
 class LocalModel:
     """A model on this machine, as it is shown to the user. `problem` says why `header` is missing.
 
-    `is_damaged`: the file itself is at fault. `draft` is the catalog's name of its draft model; for the builtin model
-    it is a file's name. `adapters` holds the names of its LoRA adapters.
+    `is_damaged`: it is missing because the file is damaged. `draft` is the catalog's name of the model's draft model;
+    for the builtin model it is a file's name. `adapters` holds the names of the model's LoRA adapters.
     """
 
     name: str
@@ -75,10 +75,10 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model's files, not yet verified. `sha256` is another program's record of the first file's hash.
+    """A model's files, not yet verified. `sha256` is the hash of the first file if another program recorded it.
 
-    `draft` is the catalog's name of its draft model. `name` is the model's canonical name on this machine. A model that
-    was given by path is named after its file. A file that has only aliases is named by the first of them.
+    `draft` is the catalog's name of the model's draft model. `name` is the model's canonical name on this machine. A
+    model that was given by path is named after its file. A file that has only aliases is named by the first of them.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Found:
 class Library:
     """The models on this machine. No other class decides what a model's name means.
 
-    `default` is the model for requests that name none. `adapters` maps models to the names of their adapters. The keys
-    may be any names of these models.
+    The constructor's `default` is the name of the model for requests that name none. Its `adapters` maps a model, by
+    any of its names, to the names of its adapters.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Library:
             )
 
     def resolve_for_client(self, name: str) -> ResolvedModel:
-        """Resolve a name that a client sent. Paths are refused, because only the owner may use them."""
+        """Resolve a name that a client sent. Paths are refused, except the name of the default model."""
         if name != self._default:
             self.refuse_path(name)
         return self.resolve(name)
@@ -193,7 +193,10 @@ class Library:
         return self.holds(name) or (isinstance(meaning, CatalogName) and match_entry(meaning) is not None)
 
     def short_names(self) -> set[str]:
-        """Return all known names, except those of models in the hub's cache. If models.json is bad, omit its names."""
+        """Return all known names, except those of models in the hub's cache.
+
+        If models.json cannot be read, its names are left out.
+        """
         try:
             own = self._own.read()
         except StoreError:
@@ -203,8 +206,8 @@ class Library:
     def models(self) -> tuple[LocalModel, ...]:
         """Return all models on this machine.
 
-        These are the bundled model, imported models, the models folder, the complete models in the hub's cache, and
-        other files that have aliases. Raise StoreError if the owner's names cannot be read.
+        These are the bundled model, imported models, models in the models folder, complete models in the hub's cache,
+        and other files that have aliases. Raise StoreError if the owner's names cannot be read.
         """
         own = self._own.read()
         return tuple(
@@ -212,7 +215,7 @@ class Library:
         )
 
     def found(self) -> list[Found]:
-        """Return the same models as `models`, without opening their files. Raise the same error."""
+        """Return the same models as `models`, without opening their files. Raise StoreError in the same case."""
         found: list[Found] = []
         with suppress(ModelNotFound):
             found.append(Found("builtin", (builtin_model().path,), "builtin"))
@@ -255,9 +258,9 @@ class Library:
                 return self.find_on_hub(match.hub_name, wanted=name, draft=match.entry.draft)
 
     def _owned(self, name: str) -> Found | None:
-        """Return the model whose name the owner chose: an alias, an import, or a file in the models folder.
+        """Return the model to which the owner gave this name: as an alias, by an import, or in the models folder.
 
-        Return None if the owner gave no model this name.
+        Return None if there is none. Raise ModelNotFound if its file is gone, StoreError if the names cannot be read.
         """
         name = without_latest(name)
         if name == "builtin" or name.startswith(("/", ".", "~")):
@@ -276,7 +279,7 @@ class Library:
         return None if loose is None else Found(*loose, "folder")
 
     def _aliased(self, path: Path, own: OwnNames) -> Found:
-        """Return a model file whose only names are aliases. The file may no longer exist."""
+        """Return the model of a file that has aliases but no other name. The file may no longer exist."""
         return Found(own.aliases_of(str(path))[0], split_paths(path), "alias")
 
     def _present(self, name: str, found: Found) -> Found:
@@ -321,12 +324,12 @@ class Library:
 
 
 def resolve(name: str, store: StoreConfig, state_dir: Path | None = None) -> ResolvedModel:
-    """Return a model's files (see Library.resolve). `state_dir` defaults to that of an unconfigured edgeagent."""
+    """Return a model's files (see Library.resolve). If `state_dir` is None, it is `default_state_dir()`."""
     return Library(store, state_dir or default_state_dir()).resolve(name)
 
 
 def default_state_dir() -> Path:
-    """Return the state folder of an unconfigured edgeagent."""
+    """Return the state folder that edgeagent uses if none is configured."""
     default = Config.model_fields["state_dir"].default
     assert isinstance(default, Path)
     return default

@@ -1,4 +1,4 @@
-"""Records which model files have the right hash, so that each is read only once. No names of models, no network."""
+"""Records which model files have the right hash, so that each is hashed only once. No names of models, no network."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class VerifiedFiles:
         return True
 
     def note(self, path: Path, sha256: str) -> None:
-        """Record that a file has this sha256, because its content was just verified at another path."""
+        """Record that a file has this sha256. Call it after the same content was verified at another path."""
         stamp = _stamp(path, sha256)
         if stamp is not None:
             self._remember(_key(path), stamp)

@@ -1,8 +1,8 @@
 """Derives a model's memory from its GGUF header: the bytes of its tensors, and the values that each layer keeps.
 
-The rules are those of llama.cpp's KV cache (llama-hparams.cpp). If a key is missing, its value counts as 0. The memory
-is then underestimated, so no model that fits is refused as too large. Sliding windows save no memory, because the
-engine keeps the whole context of windowed layers.
+The rules are those of llama.cpp's KV cache (llama-hparams.cpp). A missing key without a usual value counts as 0. The
+memory is then underestimated, so no model that fits is refused as too large. Sliding windows save no memory, because
+the engine keeps the whole context of windowed layers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _MAX_LAYERS = 512
 
 
 class _Numbers:
-    """Reads a header's numbers for one architecture. A call returns the number of one key, without the prefix.
+    """Reads a header's numbers for one architecture. A call returns the number of one key.
 
-    If the key is missing, the result is `default`. A value that is not an integer from 0 to `most` counts as 0.
+    `name` is the key without the architecture at its beginning. If the key is missing, the result is `default`. A value
+    that is not an integer from 0 to `most` counts as 0.
     """
 
     def __init__(self, metadata: Metadata, architecture: str) -> None:
@@ -44,9 +45,10 @@ class _Numbers:
         return value if type(value) is int and 0 <= value <= most else 0
 
     def of_layers(self, name: str, default: int, num_layers: int) -> list[int]:
-        """Return a number for each layer. The header has an array, or one number for all layers, or neither: `default`.
+        """Return one number for each layer: from the key's array, or the key's only number for all layers.
 
-        A layer beyond the array's end gets 0. If the array has a number that is out of range, all layers get 0.
+        If the key is missing, each layer gets `default`. A layer beyond the array's end gets 0. If the array has a
+        number that is out of range, all layers get 0.
         """
         value = self._metadata.get(self._prefix + name)
         if isinstance(value, Array):
@@ -112,7 +114,7 @@ def merge_shapes(shapes: Sequence[FileShape]) -> FileShape:
 
 
 def _kept(metadata: Metadata, architecture: str, num_layers: int) -> list[tuple[int, int, int]]:
-    """Return the numbers of K, V and state values that each layer keeps, from the first layer to the last."""
+    """Return what each layer keeps: the numbers of K and V values for a token, and of state values for a sequence."""
     number = _Numbers(metadata, architecture)
     # Layers that share another layer's cache, and layers that predict further tokens, keep nothing of their own.
     num_keeping = num_layers - number("attention.shared_kv_layers") - number("nextn_predict_layers")

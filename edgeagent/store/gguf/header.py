@@ -59,8 +59,8 @@ class GgufHeader:
 
     `kind` is "model", "adapter" or another value of `general.type`. `tensor_types` has the number of tensors of each
     type. `tokens_at` is the range of the file's bytes that holds the vocabulary's tokens; empty if there is no
-    vocabulary. `memory_kind` is a result of the function of that name. `data_bytes` is the size of the tensor data.
-    `num_prediction_layers` counts the extra layers after the model's own that predict further tokens (MTP, NextN).
+    vocabulary. For `memory_kind` see the function of that name. `data_bytes` is the size of the tensor data.
+    `num_prediction_layers` counts the layers at the end that only predict further tokens (MTP, NextN).
     `is_embedding`: the model was made for embeddings or ranking, even if its memory is not that of an encoder.
     """
 
@@ -239,9 +239,9 @@ def _check_num_tensors(reader: ByteReader, metadata: Metadata, num_tensors: int)
 
 
 def _num_vocab(reader: ByteReader, metadata: Metadata) -> int:
-    """Return the number of tokens.
+    """Return the number of tokens in the vocabulary; 0 if there is none.
 
-    Refuse a file whose arrays of scores and token types are shorter, because llama.cpp indexes them by token.
+    Refuse a file if its array of scores or of token types is shorter, because llama.cpp indexes them by token.
     """
     tokens = metadata.get(TOKENS)
     if tokens is None:

@@ -16,7 +16,7 @@ def memory_kind(metadata: Metadata, architecture: str) -> str:
     - "recurrent": all layers keep a state of fixed size.
     - "hybrid": it has such states and attention.
     - "latent": attention with compressed keys and values.
-    - "sliding window": attention, in some layers or all only to the latest tokens.
+    - "sliding window": attention that covers only the latest tokens in some layers or in all.
     - "attention": full attention.
     """
     prefix = f"{architecture}."

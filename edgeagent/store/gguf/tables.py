@@ -57,9 +57,9 @@ _EXPERTS = "_exps."
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array's type and length, and the range of the file's bytes that hold its elements.
+    """The type of an array's elements, their number, and the range of the file's bytes that holds them (`place`).
 
-    Its values are kept only for keys that end as in LAYER_ARRAYS. `place` is empty for these.
+    If the key ends as in LAYER_ARRAYS and the elements are integers, they are in `values`, and `place` is empty.
     """
 
     element_type: int
@@ -76,8 +76,9 @@ class Tensors:
     """Sums over all tensors of a file.
 
     `data_bytes` is the distance from the start of the tensor data to the end of the last tensor. `matrix_bytes` holds
-    the bytes of matrices by type, without the token embeddings (`table_bytes`), which are only looked up. `layer_bytes`
-    and `expert_bytes` hold the bytes of each layer and of its experts, by the layer's number.
+    the bytes of matrices by tensor type. The token embeddings are not among them, because they are only looked up;
+    `table_bytes` is their size. `layer_bytes` and `expert_bytes` hold the bytes of each layer and of its experts, by
+    the layer's number.
     """
 
     num_params: int
@@ -94,8 +95,8 @@ class Tensors:
 def read_metadata(reader: ByteReader, num_keys: int) -> Metadata:
     """Return the metadata: the value of each key.
 
-    The texts of the keys in TEXTS are whole. Other texts are cut short. The arrays of the keys in LAYER_ARRAYS have
-    their elements. Of each other array, only the type and the length are returned, as a text.
+    The texts of the keys in TEXTS are whole. Other texts are cut short. Of most arrays, only the type, the length and
+    the place in the file are returned; see Array.
     """
     metadata: Metadata = {}
     for _ in range(num_keys):
@@ -218,7 +219,7 @@ class _Sums:
             self._expert_bytes[int(layer[1])] += num_bytes if _EXPERTS in name else 0
 
     def total(self, data_bytes: int) -> Tensors:
-        """Return the sums. `data_bytes`: where the data of the last tensor ends."""
+        """Return the sums. `data_bytes` is the offset in the tensor data at which the last tensor ends."""
         return Tensors(
             self._num_params_by_type.total(),
             self._num_params_by_type,

@@ -15,10 +15,10 @@ _MAX_SHOWN_CHARS = 40
 
 
 def first_difference(model: GgufHeader, draft: GgufHeader) -> str | None:
-    """Return a text about the first token that differs between two models; None if all tokens are the same.
+    """Return a text with the first token that differs between two models; None if all tokens are the same.
 
-    The files must have been checked before; a change since then is not detected. The result is also None if a file has
-    no vocabulary. Raise OSError if a file cannot be read.
+    The result is also None if a file has no vocabulary. A file that was changed after its header was read is not
+    detected. Raise OSError if a file cannot be read.
     """
     mine, theirs = (_tokens_of(header) for header in (model, draft))
     if mine == theirs or not mine or not theirs:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_INTERVAL_S = 0.1
 
 Pulled = tuple[PulledModel, PulledModel | None]
-"""A model, and its draft model; None if no draft model was pulled."""
+"""A model and its draft model. The draft model is None if none was pulled."""
 
 
 class Pulls:

@@ -2,7 +2,8 @@
 
 No network. The layout is huggingface_hub's, so that edgeagent and other programs find each other's downloads. In the
 folder models--org--repo, blobs/<sha256> has the content of a file, and snapshots/<commit>/<file> is a link to it, or a
-copy. refs/main holds the newest commit. A download in progress is blobs/<sha256>.incomplete.
+copy. Creating this link or copy is called publishing. refs/main holds the commit of the latest complete pull. A
+download in progress is blobs/<sha256>.incomplete.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class HubCache:
 
     @classmethod
     def of(cls, store: StoreConfig) -> HubCache:
-        """Return the configured cache, or the one that HF_HUB_CACHE, HF_HOME or the platform names."""
+        """Return the cache in `models_dir`; if that is not set, the one of HF_HUB_CACHE, HF_HOME or the platform."""
         if store.models_dir is not None:
             return cls(store.models_dir)
         from huggingface_hub import constants
@@ -60,7 +61,10 @@ class HubCache:
         return tuple(sorted(name for name in names if is_repo_name(name)))
 
     def files(self, repo: str) -> dict[str, Path]:
-        """Return the published GGUF files of a repository by name, each from the newest snapshot that has it."""
+        """Return the published GGUF files of a repository by name.
+
+        Each is from the snapshot of refs/main or, if that lacks the file, from the newest snapshot that has it.
+        """
         found: dict[str, Path] = {}
         root = self.root.resolve()
         for snapshot in self._snapshots(repo):
@@ -78,7 +82,8 @@ class HubCache:
     def removable(self, paths: Iterable[Path]) -> tuple[Path, ...]:
         """Return all paths that must be deleted to remove these published files.
 
-        These are the files' names in all snapshots, and their blobs. A blob that another name still uses is left out.
+        These are the paths of the same files in all snapshots, and their blobs. A blob to which another published file
+        links is left out.
         """
         names: list[Path] = []
         for path in paths:
@@ -91,7 +96,10 @@ class HubCache:
         return (*names, *sorted(blobs))
 
     def drop_empty(self, paths: Iterable[Path]) -> None:
-        """Delete the folders that removed files left empty, and the whole folder of a repository without files."""
+        """Delete the empty folders of repositories, and the whole folder of a repository that has no files left.
+
+        `paths` are published files that were removed from these repositories.
+        """
         for repo in {self._place(path)[0].parent for path in paths}:
             for folder in sorted(repo.rglob("*"), reverse=True):
                 if folder.is_dir() and not folder.is_symlink():
@@ -117,7 +125,7 @@ class HubCache:
         return found
 
     def _place(self, path: Path) -> tuple[Path, Path]:
-        """Return the folder of all snapshots of a published file's repository, and the file's name in a snapshot."""
+        """Split a published file's path: return its repository's `snapshots` folder, and the path in a snapshot."""
         parts = path.relative_to(self.root).parts
         return self.root / parts[0] / parts[1], Path(*parts[3:])
 
@@ -140,7 +148,7 @@ class HubCache:
         return pointer
 
     def set_main(self, repo: str, commit: str) -> None:
-        """Record the commit of the latest complete pull as the repository's main."""
+        """Record in refs/main that this commit is the one of the latest complete pull."""
         ref = self.repo_dir(repo) / "refs" / "main"
         # Compare first, so that a complete model in a read-only cache can be pulled again.
         if ref.is_file() and ref.read_bytes() == commit.encode():
@@ -163,7 +171,7 @@ class HubCache:
 
 
 def _pointers(repo: Path) -> Iterator[Path]:
-    """Yield every published file of a repository, of any kind."""
+    """Yield every published file of a repository, not only GGUF files."""
     for path in repo.glob("snapshots/*/**/*"):
         if path.is_symlink() or path.is_file():
             yield path
@@ -195,7 +203,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def named_sha256(pointer: Path) -> str | None:
-    """Return the sha256 in the name of the blob that a published file links to; None if it links to no such blob.
+    """Return the sha256 in the name of the blob that a published file links to; None if there is no such link.
 
     Only the first link is followed, because a blob may itself be a link into a store that uses another hash.
     """

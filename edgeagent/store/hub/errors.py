@@ -17,7 +17,7 @@ class HubUnreachable(StoreError):
 
 @contextmanager
 def translated(repo: str, endpoint: str) -> Iterator[None]:
-    """Turn errors of the hub, the network and the disk in the block into EdgeAgentErrors. Others pass unchanged."""
+    """Turn errors of the hub, the network and the disk that the block raises into EdgeAgentErrors. Others pass."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 

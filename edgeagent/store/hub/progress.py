@@ -15,11 +15,12 @@ Stage = Literal["waiting", "downloading", "verifying"]
 class Progress:
     """The progress of a pull. Bytes are sums over all files of the model.
 
-    stage: "waiting" means that another process is pulling the same file. During "verifying", this file's part of
-    `done_bytes` is the number of its bytes that were read again.
+    stage: what happens with `file`. "waiting" means that another process is pulling the same file.
+    done_bytes: the bytes of all finished files, and those of `file` that are on disk. While `file` is verified, its
+    bytes count again from 0 as they are read.
     resumed_bytes: how many bytes of partial files were on disk before their download began. Files that were complete
     are not counted.
-    sha256: the hash that the file's content must have.
+    sha256: the hash that the content of `file` must have.
     """
 
     stage: Stage

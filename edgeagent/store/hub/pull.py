@@ -46,7 +46,7 @@ class PulledModel:
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A model to pull, with its entry in the catalog."""
+    """A model to pull, with its entry in the catalog if it was named by one."""
 
     name: HubName
     entry: CatalogEntry | None = None
@@ -55,8 +55,8 @@ class _Wish:
 class Puller:
     """Pulls models from one hub into one cache.
 
-    `endpoint` and `token` default to those of huggingface_hub (HF_ENDPOINT; HF_TOKEN or its stored login). With
-    `offline` the hub is not contacted, and only models on this machine are found.
+    The constructor's `endpoint` and `token` default to those of huggingface_hub (HF_ENDPOINT; HF_TOKEN or its stored
+    login). With `offline` the hub is not contacted, and only models on this machine are found.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Puller:
         return pointer.is_file() and self._verified.knows(pointer, file.sha256)
 
     def _check_space(self, name: HubName, missing: list[RemoteFile]) -> None:
-        """Raise StoreError if a download does not fit on the disk. Called before the download begins."""
+        """Raise StoreError if the rest of the missing files does not fit on the disk. Called before the download."""
         needed = sum(file.size - self._have(file) for file in missing)
         if needed <= 0:
             return
@@ -181,7 +181,7 @@ class Puller:
         return 0
 
     def _bring(self, file: RemoteFile, reporter: ProgressReporter) -> None:
-        """Download, verify and publish one file, even if other processes do the same at this time."""
+        """Download, verify and publish one file. If another process is doing the same, wait for it first."""
         blob, partial = self._cache.blob(file.repo, file.sha256), self._cache.partial(file.repo, file.sha256)
         blob.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self._cache.lock(file.repo, file.sha256), lambda: reporter.show("waiting", file, 0)):
@@ -235,7 +235,7 @@ class Puller:
 
 
 def _wish(name: str) -> _Wish | None:
-    """Return the model to pull; None for the bundled model."""
+    """Return the model to pull; None for the bundled model. Raise InvalidRequest for a path."""
     match parse_name(name):
         case HubName() as hub_name:
             return _Wish(hub_name)

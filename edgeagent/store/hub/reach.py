@@ -17,7 +17,7 @@ def hub_address() -> str:
 
 
 def why_unreachable() -> str:
-    """Return why no model can be pulled from the hub; empty if the hub answers. The policy may also forbid pulls."""
+    """Return why no model can be pulled: the hub does not answer, or the policy forbids pulls; empty if neither."""
     from huggingface_hub import get_session
 
     endpoint = hub_address()

@@ -99,7 +99,10 @@ class Transfer:
             self._write(answer, file, partial, start, on_bytes)
 
     def _locate(self, file: RemoteFile) -> tuple[str, dict[str, str]]:
-        """Ask the hub for the address of the file's bytes. Return it with the headers to send there."""
+        """Ask the hub for the address of the file's bytes. Return the address and the headers of a request to it.
+
+        Raise StoreError if the hub offers a file with another sha256 there.
+        """
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -156,7 +159,7 @@ def _start_of_body(answer: httpx2.Response, have: int, partial: Path) -> int:
     """Return the offset in the file at which the response's body begins.
 
     The request asked for the bytes from `have` on, but a server may send the whole file. Then the offset is 0. If the
-    body begins elsewhere, delete the partial file and raise _BrokenAnswer.
+    body begins elsewhere, delete the partial file and raise _BrokenAnswer. Raise it also if the body is compressed.
     """
     if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise _BrokenAnswer("the server compresses the file although that was not requested")

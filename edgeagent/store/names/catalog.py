@@ -24,9 +24,10 @@ class CatalogEntry:
     """A model on the hub under a short name.
 
     `draft` is the name of another entry, the draft model, with the same `tokenizer`. `quant` or `file` selects one
-    model of the repository. `sha256` pins a single file, and `size_bytes` is its size. `also` holds other names of the
-    model. `context` is the number of tokens that the model was trained for. `approximate_gb` is the approximate size of
-    the model's files in units of 10^9 bytes. `sampling` holds recommended sampling parameters.
+    model of the repository. `sha256` is the hash that its only file must have, `size_bytes` is that file's size. `also`
+    holds other names of the model. `context` is the number of tokens that the model was trained for. `approximate_gb`
+    is the approximate size of the model's files in units of 10^9 bytes. `sampling` holds recommended sampling
+    parameters.
     """
 
     name: str
@@ -103,7 +104,7 @@ def _parsed(path: Path, text: str) -> Mapping[str, CatalogEntry]:
 
 @dataclass(frozen=True, slots=True)
 class CatalogMatch:
-    """A catalog entry, and the quantization in the name that was looked up, if it had one."""
+    """A catalog entry, and the quantization in the name that was looked up; None if that name has none."""
 
     entry: CatalogEntry
     quant: str | None = None
@@ -173,7 +174,7 @@ def model_name(models: tuple[Variant, ...], model: Variant, repo: str) -> str:
 
 
 def _spellings(text: str) -> Iterator[str]:
-    """Yield a name unchanged, then without "-instruct", "-it", "-chat" and "-text", which Ollama adds to some names."""
+    """Yield a name unchanged, then without each of "-instruct", "-it", "-chat", "-text". Ollama adds these to names."""
     yield text
     for ending in ("-instruct", "-it", "-chat", "-text"):
         yield text.removesuffix(ending)
@@ -187,7 +188,7 @@ def _by_name() -> Mapping[str, CatalogEntry]:
 
 
 def _bundled(name: str, source_folder: str) -> Path | None:
-    """Return the path of a bundled file: inside the installed package, or beside it in a source checkout."""
+    """Return the path of a bundled file in the installed package or the source checkout; None if it is missing."""
     for path in (_PACKAGE / "_builtin" / name, _PACKAGE.parent / source_folder / name):
         if path.is_file():
             return path

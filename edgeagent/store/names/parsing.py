@@ -53,7 +53,7 @@ class CatalogName:
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A model in a repository on the hub, named by file or by quantization. With neither: the preferred model."""
+    """A model in a repository on the hub, named by file or by quantization. If both are None, `choose` selects it."""
 
     repo: str
     quant: str | None = None
@@ -73,14 +73,14 @@ def parse_name(name: str) -> ModelName:
 
     The first rule that fits applies:
 
-    1. Control characters, network paths, addresses, and a name that is empty or too long are refused.
-    2. After hf.co/ or huggingface.co/: a repository, or a file of one.
-    3. builtin. From here on, an ending :latest is ignored (after hf.co/ too).
-    4. A path, if the name looks like one, or ends in .gguf and is a file.
-    5. By its slashes: none for a name of the catalog, one for a repository, more for a file of a repository.
+    1. A name with control characters, a network path, an address, and a name that is empty or too long are refused.
+    2. A name that begins with hf.co/ or huggingface.co/ means a repository, or a file of a repository.
+    3. builtin means the bundled model.
+    4. A name that looks like a path, or ends in .gguf and is a file, is a path.
+    5. Other names: without a slash a name of the catalog, with one a repository, with more a file of a repository.
 
-    Raise InvalidRequest for a refused name, and for one that has none of these forms. Raise ModelNotFound for a name
-    with at most one slash that ends in .gguf, if there is no such file.
+    In rules 2 to 5, :latest at the end is ignored. Raise InvalidRequest for a refused name, and for one that has none
+    of these forms. Raise ModelNotFound if a name with at most one slash ends in .gguf and is not a file.
     """
     _check_characters(name)
     if name.startswith(("//", "\\\\")):

@@ -28,7 +28,7 @@ _LABEL = re.compile(
 class Variant:
     """One model of a repository: its files in order, and its quantization.
 
-    `quant` comes from the name of the file or its folder, in upper case. It is None if they contain none.
+    `quant` comes from the name of the file or its folder, in upper case. It is None if neither name contains one.
     """
 
     files: tuple[str, ...]
@@ -36,12 +36,12 @@ class Variant:
 
     @property
     def stem(self) -> str:
-        """The name without part number and suffix."""
+        """The name of the first file without part number and suffix."""
         return split_stem(self.files[0])
 
 
 def variants(files: Iterable[str]) -> tuple[Variant, ...]:
-    """Return the models among a repository's files, without projectors, importance matrices and incomplete splits."""
+    """Return the models among a repository's files, except projectors, importance matrices and incomplete models."""
     present = {file for file in files if file.lower().endswith(".gguf") and not is_companion(file)}
     firsts = sorted({_parts(file)[0] for file in present})
     models = (Variant(_parts(first), quant_label(first)) for first in firsts)
@@ -51,9 +51,9 @@ def variants(files: Iterable[str]) -> tuple[Variant, ...]:
 def choose(models: tuple[Variant, ...], name: HubName, where: str) -> Variant:
     """Return the one model that a name means.
 
-    A name may give a file or a quantization. If it gives neither, return the only model, or else the model with the
-    first quantization in PREFERRED. Raise ModelNotFound, which lists the choices, if no model or more than one fits.
-    `where` says in the error where the models were looked for, for example "on this machine".
+    A name may give a file or a quantization. If it gives neither, return the only model, or else the one whose
+    quantization comes first in PREFERRED. Raise ModelNotFound, which lists the choices, if no model or more than one
+    fits. `where` says in the error where the models were looked for, for example "on this machine".
     """
     if not models:
         raise ModelNotFound(f"{name.repo} holds no GGUF model {where}", param="model")
@@ -73,7 +73,7 @@ def choose(models: tuple[Variant, ...], name: HubName, where: str) -> Variant:
 
 
 def canonical_name(models: tuple[Variant, ...], model: Variant, repo: str) -> HubName:
-    """Return the shortest name that means this model and no other of its repository."""
+    """Return the model's name in its repository: by quantization if no other model has the same, else by file."""
     if model.quant is not None and [other.quant for other in models].count(model.quant) == 1:
         return HubName(repo, quant=model.quant)
     return HubName(repo, file=model.files[0])
