@@ -19,7 +19,7 @@ Trie = dict[str, "Trie"]
 
 
 class LongTextVocabulary:
-    """Wraps another vocabulary and tokenizes long texts faster. `special` has that vocabulary's special texts."""
+    """Wraps another vocabulary and tokenizes long texts faster. The constructor also gets its special texts."""
 
     def __init__(self, vocabulary: Vocabulary, special: SpecialTexts) -> None:
         self._vocabulary = vocabulary
@@ -47,7 +47,10 @@ class LongTextVocabulary:
         return self._vocabulary.end_tokens
 
     def tokenize(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
-        """Return the same tokens as the wrapped vocabulary, in less time if the text is long."""
+        """Return the same tokens as the wrapped vocabulary, in less time if the text is long.
+
+        Some tokens may differ if about a thousand special texts in a row are next to white space; see `_Cutter._place`.
+        """
         if len(text) < _LONG:
             return self._vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
         tokens: list[int] = []
@@ -73,7 +76,7 @@ class LongTextVocabulary:
 
 
 class _Cutter:
-    """Cuts long texts into parts next to special texts."""
+    """Cuts long texts into parts. Each cut is at the start or the end of a special text."""
 
     def __init__(self, special: Iterable[str]) -> None:
         texts = [text for text in special if text]
@@ -81,7 +84,7 @@ class _Cutter:
         self._longest = max(map(len, texts), default=0)
 
     def cut(self, text: str) -> Iterator[str]:
-        """Yield the parts of a text. Each has at most a few hundred special texts, unless it cannot be cut."""
+        """Yield the parts of a text. A part has a few hundred special texts at most, or more if it cannot be cut."""
         start = num = 0
         for match in self._pattern.finditer(text):
             num += 1
@@ -94,7 +97,7 @@ class _Cutter:
         yield text[start:]
 
     def _place(self, text: str, match: re.Match[str], *, is_urgent: bool) -> int | None:
-        """Return an index before or after a special text where a cut changes no token; None if there is none.
+        """Return the end or the start of a special text, where a cut changes no token; None if neither can be used.
 
         1. The index must not be inside another special text that begins earlier, because llama.cpp takes the longest
            first.

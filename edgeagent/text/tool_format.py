@@ -47,7 +47,7 @@ KNOWN_MARKERS = (
 
 
 def call_opener(tool_format: ToolFormat) -> str:
-    """Return the marker that opens a call (or a list of them) in this format."""
+    """Return the marker that opens a call or a list of calls in this format."""
     match tool_format:
         case ToolFormat.HERMES:
             return HERMES_OPEN
@@ -58,7 +58,7 @@ def call_opener(tool_format: ToolFormat) -> str:
 
 
 def markers(tool_format: ToolFormat) -> tuple[str, ...]:
-    """Return all markers of this format. A vocabulary may have control tokens for them."""
+    """Return all markers of calls in this format. A vocabulary may have control tokens for them."""
     match tool_format:
         case ToolFormat.HERMES:
             return (HERMES_OPEN, HERMES_CLOSE)
@@ -69,5 +69,5 @@ def markers(tool_format: ToolFormat) -> tuple[str, ...]:
 
 
 def arguments_key(tool_format: ToolFormat) -> str:
-    """Return the key of the arguments in a JSON call."""
+    """Return the key of the arguments in a call that is written as JSON."""
     return "parameters" if tool_format is ToolFormat.LLAMA else "arguments"

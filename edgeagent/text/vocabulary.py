@@ -48,7 +48,7 @@ class Vocabulary(Protocol):
         ...
 
     def is_user_defined(self, token: int) -> bool:
-        """Whether the token's text becomes this token even without parse_special (Qwen's <tool_call>, blanks)."""
+        """Whether the token's text becomes this token even without parse_special, as Qwen's <tool_call> does."""
         ...
 
     def is_end(self, token: int) -> bool:
@@ -70,8 +70,8 @@ class SpecialTexts:
     def markers(self, known: str) -> frozenset[str]:
         """Return the user-defined texts that look like markup and occur in `known`.
 
-        `known` is a text that contains all markup with a meaning, such as the source of the chat template. Other
-        user-defined texts, such as <table> or runs of blanks, are only single tokens for common text.
+        `known` is a text that contains all markup with a meaning for the model, such as the source of its chat
+        template. Other user-defined texts, such as <table> or runs of blanks, are tokens only because they are common.
         """
         return frozenset(text for text in self.user_defined if _MARKUP.fullmatch(text) and text in known)
 

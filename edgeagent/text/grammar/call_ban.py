@@ -16,9 +16,9 @@ _LLAMA_START = b'{"name":'
 class BannedText:
     """A text that an answer must not contain, and the tokens that would complete it.
 
-    The caller keeps the state: a prefix of the banned text with which the answer ends so far. It is empty at first, and
-    None once the banned text is no longer possible. is_start: the text is banned only at the beginning of the answer,
-    and white space is ignored.
+    The caller keeps a state and passes it to the methods. The state is the part of the banned text with which the
+    answer ends so far: empty at first, and None once the banned text is no longer possible. With `is_start` of the
+    constructor, the text is banned only at the beginning of the answer, and white space is ignored.
     """
 
     def __init__(self, text: bytes, vocabulary: Vocabulary, *, is_start: bool = False) -> None:
@@ -47,7 +47,7 @@ class BannedText:
         return joined.startswith(self._text) if self._is_start else self._text in joined
 
     def tokens(self, state: bytes | None) -> NDArray[np.int64]:
-        """Return the tokens that would complete the banned text."""
+        """Return the tokens that would complete the banned text in this state."""
         if state is None:
             return np.zeros(0, dtype=np.int64)
         if state not in self._tokens:
@@ -60,7 +60,7 @@ class BannedText:
 
 
 def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[BannedText, ...]:
-    """Return the texts that open a call in this format. Keep the result, because it reads the whole vocabulary."""
+    """Return the texts that would begin a call in this format. Call it once, because it reads the whole vocabulary."""
     # Ban the marker's part up to the underscore, because a partial marker would be shown to the client. Answers hardly
     # ever contain this part otherwise.
     marker = call_opener(tool_format).partition("_")[0] + "_"

@@ -1,4 +1,4 @@
-"""Generates the grammars of tool calls, one for each format, in llguidance's variant of Lark. No compilation."""
+"""Generates the grammars of tool calls, one for each format, in llguidance's variant of Lark. It compiles nothing."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Grammar = dict[str, Any]
 def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
     """Return the tools that the model may call.
 
-    Raise InvalidRequest if the choice names an unknown tool, or requires a call and there are no tools. Raise
-    InvalidToolSchema, a subclass, if there are too many tools or a tool's name is invalid or used twice.
+    Raise InvalidRequest if the choice names an unknown tool, or if it requires a call and there are no tools. Raise
+    InvalidToolSchema (a subclass) if there are too many tools, or if a tool's name is invalid or used twice.
     """
     names = [tool.name for tool in tools]
     if len(tools) > MAX_TOOLS:

@@ -28,7 +28,7 @@ MAX_GRAMMAR_CHARS = 1 << 20
 
 
 class _TokenizerAdapter:
-    """A vocabulary with the interface that LLTokenizer requires."""
+    """Gives a vocabulary the interface that LLTokenizer requires."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -103,9 +103,10 @@ class GrammarCompiler:
         """Return the constraint of a request; None if the model may write anything.
 
         open_reasoning: the markers of reasoning that the prompt leaves open. has_called: the conversation contains
-        calls. A model imitates them, so a CallBan is returned if this request allows no call. Raise InvalidRequest for
-        a format or a tool choice that cannot be followed, InvalidToolSchema for a tool with an unusable name or schema,
-        and NotSupported if the vocabulary has no token that ends an answer.
+        calls. A model imitates these, and calls tools that the prompt shows. So if free text is requested and no call
+        allowed, a CallBan is returned. Raise InvalidRequest for a format or a tool choice that cannot be followed,
+        InvalidToolSchema for a tool with an unusable name or schema, and NotSupported if the vocabulary has no token
+        that ends an answer.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):
@@ -118,7 +119,7 @@ class GrammarCompiler:
             raise self._refusal(str(error), format, usable) from None
 
     def tokenize_bytes(self, text: bytes) -> list[int]:
-        """Return tokens for these bytes. They need not be the canonical tokens of the text."""
+        """Return tokens for these bytes, not always the canonical ones. Available only after `prepare`."""
         assert self._tokenizer is not None
         return self._tokenizer.tokenize_bytes(text)
 
@@ -157,7 +158,7 @@ class GrammarCompiler:
         return self._bans[tool_format]
 
     def _prototype(self, grammar: str) -> LLMatcher:
-        """Return a grammar's matcher in its initial state. Callers must copy it."""
+        """Return a grammar's matcher in its initial state, which callers must copy. Raise _RefusedError."""
         prototype = self._prototypes.get(grammar)
         if prototype is None:
             prototype = self._compile(grammar)

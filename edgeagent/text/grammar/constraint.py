@@ -87,7 +87,7 @@ class Constraint:
     def __init__(
         self, tokens: TokenTools, plan: GrammarPlan, prototype: LLMatcher, text_prototype: LLMatcher | None = None
     ) -> None:
-        """`prototype` and `text_prototype` match the plan's two grammars. They are copied, never changed."""
+        """`prototype` matches the plan's `grammar`, `text_prototype` its `text_grammar`. Both are copied before use."""
         self._tokens = tokens
         self._plan = plan
         self._prototype = prototype
@@ -134,9 +134,9 @@ class Constraint:
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
         """Return which tokens may come next, shape (num_tokens,); None if all may. The array is new at each call.
 
-        At the start, the answer may be a call or JSON text. If the model's `likeliest` token begins neither, only the
-        text grammar applies. Without this rule, the beginning of a call could be more likely than that of JSON text,
-        and the model would call a tool for no reason.
+        If the plan has a `text_grammar`, the answer may be a call or JSON text. If the model's `likeliest` first token
+        begins neither, only the text grammar applies. Without this rule, the beginning of a call could be more likely
+        than that of JSON text, and the model would call a tool for no reason.
         """
         num_tokens = self._tokens.vocabulary.num_tokens
         if self._is_over:
@@ -238,7 +238,7 @@ class Constraint:
             self._text = self._text[-self._tokens.max_trigger_bytes :]
 
     def _wake(self, rest: bytes) -> None:
-        """Activate the grammar. `rest` is the text generated so far that belongs to the grammar."""
+        """Activate the grammar, unless `rest` breaks it: the generated text that the grammar describes."""
         self._text, self._has_started = b"", True
         matcher = self._prototype.deep_copy()
         tokens = self._tokens.tokenize_bytes(rest)
@@ -267,8 +267,8 @@ class Constraint:
 def reason(text: str) -> str:
     """Return llguidance's error as one line.
 
-    This is the first line of the error. If it ends with a colon, as in errors of regular expressions, the last line is
-    added, which has the reason.
+    Usually this is the first line of the error. If it ends with a colon, as for regular expressions, the last line is
+    added, because that has the reason. If no text fits the grammar, the line says so in plain words.
     """
     lines = text.strip().splitlines() or ["unknown reason"]
     reason = lines[0]

@@ -1,8 +1,8 @@
 """Limits generated JSON in ways that JSON's grammar does not.
 
-The limits are for the digits of a number, unusual white space, and one character repeated in a string. Without them, a
-model that has begun to repeat a digit may repeat it until its context is full. A blank before a colon or a comma is
-valid JSON too, but models were not trained on such text and continue it badly.
+The limits are on the digits of a number, on unusual white space, and on a digit or white space that is repeated in a
+string. Without them, a model that has begun to repeat a digit may repeat it until its context is full. A blank before a
+colon or a comma is valid JSON too, but models were not trained on such text and continue it badly.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class JsonGuard:
         return _without(mask, self._starts.zeros) if shorter is mask else shorter
 
     def _with_quotes(self, mask: Mask) -> Mask:
-        """Return a mask that allows only the end of the string; the unchanged mask if the grammar forbids the end."""
+        """Return a mask that allows only the end of the string; the unchanged mask if it does not allow the end."""
         only = np.zeros_like(mask)
         only[self._starts.quotes] = mask[self._starts.quotes]
         return only if only.any() else mask

@@ -85,9 +85,9 @@ def _read_mistral(sink: CallSink) -> Reader:
 
 
 def _read_named_call(first: str, sink: CallSink) -> Reader:
-    """Read name[ARGS]{…}. The name may be followed by [CALL_ID] and an id, which are dropped.
+    """Read name[ARGS]{…}. [CALL_ID] and an id may follow the name, and are dropped. [ARGS] may be missing.
 
-    A call that begins with { is read as a JSON call.
+    A call that begins with { is read by `_read_call_object`.
     """
     if first == "{":
         yield from _read_call_object(first, sink)
@@ -138,7 +138,7 @@ class _PartialCall:
         self._seen: set[str] = set()
 
     def read_field(self, key: str, first: str) -> Reader:
-        """Read the value of a key; raise MalformedError if the key is unknown or was read before."""
+        """Read the value of a key and keep or report it. Raise MalformedError for an unknown or repeated key."""
         key = "arguments" if key in _ARGUMENT_KEYS else key
         if key in self._seen or key not in ("name", "arguments", *_OTHER_KEYS):
             raise MalformedError
@@ -156,7 +156,7 @@ class _PartialCall:
         return (yield from read_value(first, ignore))
 
     def end(self) -> None:
-        """Complete the call after its object was closed."""
+        """Complete the call after its object was closed. Raise MalformedError if it has no name."""
         if not self._has_name:
             raise MalformedError
         if "arguments" not in self._seen:
@@ -171,7 +171,10 @@ class _PartialCall:
 
 
 def _read_arguments(first: str, keep: Keep) -> Generator[None, str, None]:
-    """Read an object incrementally. A string must contain an object and is read as a whole; null is an empty object."""
+    """Read a call's arguments: an object, a string with an object as JSON text, or null for an empty object.
+
+    `keep` gets an object while it is being read, and a string's text at the end of the string.
+    """
     match first:
         case "{":
             yield from read_value(first, keep)

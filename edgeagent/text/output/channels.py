@@ -39,9 +39,9 @@ def new_call_id() -> str:
 class ChannelParser:
     """Splits the text of one response into channels.
 
-    Calls are parsed only if there is a `tool_format`, and only tools in `tool_names` can be called. Reasoning is the
-    text between a pair of `reasoning` markers, before any content. `open_reasoning` is the pair that the prompt itself
-    has opened. White space next to a marker belongs to the marker.
+    The parameters of the constructor: calls are parsed only if `tool_format` is given, and only tools in `tool_names`
+    can be called. Reasoning is the text between a pair of `reasoning` markers, before any content. `open_reasoning` is
+    a pair whose opening marker ends the prompt. White space next to a marker belongs to the marker.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ChannelParser:
         return self._take_parts()
 
     def finish(self) -> tuple[Part, ...]:
-        """End the input and return the parts that were held back. An incomplete call that has begun stays as it is."""
+        """End the input and return the parts that were held back. A call whose name is known may stay incomplete."""
         while self._call is not None:
             call = self._call
             if self._sink.is_open or (self.num_calls > call.num_calls_before and "{" not in call.unread):
@@ -122,7 +122,7 @@ class ChannelParser:
         return parts
 
     def _advance(self) -> bool:
-        """Consume text from the buffer. Return whether the rest may be consumed too."""
+        """Consume text from the buffer. Return whether it is to be called again for the rest."""
         if self._call is not None:
             return self._advance_call(self._call)
         if self._in_reasoning is not None:
@@ -224,7 +224,7 @@ class ChannelParser:
     def _reject_call(self, call: _Region) -> None:
         """Treat an invalid call as text, and parse the unread part of its region again.
 
-        The opening marker becomes content, unless the region has already given the client a call.
+        If the region has given the client no call yet, its opening marker becomes content.
         """
         self._call = None
         self._put_back("".join(call.unread))

@@ -11,8 +11,8 @@ from edgeagent.types import Delta, ReasoningDelta, TextDelta, replace
 class DeliveredPrefix:
     """Removes the delivered part from the deltas of an answer that is repeated from its start.
 
-    `text` and `reasoning` are the delivered part. White space at the beginning of the text, and at both ends of the
-    reasoning, is not compared.
+    `text` and `reasoning` of the constructor are the delivered part. White space at the beginning of the text, and at
+    both ends of the reasoning, is not compared.
     """
 
     def __init__(self, text: str, reasoning: str) -> None:

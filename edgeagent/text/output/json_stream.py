@@ -134,7 +134,7 @@ def _read_array_rest(keep: Keep, depth: int) -> Reader:
 def _read_comma_or(end: str, keep: Keep, ahead: str) -> Reader:
     """Read `end`, or a comma and the first character of the next item. Return `end` or that character.
 
-    `ahead` is a character after the last item that was read before, "" if there is none.
+    `ahead` is the first character after the last item if it was read already, else "".
     """
     char = yield from read_space(keep, ahead)
     if char == end:

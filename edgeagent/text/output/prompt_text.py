@@ -20,8 +20,9 @@ _MAX_CHARS = 64 << 10
 class PromptEcho:
     """One prompt's text, in parts that each fit into a frame.
 
-    `text` is what the client wrote; None if it sent tokens. The first `num_added` tokens were added by edgeagent, and
-    are not part of the text. `is_scored`: the client requested log probabilities.
+    The parameters of the constructor: `text` is what the client wrote; None if it sent tokens. The first
+    `num_added` tokens were added by edgeagent, and are not part of the text. `is_scored`: the client requested log
+    probabilities.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class PromptEcho:
         self._is_told = False
 
     def add(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Add the log probabilities of the next tokens. Those of the first token, which has none, are not added."""
+        """Add the log probabilities of the next tokens. Begin with the second token, because the first has none."""
         self._logprobs += logprobs
 
     def take(self) -> tuple[PromptText, ...]:
-        """Return the whole prompt at the first call, and () later. If the prompt is scored, add all scores first."""
+        """Return the whole prompt at the first call, and () later. If `is_scored`, call `add` for all tokens before."""
         if self._is_told:
             return ()
         self._is_told = True
@@ -67,7 +68,10 @@ class PromptEcho:
 
 
 def _decode(vocabulary: Vocabulary, tokens: Sequence[int], num_added: int) -> tuple[str, list[int]]:
-    """Return the text of tokens, including control tokens, and the offset of each token's text, in characters."""
+    """Return the text of all tokens except the first `num_added`, and where each token's text begins, in characters.
+
+    Control tokens have their text. The first `num_added` tokens count as empty texts at the beginning.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     parts: list[str] = []
     starts: list[int] = []

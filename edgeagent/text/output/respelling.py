@@ -1,4 +1,4 @@
-"""Continues an answer from another machine, which may end inside one of this model's tokens.
+"""Continues an answer that another machine began. Its text may end inside one of this model's tokens.
 
 So the text of the answer's last few tokens is generated again. The model may write it with any tokens that spell this
 text. The last of them may also contain the text that follows.
@@ -19,9 +19,9 @@ _MAX_OPEN_TOKENS = 6
 
 
 def num_open(pieces: Sequence[bytes]) -> int:
-    """Return how many of the last tokens may belong to an incomplete word: at least one if there are any.
+    """Return how many of the last tokens may belong to an incomplete word, from 1 to _MAX_OPEN_TOKENS.
 
-    `pieces` are the bytes of the tokens.
+    `pieces` are the bytes of the tokens. If there are none, the result is 0.
     """
     num = min(1, len(pieces))
     while num < min(len(pieces), _MAX_OPEN_TOKENS) and _is_inside_word(pieces[-num - 1], pieces[-num]):
@@ -91,7 +91,10 @@ class RespellConstraint:
         return mask if mask.any() else inner
 
     def instead_of(self, token: int) -> int | None:
-        """Return the token to write instead of a token that is not allowed; None to draw an allowed one."""
+        """Return the inner constraint's replacement for a token that is not allowed; None to draw an allowed one.
+
+        The result is None until the text is spelled.
+        """
         return None if self._inner is None or self._place < len(self._text) else self._inner.instead_of(token)
 
     def accept(self, token: int) -> None:
@@ -104,7 +107,7 @@ class RespellConstraint:
             self._inner.accept(token)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next; empty if there is a choice."""
+        """Return the tokens that the inner constraint requires next; empty if none, or until the text is spelled."""
         return () if self._inner is None or self._place < len(self._text) else self._inner.forced()
 
     def _fits(self, token: int) -> bool:

@@ -77,7 +77,7 @@ class OutputStream:
 
     @property
     def held_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """The log probabilities of the last tokens. No part of the text of these tokens has been returned yet."""
+        """The log probabilities of the tokens at the end of which no text has been returned yet."""
         return tuple(logprob for _, logprob in self._held_logprobs)
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:

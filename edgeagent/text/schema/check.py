@@ -86,7 +86,8 @@ def followable(schema: Schema, *, lenient: bool, limit: WorkLimit | None = None)
     """Return the schema in the form that is compiled: with closed objects and the compiler's options.
 
     lenient: the compiler ignores keywords that it does not support. limit: bounds the work; pass the same object for
-    all schemas of a request. Raise SchemaError if references lead through too many schemas.
+    all schemas of a request. Raise SchemaError if references lead through too many schemas, or if anyOf and oneOf name
+    too many keys.
     """
     try:
         schema = close_objects(choices_as_any_of(schema), limit)
@@ -110,7 +111,10 @@ def _check_depth(schema: object) -> None:
 
 
 def _checked(schema: Any) -> Any:
-    """Return a schema without keywords that have no effect here, or that would set options of the compiler."""
+    """Return a schema in which the compiler knows more keywords. Raise SchemaError for a $ref that leads out of it.
+
+    Keywords without effect, unknown formats and options of the compiler are removed from it and from its subschemas.
+    """
     if not isinstance(schema, dict):
         return schema
     reference = schema.get("$ref")

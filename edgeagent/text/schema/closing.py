@@ -58,10 +58,9 @@ class _Keys:
 def close_objects(schema: Schema, limit: WorkLimit | None = None) -> Schema:
     """Return the schema with every object closed that has `properties` but no `additionalProperties`.
 
-    A closed object has only the keys that it names, in `properties` or only in `required`. An object may get keys from
-    allOf, anyOf, oneOf, or a $ref beside other keywords. All these keys are allowed too. Paths within the schema do not
-    change. `limit` bounds the work: pass the same one for all schemas of a request. Raise TooManyReferencesError if
-    the limit is exceeded.
+    A closed object allows the keys in its `properties` and in its `required`. It also allows the keys that it gets from
+    allOf, anyOf, oneOf, or a $ref beside other keywords. Paths within the schema do not change. `limit` bounds the
+    work: pass the same one for all schemas of a request. Raise TooManyReferencesError if it is exceeded.
     """
     return _Closer(schema, limit or WorkLimit()).close_root()
 
@@ -171,7 +170,7 @@ class _Closer:
         return _closed(opened, keys.names)
 
     def _others(self, forks: list[list[Any]], keys: _Keys) -> dict[int, _Keys]:
-        """Return the keys that the object gets from outside of each list of branches, by the list's `id()`.
+        """Return, by the `id()` of each list of branches, the keys that the object gets from outside of that list.
 
         `forks` are the object's lists of branches, `keys` are its keys that apply in every branch.
         """
@@ -291,7 +290,7 @@ def _union(keys: Iterable[_Keys]) -> _Keys:
 
 
 def _closed(schema: Schema, names: tuple[str, ...]) -> Schema:
-    """Return the schema with only these keys allowed."""
+    """Return the schema with only these keys allowed; unchanged if it allows no object, or has `enum` or `const`."""
     types = schema.get("type", "object")
     if "object" not in (types if isinstance(types, list) else [types]) or "enum" in schema or "const" in schema:
         return schema

@@ -55,7 +55,10 @@ class Budget:
 
 
 def size_of(value: object) -> int:
-    """Return the size of a new string, list, tuple or dict in characters; 0 for all other values, which are small."""
+    """Return the size of a new string, list, tuple or dict in characters; 0 for all other values, which are small.
+
+    An element of a container counts as _CHARS_PER_ELEMENT characters.
+    """
     match value:
         case str():
             return len(value)

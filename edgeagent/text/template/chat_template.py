@@ -70,10 +70,10 @@ _RESULT = Message("tool", "probe-result", tool_call_id="call_" + "a" * 24, name=
 class ChatTemplate:
     """One model's chat template. A source that is missing or does not compile is replaced by ChatML.
 
-    `control_texts` are the texts of the vocabulary's control tokens. Client text with these texts becomes plain text
-    tokens. If None, this applies to any client text that looks like a control token. `marker_texts` are further texts
-    that become single tokens; in messages of users and tools they become plain text tokens. See
-    vocabulary.SpecialTexts. `now` returns the time for templates that show the date.
+    The parameters of the constructor: `control_texts` are the texts of the vocabulary's control tokens. Where client
+    text contains them, they become plain text tokens. If None, this applies to all that looks like a control token.
+    `marker_texts` are further texts that are single tokens (see vocabulary.SpecialTexts). In messages of users and
+    tools they become plain text tokens. `now` returns the time for templates that show the date.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class ChatTemplate:
     def render(self, prompt: ChatPrompt) -> Rendered:
         """Render a conversation up to the beginning of the assistant's answer.
 
-        Tools are shown whatever the tool choice is. Raise InvalidRequest if the template refuses the conversation or
-        exceeds its limits, or for wrong `template_kwargs`. Raise InvalidToolSchema if the parameters of a tool are not
-        a JSON object.
+        The prompt shows the tools even if the tool choice forbids calls. Raise InvalidRequest if the template refuses
+        the conversation or exceeds its limits, or for wrong `template_kwargs`. Raise InvalidToolSchema if the
+        parameters of a tool are not a JSON object.
         """
         kwargs = _template_kwargs(prompt.template_kwargs)
         marker = Marker(self._control, _strings(prompt), foreign=self._foreign)
@@ -214,7 +214,7 @@ class ChatTemplate:
     def _tool_style(self, base: Style) -> tuple[bool, Style | None]:
         """Return whether the template shows tools, and the style in which it shows a call with its result.
 
-        The style is None if the template shows them in no style.
+        The style is None if the template shows call and result in no style, or the call in an unknown format.
         """
         shows_tools = "probe_tool" in (self._try([_USER], style=base, tools=(_PROBE_TOOL,)) or "")
         for short_ids, null_content, text_arguments in product((False, True), (False, True), (True, False)):
@@ -261,9 +261,9 @@ class _RefusedError(Exception):
 def _arrangements(messages: tuple[Message, ...], takes_system: bool) -> Iterator[tuple[Message, ...]]:
     """Yield the messages in several arrangements, each changed more than the one before.
 
-    First they are unchanged. Then system messages are joined, then neighbours of one role. Then each call gets its own
-    turn. Last, the system's text is moved into the first user message. Without `takes_system`, that text is moved in
-    all arrangements.
+    First they are unchanged. Then system messages are joined, then neighbours of one role. Then each call gets a
+    message of its own. Last, the system's text is moved into the first user message. Without `takes_system`, that text
+    is moved in all arrangements.
     """
     if takes_system:
         joined = join_systems(messages)
@@ -276,7 +276,7 @@ def _arrangements(messages: tuple[Message, ...], takes_system: bool) -> Iterator
 
 
 def _strings(prompt: ChatPrompt) -> Iterator[str]:
-    """Yield the free text of a prompt: that of messages, calls and tools. Roles and template kwargs have none."""
+    """Yield all texts of a prompt that clients choose freely: those of messages, calls and tools."""
     for message in prompt.messages:
         yield from (message.content, message.reasoning, message.name or "", message.tool_call_id or "")
         for call in message.tool_calls:

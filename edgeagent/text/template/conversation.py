@@ -67,7 +67,7 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
 
 
 def tool_definitions(tools: Sequence[Tool], mark: Mark) -> list[Turn]:
-    """Return the tools in the form that templates accept, with their texts marked.
+    """Return the tools in the form that templates accept, with their texts marked by `mark`.
 
     Raise InvalidToolSchema if the parameters of a tool are not a JSON object.
     """
@@ -129,7 +129,7 @@ def fold_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def separate_calls(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages with parallel calls split into turns of one call, each followed by its result.
+    """Return the messages with parallel calls split into messages of one call, each followed by its result.
 
     A message with a call that has no result is not split. Results are looked for up to the next message that reuses one
     of the call ids.
@@ -188,12 +188,12 @@ def write_tools(messages: Sequence[Message], definitions: Sequence[Turn]) -> tup
 
 
 def turns(messages: Sequence[Message], style: Style, mark: Mark) -> list[Turn]:
-    """Return marked messages in the form that a template of this style accepts."""
+    """Return messages in the form that a template of this style accepts. Their texts must be marked before."""
     return [_turn(message, style, mark) for message in messages]
 
 
 def mark_messages(messages: Sequence[Message], mark: Mark, mark_foreign: Mark) -> tuple[Message, ...]:
-    """Return the messages with all client text marked. `mark_foreign` marks the content of users and tools."""
+    """Return the messages with the content of users and tools marked by `mark_foreign`, all other text by `mark`."""
     return tuple(
         Message(
             message.role,
@@ -233,7 +233,7 @@ def _call(call: ToolCall, style: Style, mark: Mark) -> Turn:
 
 
 def _arguments(text: str, mark: Mark) -> object:
-    """Return a call's arguments as an object; as text if they are not a JSON object (incomplete or malformed calls).
+    """Return a call's arguments as an object; as text if they are incomplete or not a JSON object.
 
     The text was already marked. But text that JSON escapes (\\u003c) had hidden is marked now, in the parsed values.
     """

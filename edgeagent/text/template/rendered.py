@@ -39,9 +39,10 @@ class Rendered:
 class Marker:
     """Marks the texts of control tokens in the strings of one prompt, and finds the marks in the rendered text.
 
-    `control` matches the texts of control tokens, which are marked in all strings. `foreign` matches these texts and
-    also the markers of calls, results and reasoning. Those are marked only in messages of users and tools. Messages of
-    the assistant may contain them, and templates look for them there. `strings` are all strings of the prompt.
+    The parameters of the constructor: `control` matches the texts of control tokens, which are marked in all strings.
+    `foreign` matches these texts and also the markers of calls, results and reasoning. Such markers are marked only in
+    messages of users and tools. Messages of the assistant may contain them, and templates look for them there.
+    `strings` are all strings of the prompt.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Marker:
         self._sentinel = next(mark for mark in map(chr, _SENTINELS) if mark not in text) if self._is_needed else ""
 
     def mark(self, text: str) -> str:
-        """Return the text with a mark in every part that spells a control token. Marked parts stay unchanged."""
+        """Return the text with a mark in every part that spells a control token. A second call changes nothing."""
         return self._mark(self._control, text)
 
     def mark_foreign(self, text: str) -> str:

@@ -75,7 +75,7 @@ class RawJson(dict[str, Any]):
 
 
 class _BudgetInstrumenter(NodeTransformer):
-    """Changes a template's syntax tree: all work calls filters of the Sandbox, which charge the budget for it."""
+    """Changes a template's syntax tree: costly operations become filters of the Sandbox, which charge the budget."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)
@@ -134,7 +134,7 @@ def _comparable(node: nodes.Expr) -> nodes.Expr:
 
 
 class _Generation(Extension):
-    """Accepts {% generation %} … {% endgeneration %}, which marks training targets, and renders the content."""
+    """Accepts the tags {% generation %} … {% endgeneration %} around text to train on, and renders the text."""
 
     tags = {"generation"}
 
@@ -144,7 +144,7 @@ class _Generation(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of one template. Set `budget` to a new Budget for each rendering."""
+    """The Jinja environment of one template. Set `budget` to a new Budget for each rendering."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 

@@ -20,7 +20,10 @@ def text_of(message: Message) -> str:
 
 
 def num_items(messages: Sequence[Message]) -> int:
-    """Return how many of a client's items the messages hold. Reasoning, text and each call are items of their own."""
+    """Return how many items of a client's input these messages stand for.
+
+    Reasoning, text and each call of a message are items of their own. An empty message is one item.
+    """
     parts = (bool(each.reasoning) + bool(each.content) + len(each.tool_calls) for each in messages)
     return sum(max(1, num) for num in parts)
 
