@@ -50,7 +50,7 @@ def draft_states(shapes: Sequence[FileShape], config: EngineConfig, free_memory:
 
 
 def describe_drafts(states: DraftStates, config: EngineConfig) -> SettingChoice:
-    """Return the number of tokens that may be drafted, with the reason, as it is shown to the user."""
+    """Return how many tokens may be drafted and why, as the choice is shown to the user."""
     each = memory_text(states.token_bytes)
     if states.num_tokens == 0:
         why = f"the states needed to undo rejected drafts would take {each} for each token, which is too much"

@@ -23,9 +23,10 @@ class GpuDevice:
 def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[GpuDevice, ...]:
     """Return the devices of a model as llama.cpp chooses them (llama.cpp, llama_prepare_model_devices).
 
-    A device that two backends report counts once. Integrated devices count only if there is no discrete one, and only
-    those of one backend. A device that does not report its memory counts as having enough. If `main_gpu` is not
-    negative, only the device with this index is returned. The result is empty if there is no such device.
+    Remote (RPC) devices come first. A discrete device that two backends report counts once. Integrated devices count
+    only if there is no discrete one, and only those of one backend. A device that does not report its memory counts as
+    having enough. If `main_gpu` is not negative, only the device with this index is returned. The result is empty if
+    there is no such device.
     """
     discrete: list[DeviceInfo] = []
     integrated: list[DeviceInfo] = []

@@ -70,7 +70,8 @@ def layouts(
        the CPU.
     2. The same, with the experts of more and more layers in RAM, because a token uses few of the experts. If the number
        of these layers is configured, all layouts have this number.
-    3. Fewer and fewer layers are on the GPUs, unless their number is configured. The draft model is on the CPU.
+    3. Fewer and fewer layers are on the GPUs, with the last number of layers of 2 whose experts are in RAM. The draft
+       model is on the CPU. If the number of layers on GPUs is configured, there are no such layouts.
 
     If there are no GPUs, or if none may be used, everything is on the CPU in the only layout.
     """
@@ -123,7 +124,7 @@ def _predict_file_use(
     layout: Layout,
     shares: Sequence[float],
 ) -> MemoryUse:
-    """Return the memory that one file takes, without the worker, the cache blocks and the drivers.
+    """Return the memory that one file takes, without that of the worker, the cache blocks and the drivers.
 
     `layout.num_gpu_layers` counts the layers of this file, even if it is the draft model's. `shares` are the GPUs'
     shares of these layers.
@@ -152,7 +153,8 @@ def _predict_file_use(
 def _shares(gpus: Sequence[GpuDevice], used: Sequence[int], config: EngineConfig) -> list[float]:
     """Return each GPU's share of the layers: as configured, or in proportion to its free memory.
 
-    `used` are the bytes that the files before this one take on each GPU.
+    `used` are the bytes that the files before this one take on each GPU. If no GPU has free memory, all shares are
+    equal.
     """
     asked = [*config.tensor_split, *[0.0] * len(gpus)][: len(gpus)]
     shares = asked if any(asked) else [max(0.0, gpu.free_bytes - taken) for gpu, taken in zip(gpus, used, strict=True)]

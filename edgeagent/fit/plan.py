@@ -163,10 +163,10 @@ def longest_context(shapes: Sequence[FileShape], config: EngineConfig, free_memo
 
 
 def check_possible(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> None:
-    """Raise ModelLoadFailed if the configured options need more memory than `free_memory`.
+    """Raise ModelLoadFailed if the configured options need more memory than `free_memory`, or than a whole GPU has.
 
-    `free_memory` is all memory that could become free. Without this check the system would kill the worker, or
-    llama.cpp would try for seconds.
+    `free_memory` is all memory that could become free. The weights do not count, because they can be read again and
+    again. Without this check the system would kill the worker, or llama.cpp would try for seconds.
     """
     _check_gpu_layers(shapes, config, free_memory)
     cells = num_cells_wanted(shapes[0], config) if config.ctx else min(_CONTEXT_FLOORS)
@@ -202,7 +202,9 @@ def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, free_me
 
 
 def describe(plan: RunPlan, config: EngineConfig, num_layers: int, num_tries: int = 0) -> tuple[SettingChoice, ...]:
-    """Return the choices that a plan made because of the available memory, with reasons, as they are shown to the user.
+    """Return what a plan chose because of memory, with the reasons, as it is shown to the user.
+
+    The layers on GPUs and the drafts are included even if they are as configured.
 
     `config` holds the options before the choices. The model has `num_layers` layers. `num_tries` is the number of
     earlier loads that ran out of memory.
@@ -262,13 +264,13 @@ def _typed(config: EngineConfig) -> list[EngineConfig]:
 
 
 def _parallel_counts(shapes: Sequence[FileShape], config: EngineConfig) -> tuple[int, ...]:
-    """Return the numbers of parallel requests that a model may be run with, the best first."""
+    """Return the numbers of parallel requests that are tried for a model, the largest first."""
     has_states = any(layer.num_state_values for shape in shapes for layer in shape.layers)
     return _COUNTS if has_states and not config.parallel else (config.num_parallel,)
 
 
 def _variants(shapes: Sequence[FileShape], config: EngineConfig) -> list[EngineConfig]:
-    """Return one copy of the options for each number of parallel requests and each KV type, the best first."""
+    """Return one copy of the options for each pair of a number of parallel requests and a KV type, the best first."""
     counts = _parallel_counts(shapes, config)
     return [typed.model_copy(update={"parallel": count}) for count in counts for typed in _typed(config)]
 
