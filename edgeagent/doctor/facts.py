@@ -57,7 +57,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """The address that a daemon with these settings would listen on. `holder` names the program that uses it now."""
+    """The address that a daemon with these settings would listen on. `holder` names another program on it, if known."""
 
     host: str
     number: int
@@ -67,7 +67,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class RunningDaemon:
-    """The daemon of this state folder. `problem` says why it is not ready."""
+    """The daemon of this state folder. `problem` says why it is not ready; None if it is ready."""
 
     pid: int
     url: str
@@ -77,7 +77,7 @@ class RunningDaemon:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools on this machine that can compile llama.cpp.
+    """What this machine has to compile llama.cpp.
 
     `python` is the path of this process's interpreter. `is_checkout`: edgeagent runs from its source tree. `has_cuda`
     and `has_rocm`: the compiler of that toolkit is installed.

@@ -14,7 +14,7 @@ _STATE_BYTES = 16_000_000
 
 
 def check_state(facts: Facts) -> list[Finding]:
-    """Check that the state folder belongs to the user, is closed to others, and can be written to."""
+    """Check the state folder: its owner and mode, the token in it, its free space and its file system."""
     folder, other = facts.state, "choose another folder with --state-dir"
     if trouble := _unusable("state folder", folder, other):
         return trouble
@@ -34,7 +34,7 @@ def check_state(facts: Facts) -> list[Finding]:
 
 
 def check_cache(facts: Facts) -> list[Finding]:
-    """Check that cached prefixes can be stored on disk."""
+    """Check the folder of cached prefixes: whether it can be used, its free space and its file system."""
     folder, limits = facts.cache, facts.limits
     remedy = "choose another folder with --cache-dir, or switch it off with --cache-disk-bytes 0"
     if not limits.cache_bytes:
@@ -57,7 +57,7 @@ def check_cache(facts: Facts) -> list[Finding]:
 
 
 def check_models(facts: Facts) -> list[Finding]:
-    """Check that models can be read and downloaded."""
+    """Check the models folder: whether it can be used, its free space and its file system."""
     folder, limits = facts.models, facts.limits
     if trouble := _unusable("models folder", folder, "choose another folder with --models-dir"):
         # Only a warning: models on this machine can still be read.

@@ -95,7 +95,7 @@ def check_gpu(facts: Facts) -> list[Finding]:
 
 
 def _check_one_gpu(gpu: GpuVendor, facts: Facts) -> list[Finding]:
-    """Return a list with one finding about a GPU that llama.cpp does not find; an empty list if llama.cpp finds it."""
+    """Return a list with one finding if llama.cpp finds no GPU of this vendor; an empty list if it finds one."""
     native, what = facts.native, _GPU_NAMES[gpu]
     if any(device.name.startswith(BACKENDS[gpu]) for device in native.devices):
         return []

@@ -58,9 +58,9 @@ def installed_bindings() -> str | None:
 
 
 def _native(bindings: str | None, output: bytes, problem: str | None) -> Native:
-    """Return the report that a process wrote to its output. The report may be incomplete.
+    """Parse the report that a process wrote to its output. The report may be incomplete.
 
-    `problem` says why the process failed, None if it succeeded. `bindings` is the version of llama-cpp-python.
+    `problem` says why the process failed; None if it succeeded. `bindings` is the version of llama-cpp-python.
     """
     records: list[dict[str, Any]] = []
     for line in output.splitlines():

@@ -34,7 +34,7 @@ DiskUsage = Callable[[Path], Any]
 def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = shutil.disk_usage) -> Folder:
     """Return the facts about a folder. If it does not exist, they are those of the nearest parent that exists.
 
-    If `is_measured`, the sizes of the folder's files are added up too.
+    If `is_measured`, the sizes of the folder's files are added up too, without subfolders and up to _MAX_FILES files.
     """
     near = next((folder for folder in (path, *path.parents) if _exists(folder)), Path("/"))
     try:
@@ -60,7 +60,7 @@ def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = sh
 
 
 def look_at_port(server: ServerConfig, own_port: int | None) -> Port:
-    """Return whether the configured address is free, and which program uses it if not.
+    """Return whether the configured address is free. If another program uses it, return which one.
 
     `own_port` is the port of the daemon that runs with this state folder; None if there is none.
     """
@@ -110,7 +110,7 @@ def _holder(number: int) -> str:
 
 
 def _is_edgeagent(server: ServerConfig) -> bool:
-    """Whether an edgeagent daemon listens on the port. The request is sent without a token."""
+    """Whether an edgeagent daemon listens on the configured address. It is asked without a token."""
     url = local_url(server.host, server.port, is_encrypted=server.tls_certificate is not None)
     request = urllib.request.Request(f"{url}/version")  # noqa: S310 http or https
     opener = urllib.request.build_opener(

@@ -25,7 +25,7 @@ def gpu_flags(gpu: GpuVendor, facts: Facts) -> str:
 
 
 def rebuild_command(facts: Facts, flags: str = "") -> str:
-    """Return the shell command that compiles llama.cpp for this CPU. With `flags` of `gpu_flags`, also for a GPU."""
+    """Return the shell command that compiles llama.cpp for this CPU, and for a GPU if `flags` are its `gpu_flags`."""
     if facts.tools.is_checkout:
         # The Makefile has its own defaults, and compiles nothing if flags and CPU are the same as last time.
         return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "make clean setup"

@@ -20,7 +20,7 @@ def check_daemon(facts: Facts) -> list[Finding]:
 
 
 def check_port(facts: Facts) -> list[Finding]:
-    """Check that a daemon can listen on its port."""
+    """Check that a daemon can listen on the configured address, or does already."""
     port, where = facts.port, f"{facts.port.host} port {facts.port.number}"
     remedy = "choose another with --port (0 takes a free one)"
     match port.state:
@@ -45,7 +45,7 @@ def _named(holder: str) -> str:
 
 
 def check_model(facts: Facts) -> list[Finding]:
-    """Check that the models that the settings name are on this machine."""
+    """Check that the default model, the adapter files and the models with own settings are on this machine."""
     if facts.model_problem:
         return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
     if facts.adapter_problems:

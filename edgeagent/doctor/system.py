@@ -89,7 +89,7 @@ def gpus(root: Path = Path("/"), platform: str = sys.platform, machine: str | No
 
 
 def tools(root: Path = Path("/")) -> Tools:
-    """Return the tools on this machine that can compile llama.cpp."""
+    """Return what this machine has to compile llama.cpp."""
     return Tools(
         python=sys.executable,
         is_checkout=(_PACKAGE_ROOT / "packaging" / "setup_env.py").is_file() and (_PACKAGE_ROOT / "Makefile").is_file(),
