@@ -17,7 +17,7 @@ class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     `route`: the least strict routing mode that is allowed. `remote_hosts`: the only hosts that remotes may have, as
     "gpu.example", "gpu.example:8443" or "*.example". `pulls`: whether models may be downloaded. `model_sha256`: the
-    hashes of the only files that may be loaded. `budget`: the limit of a day's spending on all remotes together.
+    hashes of the only files that may be loaded. `budget`: the limits of a day's spending on all remotes together.
     `ca_file`: the PEM file of the only CA that is trusted for remotes. `proxy`: the proxy for every remote that is not
     on this machine.
     """

@@ -65,8 +65,8 @@ def _program_data() -> str:
 class PolicyFile:
     """The machine's current policy.
 
-    The properties and methods check whether the file has changed, and then read it again. An unusable file is read
-    again after RETRY_S seconds even if it is unchanged.
+    Each property and method first checks whether the file has changed, and if so, reads it again. There is at most one
+    check in each iteration of the event loop. An unusable file is read again after RETRY_S seconds even if unchanged.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -208,7 +208,8 @@ def _read(path: Path) -> bytes | None:
 def _check_owner(status: os.stat_result, what: str) -> None:
     """Raise ConfigError if a user other than root and the current user could have written the file or folder.
 
-    `what` names it in the error. Windows has no such owner and mode bits, so nothing is checked there.
+    `status` is that of the file or folder, and `what` names it in the error. Windows has no such owner and mode bits,
+    so nothing is checked there.
     """
     if sys.platform == "win32":
         return

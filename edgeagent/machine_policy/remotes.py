@@ -26,7 +26,7 @@ def under(policy: MachinePolicy, remote: Remote) -> Remote:
 
 
 def why_forbidden(policy: MachinePolicy, remote: Remote) -> str:
-    """Return what the policy does not allow about a remote; empty if the remote may be used."""
+    """Return the rule of the policy that a remote breaks, in words; empty if the remote may be used."""
     for endpoint in remote.endpoints:
         if policy.remote_hosts is not None and not _is_allowed(endpoint.url, policy.remote_hosts):
             return f"{host_of(endpoint.url)} is not among its remote_hosts"
