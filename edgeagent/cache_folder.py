@@ -41,9 +41,9 @@ _RECORD_NAME = re.compile(r"[0-9a-f]{16}\.about")
 class BlockName:
     """The fields of a block's file name.
 
-    `key` identifies the block. `parent` is the first part of the key of the block before it, or the root if it is the
-    first block. `root` stands for one model, one client and one set of settings; all blocks of these have the same
-    root. The block has `length` tokens and begins at the token `start`. `importance` is one digit, see
+    `key` identifies the block. `parent` is the beginning of the previous block's key; for the first block of a prefix
+    it begins with the root. `root` stands for one model, one client and one set of settings; all blocks of these have
+    the same root. The block has `length` tokens and begins at the token `start`. `importance` is one digit, see
     `engine.cache.block.Importance`.
     """
 
@@ -67,7 +67,7 @@ class BlockName:
 
     @property
     def is_first(self) -> bool:
-        """Whether the block begins a prefix, that is, its parent is the root itself."""
+        """Whether the block is the first one of a prefix. Then its parent begins with the root."""
         return self.parent.startswith(self.root)
 
 
@@ -75,7 +75,7 @@ class BlockName:
 class BlockFile:
     """A block's file. `used_s`: when the block was last used, in seconds of the block store's own clock.
 
-    The file's modification time stores this value. The block store saves its clock in STATE_FILE.
+    The file's modification time stores `used_s`. The block store saves its clock in STATE_FILE.
     """
 
     name: BlockName
@@ -87,8 +87,8 @@ class BlockFile:
 class RootRecord:
     """The model and client of all blocks with the same root, stored in a file beside the blocks.
 
-    It is used to list blocks and to purge one client's. `settings` holds what the blocks depend on, by name; it is
-    empty if an older version wrote the file.
+    It is used to list blocks, and to purge those of one client. `settings` holds what the blocks depend on, by name;
+    it is empty if an older version wrote the file.
     """
 
     model: str
@@ -147,8 +147,8 @@ def ensure_secret(state_dir: Path) -> bytes:
     """Return this installation's secret, creating it on first use.
 
     Raise ConfigError if its file cannot be created or read, or if other users could have read it. If two processes
-    create the secret at the same time, both use the first one. A secret that a crash left incomplete is replaced by a
-    new one, and blocks that were sealed with it are lost.
+    create the secret at the same time, the second one uses the secret of the first. A secret that a crash left
+    incomplete is replaced by a new one. Blocks on disk that were encoded with the old secret are then lost.
     """
     path = state_dir / SECRET_FILE
     for _ in range(100):
@@ -200,7 +200,7 @@ def encode_root_record(record: RootRecord) -> bytes:
 
 
 def read_root_records(folder: Path) -> dict[bytes, RootRecord]:
-    """Return the model and client of each root in the folder; unreadable files are skipped."""
+    """Return the RootRecord of each root in the folder. Unreadable files are skipped; no error is raised."""
     known = {}
     with contextlib.suppress(OSError):
         for name in list_names(folder):
@@ -284,7 +284,7 @@ def _store_time(folder: Path) -> float:
 
 
 def purge(folder: Path, client: str | None = None) -> int:
-    """Remove all blocks, or those of one client, and return how many were removed.
+    """Remove all blocks, or those of one client, with their RootRecords. Return how many blocks were removed.
 
     A process that is reading a removed block gets a cache miss. Blocks whose client is unknown are always removed, even
     if `client` is given. Raise OSError if a file cannot be removed.
@@ -306,6 +306,6 @@ def purge(folder: Path, client: str | None = None) -> int:
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the names of all files; raise OSError if the folder cannot be listed."""
+    """Return the names of all files in the folder; raise OSError if it cannot be listed."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in entries]

@@ -147,7 +147,7 @@ class ServerConfig(Section):
 
     @property
     def is_token_needed(self) -> bool:
-        """Whether every client must send a token: the settings require it, or other machines can reach the address."""
+        """Whether TCP clients must send a token: the settings require it, or other machines can reach the address."""
         return self.token_required or not self.is_loopback
 
 
@@ -362,7 +362,7 @@ class Config(BaseSettings):
         return self
 
     def engine_of(self, name: str) -> EngineConfig:
-        """Return the engine options of a model: those of its own table, and the common ones for the rest.
+        """Return the engine options of a model: those in its own table, and for all others the common ones.
 
         `name` is the key of the model's table. Raise ModelOptionError if the combined options are invalid.
         """

@@ -122,8 +122,8 @@ def load_config(overrides: Mapping[str, object] | None = None, file: Path | None
 
     `file` is the config file to read. It must exist. If None, EDGEAGENT_CONFIG names the file; without that variable,
     the default file is read if it exists. Raise ConfigError for a wrong value, an unknown option or a file that cannot
-    be read. The error names the flag, the variable or the line of the file. For an unknown option it also suggests a
-    similar name.
+    be read. The error names the flag, the variable, the line of the file or a model's table in it. For an unknown
+    option it also suggests a similar name.
     """
     options = {option.name: option for option in declared_options()}
     path, must_exist = _config_file(file)
@@ -276,6 +276,6 @@ def _fault_in_table(problem: Mapping[str, Any], key: str) -> str:
 
 
 def _where(name: str, source: str) -> str:
-    """Return where an option was set: its flag, its variable, or the line of the file with the option's name."""
+    """Return where an option was set, for an error: its flag, its variable, or the line of the file and its name."""
     kind, _, place = source.removesuffix(")").partition(" (")
     return {"environment": place, "file": f"{place}: {name}"}.get(kind, source or name)

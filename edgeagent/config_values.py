@@ -40,7 +40,7 @@ def _split_commas(value: object) -> object:
 
 
 def _duration(value: object) -> object:
-    """Return a number or a text as the text of a duration; raise ValueError if it is not a duration.
+    """Return a duration as text, given as a number or a text; raise ValueError if it is not a duration.
 
     Values of other types are returned unchanged, and pydantic refuses them.
     """

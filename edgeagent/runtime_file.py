@@ -107,7 +107,7 @@ def write_runtime(state_dir: Path, runtime: Runtime) -> None:
 
 
 def remove_runtime(state_dir: Path, pid: int) -> None:
-    """Remove a daemon's runtime file, unless another daemon has replaced it since."""
+    """Remove the runtime file of the daemon with this process id. The file of another daemon stays."""
     path = state_dir / RUNTIME_FILE
     fields = _read_fields(path)
     if fields is not None and fields["pid"] == pid:
@@ -158,7 +158,8 @@ def _write_whole(path: Path, content: bytes) -> None:
 def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
     """Return the first `max_bytes` bytes of a private file; None if there is no file.
 
-    Raise ConfigError if the file cannot be read, is a link, or could have been read or written by other users.
+    Raise ConfigError if the file cannot be read, is not a regular file, or could have been read or written by other
+    users.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
@@ -183,7 +184,7 @@ def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
 def check_private(path: Path, status: os.stat_result) -> None:
     """Raise ConfigError if a file is not a regular file, or if other users could have read or written it.
 
-    `status` is the file's. The error says what to do.
+    `status` is the result of `os.fstat` for the file. The error says what to do.
     """
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path} is not a regular file; delete it")
