@@ -1,4 +1,4 @@
-"""The folder of cached blocks on disk: the names of its files, its records of models and clients, and removal.
+"""The folder of cached blocks on disk: its file names, its records of models and clients, and the removal of blocks.
 
 The engine's block store writes and reads the blocks. The daemon and the command line use this module to list and remove
 blocks without the engine. This module does not read the content of blocks. The file name of a block holds everything
@@ -62,7 +62,7 @@ class BlockName:
 
     @property
     def short_key(self) -> bytes:
-        """The part of the key that the file names of the block's children contain."""
+        """The part of the key that is the `parent` of the blocks after this one."""
         return self.key[:PARENT_BYTES]
 
     @property

@@ -40,7 +40,7 @@ def _split_commas(value: object) -> object:
 
 
 def _duration(value: object) -> object:
-    """Return a duration as text, given as a number or a text; raise ValueError if it is not a duration.
+    """Return the text of a duration, which is given as a number or a text. Raise ValueError if it is no duration.
 
     Values of other types are returned unchanged, and pydantic refuses them.
     """

@@ -77,7 +77,7 @@ class RunningDaemon:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What this machine has to compile llama.cpp.
+    """Which tools for compiling llama.cpp this machine has.
 
     `python` is the path of this process's interpreter. `is_checkout`: edgeagent runs from its source tree. `has_cuda`
     and `has_rocm`: the compiler of that toolkit is installed.

@@ -89,7 +89,7 @@ def gpus(root: Path = Path("/"), platform: str = sys.platform, machine: str | No
 
 
 def tools(root: Path = Path("/")) -> Tools:
-    """Return what this machine has to compile llama.cpp."""
+    """Return which tools for compiling llama.cpp this machine has."""
     return Tools(
         python=sys.executable,
         is_checkout=(_PACKAGE_ROOT / "packaging" / "setup_env.py").is_file() and (_PACKAGE_ROOT / "Makefile").is_file(),

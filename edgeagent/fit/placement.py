@@ -70,8 +70,8 @@ def layouts(
        the CPU.
     2. The same, with the experts of more and more layers in RAM, because a token uses few of the experts. If the number
        of these layers is configured, all layouts have this number.
-    3. Fewer and fewer layers are on the GPUs, with the last number of layers of 2 whose experts are in RAM. The draft
-       model is on the CPU. If the number of layers on GPUs is configured, there are no such layouts.
+    3. Fewer and fewer layers are on the GPUs. The experts are in RAM as in the last layout of 2, and the draft model is
+       on the CPU. These layouts are left out if the number of layers on GPUs is configured.
 
     If there are no GPUs, or if none may be used, everything is on the CPU in the only layout.
     """

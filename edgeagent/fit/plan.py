@@ -163,10 +163,10 @@ def longest_context(shapes: Sequence[FileShape], config: EngineConfig, free_memo
 
 
 def check_possible(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> None:
-    """Raise ModelLoadFailed if the configured options need more memory than `free_memory`, or than a whole GPU has.
+    """Raise ModelLoadFailed if the configured options need more than `free_memory`, all memory that could become free.
 
-    `free_memory` is all memory that could become free. The weights do not count, because they can be read again and
-    again. Without this check the system would kill the worker, or llama.cpp would try for seconds.
+    It is also raised if a GPU cannot hold the configured layers. In RAM the weights do not count, because the file can
+    be read again and again. Without this check the system would kill the worker, or llama.cpp would try for seconds.
     """
     _check_gpu_layers(shapes, config, free_memory)
     cells = num_cells_wanted(shapes[0], config) if config.ctx else min(_CONTEXT_FLOORS)

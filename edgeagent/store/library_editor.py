@@ -87,7 +87,7 @@ class LibraryEditor:
             self._own.change(lambda names: names.without(*ended))
 
     def remaining_file(self, removal: Removal) -> Path | None:
-        """Return the file of the model that the removed name means now; None if it means no model.
+        """Return the file of the model that has the removed name now; None if no model has it.
 
         After a removal, a name may mean another model, for example one with the same name in the hub's cache.
         """

@@ -57,8 +57,8 @@ class ResolvedModel:
 class LocalModel:
     """A model on this machine, as it is shown to the user. `problem` says why `header` is missing.
 
-    `is_damaged`: it is missing because the file is damaged. `draft` is the catalog's name of the model's draft model;
-    for the builtin model it is a file's name. `adapters` holds the names of the model's LoRA adapters.
+    `is_damaged`: `header` is missing because the file is damaged. `draft` is the catalog's name of the model's draft
+    model; for the builtin model it is a file's name. `adapters` holds the names of the model's LoRA adapters.
     """
 
     name: str

@@ -77,7 +77,7 @@ def parse_name(name: str) -> ModelName:
     2. A name that begins with hf.co/ or huggingface.co/ means a repository, or a file of a repository.
     3. builtin means the bundled model.
     4. A name that looks like a path, or ends in .gguf and is a file, is a path.
-    5. Other names: without a slash a name of the catalog, with one a repository, with more a file of a repository.
+    5. Any other name without a slash is of the catalog, with one slash a repository, with more a file of a repository.
 
     In rules 2 to 5, :latest at the end is ignored. Raise InvalidRequest for a refused name, and for one that has none
     of these forms. Raise ModelNotFound if a name with at most one slash ends in .gguf and is not a file.

@@ -16,9 +16,9 @@ _LLAMA_START = b'{"name":'
 class BannedText:
     """A text that an answer must not contain, and the tokens that would complete it.
 
-    The caller keeps a state and passes it to the methods. The state is the part of the banned text with which the
-    answer ends so far: empty at first, and None once the banned text is no longer possible. With `is_start` of the
-    constructor, the text is banned only at the beginning of the answer, and white space is ignored.
+    The caller keeps a state and passes it to the methods. The state is the beginning of the banned text that is at the
+    end of the answer so far: empty at first, and None once the banned text is no longer possible. With `is_start` of
+    the constructor, the text is banned only at the beginning of the answer, and white space is ignored.
     """
 
     def __init__(self, text: bytes, vocabulary: Vocabulary, *, is_start: bool = False) -> None:

@@ -103,10 +103,10 @@ class GrammarCompiler:
         """Return the constraint of a request; None if the model may write anything.
 
         open_reasoning: the markers of reasoning that the prompt leaves open. has_called: the conversation contains
-        calls. A model imitates these, and calls tools that the prompt shows. So if free text is requested and no call
-        allowed, a CallBan is returned. Raise InvalidRequest for a format or a tool choice that cannot be followed,
-        InvalidToolSchema for a tool with an unusable name or schema, and NotSupported if the vocabulary has no token
-        that ends an answer.
+        calls. If the answer is to be free text without calls, and the request has `tools` or `has_called`, the result
+        is a CallBan, because the model may imitate what it sees. Raise InvalidRequest for a format or a tool choice
+        that cannot be followed, InvalidToolSchema for a tool with an unusable name or schema, and NotSupported if the
+        vocabulary has no token that ends an answer.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):

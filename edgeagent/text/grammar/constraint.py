@@ -238,7 +238,10 @@ class Constraint:
             self._text = self._text[-self._tokens.max_trigger_bytes :]
 
     def _wake(self, rest: bytes) -> None:
-        """Activate the grammar, unless `rest` breaks it: the generated text that the grammar describes."""
+        """Activate the grammar and feed it `rest`, the generated text that belongs to it.
+
+        If `rest` does not fit the grammar, the grammar stays inactive.
+        """
         self._text, self._has_started = b"", True
         matcher = self._prototype.deep_copy()
         tokens = self._tokens.tokenize_bytes(rest)

@@ -77,7 +77,7 @@ class OutputStream:
 
     @property
     def held_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """The log probabilities of the tokens at the end of which no text has been returned yet."""
+        """The log probabilities of the last tokens: those whose text has not been returned yet, not even in part."""
         return tuple(logprob for _, logprob in self._held_logprobs)
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
@@ -96,8 +96,8 @@ class OutputStream:
     def resume(self, tokens: Sequence[int], text: str, reasoning: str) -> bool:
         """Feed the first tokens of an answer. The client already has their `text` and `reasoning`.
 
-        Return True if the tokens give only that. Return False if they give anything else (a call, or more text), or if
-        they complete a stop string.
+        Return True if the tokens give nothing else. Return False if they give a call or more text, or if they complete
+        a stop string.
         """
         self._delivered_prefix = DeliveredPrefix(text, reasoning)
         return not self.feed(tokens) and self.stopped is None

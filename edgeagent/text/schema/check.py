@@ -111,9 +111,10 @@ def _check_depth(schema: object) -> None:
 
 
 def _checked(schema: Any) -> Any:
-    """Return a schema in which the compiler knows more keywords. Raise SchemaError for a $ref that leads out of it.
+    """Return a schema with its keywords adapted to the compiler, in all subschemas too.
 
-    Keywords without effect, unknown formats and options of the compiler are removed from it and from its subschemas.
+    Unknown formats, options of the compiler and `uniqueItems: false` are removed. Raise SchemaError for a $ref that
+    leads out of the schema.
     """
     if not isinstance(schema, dict):
         return schema

@@ -70,8 +70,8 @@ _RESULT = Message("tool", "probe-result", tool_call_id="call_" + "a" * 24, name=
 class ChatTemplate:
     """One model's chat template. A source that is missing or does not compile is replaced by ChatML.
 
-    The parameters of the constructor: `control_texts` are the texts of the vocabulary's control tokens. Where client
-    text contains them, they become plain text tokens. If None, this applies to all that looks like a control token.
+    The parameters of the constructor: `control_texts` are the texts of the vocabulary's control tokens. In client
+    text they become plain text tokens. If None, this happens to all client text that looks like a control token.
     `marker_texts` are further texts that are single tokens (see vocabulary.SpecialTexts). In messages of users and
     tools they become plain text tokens. `now` returns the time for templates that show the date.
     """
