@@ -26,7 +26,7 @@ def memory_text(num_bytes: float) -> str:
 
 
 def memory_bytes(text: str) -> int:
-    """Return the bytes of a size such as 8G, 8GB or 8GiB: all units are powers of two. Raise ValueError for others."""
+    """Return the bytes of a size such as 8G, 8GB or 8GiB; raise ValueError for other texts. Units are powers of two."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size such as 8G or 512M")

@@ -137,7 +137,7 @@ class LibraryEditor:
         return True
 
     def _taken_by(self, alias: str) -> str | None:
-        """Return what already has this name, in words; None if the name is free."""
+        """Return in words what already has this name; None if the name is free."""
         with suppress(ModelNotFound, InvalidRequest):
             meaning = parse_name(alias)
             if isinstance(meaning, CatalogName) and match_entry(meaning) is not None:

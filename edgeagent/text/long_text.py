@@ -19,7 +19,7 @@ Trie = dict[str, "Trie"]
 
 
 class LongTextVocabulary:
-    """Wraps another vocabulary and tokenizes long texts faster. The constructor also gets its special texts."""
+    """Wraps another vocabulary and tokenizes long texts faster. `special` are its special texts."""
 
     def __init__(self, vocabulary: Vocabulary, special: SpecialTexts) -> None:
         self._vocabulary = vocabulary

@@ -82,7 +82,7 @@ class JsonGuard:
         return self._is_in_string and not self._is_escaped
 
     def refuses(self, token: int) -> bool:
-        """Whether a token exceeds the limits. It may still be allowed if no other token is; see `narrowed`."""
+        """Whether a token exceeds the limits. If the grammar allows no other token, `narrowed` still allows it."""
         if self._is_in_string:
             return self._has_to_end and not self._starts.is_quote[token]
         if self._starts.is_space[token]:

@@ -25,7 +25,7 @@ class StopMatcher:
         return len(self._held)
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text that can be shown, and the stop string that follows it; (text, None) if none does.
+        """Return the text that can be shown, and the stop string after it, which is None until one is complete.
 
         Text at the end that could begin a stop string is held back until more text shows that it does not. After a
         match, feed nothing more.

@@ -116,7 +116,7 @@ def weigh(value: object) -> int:
 
 
 def replaced_size(text: str, old: str, new: str) -> int:
-    """Return an upper limit of the length of `text` after `old` is replaced by `new` everywhere, in characters."""
+    """Return an upper limit, in characters, of the length of `text` after every `old` is replaced by `new`."""
     num_places = text.count(old) if old else len(text) + 1
     return len(text) + num_places * len(new)
 
