@@ -94,7 +94,8 @@ def join_systems(messages: Sequence[Message]) -> tuple[Message, ...]:
 def join_same_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages with neighbouring user messages joined, and neighbouring assistant messages too.
 
-    A message with calls is not joined with the next one. A joined message keeps its name only if both messages have that name.
+    A message with calls is not joined with the next one. A joined message keeps its name only if both
+    messages have that name.
     """
     joined: list[Message] = []
     for message in messages:
