@@ -44,7 +44,7 @@ class AdapterTurns:
         return [sequence for sequence in ready if sequence.spec.adapter == self.current]
 
     def record(self, step_s: float) -> None:
-        """Record how long a step of this turn took."""
+        """Add the time of a step to the current turn."""
         self._turn_s += step_s
 
     def plan(
@@ -58,7 +58,7 @@ class AdapterTurns:
         """Choose the adapter of the next step, and return the batch of its sequences.
 
         Nothing is drafted for sequences with an adapter. `num_cells`: KV cells in use. `num_others`: how many side
-        contexts also take turns with the adapters.
+        contexts compute between the steps. Each of them counts as one more turn.
         """
         chosen = self.take(running)
         drafts = proposals.propose([] if self.current else chosen, num_cells)

@@ -22,7 +22,7 @@ _MIN_SHARED = 32
 
 
 class Admission:
-    """Claims and restores cached prefixes for the sequences of one runner.
+    """Starts the sequences of one runner with their cached prefixes, and ends them.
 
     It also makes a sequence wait if a running one is about to compute the same prefix.
     """
@@ -33,12 +33,12 @@ class Admission:
         self._clock = clock
 
     def must_wait(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Whether `sequence` should wait for the prefill of a running sequence with the same prefix.
+        """Whether `sequence` must wait for the prefill of a running sequence with the same prefix.
 
-        This is the case if the running sequence will compute at least _MIN_SHARED more tokens of the prompt than are
-        cached now. Then `sequence.awaited_prefill` is set, and the running sequence takes over the tier of `sequence`
-        if that tier comes first. If the memory is not full attention, it also ends a chunk where the shared prefix
-        ends, so that a state can be saved there.
+        It must wait if this prefill will compute at least _MIN_SHARED more tokens of the shared prefix than are cached
+        now. The method then sets `sequence.awaited_prefill`, and makes the running sequence at least as urgent as
+        `sequence`. If the memory is not full attention, it also adds a chunk end where the shared prefix ends, so that
+        a state can be saved there.
         """
         awaited = sequence.awaited_sequence(running)
         if awaited is not None:
@@ -66,8 +66,8 @@ class Admission:
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
         """Give a sequence a seq_id and the part of its prompt that is in cells. `advance` then restores the blocks.
 
-        Return False if the sequence must wait, because too few cells or no seq_id are free. `is_alone`: no other
-        sequence runs, so there are enough cells.
+        Return False if the sequence must wait, because there are too few cells or no seq_id for it. `is_alone`: no
+        other sequence runs, so there are enough cells.
         """
         started_s = self._clock()
         found = self._find(sequence)
@@ -120,9 +120,9 @@ class Admission:
         return True
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
-        """Save what the next step would overwrite, such as a recurrent state. Do nothing if no prefix is kept.
+        """Save the tokens of the latest step in the cache, or mark them to be saved later; see PrefixStore.save.
 
-        `start`: how many tokens of the sequence were computed before its latest step.
+        Do nothing if `keeps_prefix` is False. `start`: how many tokens of the sequence were computed before that step.
         """
         if sequence.keeps_prefix:
             assert sequence.seq_id is not None
@@ -130,7 +130,7 @@ class Admission:
             self._prefixes.save(sequence.seq_id, start, sequence.spec.cache_priority, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
-        """End a sequence. Its tokens stay as a cached prefix unless the request forbids it or they were purged."""
+        """End a sequence. If `keeps_prefix`, its computed tokens stay in the cells as an idle prefix."""
         assert sequence.seq_id is not None
         self._prefixes.release(
             sequence.seq_id, sequence.restoring, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority
@@ -141,10 +141,10 @@ class Admission:
         return self._prefixes.match(sequence.spec.cache_partition, sequence.tokens, sequence.num_usable)
 
     def _add_chunk_ends(self, sequence: Sequence) -> None:
-        """Choose where the chunks of a prompt end. Full attention needs no such positions.
+        """Choose positions where a chunk of the prompt must end.
 
-        Other memory can save its state only at the end of a chunk, so a chunk should end where a later prompt may
-        diverge:
+        Choose none for full attention, or if the prompt may not stay in the cache. Other memory can save its state only
+        at the end of a chunk. So a chunk should end where a later prompt may diverge:
 
         1. At the `boundaries` of the spec, such as the end of the system prompt.
         2. Before the last token if there are no boundaries, for a request that repeats the prompt.

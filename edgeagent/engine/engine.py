@@ -1,8 +1,8 @@
 """The engine: sequences in, tokens out, one batch at a time.
 
-There are no separate prefill and decode phases. A step plans a mixed batch, decodes it, verifies the drafts and keeps
-the accepted tokens. So each step raises `num_computed` of its sequences. The engine is single-threaded and handles
-token ids, not text.
+There are no separate prefill and decode phases. A step plans a batch of prompt tokens, generated tokens and drafts,
+computes it, and keeps the accepted tokens. So each step raises `num_computed` of its sequences. The engine is
+single-threaded and handles token ids, not text.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Engine:
         open_side: OpenSideContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefixes`: the prefix cache and step costs of `runner`. If None, prefixes evicted from its cells are lost.
-        `drafters` are limited to the number of tokens that the memory can take back, which may be 0. `num_trained`: the
-        model's trained context in tokens; 0 if unknown. `adapters`: identities that sequences may use. `open_side`
-        makes contexts that compute long prompts while streams run (see side_prefill); None: no such contexts.
+        """`prefixes`: the prefix cache and step costs of `runner`. If None, prefixes evicted from the cells are lost.
+        `drafters`: they draft no more tokens than the memory can take back, perhaps none. `num_trained`: the context
+        length that the model was trained for; 0 if unknown. `adapters`: ids of adapters that sequences may use.
+        `open_side` opens contexts that compute long prompts between steps (see side_prefill). None: no such contexts.
         """
         self._runner, self._num_trained, self._clock = runner, num_trained, clock
         self.max_running = min(max_running, runner.max_batch)  # each running sequence has a token in every batch
@@ -90,7 +90,7 @@ class Engine:
         return bool(self._waiting or self._running) or not all(work.is_done for work in self._idle_work)
 
     def refresh(self) -> None:
-        """Add all blocks on disk to the prefix trees at once. Otherwise each lookup adds a few of them."""
+        """Add all blocks on disk to the prefix trees at once. Without this call, each lookup adds a few of them."""
         for prefixes in self._stores:
             prefixes.refresh()
 
@@ -144,7 +144,7 @@ class Engine:
         return sequence
 
     def admit(self) -> list[Output]:
-        """Start waiting sequences while there is room (`by_share`). Return an output for each with a restored prefix.
+        """Start waiting sequences and continue restores. Return an output for each sequence that is restored now.
 
         `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
@@ -253,7 +253,7 @@ class Engine:
             prefixes.run_after_step(self._step_s, self._step_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def close(self) -> None:
-        """Cancel all sequences, and save their prefixes to disk if there is a disk cache. Call no method afterwards."""
+        """Cancel all sequences, and write idle prefixes to the disk cache, if there is one. Call no method after it."""
         for sequence_id in [*self._waiting, *self._running]:
             self.cancel(sequence_id)
         self._warmer.pause()
@@ -264,7 +264,7 @@ class Engine:
     def purge(self, partition: str | None = None) -> int:
         """Forget the cached prefixes of a partition, or of all partitions if None. Return how many blocks were removed.
 
-        Running sequences continue, but leave no prefix when they end.
+        Running and preempted sequences continue, but leave no prefix when they end.
         """
         # Waiting sequences that were preempted had begun before the purge too.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
@@ -276,7 +276,7 @@ class Engine:
         return sum(prefixes.purge(each) for prefixes in self._stores for each in partitions)
 
     def _plan(self) -> list[BatchPart]:
-        """Return the next batch, with cells reserved for it. If they are short, drop drafts, then preempt sequences."""
+        """Plan the next batch and reserve its cells. If there are too few, drop all drafts, then preempt sequences."""
         while self._running:
             num_cells = self._prefixes.num_cells_used
             ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
@@ -315,7 +315,7 @@ class Engine:
                 work.run_when_idle()
 
     def _verify_all(self, parts: Items[BatchPart], started_s: float) -> list[Output]:
-        """Verify drafts and sample next tokens. Return the batch's outputs. `started_s`: when its decode began."""
+        """Verify drafts and sample next tokens of a computed batch. Return outputs. `started_s`: when it began."""
         outputs, row = list[Output](), 0
         for part in parts:
             sequence = part.sequence
@@ -352,7 +352,7 @@ class Engine:
             self._verifier.rewind(self._running[name])
 
     def _forget_states(self) -> None:
-        """Empty the memory of all sequences, including those that were not in the interrupted batch.
+        """Empty the memory of all sequences, also of idle ones and of those that were not in the interrupted batch.
 
         While llama.cpp computes a batch, it also moves the states of other sequences. So after an interruption, any
         state may be incomplete.
@@ -366,7 +366,7 @@ class Engine:
         self._prefixes.forget_idle()
 
     def _make_room(self, parts: Items[BatchPart]) -> list[Output]:
-        """Free cells after OutOfCells: evict a prefix, or preempt a sequence. If only one runs, fail it."""
+        """Free cells after OutOfCells: evict a prefix, or preempt a sequence. If only one sequence runs, fail it."""
         if self._prefixes.evict_one():
             return []
         if len(self._running) > 1:

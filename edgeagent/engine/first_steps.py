@@ -40,8 +40,8 @@ def try_out(model: Model, runner: LlamaRunner, on_part: Callable[[str], None], c
 
     Tokenize a text, then compute a token, a batch and another token. The cells are empty afterwards. The batch has at
     most 32 tokens, and fewer on a slow machine, so that it takes a few seconds at most. Its time is added to `costs`,
-    so that the chunks of the first prompt have a suitable size. `on_part` gets the name of each part before it begins,
-    since llama.cpp may end the process there. Raise ModelLoadFailed, which names the file and what is wrong with it.
+    so that the chunks of the first prompt have a suitable size. `on_part` gets the name of each part before the part
+    begins, since a bad file may crash the process. Raise ModelLoadFailed, which names the file and what is wrong.
     """
     path = model.path
     on_part(f"{TOKENIZER} of {path}")
@@ -84,10 +84,10 @@ def try_adapter(runner: LlamaRunner, path: Path) -> None:
 
 
 def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
-    """Measure steps of up to 16 tokens and add their times to `costs`, so that drafts can be planned from the start.
+    """Measure steps of 1, 2, 4, 8 and 16 tokens for `costs`, so that drafts can be planned from the start.
 
-    Nothing is measured if `costs` knows all these sizes. Sizes that would take too long are left out. The cells must be
-    empty, and are empty afterwards. Raise OutOfCells or InternalError.
+    Nothing is measured if `costs` knows all these sizes. Sizes that would take too long or do not fit into a batch are
+    left out. The cells must be empty, and are empty afterwards. Raise OutOfCells or InternalError.
     """
     if costs.knows(_DRAFT_STEPS):
         return
@@ -106,11 +106,11 @@ def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
 
 
 def can_rewind(runner: LlamaRunner) -> bool:
-    """Whether refused drafts can be removed, so that the next logits are the same as if there had been no drafts.
+    """Whether refused drafts can be removed, so that later logits are nearly as if there had been no drafts.
 
-    A memory with states must return to an earlier state for that. Two sequences try it here, since llama.cpp's code
-    differs by architecture and backend, and was wrong for some. Other memory is not tried. The cells must be empty, and
-    are empty afterwards. Raise OutOfCells or InternalError.
+    A recurrent memory must go back to an earlier state for this. llama.cpp's code for it differs by architecture and
+    backend, and was wrong for some. So it is tested here with two sequences. Other memory is not tested. The cells must
+    be empty, and are empty afterwards. Raise OutOfCells or InternalError.
     """
     num_drafts = min(runner.max_rewind, _NUM_DRAFTS)
     if runner.memory_kind in CUTTABLE or num_drafts < 1:
@@ -140,7 +140,10 @@ def can_rewind(runner: LlamaRunner) -> bool:
 
 
 def _feed(runner: LlamaRunner, tokens: list[list[int]], num_drafts: int = 0) -> list[Logits]:
-    """Append `tokens[i]` to sequence i, for each i. Return the logits after the last token of each sequence."""
+    """Append `tokens[i]` to sequence i, for each i. Return the logits after the last token of each sequence.
+
+    `num_drafts`: how many of the last tokens of each sequence may be removed again.
+    """
     runner.decode([Slice(index, runner.length(index), each, 1, num_drafts) for index, each in enumerate(tokens)])
     return [runner.logits(index).copy() for index in range(len(tokens))]
 
@@ -170,7 +173,7 @@ def _tokenize(model: Model, path: Path) -> list[int]:
 
 
 def _decode(runner: LlamaRunner, start: int, tokens: list[int]) -> Logits | None:
-    """Compute tokens of sequence 0 from position `start` on. Return the last one's logits; None if there are none."""
+    """Compute tokens of sequence 0 from position `start` on. Return the last logits; None if the model has none."""
     runner.decode([Slice(0, start, tokens, 1)])
     try:
         return runner.logits(0)
@@ -181,7 +184,7 @@ def _decode(runner: LlamaRunner, start: int, tokens: list[int]) -> Logits | None
 def _check(logits: Logits | None, path: Path) -> None:
     """Raise ModelLoadFailed if no token can be drawn from these logits. `path`: the file that the error names.
 
-    The logits of the last token suffice: through attention, a NaN of any earlier token reaches them.
+    The logits of the last token suffice: through attention, a NaN of any earlier token reaches them. None is accepted.
     """
     peak = np.float32(0) if logits is None else logits.max()
     if not np.isfinite(peak):

@@ -1,9 +1,9 @@
 """Remembers in which batches a sequence's output was computed, so that computing it again gives the same logits.
 
-Output tokens are computed again in the next worker, after a preemption, or if their cached prefix was evicted. Results
-depend on the batch size. Measured on the CPU with plain attention: chunks of two or more tokens give bit-identical
-results for any size, but single tokens give slightly different ones. So if the sampler is deterministic, output tokens
-are computed again in their original batches, most of which had one token.
+Output tokens may have to be computed again after a preemption, or when another worker process continues the answer.
+Results depend on the batch size. Measured on the CPU with plain attention: chunks of two or more tokens give
+bit-identical results for any size, but single tokens give slightly different ones. So if the sampler is deterministic,
+output tokens are computed again in their original batches, most of which had one token.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MAX_STEPWISE = 512
 
 
 class BatchEnds:
-    """The positions where the batches that computed a sequence's output ended, in ascending order."""
+    """The positions where a sequence's output batches ended, ascending. An output batch is one that gave output."""
 
     def __init__(self, ends: Iterable[int] = ()) -> None:
         self._ends = list(ends)
 
     @classmethod
     def of_steps(cls, num_prompt: int, lengths: Sequence[int]) -> BatchEnds:
-        """Return the ends of past batches. `lengths`: how many output tokens each batch gave.
+        """Return the ends of past output batches. `lengths`: how many output tokens each batch gave.
 
         For example, a prompt of 10 tokens and the lengths (1, 1) give the ends 10 and 11: the first output token came
         from the batch that computed the end of the prompt.

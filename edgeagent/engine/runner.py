@@ -28,7 +28,7 @@ CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 class Slice:
     """Consecutive tokens of one sequence in a batch: tokens[i] goes to position start + i.
 
-    The last `num_logits` tokens give logits (0: none). `Runner.rewind` may remove the last `num_drafts`.
+    The last `num_logits` tokens give logits. The last `num_drafts` tokens are drafts: `Runner.rewind` can remove them.
     """
 
     seq_id: int
@@ -72,10 +72,10 @@ class Runner(Protocol):
         ...
 
     def logits(self, index: int) -> Logits:
-        """Return the logits of the index-th output of the last batch, shape (num_vocab,).
+        """Return row `index` of the last batch's logits, shape (num_vocab,).
 
-        The outputs are in the order of the slices. The result is a view that must not be changed. It is valid until the
-        next decode.
+        The rows are numbered from 0, in the order of the slices. The result is a view that must not be changed. It is
+        valid until the next decode.
         """
         ...
 
@@ -119,7 +119,7 @@ class Runner(Protocol):
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
         """Prepare a buffer for a later `save` of `num_bytes`. Return False if no buffer was made.
 
-        That is the case if the prepared buffers would exceed `max_bytes`, if there is no memory for another one, or if
+        No buffer is made if the prepared buffers would exceed `max_bytes`, if there is no memory for another one, or if
         a save needs no prepared buffer.
         """
         ...
@@ -139,7 +139,7 @@ class Runner(Protocol):
         ...
 
     def length(self, seq_id: int) -> int:
-        """Return a sequence's length in tokens: its highest position + 1. With a window, early cells may be gone."""
+        """Return a sequence's length in tokens: its highest position + 1. A sliding window may lack early cells."""
         ...
 
     def is_end(self, token: int) -> bool:
@@ -165,7 +165,7 @@ class SideContext(Protocol):
     is_over: bool
     """Whether the computation has ended, because the prompt is complete or because of an error."""
     num_bytes: int
-    """How many bytes of memory it may take."""
+    """The most bytes of memory that the context may take."""
 
     def give(self, chunk: Chunk) -> None:
         """Give this context the next cells of its prompt, which another context has computed."""
@@ -180,7 +180,7 @@ class SideContext(Protocol):
         ...
 
     def wait_paused(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until the computation has paused by itself or has ended. Return whether it has."""
+        """Wait until the computation has paused or ended. Return False if it has not after `timeout_s`."""
         ...
 
     def pause(self) -> None:

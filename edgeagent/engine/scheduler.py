@@ -2,9 +2,9 @@
 
 1. Each decoding sequence gets its next token and its drafts, so that no stream waits for another one's prompt.
 2. Prompt tokens follow, in the order of `by_share`. Their number is limited by the expected time of the step. While a
-   sequence decodes, the limit is the inter-token-latency budget. It is larger while an answer that began elsewhere
-   waits to continue. If no sequence decodes, the limit is MAX_STEP_S. So a new request waits for one such step at most,
-   and a slow machine shows progress.
+   sequence decodes, the limit is the inter-token-latency budget. This limit is raised while an answer that another
+   engine began waits to continue. If no sequence decodes, the limit is MAX_STEP_S. So a new request waits for one such
+   step at most, and a slow machine shows progress.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class BatchPart:
 
     The last `num_logits` of these tokens give a row of logits each:
 
-    - usually the last known token and the drafts, or none if the prompt continues in a later step
-    - all tokens if the prompt is scored; the first `num_scored` rows are then for scoring, the others for sampling
+    - Usually these are the last known token and the drafts; none if the prompt continues in a later step.
+    - If log probabilities of the prompt are requested, these are all tokens. The first `num_scored` rows are for those
+      log probabilities, and the others for sampling.
     """
 
     sequence: Sequence
@@ -75,7 +76,7 @@ class BatchPart:
 
     @property
     def num_pairs(self) -> float:
-        """How many pairs of tokens its attention computes; see StepShape."""
+        """How many pairs of tokens attention computes for this part; see StepShape."""
         num_tokens = self.num_tokens + len(self.drafts)
         return float(num_tokens * self.sequence.num_computed)
 
@@ -114,8 +115,8 @@ def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
     """Return sequences in the order in which they are served: boosted ones first, then by tier, fair share and arrival.
 
-    Clients take turns: the n-th sequence of a client comes after the first n - 1 sequences of every other client. A
-    client's `running` sequences count as its first ones. Each client has its own partition.
+    In a tier, clients take turns: the n-th sequence of a client comes after the first n - 1 sequences of every other
+    client. A client's `running` sequences count as its first ones. Each client has its own partition.
     """
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
@@ -128,9 +129,9 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
 def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], now_s: float) -> None:
     """Boost a sequence that made no progress for a minute: it runs before all others until it ends.
 
-    Otherwise more urgent requests could delay it forever. Only one sequence is boosted at a time, so that urgent
-    requests wait for at most one. Realtime requests may still start before it while it lacks cells. A sequence that
-    waits for the prefill of another one is not boosted.
+    Without this, more urgent requests could delay the sequence forever. Only one sequence is boosted at a time, so that
+    urgent requests wait for at most one. Realtime requests may still start before a boosted sequence that lacks cells.
+    A sequence that waits for the prefill of another one is not boosted.
     """
     live = (*running, *waiting)
     if len(live) > 1 and not any(sequence.is_boosted for sequence in live):
@@ -173,9 +174,9 @@ class Scheduler:
     ) -> list[BatchPart]:
         """Return the next batch for the `running` sequences. There may be at most `max_batch` of them.
 
-        `drafts`: proposed tokens by sequence id. `num_cells`: KV cells in use. `num_turns`: how many groups of
-        sequences take turns; each gets an equal part of the budget. `others_decode`: a sequence of another group
-        decodes.
+        `drafts`: proposed tokens by sequence id. `num_cells`: KV cells in use. `num_turns`: how many groups take turns;
+        each gets an equal part of the budget. A group is the sequences of one adapter, or a side context.
+        `others_decode`: a sequence of another group decodes.
         """
         decoding = [sequence for sequence in running if sequence.is_decoding]
         parts = []
@@ -209,13 +210,13 @@ class Scheduler:
         return parts
 
     def record_overhead(self, seconds: float) -> None:
-        """Record how many seconds the latest step took in addition to its decode. The budget covers both."""
+        """Record how many seconds the latest step took in addition to its decode. They count against the budget."""
         self._overhead_s += _OVERHEAD_WEIGHT * (seconds - self._overhead_s)
 
     def _most_scored(self, room: int, *, is_alone: bool) -> int:
-        """Return the most tokens of a prompt to score in a step.
+        """Return for how many tokens of a prompt to compute log probabilities in a step, at most.
 
-        `room`: how many prompt tokens could be computed without scoring. `is_alone`: no sequence decodes.
+        `room`: how many prompt tokens could be computed without them. `is_alone`: no sequence decodes.
         """
         if is_alone:
             return MAX_SCORED
@@ -224,8 +225,8 @@ class Scheduler:
     def _prompt_budget(self, base: StepShape, depth: int, budget_s: float | None) -> int:
         """Return how many prompt tokens to add to a step. `base`: the shape of the step without them.
 
-        `depth`: the largest number of tokens that are computed already, among the prompts. `budget_s`: how long the
-        step may take; None if no stream waits for its end.
+        `depth`: how many tokens of a prompt are computed already; of several prompts, the largest number. `budget_s`:
+        how long the step may take; None if no stream waits for the end of the step.
         """
         costs = self._cost_model
         if costs.predict(base.plus(MIN_CHUNK, depth)) is None:

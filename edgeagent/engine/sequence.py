@@ -33,15 +33,15 @@ class SequenceSpec:
     - `prefill_only`: compute the prompt and generate nothing.
     - `delivered`: output tokens that another engine has generated. The sampler has already accepted them.
     - `step_lengths`: how many of the delivered tokens came from each step of that engine.
-    - `num_prompt_logprobs`: return log probabilities of the prompt's tokens, with this many alternatives for each. The
-      first token has none. This needs all tokens to be computed, so `read_cache` must be false.
+    - `num_prompt_logprobs`: return the log probability of each prompt token except the first, with this many
+      alternatives. All tokens must be computed for this, so `read_cache` must be false. None: not requested.
     - `reports_progress`: return an output after each chunk of the prompt.
     - `boundaries`: positions in the prompt where other prompts are likely to diverge. Empty if the memory needs none.
     - `num_system`: the prompt's leading tokens that are instructions and tools; 0 if there are none.
     - `persist`: the cached prefix may be written to disk.
     - `pin`: the cached prefix stays until it is purged. This needs `persist`.
-    - `lane`: a conversation; "" for none. The cached prefix stays in memory until the lane's next sequence ends, or
-      until other lanes need the room.
+    - `lane`: the id of a conversation; "" for none. The cached prefix stays in memory until the lane's next sequence
+      ends, or until other lanes need the memory.
     - `adapter`: the identity of the adapter that computes the sequence; "" for none.
     - `draft_tokens`: how many tokens to draft in each step, if possible. If None, as many as speed up the output.
     """
@@ -154,9 +154,9 @@ class Sequence:
 
     @property
     def num_usable(self) -> int:
-        """How many leading tokens may come from the cache.
+        """How many leading tokens may come from the cache; 0 if the request may not read it.
 
-        The last tokens are always computed, so that the logits match those of a full prefill. A prefill-only sequence
+        One or more last tokens are computed, so that the logits match those of a full prefill. A prefill-only sequence
         needs no logits, so all its tokens may come from the cache.
         """
         if not self.spec.read_cache:
@@ -172,7 +172,7 @@ class Sequence:
         return sequence if sequence in running and sequence.num_computed < length else None
 
     def record_batch(self, end: int) -> None:
-        """Record that a batch that gave output ended at position `end`. Do nothing if the sampler is not repeatable."""
+        """Record the position where an output batch ended. Do nothing if the sampler is not repeatable."""
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.record(end)
 
@@ -182,10 +182,11 @@ class Sequence:
             self.farthest, self.advanced_s = self.num_computed, now_s
 
     def leaves_one(self, position: int) -> bool:
-        """True if a chunk must not end at `position`, because a single token would be left to compute alone.
+        """Whether a chunk that ends at `position` would leave a single token, which would be computed alone.
 
-        A token that is computed alone gives slightly other logits than in a chunk. The rule applies to the chunks of a
-        prompt, and to the chunks of an output batch that is computed again (see replay).
+        Such a token gets slightly other logits than in a chunk, so a chunk must not end there. This applies to chunks
+        of a prompt, and of an output batch that is computed again (see replay). If `min_prompt_chunk` is 1, the logits
+        are the same, and the result is False.
         """
         if self.min_prompt_chunk == 1:
             return False
@@ -208,7 +209,7 @@ class Sequence:
 
     @property
     def num_until_chunk_end(self) -> int:
-        """How many tokens to compute until the next position where a chunk, or an output batch, must end."""
+        """How many tokens to compute until a chunk or an output batch must end, or else until the last token."""
         end = len(self.tokens)
         index = bisect.bisect_right(self.chunk_ends, self.num_computed)
         if index < len(self.chunk_ends):

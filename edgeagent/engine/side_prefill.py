@@ -78,15 +78,15 @@ class SidePrefill:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of memory the side context may take. Any thread may read this."""
+        """The most bytes of memory that the side context may take; 0 if none is open. Any thread may read this."""
         context = self._context
         return 0 if context is None else context.num_bytes
 
     def split_running(self, running: Items[Sequence], num_cells: int) -> list[Sequence]:
-        """Return the sequences that the engine's next step may compute: all except the one in the side context.
+        """Open a side context if that makes a prompt faster. Return the sequences that remain for the engine's step.
 
-        If a side context would make a prompt faster, open one for it. If one is open already, replace it only for a
-        more urgent prompt. `num_cells`: KV cells in use.
+        All sequences remain except the one in the side context. An open side context is replaced only for a more urgent
+        prompt. `num_cells`: KV cells in use.
         """
         self._open_if_useful(running, num_cells)
         own = self.sequence
@@ -97,7 +97,7 @@ class SidePrefill:
         return others
 
     def wait(self, has_command: Callable[[], bool]) -> bool:
-        """Let the side context compute until the streams' next step is due.
+        """Let the side context compute until the streams' next step is due, or until it pauses or ends by itself.
 
         Return False as soon as `has_command` reports a waiting command, otherwise True.
         """
@@ -109,9 +109,10 @@ class SidePrefill:
         return True
 
     def wait_alone(self, most_s: float) -> None:
-        """Wait until the side context has completed a chunk, at most `most_s` seconds.
+        """Let the side context compute, and wait at most `most_s` seconds for a chunk.
 
-        Call this when the engine itself has nothing to compute.
+        If the context still lacks cached cells, pass it some instead of waiting. Call this when the engine itself has
+        nothing to compute.
         """
         if self._context is not None:
             self._context.resume()
@@ -140,7 +141,8 @@ class SidePrefill:
         """Copy the computed chunks to the cells of their sequence. Return (sequence, start of the chunk) for each.
 
         `make_room` is called if cells are lacking. It must preempt a sequence, perhaps the one in the side context.
-        After the last chunk the side context is closed, so that the engine's steps compute the rest of the prompt.
+        After the last chunk, or if a chunk cannot be copied, close the side context. Then the engine's steps compute
+        the rest of the prompt.
         """
         copied: list[tuple[Sequence, int]] = []
         while self._context is not None and self.sequence is not None:
@@ -174,7 +176,7 @@ class SidePrefill:
             self._chunks.clear()
 
     def _give_up(self) -> None:
-        """Close the side context, and open no other one for its sequence. The engine's steps compute the rest."""
+        """Close the side context for good: its sequence gets no other one. The engine's steps compute the rest."""
         assert self.sequence is not None
         self._unfit.add(self.sequence)
         self.close_for(self.sequence)
@@ -207,9 +209,9 @@ class SidePrefill:
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
 
     def _give(self) -> bool:
-        """Pass the next cached cells of the prompt to the side context. Return False if it has all of them.
+        """Pass the next cached cells of the prompt to the side context. Return False if none are left to pass.
 
-        If there is no memory for the cells, close the side context and return True.
+        If the cells cannot be read, close the side context and return True.
         """
         if self._num_given == self._num_known or self._context is None or self.sequence is None:
             return False
@@ -227,7 +229,7 @@ class SidePrefill:
     def _chunk_of(self, sequence: Sequence, base: StepShape) -> int:
         """Return the chunk size in tokens for a side context; 0 if the prompt should not get one.
 
-        `base`: the shape of a step with all streams.
+        `base`: the shape of a step with one token of each stream.
         """
         start, spec = sequence.num_computed, sequence.spec
         num_tokens = _end_of(sequence) - start
@@ -254,8 +256,9 @@ class SidePrefill:
 
 
 def _end_of(sequence: Sequence) -> int:
-    """Return the end of the part of a prompt that a side context may compute, in tokens from the prompt's start.
+    """Return the position where the side context's part of a prompt ends.
 
-    The step that gives the logits computes the remaining tokens. With fewer tokens, this step would give other logits.
+    A step of the engine computes the tokens after it, and gives the logits. If it had fewer tokens to compute, the
+    logits would differ.
     """
     return sequence.num_prompt - max(2, sequence.min_prompt_chunk)

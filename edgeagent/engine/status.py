@@ -30,7 +30,7 @@ class EngineStatus:
 
 
 def sum_up(caches: Iterable[CacheStatus]) -> CacheStatus:
-    """Return the sums of the counts of several caches in host memory: a model's and its draft model's.
+    """Return the sums of the counts of several caches in host memory, such as a model's and its draft model's.
 
     `read_bytes_per_s` and `trouble` keep their defaults, since they do not apply to host memory.
     """

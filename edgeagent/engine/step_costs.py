@@ -40,7 +40,7 @@ class StepCosts:
         return StepShape(num_tokens, self._prefixes.num_cells_used, sum(part.num_pairs for part in parts))
 
     def padded(self, parts: Items[BatchPart]) -> tuple[StepShape, int]:
-        """Return the shape that a batch should have, and its `min_tokens` (see Runner.decode).
+        """Return the shape in which to compute a batch, and its `min_tokens` (see Runner.decode).
 
         If padding would make the batch faster, the shape includes it. Otherwise `min_tokens` is 0.
         """
@@ -53,9 +53,9 @@ class StepCosts:
         return padded, padded.num_tokens
 
     def plain_s(self, parts: Items[BatchPart]) -> float | None:
-        """Return the expected seconds of the same step if it had no drafts.
+        """Return the expected seconds of a step with these parts, but without their drafts.
 
-        None if nothing was measured, or if a sequence of the step does not decode.
+        Return None if nothing was measured, or if a sequence of the step does not decode.
         """
         if not all(part.sequence.is_decoding for part in parts):
             return None
@@ -64,7 +64,7 @@ class StepCosts:
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
         """Record how long a step took, and update `rates` if that is due.
 
-        The step must be the batch of the latest `padded`, and `shape` the shape that it returned. `running`: the
+        `shape`: what `padded` returned for this step. Do not call `padded` for another step before. `running`: the
         sequences that run now.
         """
         costs = self._prefixes.costs
@@ -76,10 +76,10 @@ class StepCosts:
             self.rates = self._measured_rates(running)
 
     def _measured_rates(self, running: Collection[Sequence]) -> tuple[float, float]:
-        """Return the new `rates`.
+        """Return a new value of `rates`.
 
-        An additional sequence's prompt gets only the part of the inter-token-latency budget that the running sequences
-        leave.
+        The prompt of an additional sequence gets only the part of the inter-token-latency budget that the running
+        sequences leave.
         """
         costs = self._prefixes.costs
         depths = [sequence.num_computed for sequence in running]

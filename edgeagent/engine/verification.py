@@ -53,7 +53,8 @@ class Verifier:
     def verify(self, part: BatchPart, row: int) -> Output:
         """Record the computed tokens of a part, sample from its logits, and return the output.
 
-        `row`: the index of its first row of logits in the batch.
+        `row`: the index of the part's first row of logits in the batch. Errors are not raised, but returned in the
+        output.
         """
         sequence, output = part.sequence, Output(part.sequence)
         try:
@@ -80,7 +81,7 @@ class Verifier:
         sequence.num_computed = self._prefixes.rewind(sequence.seq_id)
 
     def _score(self, part: BatchPart, row: int, output: Output) -> None:
-        """Add log probabilities of prompt tokens to `output`: each computed token gives that of the next token."""
+        """Add log probabilities of prompt tokens to `output`. The logits after a token give the next token's."""
         sequence, num_top = part.sequence, part.sequence.spec.num_prompt_logprobs
         assert num_top is not None
         first = sequence.num_computed + 1
