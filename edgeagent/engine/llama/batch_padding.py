@@ -15,7 +15,8 @@ On an Intel Xeon, with the shape of Qwen3-0.6B and flash attention:
 - Q4_K: 47 / 40, 64 / 65, 104 / 80
 - Q8_0: 55 / 58, 82 / 83, 132 / 134. Padding is not worth it there.
 
-So the padding is measured (`tuning.padding`). Without measurements, it is the one that suited the first machine.
+So the padding is measured (see `tuning.padding`). Without measurements, `padding_of_type` gives the padding that suited
+the first machine.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def attention_tile(kv_type_k: str, kv_type_v: str) -> int:
 
 
 def can_fill(model: Model) -> bool:
-    """Whether batches of this model may be padded.
+    """Whether batches of this model may be padded: only on a CPU, and only with full attention.
 
     With a window or a state, padding would add another sequence to a batch, with unknown effects.
     """
@@ -50,7 +51,7 @@ def usual_padding(model: Model) -> WeightPadding | None:
 
 
 def padding_of_type(file_type: int | None) -> WeightPadding:
-    """Return the usual padding for weights of this llama_ftype; none if it is unknown."""
+    """Return the usual padding for weights of this llama_ftype: no padding if they are unquantized or unknown."""
     if file_type is None or file_type in _UNQUANTIZED:
         return WeightPadding()
     return WeightPadding(4 if file_type in _REPACKED else 8, 3)

@@ -86,7 +86,7 @@ listen()
 
 
 def last_error() -> str:
-    """Return the last error messages that llama.cpp logged since the last call; "" if there are none."""
+    """Return the error messages that llama.cpp logged since the last call, at most eight; "" if there are none."""
     messages = "; ".join(dict.fromkeys(_last_errors))
     _last_errors.clear()
     return messages
@@ -150,7 +150,7 @@ def node_name(node: int) -> bytes:
 
 
 Convert = Callable[[int, int, int], object]
-"""A function (source address, target address, number of values) that converts values to another type."""
+"""A function that converts values to another type. It takes a source address, a target address and how many values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class RowConversions:
 def row_conversions() -> RowConversions:
     """Return the conversions that are optimized for this processor.
 
-    Return portable ones if there is no library named ggml-cpu: some builds have one such library for each processor.
+    Return portable ones if there is no library named ggml-cpu. Some builds have one for each processor instead.
     """
     declare = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     base = _ggml("ggml-base")
@@ -234,14 +234,14 @@ def devices() -> tuple[DeviceInfo, ...]:
 
 
 class BufferOverride(ctypes.Structure):
-    """The struct llama_model_tensor_buft_override of llama.h: the type of buffer for tensors whose name matches."""
+    """The struct llama_model_tensor_buft_override of llama.h: tensors with matching names get a buffer of this type."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 @cache
 def cpu_buffer_type() -> int:
-    """Return a pointer to ggml's type of buffers in host memory."""
+    """Return a pointer to ggml's buffer type for host memory."""
     function = _ggml("ggml-base").ggml_backend_cpu_buffer_type
     function.restype = ctypes.c_void_p
     return int(function())

@@ -1,8 +1,9 @@
 """Nearly halves the size of blocks: stores cells of type f16 as q8_0 (32 values share a scale), and all else as it is.
 
-A payload has the layout that `llama_kv_cache::state_write` in llama.cpp writes. For each cache there are a header, one
-record for each cell, the K rows of each layer, and the V rows (or columns) of each layer. The type of the values
-precedes the rows of each layer. Nothing here depends on the model. A payload with another layout is not packed.
+A payload has the layout that `llama_kv_cache::state_write` in llama.cpp writes. It has one or two KV caches: with a
+sliding window, the windowed layers have their own. Each has a header, one record for each cell, the K rows of each
+layer, and the V rows (or columns) of each layer. The type of the values precedes the rows of each layer. Nothing here
+depends on the model. A payload with another layout is not packed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class CellPacker:
         self._buffers.max_free_bytes = _FREE_BYTES
 
     def pack(self, payload: Payload) -> Payload:
-        """Return a copy of a payload in which f16 cells are q8_0. Return the same payload if it has no such cells."""
+        """Return a copy of a payload in which f16 cells are q8_0.
+
+        Return the same payload if it has no such cells, or if its layout is unknown.
+        """
         spans = _spans(memoryview(payload))
         if not spans:
             return payload
@@ -89,7 +93,7 @@ class CellPacker:
         return packed.toreadonly()
 
     def unpack(self, payload: Payload) -> Payload:
-        """Return the original of a packed payload, with rounded values. It is valid until the next call of `unpack`.
+        """Return the payload that was packed, with rounded values. The result is valid until the next `unpack`.
 
         A payload that is not packed is returned as it is. Raise InternalError if a packed payload is damaged.
         """
@@ -133,7 +137,7 @@ class CellPacker:
 
 
 def _packed_bytes(num_bytes: int, spans: list[tuple[int, int]]) -> int:
-    """Return the size that a payload of `num_bytes` has after packing."""
+    """Return the size that a payload of `num_bytes` has after packing. `spans`: its runs of f16 values."""
     num_values = sum(length for _, length in spans) // 2
     return _HEADER.size + 16 * len(spans) + num_bytes - 2 * num_values + num_values // _GROUP * _GROUP_BYTES
 
@@ -171,7 +175,7 @@ def _between(spans: list[tuple[int, int]], num_bytes: int) -> Iterator[tuple[int
 def _spans(payload: memoryview) -> list[tuple[int, int]]:
     """Return (start, length) in bytes of each run of f16 values, in whole groups of 32 values.
 
-    Return [] if the payload has another layout.
+    Return [] if there are none, or if the payload has another layout.
     """
     reader = _Reader(payload)
     for cell_bytes in _CELL_BYTES:
@@ -191,9 +195,9 @@ def _spans(payload: memoryview) -> list[tuple[int, int]]:
 
 
 def _cache_spans(reader: _Reader, at: int, cell_bytes: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return where the cache that begins at `at` ends, and the (start, length) in bytes of its runs of f16 values.
+    """Return where the KV cache that begins at byte `at` ends, and its runs of f16 values as (start, length) in bytes.
 
-    Raise _OtherLayout if the payload has another layout there.
+    `cell_bytes`: the size of a cell's record. Raise _OtherLayout if the payload has another layout there.
     """
     num_streams, num_cells = reader.u32(at), reader.u32(at + 4)
     if num_streams != 1:

@@ -36,7 +36,7 @@ _OUT_OF_CELLS = 1  # of llama_decode
 
 
 def num_cells_of(model: Model, config: EngineConfig) -> int:
-    """Return how many cells a model's context will have."""
+    """Return how many cells a model's context should have."""
     return config.ctx or min(model.context_length_trained or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
 
 
@@ -95,7 +95,7 @@ class LlamaRunner:
         `weight_padding`: None means the usual one for the type of the model's weights; see also `can_fill`.
 
         `max_rewind`: how many tokens a sequence should be able to go back. With a recurrent state, this needs earlier
-        states, which llama.cpp keeps only for some architectures. The attribute says how many tokens are possible.
+        states, which llama.cpp keeps only for some architectures. The attribute of this name has the possible number.
         """
         self.model = model
         self.attention = attention or attention_candidates(model, config, num_cells)[0]
@@ -204,8 +204,8 @@ class LlamaRunner:
 
         A batch of fewer than `min_tokens` is padded to that many, if enough cells are free.
 
-        Raise OutOfCells (nothing was computed), or InternalError. Raise DecodeCancelled if it was interrupted: parts of
-        the batch may be computed, so cut each sequence to its known length.
+        Raise OutOfCells before anything is computed, or InternalError. Raise DecodeCancelled if the batch is interrupted
+        or runs out of cells midway: parts of it may be computed, so cut each sequence to its known length.
         """
         self._past.begin()
         rows: dict[int, list[int | Logits]] = {}
@@ -223,7 +223,7 @@ class LlamaRunner:
         self._outputs = [row for part in slices for row in rows[part.seq_id]]
 
     def _decode_at_once(self, slices: Sequence[Slice], min_tokens: int) -> dict[int, list[int | Logits]]:
-        """Compute slices in one call of llama_decode. Return rows in llama.cpp's buffer of logits, by seq_id."""
+        """Compute slices in one call of llama_decode. Return, by seq_id, which tokens of the batch have logits."""
         at = 0
         rows: dict[int, list[int | Logits]] = {}
         for part in slices:
@@ -247,7 +247,7 @@ class LlamaRunner:
         return rows
 
     def _compute(self, num_tokens: int, min_tokens: int) -> int:
-        """Decode the batch's first `num_tokens`, with padding tokens if that is faster. Return llama.cpp's status."""
+        """Decode the batch's first `num_tokens`, with padding if it is useful and fits. Return llama.cpp's status."""
         num_added = num_to_fill(num_tokens, self.weight_padding, self.attention.micro_batch) if self._can_fill else 0
         num_added = max(num_added, min_tokens - num_tokens)
         end = num_tokens + num_added
@@ -354,7 +354,7 @@ class LlamaRunner:
         return payload[:written].toreadonly()
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
-        """Prepare memory for a later `save` of `num_bytes`, up to `max_bytes` in total; False if none was prepared."""
+        """Prepare a buffer for a later `save`. Return False if none was made. Buffers may take `max_bytes` together."""
         self._payloads.max_free_bytes = max_bytes
         return self._payloads.prepare(num_bytes)
 
@@ -386,7 +386,7 @@ class LlamaRunner:
     def _window_begins(self, seq_id: int) -> int:
         """Return the position from which on the windowed layers have all cells of a sequence.
 
-        Earlier cells may be missing: they were reused, or were outside the window when the range was saved.
+        Earlier cells may be missing: they were reused, or were outside the window when the sequence was saved.
         """
         oldest = int(lib.llama_memory_seq_pos_min(self._memory, seq_id))
         return max(oldest, self._gapless_from.get(seq_id, 0))

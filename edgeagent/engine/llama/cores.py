@@ -57,7 +57,7 @@ def processor_name(root: Path = Path("/")) -> str:
 
 
 def performance_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
-    """Return those of the logical CPUs that are not on efficient cores; all if there is only one kind of core.
+    """Return those of the logical CPUs that are on fast cores; all if the system does not tell cores apart.
 
     Linux lists the fast CPUs of Intel processors in /sys/devices/cpu_core, and gives a cpu_capacity for Arm processors.
     """
@@ -73,7 +73,7 @@ def performance_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
 
 
 def num_physical_cores(root: Path, cpus: frozenset[int]) -> int:
-    """Return how many physical cores these logical CPUs have."""
+    """Return on how many physical cores these logical CPUs are."""
     topology = [root / f"sys/devices/system/cpu/cpu{cpu}/topology" for cpu in cpus]
     siblings = {_read(path / "core_cpus_list") or _read(path / "thread_siblings_list") for path in topology}
     if siblings and None not in siblings:

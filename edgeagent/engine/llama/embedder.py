@@ -1,6 +1,7 @@
 """Computes embeddings in a separate context, a chunk at a time, so that other requests can run in between.
 
-This module knows token ids, not text. The context is made at the first text, and replaced for a longer text.
+This module knows token ids, not text. The context is made at the first text. A text that is too long for it gets a
+larger one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _RANKING = 4
 def choose_pooling(model: Model) -> Pooling | None:
     """Return how a model's token vectors are pooled; None if the model cannot embed a text in chunks.
 
-    Ranking models cannot, and neither can models whose tokens attend to later tokens.
+    It cannot if it is a ranking model, if it has an encoder, or if its tokens attend to later tokens.
     """
     if model.pooling == _RANKING or not model.is_causal or model.has_encoder:
         return None
@@ -92,9 +93,9 @@ class Embedder:
         self._sum = np.zeros(self._model.embedding_length)
 
     def advance(self, budget_s: float, num_threads: int) -> Rows | None:
-        """Compute a chunk in about `budget_s` seconds. Return the vector of the text after its last chunk, else None.
+        """Compute a chunk in about `budget_s` seconds. After the last chunk, return the text's vector, else None.
 
-        The vector has Euclidean length 1. Raise InternalError if llama.cpp fails or returns NaN or infinity.
+        The vector is `normalized`. Raise InternalError if llama.cpp fails or returns NaN or infinity.
         """
         chunk = self._tokens[self._num_done : self._num_done + self._chunk_length(budget_s)]
         is_last = self._num_done + len(chunk) == len(self._tokens)
@@ -181,9 +182,9 @@ class Embedder:
 
 
 def normalized(vector: NDArray[np.float64]) -> Rows:
-    """Return a vector scaled to Euclidean length 1; a zero vector stays zero. A sum gives the same result as a mean.
+    """Return a vector scaled to Euclidean length 1; a zero vector stays zero.
 
-    Raise InternalError if the vector contains NaN or infinity.
+    So a sum of vectors gives the same result as their mean. Raise InternalError if the vector contains NaN or infinity.
     """
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length):
@@ -192,7 +193,7 @@ def normalized(vector: NDArray[np.float64]) -> Rows:
 
 
 def truncated(vector: Rows, dimensions: int | None) -> Rows:
-    """Return a vector's first `dimensions` numbers, scaled to Euclidean length 1; if None, the whole vector."""
+    """Return a vector's first `dimensions` numbers, scaled to Euclidean length 1. If None, return it unchanged."""
     if dimensions is None or dimensions == len(vector):
         return vector
     return normalized(vector[:dimensions].astype(np.float64))

@@ -1,8 +1,7 @@
-"""Computes the vectors or the scores of whole texts, for ranking models and models whose tokens attend to later ones.
+"""Computes the vectors or the scores of whole texts, for models that need whole texts (see `needs_whole_texts`).
 
-These models cannot compute a text in chunks. Several short texts are computed in one batch, which reads each weight
-only once. This module knows token ids, not text. The context is made at the first batch, and replaced for a larger
-batch.
+Several short texts are computed in one batch, which reads each weight only once. This module knows token ids, not text.
+The context is made at the first batch. A batch that is too large for it gets a larger one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,11 @@ _DEFAULT_CONTEXT = 8192
 
 
 def needs_whole_texts(model: Model) -> bool:
-    """Whether a model must read a whole text at once, to embed or rank it. Such a model cannot generate."""
+    """Whether a model must read a whole text at once, to embed or rank it. Such a model cannot generate.
+
+    These are ranking models, encoders without a decoder, and models whose tokens attend to later tokens. Diffusion
+    models are left out.
+    """
     if lib.llama_model_is_diffusion(model.handle):
         return False
     if model.has_encoder:
@@ -60,10 +63,10 @@ class Encoder:
         self._tokens_per_s = 0.0
         trained = model.context_length_trained or _DEFAULT_CONTEXT
         self.max_tokens = min(config.ctx or _DEFAULT_CONTEXT, trained)
-        """Tokens of the longest text, limited by the positions that the model was trained with."""
+        """The most tokens of a text: the configured context length, but no more than the model was trained for."""
         self.is_ranking = model.pooling == _RANK
         self.length = int(lib.llama_model_n_cls_out(model.handle)) if self.is_ranking else model.embedding_length
-        """Length of a text's row: that of its vector, or the number of classes of a ranking model."""
+        """How many numbers `encode` returns for a text: the length of its vector, or a ranking model's classes."""
         by_logits = _MAX_LOGITS_BYTES // (_BYTES_A_LOGIT * model.num_tokens)
         self._batch_tokens = min(_BATCH_TOKENS, max(_MIN_TOKENS, by_logits), self.max_tokens)
 
@@ -73,7 +76,7 @@ class Encoder:
         return self._context is not None
 
     def batch_length(self, texts: Sequence[Sequence[int]]) -> int:
-        """Return how many of the first texts to compute in one batch; at least one."""
+        """Return how many of `texts`, counted from the first, to compute in one batch; at least one."""
         num_tokens = 0
         for index, text in enumerate(texts[:_MAX_TEXTS]):
             num_tokens += len(text)
@@ -82,7 +85,7 @@ class Encoder:
         return min(len(texts), _MAX_TEXTS)
 
     def expected_s(self, num_tokens: int) -> float:
-        """Return the expected seconds to compute a batch; 0 before the first measurement."""
+        """Return the expected seconds to compute a batch of `num_tokens`; 0 before the first measurement."""
         return num_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
 
     def warm_up(self, num_threads: int) -> None:
@@ -118,7 +121,7 @@ class Encoder:
         return rows if self.is_ranking else np.stack([normalized(row.astype(np.float64)) for row in rows])
 
     def request_abort(self) -> None:
-        """Stop the running batch (CPU only). Any thread may call it."""
+        """Interrupt the running batch, and all later ones until `clear_abort` (CPU only). Any thread may call it."""
         self._is_aborted = True  # before the flag is read: `_open` makes a flag and then reads this
         flag = self._abort_flag
         if flag is not None:
@@ -161,9 +164,9 @@ class Encoder:
         self._num_cells = num_cells
 
     def _check_memory(self, num_cells: int) -> None:
-        """Raise BackendUnavailable if the free memory is less than the rows of logits take.
+        """Raise BackendUnavailable if the rows of logits for `num_cells` tokens do not fit into the free memory.
 
-        llama.cpp would write to all of these rows.
+        llama.cpp writes to all of these rows.
         """
         needed_bytes = num_cells * self._model.num_tokens * _BYTES_A_LOGIT
         free_bytes = psutil.virtual_memory().available

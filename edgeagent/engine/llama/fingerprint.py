@@ -49,8 +49,9 @@ def make_fingerprint(
 ) -> Fingerprint:
     """Return the fingerprint of a loaded model with these files. `rope` names the RoPE factors in use.
 
-    `is_draft`: the model is used as a draft model. Its blocks are not shared with a target model from the same file:
-    draft steps are rounded differently, and a target model must give the same answer again.
+    `is_draft`: the model is used as a draft model. Its blocks are not shared with a model from the same file that
+    answers requests. Draft steps are rounded differently, so with such blocks a repeated request could get another
+    answer.
     """
     hasher = hashlib.blake2b(digest_size=16)
     for file in files:
@@ -81,9 +82,10 @@ def adapter_id(file: Path) -> str:
 
 
 def describe_unused(folder: Path, model: str, mine: Fingerprint, keyring: Keyring) -> str | None:
-    """Return a log line about a model's blocks on disk that have another fingerprint; None if there are none.
+    """Return a log line about a model's blocks on disk that have another fingerprint.
 
-    `mine`: the fingerprint of the loaded model. `keyring`: makes the block keys for that fingerprint.
+    Return None if there are none, or if the folder cannot be read. `mine`: the fingerprint of the loaded model.
+    `keyring`: makes the block keys for that fingerprint.
     """
     records = cache_folder.read_root_records(folder)
     others = {

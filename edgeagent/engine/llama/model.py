@@ -81,7 +81,10 @@ def is_short_of_memory(why: str) -> bool:
 
 
 def _expert_overrides(num_layers: int) -> ctypes.Array[Any] | None:
-    """Return overrides for llama_model_params that keep the first `num_layers` layers' experts in host memory."""
+    """Return overrides for llama_model_params that keep the experts of the first `num_layers` in host memory.
+
+    Return None if `num_layers` is 0.
+    """
     if num_layers <= 0:
         return None
     overrides = (BufferOverride * (num_layers + 1))()  # an empty last one ends the array
@@ -366,7 +369,7 @@ class Model:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether the model reads its prompt with an encoder, like T5. Such a model cannot generate here."""
+        """Whether the model reads its prompt with an encoder, like T5. edgeagent cannot generate with such a model."""
         return bool(lib.llama_model_has_encoder(self._handle))
 
     def default_sampling(self) -> SamplingParams:

@@ -40,7 +40,7 @@ class PastStates:
     def __init__(self, context: Any, memory: Any) -> None:
         self._context, self._memory = context, memory
         self.max_rewind = int(lib.llama_n_rs_seq(context))
-        """The most tokens that a sequence can go back; 0 if llama.cpp keeps no states for this architecture."""
+        """The most tokens that a sequence can go back; 0 if llama.cpp keeps no earlier states in this context."""
         self._micro_batch = int(lib.llama_n_ubatch(context))
         self._valid: dict[int, int] = {}  # tokens that may be taken back, by sequence
         self._moved: set[int] = set()  # sequences that went back and were not decoded since
@@ -75,7 +75,8 @@ class PastStates:
     def go_back(self, seq_id: int, length: int, num_tokens: int) -> bool:
         """Remove a sequence's last `num_tokens`, so that `length` remain.
 
-        Return False, and remove nothing, if that state is not kept. Call it once for each sequence and batch.
+        Return False, and remove nothing, if the state at `length` is not kept. Call this at most once for each sequence
+        after a batch.
         """
         if not 0 < num_tokens <= self._valid.pop(seq_id, 0):
             return False

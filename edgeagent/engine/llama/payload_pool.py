@@ -55,7 +55,7 @@ class PayloadPool:
         """Add a free buffer of this many bytes whose pages were already written to. Drop buffers of other sizes for it.
 
         Return False if free buffers of its size would exceed `max_free_bytes`, if there is no memory, or if the buffer
-        is too small to need preparation. If `max_free_bytes` was lowered, drop free buffers until it is kept again.
+        is too small to need preparation. If `max_free_bytes` was lowered, first drop free buffers until the rest fits.
         """
         capacity = _capacity(num_bytes)
         self._make_room(0)
@@ -85,7 +85,7 @@ class PayloadPool:
             self._free[next(self._numbers)] = whole
 
     def _make_room(self, num_bytes: int, keep: int = 0) -> None:
-        """Drop free buffers until `num_bytes` more may be kept, but none of capacity `keep`."""
+        """Drop free buffers until there is room for `num_bytes` more. Do not drop buffers of capacity `keep`."""
         excess = self.num_free_bytes + num_bytes - self.max_free_bytes
         for number in list(self._free):
             whole = self._free.get(number) if excess > 0 else None
@@ -95,7 +95,7 @@ class PayloadPool:
 
 
 def _fresh(capacity: int) -> Buffer:
-    """Return new memory, in huge pages if the system has them, since the kernel maps a few large pages faster."""
+    """Return a new buffer. A large one is in huge pages if the system has them: the kernel maps these faster."""
     if not hasattr(mmap, "MADV_HUGEPAGE") or capacity < _HUGE_PAGE:
         return np.empty(capacity, np.uint8)
     try:

@@ -27,7 +27,7 @@ def num_probe_cells(depth: int) -> int:
 
 
 class LlamaProbe:
-    """A context to measure one candidate for the attention settings. It stops after the first layers, before logits."""
+    """A context that measures one candidate setting. It computes only the first layers, and no logits."""
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, depth: int) -> None:
         """Make the context. It has room for `depth` used cells, and for the measured work after them.
@@ -94,10 +94,10 @@ class LlamaProbe:
             self._runner.decode([Slice(seq_id, start, [0] * length, 0)])
 
     def _on_node(self, node: int, is_asked: bool, _: Any) -> bool:
-        """Answer llama.cpp's questions about a node of the graph.
+        """Answer llama.cpp's callback for a node of the graph.
 
-        If `is_asked`, return whether to call again after the node was computed. In that second call, return whether to
-        compute the remaining nodes.
+        If `is_asked`, the node is not computed yet: return whether to call again after it was computed. In that second
+        call, return whether to compute the remaining nodes.
         """
         if self._num_layers == 0:
             return is_asked
