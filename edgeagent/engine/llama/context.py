@@ -204,8 +204,8 @@ class LlamaRunner:
 
         A batch of fewer than `min_tokens` is padded to that many, if enough cells are free.
 
-        Raise OutOfCells before anything is computed, or InternalError. Raise DecodeCancelled if the batch is interrupted
-        or runs out of cells midway: parts of it may be computed, so cut each sequence to its known length.
+        Raise OutOfCells before anything is computed, or InternalError. Raise DecodeCancelled after an
+        interruption, or if cells ran out midway: parts may be computed, so cut each sequence to its known length.
         """
         self._past.begin()
         rows: dict[int, list[int | Logits]] = {}
