@@ -17,9 +17,9 @@ MAX_RANKED = 256
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """A set of tokens and their logits (`values`), with the cuts that are still to be made.
+    """A set of tokens and their logits (`values`), with the cuts that are still to be made: mask, min-p and top-p.
 
-    - `ids`: the tokens; None for the whole vocabulary, in order.
+    - `ids`: the tokens; None means the whole vocabulary, in order.
     - `peak`: the largest logit of an allowed token.
     - `mask`: which of the tokens are allowed; None if all are.
     - `lowest`: the cut of min-p. Tokens with smaller logits may not be drawn.
@@ -47,22 +47,25 @@ class Candidates:
 
     @property
     def is_cut(self) -> bool:
-        """True if all cuts are made, so that each of the candidates may be drawn."""
+        """Whether all cuts are made, so that each of the candidates may be drawn."""
         return self.mask is None and self.weights is None and self.lowest == -math.inf
 
     def truncated_to(self, length: int) -> Candidates:
-        """Return the first `length` candidates, as the result of all cuts."""
+        """Return the first `length` candidates, with no cuts left to make."""
         assert self.ids is not None and self.mask is None
         return Candidates(self.ids[:length], self.values[:length], self.peak)
 
 
 def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
-    """Return all tokens as candidates. If there is a mask, it must contain the likeliest token."""
+    """Return all tokens as candidates. If there is a mask, it must allow the likeliest token.
+
+    Raise InternalError if the largest logit is not finite.
+    """
     return Candidates(None, values, peak_of(values), mask)
 
 
 def likeliest(candidates: Candidates, k: int) -> Candidates:
-    """Return the `k` likeliest tokens in the mask, or all of them if it has fewer.
+    """Return the `k` likeliest tokens that the mask allows, or all allowed tokens if they are fewer.
 
     If `k` is at most MAX_RANKED, the likeliest token comes first. Otherwise the order is that of `candidates`.
     """

@@ -25,9 +25,9 @@ class TokenConstraint(Protocol):
         ...
 
     def instead_of(self, token: int) -> int | None:
-        """Return the token to use if the likeliest token, `token`, is not allowed.
+        """Return the token to use instead of `token`, which is the likeliest one but not allowed.
 
-        If None, a token is drawn from the allowed ones as usual.
+        None means to draw one of the allowed tokens as usual.
         """
         ...
 
@@ -36,5 +36,5 @@ class TokenConstraint(Protocol):
         ...
 
     def forced(self) -> Sequence[int]:
-        """Return the next tokens for which the grammar leaves no choice, in order; empty if there is a choice."""
+        """Return the next tokens as long as the grammar allows only one at each place; empty if it allows several."""
         ...

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 class Penalties:
     """Counts the last `window` tokens of a sequence, and lowers their logits. A window of -1 means all tokens.
 
-    `repeat`, `presence`, `frequency`: the strengths of the penalties. `history`: the tokens so far.
+    `repeat`, `presence`, `frequency`: the strengths of the penalties. `history`: the sequence's tokens so far.
     """
 
     def __init__(self, window: int, repeat: float, presence: float, frequency: float, history: Sequence[int]) -> None:

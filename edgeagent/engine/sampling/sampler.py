@@ -94,7 +94,7 @@ class Sampler:
         num_logprobs: int | None = None,
         history: Sequence[int] = (),
     ) -> None:
-        """`num_logprobs`: how many likeliest tokens to add to each log probability; None: no log probabilities.
+        """`num_logprobs`: how many of the likeliest tokens to report with each drawn one; None: no log probabilities.
 
         `history`: the tokens before the first drawn one, for the penalties. Raise InvalidRequest if the logit bias
         names a token outside of the vocabulary.
@@ -125,7 +125,8 @@ class Sampler:
     def kind(self) -> str:
         """The temperature and constraint in words, such as "temperature 0.5, constrained".
 
-        Samplers of one kind accept about the same share of draft tokens. The temperature is rounded up to halves.
+        Samplers of one kind accept about the same share of draft tokens. The temperature is rounded up to a multiple of
+        0.5.
         """
         freedom = "greedy" if self._is_greedy else f"temperature {math.ceil(2 * self._params.temperature) / 2:g}"
         return freedom if self._constraint is None else f"{freedom}, constrained"
@@ -150,7 +151,7 @@ class Sampler:
         self._constraint = make(self._constraint)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that the grammar forces to come next, whatever the logits are."""
+        """Return the tokens that the grammar forces to come next, whatever the logits are; empty if there are none."""
         return () if self._constraint is None else self._constraint.forced()
 
     def distribution(self, logits: Floats) -> tuple[Indices, NDArray[np.float64]]:
@@ -233,9 +234,9 @@ class Sampler:
         return index if candidates.ids is None else int(candidates.ids[index])
 
     def _pick_few(self, values: list[float], peak: float) -> int:
-        """Draw one of a few candidates and return its index.
+        """Draw one of a few candidates by their logits `values`, and return its index. `peak`: the largest logit.
 
-        With cold caches, a Python loop is faster than calls of numpy.
+        A Python loop is faster here than calls of numpy, since the processor's caches are cold after a step.
         """
         self._num_drawn += 1
         sharpness = float(self._sharpness)
@@ -244,7 +245,7 @@ class Sampler:
         return min(index, bisect_left(running, running[-1]))  # never a candidate of weight 0 at the end
 
     def _modified(self, logits: Floats) -> Floats:
-        """Return the logits with bias and penalties: `logits` itself if there are none, or else a buffer."""
+        """Return the logits after bias and penalties. If there are none, return `logits` itself, else a buffer."""
         if len(logits) != self._num_vocab:
             raise InternalError(f"{len(logits)} logits came for a vocabulary of {self._num_vocab}")
         if self._bias is None and self._penalties is None:
@@ -276,7 +277,7 @@ class Sampler:
 
         If top-k removes tokens and leaves at most MAX_RANKED, or if only one token is possible, all cuts are made here.
         Otherwise the limits of top-p and min-p are stored in the candidates, and `_pick` applies them. Top-k comes
-        first, because top-p counts its share among the tokens that top-k keeps.
+        first, because the probabilities that top-p adds up are those among the tokens that top-k keeps.
         """
         params, peak = self._params, candidates.peak
         if self._is_greedy:

@@ -27,7 +27,7 @@ _MAX_DENSITY = 0.05
 def largest(values: Floats, k: int) -> Indices:
     """Return the indices of the `k` largest values. Of equal values, those with lower indices are chosen.
 
-    0 < k <= len(values).
+    `k` must be from 1 to len(values).
     """
     if k == len(values):
         return np.arange(k)
@@ -42,7 +42,7 @@ def largest(values: Floats, k: int) -> Indices:
 
 
 def ranked(values: Floats, k: int) -> Indices:
-    """Return the same indices as `largest`, but sorted by value, the largest first. Faster for a small `k`."""
+    """Return the same indices as `largest`, but sorted by value, the largest first. Use this only for a small `k`."""
     if len(values) <= _MAX_WHOLE:
         return (-values).argsort(kind="stable")[:k]
     found = _at_least(values, _guess_floor(values, k))
@@ -52,7 +52,7 @@ def ranked(values: Floats, k: int) -> Indices:
 
 
 def _guess_floor(values: Floats, k: int) -> float:
-    """Return a floor such that probably a few more than `k` values are at least as large."""
+    """Guess a floor that at least `k` values reach, but few more. The guess may be wrong."""
     if len(values) <= _MAX_WHOLE:
         return _kth_largest(values, k)
     sample = values[::_STRIDE]
