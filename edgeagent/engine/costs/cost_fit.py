@@ -127,9 +127,9 @@ class CostFit:
 
     @property
     def doubling_depth(self) -> float:
-        """The number of earlier tokens with which a token of a prompt takes twice as long as with none; 0 if unknown.
+        """With this many earlier tokens, a token of a prompt takes twice as long as with none; 0 if unknown.
 
-        It is at least 1. If earlier tokens cost nothing, it is infinite.
+        The number is at least 1. If earlier tokens cost nothing, it is infinite.
         """
         tokens, _, _, pairs, _ = self._coefficients
         if not tokens or self.sizes[-1] < FLASH_TILE:
@@ -137,7 +137,10 @@ class CostFit:
         return max(1.0, tokens * _THOUSAND / pairs) if pairs else math.inf
 
     def ratio(self, num_tokens: int) -> float:
-        """Return the factor that corrects the formula for this many tokens, interpolated between measured sizes."""
+        """Return the factor that corrects the formula for this many tokens, interpolated between measured sizes.
+
+        Return 1 if nothing was measured.
+        """
         size = size_of(num_tokens)
         if size in self._ratios:
             return self._ratios[size]
@@ -201,8 +204,8 @@ def interpolated(ratios: Items[tuple[int, float]], num_tokens: int) -> float:
 def size_of(num_tokens: int) -> int:
     """Return the size of a step: its number of tokens, rounded up to four significant bits.
 
-    Measurements of the same size share a ratio. Steps of fewer tokens than an attention tile never share one with those
-    of a tile, for which llama.cpp uses another kernel.
+    Measurements of the same size share a ratio. Steps of fewer than FLASH_TILE tokens never share a ratio with larger
+    steps, for which llama.cpp uses another kernel.
     """
     shift = max(0, num_tokens.bit_length() - 4)
     size = max(1, -(-num_tokens >> shift) << shift)

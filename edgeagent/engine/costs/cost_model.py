@@ -19,7 +19,7 @@ from edgeagent.engine.costs.work_done import WorkDone
 
 _PACE_WEIGHT = 0.3
 MAX_ERROR_FACTOR = 2.0
-"""An error by a larger factor counts as an error by this factor: the machine may have slept."""
+"""A measured time counts as longer or shorter than predicted by this factor at most: the machine may have slept."""
 # Each of the first _NUM_FIRST measurements is followed by a fit, and does not change the pace. Later, a fit follows
 # _PER_FIT measurements, or _PER_FIT_IF_FAR_OFF if the last prediction was off by more than the share _FAR_OFF.
 _NUM_FIRST = 16
@@ -60,7 +60,7 @@ class CostModel:
         self._num_observed = self._fitted_at = 0
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self.work = WorkDone()
-        """The sums over the steps that the model computed, by kind of step."""
+        """The steps that the model has computed, summed up by kind."""
 
     @property
     def error(self) -> PredictionError | None:
@@ -145,7 +145,10 @@ class CostModel:
 
     @property
     def doubling_depth(self) -> float:
-        """At this position in a prompt, attention to earlier tokens takes as long as everything else for a token."""
+        """With this many earlier tokens, a token's attention to them takes as long as all its other work.
+
+        It is 4096 as long as the number is unknown.
+        """
         return self._fit.doubling_depth or _USUAL_DOUBLING_DEPTH
 
     def idle_cells_s(self, num_tokens: int, num_idle: int) -> float:
@@ -220,12 +223,12 @@ class CostModel:
         at_first: float | None = None,
         max_growth: int = 2,
     ) -> int:
-        """Return how many tokens to add to a step so that it should take at most `seconds`.
+        """Return how many tokens to add to a step. The step is then expected to take at most `seconds`.
 
         - The tokens belong to a sequence with `depth` earlier tokens.
-        - At least `floor` tokens are added. If every number of tokens takes too long, return the fastest one. If
-          nothing was measured, return `floor`.
-        - The result is never more than fits into a batch.
+        - At least `floor` tokens are added, if they fit into a batch. If every number of tokens takes too long, return
+          the fastest one. If nothing was measured, return `floor`.
+        - The result is never more than fits into a batch, but at least 1.
         - A large step gets whole tiles of tokens.
         - A step larger than all measured ones may take `at_first` seconds (`seconds` if None). It has at most
           `max_growth` times as many tokens as the largest measured size.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 FLASH_TILE = 64
-"""From this many tokens on, ggml's flash attention on a CPU computes whole tiles (GGML_FA_TILE_Q). A pair then takes
-several times less time."""
+"""Steps of at least this many tokens are computed in whole tiles by ggml's flash attention on a CPU (GGML_FA_TILE_Q).
+Each pair (see StepShape) then takes several times less time."""
 
 
 class StepShape(NamedTuple):
@@ -23,9 +23,15 @@ class StepShape(NamedTuple):
 
     @classmethod
     def alone(cls, num_tokens: int, depth: int) -> StepShape:
-        """Return the shape of a step with `num_tokens` of one sequence, which has `depth` earlier tokens."""
+        """Return the shape of a step with `num_tokens` of one sequence, which has `depth` earlier tokens.
+
+        No other sequence has used cells.
+        """
         return cls(0, depth, 0.0).plus(num_tokens, depth)
 
     def plus(self, num_tokens: int, depth: float) -> StepShape:
-        """Return this shape with `num_tokens` more of one sequence, which has `depth` earlier tokens."""
+        """Return this shape with `num_tokens` more of one sequence, which has `depth` earlier tokens.
+
+        The number of used cells stays the same.
+        """
         return StepShape(self.num_tokens + num_tokens, self.num_cells, self.num_pairs + num_tokens * depth)

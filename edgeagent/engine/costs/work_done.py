@@ -1,4 +1,4 @@
-"""Sums up the steps that a model has computed, by their size.
+"""Sums up the steps that a model has computed, by the number of their tokens.
 
 The sums show what a model is used for: long or short prompts, one stream or several, and how many earlier tokens they
 attend to. `engine.tuning.own_work` compares forms of attention by these sums.
@@ -19,7 +19,10 @@ _MOST_S = 4 * 3600.0
 
 
 class WorkDone:
-    """The sums over the steps of requests, in this process and in earlier ones. Older steps count less."""
+    """Sums of the steps that requests took, in this process and in earlier ones. Older steps count less.
+
+    There is one StepSums for each kind of step. The kind depends on the number of tokens.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, StepSums] = {}
@@ -31,7 +34,7 @@ class WorkDone:
         self._add(StepSums(kind, 1.0, float(shape.num_tokens), shape.num_pairs, num_products, seconds))
 
     def learn(self, sums: Iterable[StepSums]) -> None:
-        """Add the sums of earlier processes. Ignore kinds that this version does not know."""
+        """Add the sums of earlier processes. Ignore kinds of steps that this version does not know."""
         for each in sums:
             if each.kind in (_LARGEST_KIND, *(kind for _, kind in _KINDS)):
                 self._add(each)
