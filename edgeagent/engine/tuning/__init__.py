@@ -1,1 +1,1 @@
-"""Chooses the form of attention and the micro-batch for a model, by measurements on this machine."""
+"""Chooses the form of attention, the micro-batch and the padding for a model, by measurements on this machine."""

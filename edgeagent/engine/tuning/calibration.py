@@ -66,7 +66,7 @@ class Probe(Protocol):
     """A context with one candidate setting, which computes only the first layers."""
 
     def measure(self, work: Workload, num_layers: int, deadline_s: float) -> Sample | None:
-        """Do a kind of work with the first `num_layers` layers, and return the time; None if the deadline passes."""
+        """Measure a kind of work with the first `num_layers` layers. Return None if the deadline passes."""
         ...
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class _Times:
 class Calibration:
     """Measures candidates within a time budget. `open_probe` makes the context of a candidate.
 
-    `has_padding`: batches of the model may be padded, so the work that decides about padding is measured too.
+    `has_padding`: whether batches of the model may be padded. Then the work that decides about padding is measured too.
 
     `min_layers`, `max_layers`: limits of the number of layers to compute. `depth`: how many cells are in use in the
     kinds of work that need used cells (see Workload).
@@ -120,8 +120,8 @@ class Calibration:
     ) -> Measurements | None:
         """Measure the candidates for about `budget_s` seconds. Return None if nothing could be measured.
 
-        First compare the forms of attention. Then, with the better form, measure what padding gains, and compare the
-        sizes of a micro-batch.
+        First compare the forms of attention. Then, with the better form, measure what padding gains (if `has_padding`),
+        and compare the sizes of a micro-batch.
         """
         started_s = self._clock()
         # The forms are compared before the sizes, so all get the same micro-batch.
@@ -142,7 +142,7 @@ class Calibration:
     def _with_padding(
         self, times: list[_Times], candidate: Attention, started_s: float, budget_s: float
     ) -> list[_Times]:
-        """Measure a candidate's work of few tokens. Return the times of all candidates, with these."""
+        """Measure PADDING_WORKS with one candidate. Return `times` with these measurements added."""
         [measured] = self._compare([candidate], PADDING_WORKS, started_s, _PADDING_SHARE * budget_s, is_short=True)
         of_candidate = next((each for each in times if each.candidate == candidate), None)
         if of_candidate is None:
@@ -170,10 +170,11 @@ class Calibration:
         *,
         is_short: bool = False,
     ) -> list[_Times]:
-        """Measure the candidates and return their times. Leave out kinds of work that any of them lacks.
+        """Measure the candidates and return their times. Leave out work that was not measured for all of them.
 
         `is_short`: the work is of few tokens, so more layers are computed than for prompts. If all weights stayed in
-        the processor's cache, the time of a few tokens would say little. The times are scaled to the usual layers.
+        the processor's cache, the time of a few tokens would say little. The times are scaled to the number of layers
+        that prompts are measured with.
         """
         all_times, num_layers = [_Times(candidate) for candidate in candidates], 0
         deadline_s = started_s + budget_s
@@ -195,20 +196,23 @@ class Calibration:
         return all_times
 
     def _layers_for(self, works: Sequence[Workload], deadline_s: float) -> int:
-        """Return with how many layers one round of these kinds of work takes half of the time until the deadline."""
+        """Return how many layers to compute, so that one round of `works` takes half of the time until the deadline."""
         num_tokens = sum(max(TURN_TOKENS // 2, tokens_of(work)) * _num_repeats(work) for work in works)
         planned_s = _PLANNED_SHARE * (deadline_s - self._clock())
         return self._clipped(int(planned_s / (self._layer_s * num_tokens / TURN_TOKENS)))
 
     def _clipped(self, num_layers: int) -> int:
-        """Return a number of layers that the probes can compute, of whole patterns of layers."""
+        """Limit a number of layers to `min_layers` and `max_layers`, and round it down to whole patterns of layers.
+
+        A pattern has `min_layers` layers; see the constructor.
+        """
         num_layers = max(self._min_layers, min(num_layers, self._max_layers))
         return num_layers - num_layers % self._min_layers
 
     def _warm_up(self, probes: Sequence[Probe], deadline_s: float) -> bool:
-        """Load the weights of the first layers. Choose how many layers to measure, if not chosen before.
+        """Load the weights of the first layers, and measure how long a layer takes.
 
-        Return False if the deadline passes.
+        The first call also chooses how many layers to measure. Return False if the deadline passes.
         """
         took_s = 0.0
         for probe in [*probes, probes[0]]:
@@ -231,7 +235,7 @@ class Calibration:
         deadline_s: float,
         num_layers: int,
     ) -> None:
-        """Measure all kinds of work in up to three rounds, until the deadline, with the first `num_layers` layers."""
+        """Measure `works` with the first `num_layers` layers, in up to three rounds, at most until the deadline."""
         for _ in range(_MAX_ROUNDS):
             for work in works:
                 for _ in range(_num_repeats(work)):
@@ -243,7 +247,10 @@ class Calibration:
 
 
 def most_probes(candidates: Sequence[Attention]) -> int:
-    """Return the most probes that `Calibration.measure` has open at a time: all forms, or all sizes of one form."""
+    """Return the most probes that `Calibration.measure` has open at a time.
+
+    It has one for each form of attention, and later one for each size of micro-batch of one form.
+    """
     num_sizes = Counter(candidate.flash for candidate in candidates)
     return max(len(num_sizes), *num_sizes.values())
 

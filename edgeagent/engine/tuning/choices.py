@@ -57,8 +57,8 @@ _SIZE_SITUATIONS: Mapping[Workload, Workload | None] = {
 class ContextSize:
     """The size of a context: its cells, and how many sequences share them.
 
-    `keeps_idle`: idle prefixes stay in the cells as long as there is room. Otherwise they are read out in idle time,
-    and freed when another sequence computes.
+    `keeps_idle`: whether idle prefixes stay in the cells as long as there is room. If not, they are copied into blocks
+    in idle time, and their cells are freed when another sequence computes.
     """
 
     num_cells: int
@@ -71,9 +71,9 @@ class ContextSize:
         return self.num_cells / self.parallel / 2
 
     def reach(self, work: Workload, depth: int) -> float:
-        """Return how many cells are usually in use during a kind of work, as a multiple of `depth`.
+        """Return how many used cells a kind of work usually finds, as a multiple of `depth`.
 
-        `depth`: the number of used cells in the measurement.
+        For work beside idle prefixes, only their cells count. `depth`: how many cells were in use in the measurement.
         """
         num_used = self.num_own
         if work in (Workload.PROMPT_BESIDE_IDLE, Workload.TOKEN_BESIDE_IDLE):
@@ -87,8 +87,8 @@ class ContextSize:
 class Decision:
     """The attention and the padding that a context should use, and the choices that led to it, with their reasons.
 
-    `work`: the recorded work, with the seconds that it takes with this attention. `weight_padding`: None if batches of
-    the model cannot be padded.
+    `work`: the recorded work of the model, with its expected seconds if this attention is used. `weight_padding`: None
+    if batches of the model cannot be padded.
     """
 
     attention: Attention
@@ -109,11 +109,11 @@ def decide(
     keep_former_form: bool = False,
     usual_padding: WeightPadding | None = None,
 ) -> Decision:
-    """Choose one of the candidates. The first one is the default.
+    """Choose one of the candidates, and the padding. The first candidate is the default.
 
     `option_value`: the value of the option --flash-attention. `former`: the earlier choice, if any. It may have been
-    measured under other conditions. `work`: what was recorded with that choice, under the same conditions.
-    `keep_former_form`: keep the form of attention of `former`, unless the option or the context leaves only one form.
+    measured under other conditions. `work`: the model's work that was recorded with that choice, under the same
+    conditions. `keep_former_form`: keep the form of attention of `former`, if more than one form is possible.
     `usual_padding`: the padding without measurements; None if batches of the model cannot be padded.
     """
     chooser = _Chooser(measurements, context_size, num_layers)
@@ -170,9 +170,9 @@ class _Chooser:
         return self._choose(name, seconds, _FORM_SITUATIONS, _form_of(former), _LIMITED_WORKS)
 
     def expected_work(self, work: Sequence[StepSums], former: SavedTuning) -> dict[str, tuple[StepSums, ...]]:
-        """Return the work recorded with the earlier choice, with the seconds that it takes with each form.
+        """Return, by form of attention, the recorded work with its expected seconds if this form is used.
 
-        Empty if that is unknown.
+        `former`: the choice with which the work was recorded. Return an empty dict if the seconds are unknown.
         """
         seconds = {form: self.seconds(is_flash=form == "on") for form in ("on", "off")}
         return expected_work(
@@ -209,7 +209,7 @@ class _Chooser:
         return self._choose(name, seconds, _SIZE_SITUATIONS, kept)
 
     def seconds(self, micro_batch: int | None = None, *, is_flash: bool) -> dict[str, float]:
-        """Return the measured seconds by kind of work, with one form of attention and micro-batch (any if None)."""
+        """Return the measured seconds by kind of work, for one form of attention. `micro_batch`: None means any."""
         found: dict[str, float] = {}
         for times in self._times:
             if times.is_flash == is_flash and micro_batch in (None, times.micro_batch):

@@ -29,14 +29,17 @@ def expected_work(
     parallel: int,
     scale: float,
 ) -> dict[str, tuple[StepSums, ...]]:
-    """Return the sums with the seconds that are expected with each form of attention; empty if these are unknown.
+    """Return, by form of attention, the recorded `sums` with their expected seconds if this form is used.
 
-    They are unknown without sums, or if a kind of work was not measured. `seconds`: by form, the measured times of each
-    kind of work. `recorded_with`: the form with which the sums were recorded. `depth`: how many cells were in use in
-    the kinds that need used cells. `parallel`: how many sequences the context has, of which up to MAX_STREAMS were
-    measured as streams. `scale`: the model's layers, as a multiple of the measured ones.
+    The result is empty if there are no sums, or if a needed kind of work was not measured with each form.
 
-    Measured times lack the output matrix and all that is not a layer. So they only give the difference between two
+    - `seconds`: the measured seconds of each kind of work, by form.
+    - `recorded_with`: the form with which the sums were recorded.
+    - `depth`: how many cells were in use when work that needs used cells was measured.
+    - `parallel`: how many sequences the context has. Up to MAX_STREAMS of them were measured as streams.
+    - `scale`: the number of the model's layers, divided by the number of measured layers.
+
+    Measured times lack the output matrix and all else that is not a layer. So they only give the difference between two
     forms, which is added to the recorded seconds.
     """
     predicted = {form: _predict(times, sums, depth, parallel, is_flash=form == "on") for form, times in seconds.items()}
@@ -54,9 +57,9 @@ def expected_work(
 def _predict(
     seconds: Mapping[str, float], sums: Sequence[StepSums], depth: int, parallel: int, *, is_flash: bool
 ) -> dict[str, float]:
-    """Return the expected seconds of all steps in `sums`, by their kind; empty if a kind of work was not measured.
+    """Return the expected seconds of all steps in `sums`, by their kind. They are those of the measured layers only.
 
-    The seconds are for as many layers as were measured.
+    Return an empty dict if a needed kind of work was not measured.
     """
     if not seconds.keys() >= _NEEDED:
         return {}
@@ -86,7 +89,10 @@ def _predict(
 
 
 def _attention_s(seconds: Mapping[str, float], kind: str, depth: int, num_streams: int) -> tuple[float, float]:
-    """Return two times of attention, in seconds: of a token with an earlier token, and with another sequence's cell."""
+    """Return the seconds of attention for two kinds of pairs, in steps of this kind.
+
+    They are a token with an earlier token of its sequence, and a token with a used cell of another sequence.
+    """
 
     def added_s(work: Workload, alone: Workload) -> float:
         return max(0.0, seconds[work] - seconds[alone])

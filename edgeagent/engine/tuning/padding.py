@@ -1,4 +1,4 @@
-"""Chooses to how many tokens a batch is padded on a CPU, by the times of steps with one or a few tokens more.
+"""Chooses to how many tokens a batch is padded on a CPU, by measuring steps with and without added tokens.
 
 llama.cpp's CPU kernels multiply the weights with several tokens at once, in tiles. They multiply each remaining token
 separately, which is slow. The size of a tile depends on the type of the weights and on the processor. So 15 tokens may
@@ -29,7 +29,7 @@ PADDING_WORKS = tuple(dict.fromkeys([work for pair in _TILES.values() for work i
 
 @dataclass(frozen=True, slots=True)
 class WeightPadding:
-    """To how many tokens a batch is padded, so that they fill the tiles in which the weights are multiplied.
+    """How many tokens are added to a batch to fill the tiles in which the weights are multiplied.
 
     `tile`: one token is added if it completes a multiple of this number; 0: no batch is padded. `most`: up to this many
     tokens are added if they complete a multiple of 16.
@@ -45,9 +45,9 @@ class WeightPadding:
 
 
 def choose_padding(seconds: Mapping[str, float], usual: WeightPadding) -> tuple[WeightPadding, SettingChoice]:
-    """Return the padding for the measured seconds of PADDING_WORKS, and the choice with its reason.
+    """Choose the padding by the measured seconds of PADDING_WORKS. Return it, and the choice with its reason.
 
-    `usual`: the padding for the type of the weights. It is chosen if a kind of work was not measured.
+    `usual`: the padding for the type of the weights. It is chosen if one of PADDING_WORKS was not measured.
     """
     name = "padding for weights"
     if any(work not in seconds for work in PADDING_WORKS):

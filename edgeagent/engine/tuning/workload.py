@@ -28,12 +28,15 @@ _NUM_TOKENS = {
 class Workload(StrEnum):
     """The measured kinds of work.
 
-    The first word of a name says what is computed: tokens of one sequence ("token" 1, "turn" TURN_TOKENS, "prompt"
-    PROMPT_TOKENS, "batch" BATCH_TOKENS, and numbers), or one token of each of several sequences ("streams").
+    The first word of a name says what is computed. STREAMS is one token of each of several sequences. All other words
+    are tokens of one sequence: TOKEN is 1, TURN is TURN_TOKENS, PROMPT is PROMPT_TOKENS, BATCH is BATCH_TOKENS. THREE
+    to SIXTEEN are that many tokens.
 
-    The rest of the name says which cells are in use: ALONE none, AFTER_TEXT earlier tokens of the same sequences, and
-    BESIDE_IDLE cells of idle sequences. The values, which are stored, have other words for the last two: "behind" or
-    "deep", and "beside".
+    The rest of the name says which cells are in use before:
+
+    - ALONE: none.
+    - AFTER_TEXT: earlier tokens of the same sequences. The value, which is stored, says "behind" or "deep".
+    - BESIDE_IDLE: the cells of idle sequences. The value, which is stored, says "beside".
     """
 
     PROMPT_ALONE = "prompt alone"
@@ -58,5 +61,5 @@ class Workload(StrEnum):
 
 
 def tokens_of(work: Workload) -> int:
-    """Return the most tokens that a kind of work computes."""
+    """Return how many tokens a kind of work computes. If it is of streams, this is the largest number."""
     return _NUM_TOKENS[work.partition(" ")[0]]
