@@ -144,7 +144,7 @@ class Engine:
         return sequence
 
     def admit(self) -> list[Output]:
-        """Start waiting sequences and continue restores. Return an output for each sequence that is restored now.
+        """Start waiting sequences and continue restores. Return an output for each sequence whose restore is over.
 
         `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
         """
@@ -315,7 +315,7 @@ class Engine:
                 work.run_when_idle()
 
     def _verify_all(self, parts: Items[BatchPart], started_s: float) -> list[Output]:
-        """Verify drafts and sample next tokens of a computed batch. Return outputs. `started_s`: when it began."""
+        """Verify the drafts of a computed batch and sample next tokens. `started_s`: when the batch's decode began."""
         outputs, row = list[Output](), 0
         for part in parts:
             sequence = part.sequence

@@ -172,7 +172,7 @@ class Sequence:
         return sequence if sequence in running and sequence.num_computed < length else None
 
     def record_batch(self, end: int) -> None:
-        """Record the position where an output batch ended. Do nothing if the sampler is not repeatable."""
+        """Record the position where a batch ended, if the batch gave output and the sampler is repeatable."""
         if self.spec.sampler.is_repeatable and end >= self.num_prompt:
             self.batch_ends.record(end)
 
@@ -209,7 +209,7 @@ class Sequence:
 
     @property
     def num_until_chunk_end(self) -> int:
-        """How many tokens to compute until a chunk or an output batch must end, or else until the last token."""
+        """How many tokens to compute until a chunk or output batch (see replay) must end, or until the last token."""
         end = len(self.tokens)
         index = bisect.bisect_right(self.chunk_ends, self.num_computed)
         if index < len(self.chunk_ends):

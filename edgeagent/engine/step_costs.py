@@ -64,7 +64,7 @@ class StepCosts:
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
         """Record how long a step took, and update `rates` if that is due.
 
-        `shape`: what `padded` returned for this step. Do not call `padded` for another step before. `running`: the
+        `shape`: what `padded` returned for this step. This must be the latest call of `padded`. `running`: the
         sequences that run now.
         """
         costs = self._prefixes.costs
