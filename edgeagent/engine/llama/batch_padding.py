@@ -51,7 +51,7 @@ def usual_padding(model: Model) -> WeightPadding | None:
 
 
 def padding_of_type(file_type: int | None) -> WeightPadding:
-    """Return the usual padding for weights of this llama_ftype: no padding if they are unquantized or unknown."""
+    """Return the usual padding for weights of this llama_ftype: none if they are unquantized or of unknown type."""
     if file_type is None or file_type in _UNQUANTIZED:
         return WeightPadding()
     return WeightPadding(4 if file_type in _REPACKED else 8, 3)

@@ -354,7 +354,7 @@ class LlamaRunner:
         return payload[:written].toreadonly()
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
-        """Prepare a buffer for a later `save`. Return False if none was made. Buffers may take `max_bytes` together."""
+        """Prepare a buffer for a later `save`; False if none was made. `max_bytes`: the limit of all free buffers."""
         self._payloads.max_free_bytes = max_bytes
         return self._payloads.prepare(num_bytes)
 

@@ -1,7 +1,7 @@
 """Computes embeddings in a separate context, a chunk at a time, so that other requests can run in between.
 
-This module knows token ids, not text. The context is made at the first text. A text that is too long for it gets a
-larger one.
+This module knows token ids, not text. The context is made at the first text, and replaced by a larger one for a text
+that does not fit.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def normalized(vector: NDArray[np.float64]) -> Rows:
 
 
 def truncated(vector: Rows, dimensions: int | None) -> Rows:
-    """Return a vector's first `dimensions` numbers, scaled to Euclidean length 1. If None, return it unchanged."""
+    """Return a vector's first `dimensions` numbers, scaled to Euclidean length 1. None: return the vector unchanged."""
     if dimensions is None or dimensions == len(vector):
         return vector
     return normalized(vector[:dimensions].astype(np.float64))

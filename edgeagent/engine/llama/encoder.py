@@ -1,7 +1,7 @@
 """Computes the vectors or the scores of whole texts, for models that need whole texts (see `needs_whole_texts`).
 
 Several short texts are computed in one batch, which reads each weight only once. This module knows token ids, not text.
-The context is made at the first batch. A batch that is too large for it gets a larger one.
+The context is made at the first batch, and replaced by a larger one for a batch that does not fit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def needs_whole_texts(model: Model) -> bool:
     """Whether a model must read a whole text at once, to embed or rank it. Such a model cannot generate.
 
     These are ranking models, encoders without a decoder, and models whose tokens attend to later tokens. Diffusion
-    models are left out.
+    models do not count.
     """
     if lib.llama_model_is_diffusion(model.handle):
         return False

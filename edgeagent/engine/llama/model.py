@@ -81,7 +81,7 @@ def is_short_of_memory(why: str) -> bool:
 
 
 def _expert_overrides(num_layers: int) -> ctypes.Array[Any] | None:
-    """Return overrides for llama_model_params that keep the experts of the first `num_layers` in host memory.
+    """Return overrides for llama_model_params that keep the experts of the first `num_layers` layers in host memory.
 
     Return None if `num_layers` is 0.
     """
