@@ -36,5 +36,5 @@ class TokenConstraint(Protocol):
         ...
 
     def forced(self) -> Sequence[int]:
-        """Return the next tokens as long as the grammar allows only one at each place; empty if it allows several."""
+        """Return the next tokens up to the place where the grammar leaves a choice; empty if that is the next place."""
         ...
