@@ -60,7 +60,7 @@ class CostModel:
         self._num_observed = self._fitted_at = 0
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
         self.work = WorkDone()
-        """The steps that the model has computed, summed up by kind."""
+        """The steps that requests took, summed up by kind."""
 
     @property
     def error(self) -> PredictionError | None:
