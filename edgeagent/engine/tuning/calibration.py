@@ -21,7 +21,7 @@ from typing import Protocol
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.choices import ContextSize, decide
 from edgeagent.engine.tuning.padding import PADDING_WORKS
-from edgeagent.engine.tuning.workload import PROMPT_TOKENS, TURN_TOKENS, Workload, tokens_of
+from edgeagent.engine.tuning.workload import FORM_WORKS, PROMPT_TOKENS, TURN_TOKENS, Workload, tokens_of
 from edgeagent.types.choices import CandidateTimes, Measurements
 
 MAX_DEPTH = 512
@@ -39,18 +39,6 @@ _UNDISTURBED = 0.8
 _MIN_COUNTED_S = 0.02
 _MIN_S = 1e-6
 
-_FORM_WORKS = (
-    Workload.TOKEN_ALONE,
-    Workload.TURN_ALONE,
-    Workload.STREAMS_ALONE,
-    Workload.PROMPT_ALONE,
-    Workload.TOKEN_AFTER_TEXT,
-    Workload.TURN_AFTER_TEXT,
-    Workload.PROMPT_AFTER_TEXT,
-    Workload.TOKEN_BESIDE_IDLE,
-    Workload.STREAMS_AFTER_TEXT,
-    Workload.PROMPT_BESIDE_IDLE,
-)
 _SIZE_WORKS = (Workload.BATCH_AFTER_TEXT, Workload.BATCH_ALONE)
 
 
@@ -129,7 +117,7 @@ class Calibration:
         forms = [Attention(form, size) for form in dict.fromkeys(candidate.flash for candidate in candidates)]
         times: list[_Times] = []
         if len(forms) > 1:
-            times = self._compare(forms, _FORM_WORKS, started_s, _FORM_SHARE * budget_s)
+            times = self._compare(forms, FORM_WORKS, started_s, _FORM_SHARE * budget_s)
         found = self._measurements(times, started_s)
         form = decide(candidates, found, context_size, num_layers=self._max_layers).attention.flash
         if self._has_padding:
@@ -222,7 +210,7 @@ class Calibration:
             took_s = sample.seconds
         self._layer_s = max(took_s / self._min_layers, _MIN_S)
         if not self._num_layers:
-            num_tokens = 4 * _num_tokens(_FORM_WORKS) + 3 * _num_tokens(_SIZE_WORKS)
+            num_tokens = 4 * _num_tokens(FORM_WORKS) + 3 * _num_tokens(_SIZE_WORKS)
             planned_s = _PLANNED_SHARE * (deadline_s - self._clock())
             self._num_layers = self._clipped(int(planned_s / (self._layer_s * num_tokens / TURN_TOKENS)))
         return True

@@ -11,13 +11,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgeagent.engine.tuning.workload import MAX_STREAMS, PROMPT_TOKENS, TILE_TOKENS, TURN_TOKENS, Workload
+from edgeagent.engine.tuning.workload import (
+    FORM_WORKS,
+    MAX_STREAMS,
+    PROMPT_TOKENS,
+    TILE_TOKENS,
+    TURN_TOKENS,
+    Workload,
+)
 from edgeagent.types import replace
 from edgeagent.types.choices import StepSums
 
 # A form of attention is never expected to take less than this share of the recorded seconds.
 _LEAST_SHARE = 0.1
-_NEEDED = frozenset(work for work in Workload if work not in (Workload.BATCH_ALONE, Workload.BATCH_AFTER_TEXT))
+_NEEDED = frozenset(FORM_WORKS)
 
 
 def expected_work(

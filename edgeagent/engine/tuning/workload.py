@@ -60,6 +60,21 @@ class Workload(StrEnum):
     BATCH_AFTER_TEXT = "batch behind"
 
 
+FORM_WORKS = (
+    Workload.TOKEN_ALONE,
+    Workload.TURN_ALONE,
+    Workload.STREAMS_ALONE,
+    Workload.PROMPT_ALONE,
+    Workload.TOKEN_AFTER_TEXT,
+    Workload.TURN_AFTER_TEXT,
+    Workload.PROMPT_AFTER_TEXT,
+    Workload.TOKEN_BESIDE_IDLE,
+    Workload.STREAMS_AFTER_TEXT,
+    Workload.PROMPT_BESIDE_IDLE,
+)
+"""The kinds of work by which the form of attention is chosen."""
+
+
 def tokens_of(work: Workload) -> int:
     """Return how many tokens a kind of work computes. If it is of streams, this is the largest number."""
     return _NUM_TOKENS[work.partition(" ")[0]]

@@ -120,6 +120,22 @@ def test_the_model_s_own_work_decides_once_there_is_enough() -> None:
     assert decision.work == used_for(1, 2 * DEPTH, 3000.0), "the seconds are those of the chosen form"
 
 
+def test_a_calibration_measures_what_a_choice_by_own_work_needs() -> None:
+    """Plain attention takes longer for prompts, and less time for tokens behind a text."""
+
+    def cost(attention: Attention, work: Workload) -> float:
+        is_behind = work in (Workload.TOKEN_AFTER_TEXT, Workload.STREAMS_AFTER_TEXT)
+        return 1e-5 * (4 if is_behind and attention.flash == "on" else 1.2 if attention.flash == "off" else 1)
+
+    for has_padding in (False, True):
+        found = Machine(cost).calibrate(has_padding=has_padding)
+        assert found is not None and found.is_whole
+        assert decided((), found).attention.flash == "on"
+        decision = decided(used_for(1, 2 * DEPTH, 6000.0), found)
+        assert decision.choices[0].why.startswith("time of the model's own work")
+        assert decision.work
+
+
 def test_a_choice_by_own_work_stays_at_the_next_loads() -> None:
     """With the chosen form, the work takes less than the ten minutes that are enough, and other work would be slow."""
     slow = OFF | dict.fromkeys(
