@@ -61,7 +61,7 @@ class OncePerTurn:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ConfigError if other users can replace the files in a folder. A missing folder is no error.
+    """Raise ConfigError if other users can replace the files in a folder. A missing folder is not an error.
 
     Such a user could restore an older file of the owner, for example one with a token that was removed since.
     """
