@@ -32,5 +32,5 @@ def begin_request(headers: Sequence[tuple[bytes, bytes]]) -> str:
 
 
 def _num_hops(value: bytes) -> int:
-    """Return the number of hops in a header's value, at most MAX_HOPS. A value that is not a number counts as MAX_HOPS."""
+    """Return the number of hops in a header's value, at most MAX_HOPS. Anything but a number counts as MAX_HOPS."""
     return min(int(value), MAX_HOPS) if value.isdigit() and len(value) < 10 else MAX_HOPS
