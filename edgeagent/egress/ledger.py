@@ -44,7 +44,10 @@ class Remotes(Protocol):
 
 
 class Ledger:
-    """The ledger of a state folder. It appends to the day's file. Use an instance on one thread only."""
+    """Records, in a state folder, which requests left the machine. Use an instance on one thread only.
+
+    Each row is appended to the file of its day.
+    """
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
-"""Plans the next batch. It only reads sequences and returns a plan, which the engine carries out.
+"""Plans the next batch. The engine carries the plan out.
 
 1. Each decoding sequence gets its next token and its drafts, so that no stream waits for another one's prompt.
 2. Prompt tokens follow, in the order of `by_share`. Their number is limited by the expected time of the step. While a
-   sequence decodes, the limit is the inter-token-latency budget. This limit is raised while an answer that another
-   engine began waits to continue. If no sequence decodes, the limit is MAX_STEP_S. So a new request waits for one such
-   step at most, and a slow machine shows progress.
+   sequence decodes, the limit is the inter-token-latency budget, and more while a continued answer waits, that is, one
+   that another engine began. If no sequence decodes, the limit is MAX_STEP_S, or twice as much for a step that is
+   larger than any measured one. So a new request waits for one such step at most, and a slow machine shows progress.
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ ALONE_S = 0.05  # how long one step of the engine waits for a chunk if no stream
 
 
 class SidePrefill:
-    """Decides which prompt is computed in a side context, and divides the time between it and the streams.
+    """Decides which prompt is computed in a context of its own, the side context. Divides the time with the streams.
 
-    After each step of the streams, the side context computes for the rest of the inter-token-latency budget, or for as
-    long as the step took if that is longer.
+    After each step of the streams, the side context computes for the rest of the inter-token-latency budget. It gets at
+    least the time of that step, or of an average step if that is shorter.
     """
 
     def __init__(

@@ -139,7 +139,10 @@ async def _ask_for_models(this: _Try) -> str:
 
 
 def _choose_model(remote: Remote, checkup: Checkup) -> str:
-    """Return the model to ask for a token; "" if there is none. Record configured models that the remote lacks."""
+    """Return the name of the model that the check asks to generate one token; "" if there is none.
+
+    Record configured models that the remote lacks.
+    """
     missing = [name for name in remote.models.values() if name not in checkup.models]
     if missing:
         have = ", ".join(checkup.models[:10]) or "none"

@@ -68,10 +68,10 @@ class SpecialTexts:
     user_defined: frozenset[str]
 
     def markers(self, known: str) -> frozenset[str]:
-        """Return the user-defined texts that look like markup and occur in `known`.
+        """Return the texts of user-defined tokens that look like markup and occur in `known`.
 
         `known` is a text that contains all markup with a meaning for the model, such as the source of its chat
-        template. Other user-defined texts, such as <table> or runs of blanks, are tokens only because they are common.
+        template. Other user-defined tokens, such as <table> or runs of blanks, exist only because their text is common.
         """
         return frozenset(text for text in self.user_defined if _MARKUP.fullmatch(text) and text in known)
 

@@ -23,8 +23,7 @@ router = APIRouter()
 async def delete(request: Request) -> Response:
     """Delete a model from this machine, or forget an alias or an imported model. A loaded model is unloaded first.
 
-    Raise InvalidRequest if the files to delete are those of the default model, or of a model that answers requests or
-    is being loaded.
+    Raise InvalidRequest if the files to delete are those of the default model, or of a model that has requests.
     """
     context = context_of(request)
     name = (await read_valid(request, OllamaModelBody)).model

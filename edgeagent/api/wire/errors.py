@@ -70,7 +70,7 @@ class Refusal(Shape):
 
 
 class OllamaRefusal(Shape):
-    """The body of every error of the Ollama API."""
+    """The body of an error on a route under /api/."""
 
     error: str
 

@@ -93,9 +93,9 @@ class CachePriority:
     turn_end: int = 0
 
     def instructions_end(self, block_tokens: int) -> int:
-        """Return the end of the instructions if a block is made to end there, to be shared by other prompts; else 0.
+        """Return where the instructions end, if a shorter block must end there so that other prompts can share it; else 0.
 
-        No block is made if a full block ends there, or ends fewer than MIN_PART tokens before.
+        None is needed if a full block ends there anyway, or ends fewer than MIN_PART tokens before.
         """
         return self.num_system if self.num_system % block_tokens >= MIN_PART else 0
 

@@ -145,9 +145,9 @@ class CostModel:
 
     @property
     def doubling_depth(self) -> float:
-        """With this many earlier tokens, a token's attention to them takes as long as all its other work.
+        """The number of earlier tokens at which attention to them takes as much time as a token's other work.
 
-        It is 4096 as long as the number is unknown.
+        While this is unknown, it is 4096.
         """
         return self._fit.doubling_depth or _USUAL_DOUBLING_DEPTH
 

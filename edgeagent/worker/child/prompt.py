@@ -101,7 +101,10 @@ class PromptReader:
         self._sizes: dict[bytes, int] = {}
 
     def read(self, prompt: Prompt, max_tokens: int | None = None) -> ReadPrompt:
-        """Return a prompt's tokens; raise InvalidRequest, NotSupported, or ContextLengthExceeded if it cannot fit.
+        """Return a prompt's tokens. Raise InvalidRequest or NotSupported if the prompt cannot be used.
+
+        Raise ContextLengthExceeded if a text has so many characters that its tokens cannot fit. The engine checks the
+        number of tokens.
 
         `max_tokens` is the limit of the answer; None means as many tokens as fit. A conversation with `truncate` is
         shortened to leave room for an answer.

@@ -1,4 +1,4 @@
-"""Unknown fields are reported, on every route alike; fields of the emulated APIs are not."""
+"""Unknown fields are reported on every route that generates, embeds or ranks; fields of the emulated APIs are not."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class WarmStart:
             costs.learn(_steps(self._earlier.draft_times))
 
     def forget_draft(self) -> None:
-        """Undo `init_draft_costs`. Call this if the draft model cannot be used."""
+        """Forget which draft file was loaded. Call this if the draft model cannot be used."""
         self._draft = ""
 
     def init_acceptance(self, engine: Engine) -> None:
