@@ -132,7 +132,8 @@ def http_page() -> str:
         "`/docs`.",
         "**Scope** says what a token must allow. [Access](../access.md) says who needs a token. [Errors](errors.md) "
         "lists the codes. Unknown fields are ignored. Routes that generate, embed or rank name them in the header "
-        "`x-edgeagent-warning`. The routes under `/edgeagent/` refuse them. Where the query and the body have the same fields, send each field in either.",
+        "`x-edgeagent-warning`. The routes under `/edgeagent/` refuse them. Where the query and the body have "
+        "the same fields, send each field in either.",
     ]
     grouped: dict[str, list[list[str]]] = {}
     for path, methods in document["paths"].items():

@@ -129,7 +129,8 @@ AsyncAPI.
 Every client needs a token where `server.token_required` is set or the daemon listens beyond this machine. Elsewhere \
 the routes with the scopes `models` and `admin` need one, but not from the user that the daemon runs as. A token opens \
 the routes of its scopes (`x-scope`). Unknown fields are ignored; routes that generate, embed or rank name them in \
-`x-edgeagent-warning`, and the routes under `/edgeagent/` refuse them. Every error has one of these codes, and a `Retry-After` where trying again may help.
+`x-edgeagent-warning`, and the routes under `/edgeagent/` refuse them. Every error has one of these codes, and a \
+`Retry-After` where trying again may help.
 
 | code | status | type |
 |---|---|---|

@@ -38,7 +38,10 @@ class Turn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute: the prompt has no messages. Only a prefill may have such a prompt."""
+        """Whether there is nothing to compute, because the prompt has no messages.
+
+        Only a request that generates nothing may have such a prompt.
+        """
         prompt = self.request.prompt
         return isinstance(prompt, ChatPrompt) and not prompt.messages
 

@@ -93,7 +93,7 @@ class CachePriority:
     turn_end: int = 0
 
     def instructions_end(self, block_tokens: int) -> int:
-        """Return where the instructions end, if a shorter block must end there so that other prompts can share it; else 0.
+        """Return where the instructions end if a shorter block must end there, to be shared by other prompts; else 0.
 
         None is needed if a full block ends there anyway, or ends fewer than MIN_PART tokens before.
         """

@@ -18,7 +18,8 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.llama.bindings import commit, lib
 
-# Increase it when the boundaries or the keys of blocks change.
+# Increase it when the boundaries or the keys of blocks change and no field of the fingerprint shows it. Their size is
+# such a field.
 _BLOCKS_VERSION = 2
 _NUM_SAMPLES = 256
 _SAMPLE_BYTES = 4096

@@ -76,5 +76,5 @@ FORM_WORKS = (
 
 
 def tokens_of(work: Workload) -> int:
-    """Return how many tokens a kind of work computes. If it is of streams, this is the largest number."""
+    """Return how many tokens a kind of work computes; for STREAMS the most that a measured step may have."""
     return _NUM_TOKENS[work.partition(" ")[0]]

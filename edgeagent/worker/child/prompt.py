@@ -103,7 +103,7 @@ class PromptReader:
     def read(self, prompt: Prompt, max_tokens: int | None = None) -> ReadPrompt:
         """Return a prompt's tokens. Raise InvalidRequest or NotSupported if the prompt cannot be used.
 
-        Raise ContextLengthExceeded if a text has so many characters that its tokens cannot fit. The engine checks the
+        Raise ContextLengthExceeded if a text is too long for its tokens to fit. The engine checks the
         number of tokens.
 
         `max_tokens` is the limit of the answer; None means as many tokens as fit. A conversation with `truncate` is
