@@ -41,7 +41,8 @@ class WeightPadding:
     def __str__(self) -> str:
         if not self.tile:
             return "none"
-        return f"to multiples of {self.tile}, {self.most} tokens at most"
+        small = f"1 token to a multiple of {self.tile}, and " if self.tile < LARGE_TILE else ""
+        return f"{small}up to {self.most} tokens to a multiple of {LARGE_TILE}"
 
 
 def choose_padding(seconds: Mapping[str, float], usual: WeightPadding) -> tuple[WeightPadding, SettingChoice]:

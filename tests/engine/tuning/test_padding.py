@@ -70,3 +70,15 @@ def test_a_model_that_cannot_be_padded_has_no_such_choice() -> None:
     assert not {work for _, _, work in machine.asked} & {*PADDING_WORKS}
     decision = decide(CANDIDATES, found, CONTEXT_SIZE, num_layers=NUM_LAYERS)
     assert decision.weight_padding is None and len(decision.choices) == 2
+
+
+@pytest.mark.parametrize(
+    ("padding", "text"),
+    [
+        (WeightPadding(), "none"),
+        (WeightPadding(4, 3), "1 token to a multiple of 4, and up to 3 tokens to a multiple of 16"),
+        (WeightPadding(16, 3), "up to 3 tokens to a multiple of 16"),
+    ],
+)
+def test_it_is_shown_in_words(padding: WeightPadding, text: str) -> None:
+    assert str(padding) == text
