@@ -36,6 +36,9 @@ _LEAST_WEIGHT = 0.05
 _MAX_KINDS = 128
 # Each fit starts from the previous coefficients, so few rounds suffice.
 _NUM_ROUNDS = 60
+# With fewer earlier tokens, attention takes too little of a step to be told from the rest.
+_MANY_EARLIER = 256
+_DOUBLING_DEPTHS = (256.0, 65536.0)
 _MIN_S = 1e-4  # a shorter mean time is raised to this
 
 
@@ -127,14 +130,17 @@ class CostFit:
 
     @property
     def doubling_depth(self) -> float:
-        """With this many earlier tokens, a token of a prompt takes twice as long as with none; 0 if unknown.
+        """The number of earlier tokens with which a token of a prompt takes twice as long as with none; 0 if unknown.
 
-        The number is at least 1. If earlier tokens cost nothing, it is infinite.
+        It is limited to _DOUBLING_DEPTHS. It is unknown until a large step with many earlier tokens was measured.
         """
-        tokens, _, _, pairs, _ = self._coefficients
-        if not tokens or self.sizes[-1] < FLASH_TILE:
+        means = (mean for size in self.sizes if size >= FLASH_TILE for mean in self._means[size].values())
+        if not any(_shape_of(mean.terms).num_pairs >= _MANY_EARLIER * mean.terms[0] for mean in means):
             return 0.0
-        return max(1.0, tokens * _THOUSAND / pairs) if pairs else math.inf
+        # Plain attention multiplies a token with all used cells. So its cost may be in the coefficient of cells.
+        tokens, cells, _, pairs, _ = self._coefficients
+        least, most = _DOUBLING_DEPTHS
+        return min(most, max(least, tokens * _THOUSAND / (cells + pairs))) if cells + pairs else most
 
     def ratio(self, num_tokens: int) -> float:
         """Return the factor that corrects the formula for this many tokens, interpolated between measured sizes.

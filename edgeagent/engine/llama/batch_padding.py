@@ -64,15 +64,16 @@ def num_to_fill(num_tokens: int, padding: WeightPadding, micro_batch: int) -> in
     one padding token is added, since a single token is rounded differently (see engine.replay).
     """
     is_last_alone = num_tokens > 1 and num_tokens % micro_batch == 1
-    return max(_num_to_round(num_tokens, padding), 1 if is_last_alone else 0)
+    return max(_num_to_round(num_tokens, padding, micro_batch), 1 if is_last_alone else 0)
 
 
-def _num_to_round(num_tokens: int, padding: WeightPadding) -> int:
+def _num_to_round(num_tokens: int, padding: WeightPadding, micro_batch: int) -> int:
     """Return how many padding tokens make a batch of `num_tokens` faster; 0 if none do."""
     if padding.tile == 0:
         return 0
     added = -num_tokens % LARGE_TILE
     if added > padding.most:
         added = 1 if -num_tokens % padding.tile == 1 else 0
-    # Batches of an attention tile or more use a kernel that rounds differently. Padding must not change the kernel.
-    return 0 if num_tokens < FLASH_TILE <= num_tokens + added else added
+    # Parts of an attention tile or more use a kernel that rounds differently. Padding must not change the kernel.
+    num_last = num_tokens % micro_batch or micro_batch
+    return 0 if num_last < FLASH_TILE <= num_last + added else added

@@ -66,7 +66,8 @@ class Candidate:
         Its accepted tokens save time, so a source that nearly pays can be tried often.
         """
         trial_s = self.trial_s(num_tokens, target_steps_s)
-        saved_s = sum(self.offer.chances[:num_tokens]) * target_steps_s[0] / num_sequences
+        count = min(num_tokens, len(target_steps_s) - 1)
+        saved_s = sum(self.offer.chances[:count]) * target_steps_s[0] / num_sequences
         return max(trial_s - saved_s, _LEAST_LOSS * trial_s)
 
 

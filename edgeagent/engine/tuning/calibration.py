@@ -28,10 +28,11 @@ MAX_DEPTH = 512
 # The most rounds, if there is time. In each round, work of few tokens is measured _NUM_REPEATS_OF_SHORT times.
 _MAX_ROUNDS = 3
 _NUM_REPEATS_OF_SHORT = 3
-# The forms of attention are measured until _FORM_SHARE of the time is over, the work for the padding until
-# _PADDING_SHARE, and then the micro-batch. The number of measured layers is chosen after the first warm-up: two rounds
-# of the form and one of the others should take _PLANNED_SHARE of the time until the deadline of the first comparison.
-_FORM_SHARE, _PADDING_SHARE, _PLANNED_SHARE = 0.7, 0.85, 0.5
+# The forms of attention are measured until _FORM_SHARE of the time is over. Then the work for the padding gets at most
+# _PADDING_SHARE of the time, and the micro-batch gets the rest. The number of measured layers is chosen after the first
+# warm-up: two rounds of the form and one of the micro-batch should take _PLANNED_SHARE of the time until the deadline
+# of the first comparison.
+_FORM_SHARE, _PADDING_SHARE, _PLANNED_SHARE = 0.75, 0.05, 0.5
 # A sample counts if the threads had cores for at least the share _UNDISTURBED of its time. Threads wait for each other,
 # so one thread without a core slows all of them. Systems measure CPU time in ticks of up to 10 ms, so a sample shorter
 # than _MIN_COUNTED_S always counts.
@@ -131,7 +132,8 @@ class Calibration:
         self, times: list[_Times], candidate: Attention, started_s: float, budget_s: float
     ) -> list[_Times]:
         """Measure PADDING_WORKS with one candidate. Return `times` with these measurements added."""
-        [measured] = self._compare([candidate], PADDING_WORKS, started_s, _PADDING_SHARE * budget_s, is_short=True)
+        until_s = self._clock() - started_s + _PADDING_SHARE * budget_s
+        [measured] = self._compare([candidate], PADDING_WORKS, started_s, min(until_s, budget_s), is_short=True)
         of_candidate = next((each for each in times if each.candidate == candidate), None)
         if of_candidate is None:
             return [*times, measured]
@@ -177,7 +179,8 @@ class Calibration:
                 num_layers = self._layers_for(works, deadline_s) if is_short else self._num_layers
                 self._rounds(probes, all_times, works, deadline_s, num_layers)
         shared = set.intersection(*(set(times.seconds) for times in all_times))
-        self._is_whole = self._is_whole and shared == set(works)
+        # Without its work, the padding is the usual one. That is no reason to measure everything again.
+        self._is_whole = self._is_whole and (is_short or shared == set(works))
         for times in all_times:
             scale = self._num_layers / num_layers if num_layers else 1.0
             times.seconds = {work: scale * seconds for work, seconds in times.seconds.items() if work in shared}

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from edgeagent.engine.tuning.attention import Attention
 from edgeagent.engine.tuning.own_work import expected_work
-from edgeagent.engine.tuning.padding import WeightPadding, choose_padding
+from edgeagent.engine.tuning.padding import PADDING_WORKS, WeightPadding, choose_padding
 from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types.choices import Alternative, CandidateTimes, Measurements, SavedTuning, SettingChoice, StepSums
 
@@ -125,7 +125,10 @@ def decide(
         work = chooser.expected_work(work, former).get(form.value, ())
     if usual_padding is None:
         return Decision(chosen, (form, size), tuple(work))
-    padding, choice = choose_padding(chooser.seconds(is_flash=form.value == "on"), usual_padding)
+    # It was measured with one form, without used cells. So the form makes hardly any difference.
+    by_form = (chooser.seconds(is_flash=is_flash) for is_flash in (True, False))
+    seconds = next((each for each in by_form if each.keys() >= set(PADDING_WORKS)), {})
+    padding, choice = choose_padding(seconds, usual_padding)
     return Decision(chosen, (form, size, choice), tuple(work), padding)
 
 

@@ -47,3 +47,9 @@ def test_no_token_of_several_is_computed_alone() -> None:
     added = {count: num_to_fill(count, padding_of_type(F16), 128) for count in (1, 2, 127, 128, 129, 130, 257)}
     assert added == {1: 0, 2: 0, 127: 0, 128: 0, 129: 1, 130: 0, 257: 1}
     assert num_to_fill(131, padding_of_type(Q8_0), 130) == 1
+
+
+def test_what_is_added_to_the_last_micro_batch_does_not_bring_another_kernel() -> None:
+    added = {count: num_to_fill(count, WeightPadding(8, 3), 64) for count in (125, 126, 127, 128 + 61)}
+    assert added == {125: 0, 126: 0, 127: 0, 128 + 61: 0}
+    assert num_to_fill(128 + 15, WeightPadding(8, 3), 128) == 1

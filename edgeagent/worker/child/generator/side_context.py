@@ -61,7 +61,14 @@ def side_contexts(
             update={"parallel": 1, "batch": size, "threads": runner.num_threads, "cache_memory_bytes": 0}
         )
         attention = Attention(runner.attention.flash, size)
-        make = partial(LlamaRunner, runner.model, own, num_cells=num_cells, attention=attention)
+        make = partial(
+            LlamaRunner,
+            runner.model,
+            own,
+            num_cells=num_cells,
+            attention=attention,
+            weight_padding=runner.weight_padding,
+        )
         return LlamaSideContext(make, tokens, num_known, size, num_bytes)
 
     return open_context
