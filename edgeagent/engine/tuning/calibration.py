@@ -132,8 +132,9 @@ class Calibration:
         self, times: list[_Times], candidate: Attention, started_s: float, budget_s: float
     ) -> list[_Times]:
         """Measure PADDING_WORKS with one candidate. Return `times` with these measurements added."""
-        until_s = self._clock() - started_s + _PADDING_SHARE * budget_s
-        [measured] = self._compare([candidate], PADDING_WORKS, started_s, min(until_s, budget_s), is_short=True)
+        now_s = self._clock()
+        share_s = min(_PADDING_SHARE * budget_s, started_s + budget_s - now_s)
+        [measured] = self._compare([candidate], PADDING_WORKS, now_s, share_s, is_short=True)
         of_candidate = next((each for each in times if each.candidate == candidate), None)
         if of_candidate is None:
             return [*times, measured]

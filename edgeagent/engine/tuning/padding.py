@@ -23,7 +23,7 @@ _TILES: Mapping[int, tuple[Workload, Workload]] = {
     LARGE_TILE: (Workload.FIFTEEN_ALONE, Workload.SIXTEEN_ALONE),
 }
 _MOST_ADDED = LARGE_TILE - tokens_of(Workload.THIRTEEN_ALONE)
-PADDING_WORKS = tuple(dict.fromkeys([work for pair in _TILES.values() for work in pair] + [Workload.THIRTEEN_ALONE]))
+PADDING_WORKS = tuple(sorted([Workload.THIRTEEN_ALONE, *sum(_TILES.values(), ())], key=tokens_of))
 """The kinds of work that are measured to choose the padding."""
 
 
@@ -41,6 +41,8 @@ class WeightPadding:
     def __str__(self) -> str:
         if not self.tile:
             return "none"
+        if self.most == 1:
+            return f"1 token to a multiple of {self.tile}"
         small = f"1 token to a multiple of {self.tile}, and " if self.tile < LARGE_TILE else ""
         return f"{small}up to {self.most} tokens to a multiple of {LARGE_TILE}"
 
@@ -62,4 +64,5 @@ def choose_padding(seconds: Mapping[str, float], usual: WeightPadding) -> tuple[
         padding = WeightPadding(pays[0], _MOST_ADDED if ratio < 1 - _MARGIN else 1)
     why = "; ".join(f"{tile} tokens take {ratio:.2f} of the time of {tile - 1}" for tile, ratio in ratios.items())
     times = {str(work): round(1000 * seconds[work], 3) for work in PADDING_WORKS}
-    return padding, SettingChoice(name, str(padding), "measurement", why, (Alternative("as measured", times),))
+    # The steps were measured without padding.
+    return padding, SettingChoice(name, str(padding), "measurement", why, (Alternative("none", times),))

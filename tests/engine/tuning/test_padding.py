@@ -105,6 +105,7 @@ def test_a_model_that_cannot_be_padded_has_no_such_choice() -> None:
     [
         (WeightPadding(), "none"),
         (WeightPadding(4, 3), "1 token to a multiple of 4, and up to 3 tokens to a multiple of 16"),
+        (WeightPadding(4, 1), "1 token to a multiple of 4"),
         (WeightPadding(16, 3), "up to 3 tokens to a multiple of 16"),
     ],
 )
