@@ -14,7 +14,7 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
-	@echo "make test          set up; formatting, lint, types, every test, and the day's share of the slow ones"
+	@echo "make test          set up; formatting, lint, types, every test but the slow ones"
 	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat'"

@@ -13,7 +13,6 @@ import pytest
 
 import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
-from tests import rotation
 from tests.alone import Room
 from tests.models import make_tiny_model
 from tests.rotation import pytest_collection_modifyitems, pytest_terminal_summary  # noqa: F401 hooks
@@ -30,8 +29,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the random seed and the CAs; in a parallel run, join the other processes' lock in their temporary folder."""
-    rotation.set_seed(config)
+    """Set the CAs; in a parallel run, join the other processes' lock in their temporary folder."""
     os.environ["SSL_CERT_FILE"] = str(NOBODY)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Programs started from a shell's background job ignore Ctrl-C, and so would every program that a test starts.

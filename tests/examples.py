@@ -1,7 +1,6 @@
 """The number of examples that hypothesis tries: all in the profile `full` (`make test-slow`), else a part of them.
 
-An ordinary run tries the same examples each time; a whole run gives other examples to a share of the tests
-(rotation.py).
+A run tries the same examples each time, unless it has a seed (rotation.py).
 """
 
 from __future__ import annotations

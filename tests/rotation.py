@@ -1,7 +1,7 @@
-"""The share of the long tests that a whole run includes: another share each day, the same everywhere on that day.
+"""A share of the long tests beside the others, chosen by a seed. Continuous integration uses the date as its seed.
 
-The seed is the date (UTC). `ROTATING_TESTS=2026-11-22` selects another day's share, or gives a named test that day's
-examples; `ROTATING_TESTS=off` selects none. The end of a run prints the seed and the selected tests.
+Without a seed a run is the same every day. `ROTATING_TESTS=2026-11-22` selects the share of that day, and gives a share
+of the property tests other examples. The end of a run prints the seed and the selected tests.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import hypothesis
 import pytest
 
 VARIABLE = "ROTATING_TESTS"
-OFF = "off"
 NAME = "rotated"
 # The slow tests of a share take this many seconds together on two quiet cores, by their marks; each takes at most
 # MAX_TEST_S.
@@ -26,16 +24,9 @@ MAX_TEST_S = 15.0
 PART = 4
 
 
-def set_seed(config: pytest.Config) -> None:
-    """Set the seed for this process and its children; only a run of all tests has one by default."""
-    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == "not slow"
-    os.environ.setdefault(VARIABLE, datetime.now(UTC).date().isoformat() if is_whole else OFF)
-
-
 def current_seed() -> str | None:
     """Return the seed; None if the run includes no share."""
-    seed = os.environ.get(VARIABLE, OFF)
-    return None if seed == OFF else seed
+    return os.environ.get(VARIABLE) or None
 
 
 def examples_seed(name: str) -> int | None:
@@ -82,7 +73,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if isinstance(report, pytest.TestReport) and report.when == "call":
                 taken.update((report.nodeid, str(kind)) for name, kind in report.user_properties if name == NAME)
     if taken:
-        terminalreporter.section(f"taken along; again: {VARIABLE}={current_seed()}, nothing: {VARIABLE}={OFF}")
+        terminalreporter.section(f"taken along; again: {VARIABLE}={current_seed()}")
         for nodeid, kind in sorted(taken.items()):
             terminalreporter.line(f"{kind:8} {nodeid}")
 

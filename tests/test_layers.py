@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -166,15 +164,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "bench": {"daemon", "display", "link", "options"},
     },
 }
-# A folder with more modules is hard to survey. `__init__.py` does not count.
-MAX_MODULES = 16
 # The modules of engine.cache that the rest of the engine and the worker may import: its interface and data. The worker
 # opens the disk.
 FACE_OF_CACHE = {"prefix_store", "cached_prefix", "block"}
-# A module has one job, and so has a function.
-MAX_MODULE_LINES = 400
-MAX_FUNCTION_LINES = 50
-MAX_MEDIAN_LINES = 130
+# A longer function probably does two things.
+MAX_FUNCTION_LINES = 80
 # The engine's only thread waits for a disk. It communicates through queues.
 WAIT_FOR_DISKS = {Path("engine/cache/restorer.py")}
 # pickle executes what it reads, and multiprocessing uses pickle; edgeagent's processes use msgpack over pipes.
@@ -296,12 +290,6 @@ def test_every_room_is_named(part: str) -> None:
     assert {path.parent.name for path in _folder(part).glob("*/__init__.py")} == ROOMS[part].keys()
 
 
-def test_no_folder_has_too_many_modules() -> None:
-    numbers = Counter(path.parent for path in MODULES if path.name != "__init__.py")
-    full = {str(folder.relative_to(ROOT)): number for folder, number in numbers.items() if number > MAX_MODULES}
-    assert not full, "make rooms that a stranger can name from outside"
-
-
 def test_no_modules_import_each_other_in_a_circle() -> None:
     names = {_module_name(path): path for path in MODULES}
     graph = {name: _imported_modules(path, names) for name, path in names.items()}
@@ -349,14 +337,8 @@ def test_every_module_says_what_it_owns(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_modules_and_functions_are_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= MAX_MODULE_LINES
+def test_functions_are_short(path: Path) -> None:
     assert {name: length for name, length in _source(path).functions if length > MAX_FUNCTION_LINES} == {}
-
-
-def test_most_modules_are_much_shorter() -> None:
-    assert median(path.read_text(encoding="utf-8").count("\n") for path in MODULES) < MAX_MEDIAN_LINES
 
 
 def test_no_lock_is_taken() -> None:

@@ -1,4 +1,4 @@
-"""The share of long tests in a whole run: the same for a day, within its time budget, and reported."""
+"""The share of long tests that a seed selects: the same each time, within its time budget, and reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def test_seen():
 """
 CONFTEST = """
 from tests.rotation import pytest_collection_modifyitems, pytest_terminal_summary
-from tests.rotation import set_seed as pytest_configure
 """
 INI = """
 [pytest]
@@ -72,25 +71,21 @@ def taken(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("slow ")]
 
 
-def test_a_whole_run_takes_the_days_share_and_says_so(project: Path) -> None:
-    output = run(project, None)
+def test_a_seed_takes_its_share_and_says_so(project: Path) -> None:
+    output = run(project, "2026-11-28")
     (headline,) = [line for line in output.splitlines() if "taken along" in line]
-    day = headline.partition(f"{rotation.VARIABLE}=")[2].partition(",")[0]
+    assert f"{rotation.VARIABLE}=2026-11-28" in headline
     assert len(taken(output)) == rotation.BUDGET_S / 2
     assert all("test_short" in line for line in taken(output))
-    assert taken(run(project, day)) == taken(output)
+    assert taken(run(project, "2026-11-28", "-p", "xdist", "-n", "2")) == taken(output)
     assert taken(run(project, "another day")) != taken(output)
     assert f" passed, {42 - len(taken(output))} deselected in " in output.splitlines()[-1]
 
 
-def test_other_runs_take_nothing(project: Path) -> None:
-    for output in (run(project, "off"), run(project, None, "share/test_a.py"), run(project, None, "-m", "slow")):
-        assert not taken(output)
-        assert "taken along" not in output
-
-
-def test_processes_side_by_side_take_the_same(project: Path) -> None:
-    assert taken(run(project, None, "-p", "xdist", "-n", "2")) == taken(run(project, None))
+def test_a_run_without_a_seed_is_the_same_every_day(project: Path) -> None:
+    output = run(project, None)
+    assert not taken(output)
+    assert "taken along" not in output
 
 
 def test_a_share_of_the_property_tests_has_other_examples(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

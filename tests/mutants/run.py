@@ -142,7 +142,7 @@ class Workbench:
             path.write_bytes(trial.before)
 
     def _run(self, tests: Sequence[str], limit_s: float, *, writes_bytecode: bool = False) -> tuple[int | None, str]:
-        environment = {**os.environ, "PYTHONPATH": str(self._root), "ROTATING_TESTS": "off"}
+        environment = {**os.environ, "PYTHONPATH": str(self._root)}
         environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(self._temporary))
         if not writes_bytecode:
             environment["PYTHONDONTWRITEBYTECODE"] = "1"
