@@ -45,6 +45,8 @@ class Admission:
             awaited.is_boosted = awaited.is_boosted or sequence.is_boosted
             return True
         sequence.awaited_prefill = None
+        if self._is_refused(sequence):
+            return False
         best: tuple[int, Sequence] | None = None
         wanted = sequence.tokens[: sequence.num_usable]
         for other in running:
@@ -66,20 +68,25 @@ class Admission:
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
         """Give a sequence a seq_id and the part of its prompt that is in cells. `advance` then restores the blocks.
 
-        Return False if the sequence must wait, because there are too few cells or no seq_id for it. `is_alone`: no
-        other sequence runs, so there are enough cells.
+        Return False if the sequence must wait, because there are too few cells or no seq_id for it. Then nothing is
+        looked up again until a live sequence ends or loses cells. `is_alone`: no other sequence runs, so there are
+        enough cells.
         """
-        started_s = self._clock()
-        found = self._find(sequence)
-        if not is_alone and not self._prefixes.can_hold(len(sequence.tokens) - found.cell_prefix.length + 1):
+        if self._is_refused(sequence):
             return False
-        sequence.restoring = self._prefixes.claim(sequence.tokens, found)
-        if sequence.restoring is None:
-            return False
-        sequence.seq_id = sequence.restoring.seq_id
-        sequence.num_computed = self._prefixes.length(sequence.seq_id)
-        sequence.restore_started_s = started_s
-        return True
+        # An idle prefix may be longer, and hold cells or the last id that the sequence needs.
+        for only_live in (False, True):
+            started_s = self._clock()
+            found = self._find(sequence, only_live=only_live)
+            if is_alone or self._prefixes.fits(len(sequence.tokens) + 1, found):
+                sequence.restoring = self._prefixes.claim(sequence.tokens, found)
+                if sequence.restoring is not None:
+                    sequence.seq_id = sequence.restoring.seq_id
+                    sequence.num_computed = self._prefixes.length(sequence.seq_id)
+                    sequence.restore_started_s = started_s
+                    return True
+        sequence.refused_at = self._prefixes.num_releases
+        return False
 
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
         """Evict idle prefixes from the cells before the prefix of a newly claimed sequence is restored.
@@ -137,8 +144,12 @@ class Admission:
         )
         sequence.restoring = None
 
-    def _find(self, sequence: Sequence) -> CachedPrefix:
-        return self._prefixes.match(sequence.spec.cache_partition, sequence.tokens, sequence.num_usable)
+    def _is_refused(self, sequence: Sequence) -> bool:
+        return sequence.refused_at == self._prefixes.num_releases
+
+    def _find(self, sequence: Sequence, *, only_live: bool = False) -> CachedPrefix:
+        spec = sequence.spec
+        return self._prefixes.match(spec.cache_partition, sequence.tokens, sequence.num_usable, only_live=only_live)
 
     def _add_chunk_ends(self, sequence: Sequence) -> None:
         """Choose positions where a chunk of the prompt must end.

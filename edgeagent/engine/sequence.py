@@ -120,6 +120,7 @@ class Sequence:
     advanced_s: float = 0.0
     is_boosted: bool = False  # it comes before all tiers, since it made no progress for long
     awaited_prefill: tuple[Sequence, int] | None = None  # it waits until that sequence has computed this many tokens
+    refused_at: int = -1  # PrefixStore.num_releases when it did not fit into the cells
     restoring: Restoring | None = None  # set while blocks of its prefix are being restored
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # number of tokens by the tier that held them

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -46,6 +47,17 @@ class KvCells:
     def length(self, holder: int) -> int:
         """Return how many cells a holder has."""
         return len(self._cells.get(holder, ()))
+
+    def num_held(self, lengths: Mapping[int, int | None]) -> int:
+        """Return how many cells these holders have together. `lengths`: count only that many of a holder's first ones.
+
+        None: count all of them.
+        """
+        is_held = np.zeros(self.num_cells, np.bool_)
+        for holder, length in lengths.items():
+            if cells := self._cells.get(holder):
+                is_held[np.frombuffer(cells, np.int32)[:length]] = True
+        return int(is_held.sum())
 
     def num_unshared(self, holder: int) -> int:
         """Return how many cells only this holder has."""

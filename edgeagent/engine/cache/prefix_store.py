@@ -54,21 +54,22 @@ class PrefixStore:
 
     # A prefix, from the lookup to the end of its sequence.
 
-    def match(self, partition: str, tokens: Sequence[int], max_length: int) -> CachedPrefix:
+    def match(self, partition: str, tokens: Sequence[int], max_length: int, *, only_live: bool = False) -> CachedPrefix:
         """Return the cached part of a prompt, at most `max_length` tokens: a part in cells, then blocks to restore.
 
         Blocks are left out if computing their tokens would be faster than the restore, or if they add fewer than
-        MIN_PART tokens. No prefix is changed.
+        MIN_PART tokens. `only_live`: ignore the cells of idle prefixes. No prefix is changed.
         """
         root = self._blocks.root(partition)
         walk = self._blocks.walk(root, tokens[:max_length])
-        cell_prefix, references = self._slots.match(walk, max_length), self._blocks.find(walk)
+        cell_prefix = self._slots.match(walk, max_length, only_live=only_live)
+        references = self._blocks.find(walk)
         if self._should_restore_into_lower_cells(cell_prefix, references):
             return CachedPrefix(root, CellPrefix(), references, references)
         if not references or references[-1].end < cell_prefix.length + MIN_PART:
             return CachedPrefix(root, cell_prefix, [], references)
         beyond = [reference for reference in references if reference.end > cell_prefix.length]
-        before = self._slots.match(walk, beyond[0].start)
+        before = self._slots.match(walk, beyond[0].start, only_live=only_live)
         if before.length != beyond[0].start:
             before, beyond = CellPrefix(), references
         expected_s = self.costs.prefill_s(references[-1].end - cell_prefix.length, cell_prefix.length)
@@ -154,12 +155,14 @@ class PrefixStore:
         """Return how many tokens a sequence has in cells."""
         return self._slots.length(seq_id)
 
-    def can_hold(self, num_tokens: int) -> bool:
-        """Whether `num_tokens` cells are free or could be freed by evicting idle prefixes.
+    @property
+    def num_releases(self) -> int:
+        """How often a live sequence ended or lost cells. While it stays the same, what does not fit will not fit."""
+        return self._slots.num_releases
 
-        Cells that several sequences share are not counted, so the result may be False although there is room.
-        """
-        return self._slots.can_hold(num_tokens)
+    def fits(self, num_tokens: int, found: CachedPrefix) -> bool:
+        """Whether a new sequence of `num_tokens` with the prefix `found` fits if idle prefixes are evicted for it."""
+        return self._slots.fits(num_tokens, found.cell_prefix)
 
     def reserve(self, num_cells: int) -> bool:
         """Evict idle prefixes until `num_cells` are free. Return False if live sequences hold too many cells."""

@@ -34,6 +34,9 @@ class Slots:
         self._free = list(range(runner.num_sequences - 1, -1, -1))
         self._live: set[int] = set()
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.num_releases = 0
+        """How often a live sequence ended or lost cells. While it stays the same, what does not fit (see `fits`) will
+        not fit later: live sequences only take more cells, and idle prefixes make no difference."""
 
     @property
     def num_cells_used(self) -> int:
@@ -81,16 +84,19 @@ class Slots:
         """Return the root key of a sequence's partition."""
         return self._tree.partition(seq_id)
 
-    def match(self, walk: Walk, max_length: int) -> CellPrefix:
+    def match(self, walk: Walk, max_length: int, *, only_live: bool = False) -> CellPrefix:
         """Return the longest prefix of the looked-up tokens that a new sequence can begin with; CellPrefix() if none.
 
         The runner must be able to cut the prefix's sequence at the prefix's end. Among equally long prefixes, prefer an
-        idle sequence that ends there, since it needs no copy. Second, prefer other idle sequences. Nothing is changed.
+        idle sequence that ends there, since it needs no copy. Second, prefer other idle sequences. `only_live`: ignore
+        idle sequences. Nothing is changed.
         """
         best, best_rank = CellPrefix(), -1
         for length, seq_id in walk.sequences(max_length):
             if length < best.length:
                 break
+            if only_live and seq_id in self._idle:
+                continue
             rank = (2 if self._tree.length(seq_id) == length else 1) if seq_id in self._idle else 0
             if rank > best_rank and self._runner.can_trim(seq_id, length):
                 best, best_rank = CellPrefix(length, seq_id), rank
@@ -102,12 +108,14 @@ class Slots:
         """Whether a sequence has ended and its prefix is still in the cells."""
         return seq_id in self._idle
 
-    def can_hold(self, num_tokens: int) -> bool:
-        """Whether `num_tokens` cells are free or could be freed by evicting idle prefixes.
+    def fits(self, num_tokens: int, cell_prefix: CellPrefix) -> bool:
+        """Whether a new sequence of `num_tokens` that begins with `cell_prefix` fits beside the live sequences.
 
-        Cells that several sequences share are not counted, so the result may be False although there is room.
+        All cells that neither the live sequences nor the prefix hold count as free: idle prefixes can be evicted.
         """
-        return num_tokens <= self._cells.num_free + sum(self._cells.num_unshared(seq_id) for seq_id in self._idle)
+        held: dict[int, int | None] = {} if cell_prefix.seq_id is None else {cell_prefix.seq_id: cell_prefix.length}
+        held |= dict.fromkeys(self._live)
+        return num_tokens - cell_prefix.length <= self._cells.num_cells - self._cells.num_held(held)
 
     def claim(self, root: BlockKey, cell_prefix: CellPrefix) -> int | None:
         """Make a sequence live for a new prompt, and return its id; None if no id is available.
@@ -159,6 +167,7 @@ class Slots:
         """Cut a live sequence to `length` tokens, or to 0 if its memory cannot be cut there; return the new length."""
         self._tree.truncate(seq_id, length)
         self._cells.trim(seq_id, length)
+        self.num_releases += 1
         return self.rewind(seq_id)
 
     def append(self, seq_id: int, tokens: Sequence[int]) -> None:
@@ -182,10 +191,12 @@ class Slots:
         self._runner.clear(seq_id)
         self._tree.truncate(seq_id, 0)
         self._cells.trim(seq_id, 0)
+        self.num_releases += 1
 
     def release(self, seq_id: int, *, keep: bool) -> None:
         """End a live sequence. If `keep`, its prefix stays in the cells as an idle prefix."""
         self._live.remove(seq_id)
+        self.num_releases += 1
         if keep and self._tree.length(seq_id) > 0:
             self._idle[seq_id] = None
         else:

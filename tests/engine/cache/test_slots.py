@@ -110,12 +110,14 @@ def test_what_must_not_be_kept_is_gone() -> None:
     assert (len(cache.idle_ids), cache.num_cells_used, match(cache, [1, 2, 3]).length) == (0, 0, 0)
 
 
-def test_can_hold_counts_what_eviction_would_free() -> None:
+def test_what_fits_counts_all_cells_that_eviction_would_free() -> None:
     runner = FakeRunner(num_cells=10, max_batch=10)
     cache = make_cache(runner)
     compute(runner, cache, [1, 2, 3, 4])
-    assert cache.can_hold(10)
-    assert not cache.can_hold(11)
+    compute(runner, cache, [1, 2, 3, 5])  # it shares three cells
+    for prefix in (CellPrefix(), match(cache, [1, 2, 3, 4, 9])):
+        assert cache.fits(10, prefix)
+        assert not cache.fits(11, prefix)
 
 
 def test_of_equally_long_prefixes_the_one_that_ends_there_is_taken_over() -> None:
