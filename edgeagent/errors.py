@@ -34,6 +34,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+NOT_INSTALLED = "llama-cpp-python is not installed; `edgeagent doctor` shows the command that installs it"
+
 
 class EdgeAgentError(Exception):
     """Base class of every error that edgeagent raises on purpose.

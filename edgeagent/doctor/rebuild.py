@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shlex
 
 from edgeagent.doctor.facts import Facts, GpuVendor
@@ -24,13 +25,19 @@ def gpu_flags(gpu: GpuVendor, facts: Facts) -> str:
     return _ROCM if gpu == "amd" and facts.tools.has_rocm else FLAGS[gpu]
 
 
+def required_bindings() -> str:
+    """Return edgeagent's requirement for llama.cpp's bindings, with the version that it needs."""
+    requirements = importlib.metadata.requires("edgeagent") or []
+    return next(text for text in requirements if text.startswith("llama-cpp-python"))
+
+
 def rebuild_command(facts: Facts, flags: str = "") -> str:
     """Return the shell command that compiles llama.cpp for this CPU, and for a GPU if `flags` are its `gpu_flags`."""
     if facts.tools.is_checkout:
         # The Makefile has its own defaults, and compiles nothing if flags and CPU are the same as last time.
         return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "make clean setup"
     flags = " ".join(filter(None, (_WITHOUT_VISION, flags, _WITHOUT_AMX if "amx_int8" in facts.cpu_flags else "")))
-    package = "llama-cpp-python" + (f"=={facts.native.bindings}" if facts.native.bindings else "")
+    package = required_bindings()
     python = facts.tools.python
     options = "install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
     if facts.platform == "win32":

@@ -81,7 +81,7 @@ CUDA = DeviceInfo("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * GB, 23 * GB)
 
 # The fault, the name of its finding, its severity, part of its text, and part of its remedy.
 WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
-    "no bindings": (native(bindings=None), "llama.cpp", "fail", "is not installed", "llama-cpp-python"),
+    "no bindings": (native(bindings=None), "llama.cpp", "fail", "is not installed", "llama-cpp-python=="),
     "a broken import": (
         native(problem="it cannot be loaded (ImportError: no libggml)"),
         *("llama.cpp", "fail", "ImportError: no libggml", PIP),

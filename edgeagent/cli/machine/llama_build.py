@@ -22,7 +22,7 @@ def llama_cpp_commit() -> str:
     if answer.returncode == 0:
         return answer.stdout.strip() or UNKNOWN
     if answer.returncode < 0 or answer.returncode > 0x8000_0000:
-        return f"{UNKNOWN} (it cannot be loaded: was it compiled for another CPU? `make setup` compiles it again)"
+        return f"{UNKNOWN} (it cannot be loaded: was it compiled for another CPU? See `edgeagent doctor`)"
     return UNKNOWN
 
 

@@ -66,7 +66,8 @@ def show(
             raise
         record = {"name": entry.name, "is_here": False, **_catalog_facts(entry)}
     else:
-        entry = entry or _entry_of(model.name)
+        # A file's name says nothing of its content: the catalog describes only what was pulled from its repository.
+        entry = (entry or _entry_of(model.name)) if model.origin == "hub" else None
         record = {**_record(model, settings), "is_here": True, **(_catalog_facts(entry) if entry else {})}
     if as_json:
         typer.echo(json.dumps(record, indent=2))
@@ -121,6 +122,8 @@ def _record(model: LocalModel, settings: Config) -> dict[str, Any]:
         "origin": model.origin,
         "size_bytes": model.size_bytes,
         "paths": [str(path) for path in model.paths],
+        "description": header.name if header else None,
+        "license": header.license if header else None,
         "architecture": header.architecture if header else None,
         "quant": header.quant if header else None,
         "context_length": header.context_length if header else None,

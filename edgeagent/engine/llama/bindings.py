@@ -21,14 +21,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edgeagent.errors import InternalError
+from edgeagent.errors import NOT_INSTALLED, InternalError
 from edgeagent.types import DeviceInfo
 
 
 def _load() -> Any:
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.submodule_search_locations is None:
-        raise InternalError("llama-cpp-python is not installed in this Python environment; run `make setup`")
+        raise InternalError(NOT_INSTALLED)
     # An abort in ggml must end the process at once; with this unset it would attach a debugger and print for seconds.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     if "llama_cpp" not in sys.modules:
@@ -127,7 +127,7 @@ def _ggml(name: str) -> Any:
     for path in (folder / f"{prefix}{name}{suffix}" for prefix in prefixes for suffix in suffixes):
         if path.exists():
             return ctypes.CDLL(str(path))
-    raise InternalError(f"{name} is missing from {folder}; run `make setup` again")
+    raise InternalError(f"{name} is missing from {folder}; `edgeagent doctor` shows how to install llama.cpp again")
 
 
 def commit() -> str:

@@ -84,6 +84,7 @@ class GgufHeader:
     size_bytes: int
     data_bytes: int
     kind: str = "model"
+    license: str = ""
     num_prediction_layers: int = 0
     is_embedding: bool = False
 
@@ -207,6 +208,7 @@ def _header(
         version=version,
         architecture=architecture,
         name=_printable(_text(reader, metadata, "general.name")),
+        license=_printable(_text(reader, metadata, "general.license")),
         quant=_quant(reader, metadata, tensors),
         context_length=_whole(reader, metadata, f"{architecture}.context_length"),
         num_layers=num_layers,

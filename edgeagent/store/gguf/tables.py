@@ -41,7 +41,14 @@ _SCALARS = {
     12: struct.Struct("<d"),
 }
 TEXTS = frozenset(
-    {"general.architecture", "general.name", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre"}
+    {
+        "general.architecture",
+        "general.license",
+        "general.name",
+        "general.type",
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.pre",
+    }
 )
 # Ends of the keys of arrays whose elements are kept: one for each layer.
 LAYER_ARRAYS = (".attention.head_count_kv", ".feed_forward_length")

@@ -113,7 +113,7 @@ def _free_memory(load: Load, config: EngineConfig) -> FreeMemory:
         raise ModelLoadFailed(
             f"--gpu-layers puts {config.gpu_layers} layers on a GPU, but this build of llama.cpp sees none "
             f"(it sees: {', '.join(device.description for device in found)}). "
-            "Use --gpu-layers 0, or rebuild with CMAKE_ARGS=-DGGML_CUDA=on make setup"
+            "Use --gpu-layers 0, or build llama.cpp for the GPU: `edgeagent doctor` shows how"
         )
     gpus = gpus_of(found, config.main_gpu)
     if config.main_gpu >= 0 and not gpus and gpus_of(found):

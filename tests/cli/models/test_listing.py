@@ -12,7 +12,7 @@ from edgeagent.store import resolve as resolve_module
 from edgeagent.store.last_use import LastUse
 from edgeagent.store.names.own import OwnNamesFile, with_alias
 from tests.cli.conftest import Run
-from tests.store.gguf_bytes import MODEL_KEYS, U32, GgufBytes, key, small_model
+from tests.store.gguf_bytes import MODEL_KEYS, STRING, U32, GgufBytes, key, small_model
 from tests.store.test_resolve import put
 
 
@@ -104,3 +104,13 @@ def test_show_tells_of_layers_that_are_not_used(run: Run, tmp_path: Path) -> Non
 def test_show_what_is_no_model(run: Run, name: str, message: str) -> None:
     status, out, err = run("show", name)
     assert (status, out) == (2, "") and message in err
+
+
+def test_a_file_with_the_name_of_a_catalog_model_is_described_by_its_header(run: Run, tmp_path: Path) -> None:
+    keys = (key("general.license", STRING, "mit-0"), *MODEL_KEYS)
+    path = GgufBytes(keys).write(tmp_path / "phi-4.gguf")
+    record = json.loads(run("show", str(path), "--json")[1])
+    assert (record["description"], record["license"], record["origin"]) == ("small one", "mit-0", "path")
+    assert "repo" not in record and "phi-4-GGUF" not in run("show", str(path))[1]
+    path.write_bytes(b"no model")
+    assert "fits here  -" in run("show", str(path))[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from edgeagent.config import EngineConfig
-from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
+from edgeagent.errors import NOT_INSTALLED, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
@@ -117,8 +118,11 @@ class LoadPreparation:
     def load(self) -> Load:
         """Check the files, which may have changed since the last load, and return the Load message.
 
-        Raise the errors of `Checks.validate`. Raise ModelLoadFailed if --draft names a model with another vocabulary.
+        Raise the errors of `Checks.validate`. Raise ModelLoadFailed if llama.cpp is not installed, or if --draft names
+        a model with another vocabulary.
         """
+        if importlib.util.find_spec("llama_cpp") is None:
+            raise ModelLoadFailed(NOT_INSTALLED)
         self.files.record()
         self.sha256 = ""
         self._loaded_identity = identity(self.path)
