@@ -83,7 +83,6 @@ DEFAULTS: dict[str, object] = {
     "machine_policy.file.MAX_ENTRIES": 10_000,
     "machine_policy.file.RETRY_S": 1.0,
     "machine_policy.file._MAX_BYTES": MIB,
-    "router.coalesce._MAX_KEPT_STEPS": 8192,
     "router.remote_backends._TICK_S": 0.3,
     "backends.remote.endpoints.cluster._NETWORK_CHECK_S": 1.0,
     "engine.cache.block.KEY_BYTES": 32,

@@ -32,6 +32,11 @@ from edgeagent.types import (
 _CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
 
 
+def has_content(step: Step) -> bool:
+    """Whether a step has content or the end of an answer, and not only reports about its start or progress."""
+    return any(isinstance(delta, (*_CONTENT, PromptText, Finished)) for delta in step.deltas)
+
+
 class Delivery:
     """One answer and its delivery to the client. The answer may move from one backend to another."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from edgeagent.backends.base import Estimate
 from edgeagent.config import RouterConfig
@@ -17,12 +18,14 @@ from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tie
 _COMFORT = 0.5
 # The assumed time to the first token of a remote that was never measured: about a round trip and a short prompt.
 _UNKNOWN_FIRST_TOKEN_S = 0.5
+# How often its predicted time this machine may take to give content before a remote is asked instead.
+_PATIENCE = 2.0
 # The assumed time to the first token of a local model that is not loaded yet, since loading takes long.
 _UNLOADED_FIRST_TOKEN_S = 3.0
 REMOTE_PREFIX = "remote:"
 """The prefix of the names of backends on other machines."""
-LOCAL_FAILED = "local_failed"
-"""The reason of a route to a remote that is taken because this machine failed."""
+LOCAL_LATE = "local_late"
+"""The reason of a route to a remote that is taken because this machine gave no content in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Target:
 
 
 Targets = Mapping[Tier, Target]
+NOTHING_LEFT_OUT: Mapping[str, str] = MappingProxyType({})
 
 
 def targets_of(router: RouterConfig) -> Targets:
@@ -69,12 +73,13 @@ class Route:
 class Order:
     """The routes that a request may take, best first; empty if there is no backend to try.
 
-    `hedge_after_s`: start the second route too if the first gives no content in this time. None means never.
-    `is_fallback_likely`: this machine is near its limits, so connections to the second route's remote should be open.
+    `patience_s`: take the next route if the first gives no content in this time. None means to wait for as long as it
+    takes. `is_fallback_likely`: this machine is near its limits, so connections to the second route's
+    remote should be open.
     """
 
     routes: tuple[Route, ...]
-    hedge_after_s: float | None = None
+    patience_s: float | None = None
     is_fallback_likely: bool = False
 
 
@@ -84,22 +89,22 @@ def choose_routes(
     estimates: Sequence[Estimate],
     placed: str | None = None,
     *,
-    has_failed: bool = False,
+    left_out: Mapping[str, str] = NOTHING_LEFT_OUT,
     targets: Targets = TARGETS,
 ) -> Order:
-    """Return the routes that a request may take, best first, and whether to hedge.
+    """Return the routes that a request may take, best first.
 
-    `placed` is the backend that the request's conversation ran on last. `has_failed`: this machine has already failed
-    this request, so `estimates` does not include it.
+    `placed` is the backend that the request's conversation ran on last. `left_out` says why backends that were tried
+    are not among the estimates: LOCAL_LATE, or any other word for a failure.
 
     1. local_only: this machine, whatever its estimate. Its own error says what is wrong.
     2. remote_only: the remotes. The one that the conversation ran on last comes first, then the fastest.
     3. prefer_remote: as 2, then this machine.
-    4. prefer_local, and this machine meets the tier's target: this machine, then the remotes as in 2. If this machine
-       is close to missing the target, a realtime request is hedged. A conversation on a remote returns to this machine
-       only when this machine's estimates are at most half of the target.
+    4. prefer_local, and this machine meets the tier's target: this machine, then the remotes as in 2. A conversation on
+       a remote returns to this machine only when this machine's estimates are at most half of the target.
     5. prefer_local otherwise: the remotes that meet the target, then all others by predicted time to the first token.
 
+    In cases 4 and 5, a remote takes over if this machine comes first and exceeds its patience (see `patience_s`).
     In cases 2 to 5, backends that cannot serve the request are left out. If that leaves no backend, the remotes whose
     obstacle may be gone are tried. If there is no such remote, this machine is tried, except in case 2.
     """
@@ -112,14 +117,15 @@ def choose_routes(
         _remotes(estimates, is_local_allowed=mode is not RouteMode.REMOTE_ONLY),
         key=lambda estimate: (estimate.backend != placed, _first_token_s(estimate)),
     )
-    places = _Places(request, mode, here, remotes)
+    places = _Places(request, mode, here, remotes, _why_no_remote(estimates, left_out))
     if mode is RouteMode.REMOTE_ONLY:  # 2
         return Order(places.remote_routes(remotes, mode))
     if mode is RouteMode.PREFER_REMOTE:  # 3
-        return Order(places.remote_routes(remotes, mode) + places.local_routes("no_remote"))
+        return Order(places.remote_routes(remotes, mode) + places.local_routes(places.why_no_remote or "no_remote"))
     is_placed_remotely = placed is not None and placed.startswith(REMOTE_PREFIX)
     if local is None:
-        why = LOCAL_FAILED if has_failed else "model_unknown"
+        gone = next((why for name, why in left_out.items() if not name.startswith(REMOTE_PREFIX)), "")
+        why = (LOCAL_LATE if gone == LOCAL_LATE else "local_failed") if gone else "model_unknown"
         return places.target_first(target, why, f"{why}_everywhere")
     if why := why_target_missed(local, target):
         return places.target_first(target, why, f"{why}_everywhere")
@@ -136,6 +142,7 @@ class _Places:
     mode: RouteMode
     here: Sequence[Estimate]
     remotes: Sequence[Estimate]
+    why_no_remote: str
 
     def remote_routes(self, chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
         """Return the routes to the chosen remotes, each with a permit."""
@@ -148,13 +155,12 @@ class _Places:
 
     def local_first(self, local: Estimate, target: Target) -> Order:
         """Return the order of case 4 in choose_routes."""
-        routes = self.local_routes("prefer_local") + self.remote_routes(self.remotes, LOCAL_FAILED)
+        reason = "prefer_local" if self.why_no_remote != "remote_failed" else self.why_no_remote
+        routes = self.local_routes(reason) + self.remote_routes(self.remotes, "local_failed")
         if len(routes) == 1:
             return Order(routes)
-        is_near = not _is_comfortable(local, target)
-        is_hedged = is_near and self.request.tier is Tier.REALTIME
-        is_likely = is_near or 2 * local.num_live >= local.max_live
-        return Order(routes, _COMFORT * target.first_token_s if is_hedged else None, is_likely)
+        is_likely = not _is_comfortable(local, target) or 2 * local.num_live >= local.max_live
+        return Order(routes, patience_s(local, target), is_likely)
 
     def target_first(self, target: Target, remote_reason: str, local_reason: str) -> Order:
         """Return the order of case 5 in choose_routes."""
@@ -163,7 +169,10 @@ class _Places:
         rest = [(_first_token_s(each), self.local_routes(local_reason)) for each in self.here]
         rest += [(_first_token_s(each), self.remote_routes([each], remote_reason)) for each in missing]
         behind = [route for _, routes in sorted(rest, key=lambda pair: pair[0]) for route in routes]
-        return Order(self.remote_routes(meeting, remote_reason) + tuple(behind))
+        routes = self.remote_routes(meeting, remote_reason) + tuple(behind)
+        if len(routes) > 1 and routes[0].is_local:
+            return Order(routes, patience_s(self.here[0], target))
+        return Order(routes)
 
 
 def probe_permit(remote: str, mode: RouteMode) -> ProbePermit | None:
@@ -182,6 +191,15 @@ def why_target_missed(estimate: Estimate, target: Target) -> str:
     return "tokens" if estimate.token_s is not None and estimate.token_s > target.token_s else ""
 
 
+def patience_s(local: Estimate, target: Target) -> float:
+    """Return how long this machine may take to give content before a remote is asked instead.
+
+    This is the target, or twice the predicted time if that is longer: then the prediction, by which this machine was
+    chosen, was wrong.
+    """
+    return max(target.first_token_s, _PATIENCE * _first_token_s(local))
+
+
 def is_sooner(remote: Estimate, local: Estimate) -> bool:
     """Whether a remote would continue the answer of a dead worker sooner than the restarted worker would.
 
@@ -191,6 +209,14 @@ def is_sooner(remote: Estimate, local: Estimate) -> bool:
     if _obstacle(remote):
         return False
     return _obstacle(local) != "" or local.first_token_s is None or _first_token_s(remote) < local.first_token_s
+
+
+def _why_no_remote(estimates: Sequence[Estimate], left_out: Mapping[str, str]) -> str:
+    """Return why a request that runs here does not run on a remote; empty if there is none, or one can serve it."""
+    if any(name.startswith(REMOTE_PREFIX) for name in left_out):
+        return "remote_failed"
+    remotes = [estimate for estimate in estimates if not estimate.is_local]
+    return "remote_unusable" if remotes and all(map(_obstacle, remotes)) else ""
 
 
 def _remotes(estimates: Sequence[Estimate], *, is_local_allowed: bool) -> list[Estimate]:

@@ -57,6 +57,11 @@ class RemoteBackends:
         """Return the status of each remote."""
         return [backend.status() for backend in self._own.values()]
 
+    def stand_by(self, name: str) -> None:
+        """Probe the remote whose backend has this name, because it may be needed. Ignore other names."""
+        if (backend := self._own.get(name)) is not None:
+            backend.stand_by()
+
     def warm(self, name: str) -> None:
         """Open connections to the remote whose backend has this name, for requests to come. Ignore other names."""
         if (backend := self._own.get(name)) is not None:

@@ -1,23 +1,31 @@
 """Chooses where a request runs now, from the backends' estimates and the policy's order.
 
-Nothing here awaits. The only state is the backend of each conversation, the hedge budget and the shared streams.
+Nothing here awaits. The only state is the backend of each conversation.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from edgeagent import metrics
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Backend, Estimate
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded, EdgeAgentError, ModelNotFound, Overloaded
-from edgeagent.router.coalesce import COALESCED, SharedStreams
 from edgeagent.router.conversations import Conversations
-from edgeagent.router.hedge import HedgeBudget
 from edgeagent.router.modes import strictest
-from edgeagent.router.policy import REMOTE_PREFIX, TARGETS, Order, Route, Targets, choose_routes, is_sooner
+from edgeagent.router.policy import (
+    NOTHING_LEFT_OUT,
+    REMOTE_PREFIX,
+    TARGETS,
+    Order,
+    Route,
+    Targets,
+    choose_routes,
+    is_sooner,
+    patience_s,
+)
 from edgeagent.router.remote_backends import RemoteBackends
-from edgeagent.types import AnswerSoFar, GenerateRequest, RouteMode, replace
+from edgeagent.types import GenerateRequest, RouteMode
 
 
 class RouteChooser:
@@ -28,7 +36,6 @@ class RouteChooser:
         backends: Mapping[str, Backend],
         machine_mode: Callable[[], RouteMode],
         remotes: RemoteBackends | None = None,
-        clock: Callable[[], float] = time.monotonic,
         why_local: Callable[[], str] = lambda: "",
         targets: Targets = TARGETS,
     ) -> None:
@@ -36,8 +43,6 @@ class RouteChooser:
         self.backends = backends
         self._remotes = remotes
         self.conversations = Conversations()
-        self.hedges = HedgeBudget()
-        self.streams = SharedStreams(clock)
         self.is_stopping = False
         self._machine_mode = machine_mode
         self.why_local = why_local
@@ -58,12 +63,6 @@ class RouteChooser:
             any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local())
         )
 
-    def may_hedge(self, request: GenerateRequest, order: Order) -> bool:
-        """If a request may start on the second backend now, take one hedge from the budget and return True."""
-        mode = self.mode(request)
-        is_there = order.routes[1].backend in self.backends
-        return mode is not RouteMode.LOCAL_ONLY and is_there and self.hedges.spend()
-
     def note(self, request: GenerateRequest, route: Route, reason: str, first_token_s: float) -> None:
         """Record that an answer has begun on a route after `first_token_s` seconds.
 
@@ -71,32 +70,28 @@ class RouteChooser:
         """
         self.conversations.note(request, route.backend)
         metrics.placements_total.labels(route.backend, reason).inc()
-        if route.expected_s is not None and reason != COALESCED:
+        if route.expected_s is not None:
             metrics.prediction_error_seconds.labels(route.backend).observe(abs(first_token_s - route.expected_s))
 
-    def choose(
-        self, request: GenerateRequest, without: Collection[str] = (), so_far: AnswerSoFar | None = None
-    ) -> Order:
-        """Return the routes that a request may take, without those to the backends named in `without`.
+    def choose(self, request: GenerateRequest, left_out: Mapping[str, str] = NOTHING_LEFT_OUT) -> Order:
+        """Return the routes that a request may take, without the backends in `left_out` (see `choose_routes`).
 
-        `so_far` is the delivered part of the answer. Raise the error for the client if there is no route, or if
-        the first route's backend is full.
+        Raise the error for the client if there is no route, or if the first route's backend is full.
         """
         began_s = time.perf_counter()
         try:
-            return self._choose(request, without, so_far)
+            return self._choose(request, left_out)
         finally:
             metrics.placement_seconds.observe(time.perf_counter() - began_s)
 
-    def _choose(self, request: GenerateRequest, without: Collection[str], so_far: AnswerSoFar | None) -> Order:
+    def _choose(self, request: GenerateRequest, left_out: Mapping[str, str]) -> Order:
         if self._remotes is not None:
             self._remotes.refresh()
         mode = self.mode(request)
-        estimates, unknown = self._estimates(request, mode, without, so_far)
+        estimates, unknown = self._estimates(request, mode, left_out)
         placed = self.conversations.find(request)
-        has_failed = any(not name.startswith(REMOTE_PREFIX) for name in without)
         known = list(estimates.values())
-        order = choose_routes(request, mode, known, placed, has_failed=has_failed, targets=self._targets)
+        order = choose_routes(request, mode, known, placed, left_out=left_out, targets=self._targets)
         self._warm(order, estimates)
         if not order.routes:
             raise _no_route(request, mode, estimates, unknown, is_alone=not self.backends)
@@ -106,12 +101,15 @@ class RouteChooser:
         return order
 
     def _warm(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
-        """Open connections to the second route's remote if it is likely to be needed.
+        """Prepare the remotes that may be needed next.
 
-        Otherwise, try to connect to unreachable remotes, if this machine is not the first choice.
+        Open connections to the second route's remote if it is likely to be needed. Probe the others that this machine
+        could hand the request to. If this machine is not the first choice, try to connect to unreachable remotes.
         """
         if self._remotes is None:
             return
+        for route in order.routes[1:] if order.routes and order.routes[0].is_local else ():
+            self._remotes.stand_by(route.backend)
         if order.is_fallback_likely:
             self._remotes.warm(order.routes[1].backend)
         elif not order.routes or order.routes[0].reason not in (RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL):
@@ -119,42 +117,45 @@ class RouteChooser:
                 if estimate.obstacle == UNREACHABLE:
                     self._remotes.warm(name)
 
-    def sooner_elsewhere(self, request: GenerateRequest, route: Route, without: Collection[str]) -> Order | None:
+    def after_loss(self, request: GenerateRequest, route: Route, left_out: Mapping[str, str]) -> Order:
         """Return the routes on which a dead worker's answer would continue sooner than on the worker's replacement.
 
-        `route` is the dead worker's route. Backends named in `without` are left out. Return None if there is no route.
+        `route` is the dead worker's route. If there are no such routes, the order has only the time for which to wait
+        for the replacement.
         """
         mode = self.mode(request)
-        estimates, _ = self._estimates(request, mode, without, None)
+        estimates, _ = self._estimates(request, mode, left_out)
         local = estimates.pop(route.backend, None)
         if local is None:
-            return None
-        order = choose_routes(request, mode, list(estimates.values()), has_failed=True, targets=self._targets)
+            return Order(())
+        gone = {**left_out, route.backend: "worker_lost"}
+        order = choose_routes(request, mode, list(estimates.values()), left_out=gone, targets=self._targets)
         routes = tuple(each for each in order.routes if is_sooner(estimates[each.backend], local))
-        return Order(routes) if routes else None
+        return Order(routes, None if routes else patience_s(local, self._targets[request.tier]))
+
+    def can_take_over(self, request: GenerateRequest, left_out: Mapping[str, str]) -> bool:
+        """Whether a remote can serve a request now whose backend is late. `left_out` includes this backend."""
+        mode = self.mode(request)
+        estimates, _ = self._estimates(request, mode, left_out)
+        return bool(choose_routes(request, mode, list(estimates.values()), left_out=left_out).routes)
 
     def _estimates(
-        self, request: GenerateRequest, mode: RouteMode, without: Collection[str], so_far: AnswerSoFar | None
+        self, request: GenerateRequest, mode: RouteMode, left_out: Mapping[str, str]
     ) -> tuple[dict[str, Estimate], EdgeAgentError | None]:
         """Return the estimates of the backends that know the model, by name, and one error of the other backends.
 
         The error is the first BackendUnavailable, or else the first ModelNotFound; None if there is no error. Backends
-        in `without`, and backends that the mode excludes, are not asked.
+        in `left_out`, and backends that the mode excludes, are not asked.
         """
         estimates: dict[str, Estimate] = {}
         unknown: ModelNotFound | None = None
         unusable: BackendUnavailable | None = None
         for name, backend in self.backends.items():
             barred_by = RouteMode.LOCAL_ONLY if name.startswith(REMOTE_PREFIX) else RouteMode.REMOTE_ONLY
-            if name in without or mode is barred_by:
+            if name in left_out or mode is barred_by:
                 continue
             try:
-                estimate = backend.estimate(request)
-                if self.streams.can_follow(backend, request, so_far):
-                    estimates[name] = replace(estimate, num_live=0, obstacle="", strain="")
-                    continue
-                num_starting = self.streams.num_starting(name)
-                estimates[name] = replace(estimate, num_live=estimate.num_live + num_starting)
+                estimates[name] = backend.estimate(request)
             except ModelNotFound as error:
                 unknown = unknown or error
             except BackendUnavailable as error:

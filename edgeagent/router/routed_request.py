@@ -6,14 +6,14 @@ after the delivered part. If no backend can, one error ends the answer and says 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from edgeagent.backends.remote.bodies.chat import why_not_continuable
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded, RemoteUnavailable, RequestTimeout
-from edgeagent.router.delivery import Delivery
-from edgeagent.router.hedge import race
-from edgeagent.router.policy import REMOTE_PREFIX, Order, Route
+from edgeagent.router.delivery import Delivery, has_content
+from edgeagent.router.policy import LOCAL_LATE, REMOTE_PREFIX, Order, Route
 from edgeagent.router.refusals import is_final, is_missing_feature, kept_here, most_telling, only_full
 from edgeagent.router.route_chooser import RouteChooser
 from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replace
@@ -21,9 +21,14 @@ from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replac
 Steps = AsyncGenerator[Step, None]
 
 WORKER_LOST = "worker_lost"
+_FAILED = "failed"
 # A backend that failed is not tried again. But an answer can move from a lost worker to a remote, and then to the
 # next worker.
 _MAX_ATTEMPTS = 12
+
+
+class _Late(Exception):
+    """The backend gave no content in time, and another backend can."""
 
 
 class RoutedRequest:
@@ -35,12 +40,13 @@ class RoutedRequest:
         self._clock = clock
         self._delivery = Delivery(request, clock)
         self._deadline_s = None if request.timeout_s is None else clock() + request.timeout_s
-        self._failed: set[str] = set()
+        self._left_out: dict[str, str] = {}  # the backends that are not tried again, and why
         self._errors: list[EdgeAgentError] = []
         self._broken: EdgeAgentError | None = None  # the failure that interrupted the client's answer
         self._num_before = 0  # tokens that the client had when this attempt began
         self._began_s = clock()  # when this attempt began
         self._elsewhere: Order | None = None
+        self._was_late = False  # a late backend is tried again, since no other is left
         self._has_moved = False  # an earlier attempt has ended
         self._is_placed = False
         self._is_over = False
@@ -57,6 +63,8 @@ class RoutedRequest:
                     async for step in steps:
                         yield step
                 cause = WORKER_LOST
+            except _Late:
+                cause = self._left_out[order.routes[0].backend] = LOCAL_LATE
             except EdgeAgentError as error:
                 cause = self._record_failure(error)
             if self._is_over or (cause is WORKER_LOST and self._elsewhere is None):
@@ -83,12 +91,20 @@ class RoutedRequest:
         held: list[Step] | None = None
         if len(order.routes) > 1 and not request.reports_progress and not self._delivery.has_content:
             held = []
-        async with aclosing(self._source(order, request)) as steps:
-            async for step in steps:
+        due_s = self._due_s(order)
+        async with aclosing(self._steps_at(order.routes[0], request)) as steps:
+            while (step := await self._next(steps, due_s)) is not None:
+                due_s = None if has_content(step) else due_s
                 for_client = self._delivery.take(step)
-                if for_client is None:
-                    if _is_interrupted(step) and self._can_move_sooner():
+                if _is_interrupted(step):
+                    elsewhere = self._after_loss()
+                    if elsewhere.routes:
+                        self._elsewhere = elsewhere
+                        if for_client is not None and held is None:
+                            yield for_client
                         return
+                    due_s = self._due_s(elsewhere)
+                if for_client is None:
                     continue
                 self._is_over = bool(for_client.deltas) and isinstance(for_client.deltas[-1], Finished)
                 if not self._is_placed and self._delivery.has_content:
@@ -104,29 +120,44 @@ class RoutedRequest:
                         yield earlier
                     held = None
                 yield for_client
-                if _is_interrupted(step) and self._can_move_sooner():
-                    return
 
-    def _source(self, order: Order, request: GenerateRequest) -> Steps:
-        """Return the steps of the order's first backend. If the request is hedged, the second may start too and win."""
-        first = self._steps_at(order.routes[0], request)
-        if order.hedge_after_s is None or self._delivery.has_content:
-            return first
-        self._chooser.hedges.earn()
+    def _due_s(self, order: Order) -> float | None:
+        """Return the event loop's time by which the order's first backend must give content; None if it may wait."""
+        if order.patience_s is None or not self._may_move:
+            return None
+        return asyncio.get_running_loop().time() + order.patience_s
 
-        def start_second() -> Steps | None:
-            return self._steps_at(order.routes[1], request) if self._chooser.may_hedge(request, order) else None
+    async def _next(self, steps: Steps, due_s: float | None) -> Step | None:
+        """Return the next step; None if the stream has ended.
 
-        def choose(index: int) -> None:
-            self._delivery.begin(order.routes[index])
+        Raise _Late if the step does not come by `due_s`, and another backend can take over.
+        """
+        if due_s is None:
+            return await anext(steps, None)
+        pull = asyncio.ensure_future(anext(steps, None))
+        try:
+            await asyncio.wait([pull], timeout=max(0.0, due_s - asyncio.get_running_loop().time()))
+            if not pull.done() and self._can_leave():
+                raise _Late
+            return await pull
+        finally:
+            if not pull.done():
+                pull.cancel()
+                await asyncio.wait([pull])
+                if not pull.cancelled():
+                    pull.exception()
 
-        return race(first, start_second, order.hedge_after_s, choose)
+    def _can_leave(self) -> bool:
+        """Whether another backend can take the request over now."""
+        assert self._delivery.route is not None
+        left_out = {**self._left_out, self._delivery.route.backend: LOCAL_LATE}
+        return not self.is_cancelled and self._chooser.can_take_over(self._request, left_out)
 
     def _steps_at(self, route: Route, request: GenerateRequest) -> Steps:
         backend = self._chooser.backends.get(route.backend)
         if backend is None:
             raise RemoteUnavailable(f"{route.backend} was removed", served_by=route.backend)
-        return self._chooser.streams.steps(backend, request, route.permit, self._delivery.so_far)
+        return backend.generate(request, route.permit, self._delivery.so_far)
 
     def _timed(self) -> GenerateRequest:
         """Return the request for the next attempt. After the first attempt, its timeout is the time that remains.
@@ -141,30 +172,40 @@ class RoutedRequest:
         return replace(self._request, timeout_s=left_s)
 
     def _choose(self) -> Order:
-        """Return the order of the backends that have not failed; raise the error for the client if none is left."""
+        """Return the order of the backends that are left; raise the error for the client if none is left.
+
+        A backend that was only late is tried again if no other backend is left, and then may take its time.
+        """
         try:
-            return self._chooser.choose(self._request, self._failed, self._delivery.so_far)
+            return self._chooser.choose(self._request, self._left_out)
         except EdgeAgentError as error:
-            has_failed_here = any(not name.startswith(REMOTE_PREFIX) for name in self._failed)
+            late = [name for name, why in self._left_out.items() if why == LOCAL_LATE]
+            if late:
+                for name in late:
+                    del self._left_out[name]
+                self._was_late = True
+                return self._choose()
+            has_failed_here = any(not name.startswith(REMOTE_PREFIX) for name in self._left_out)
             if not self._errors:
                 self._errors.append(error)
             elif isinstance(error, Overloaded) and not has_failed_here and (full := only_full(error, self._errors)):
                 self._errors = [full]
             raise self._failure() from None
 
-    def _can_move_sooner(self) -> bool:
-        """Whether another backend can continue a dead worker's answer sooner than the next worker.
-
-        If so, set `_elsewhere` to the routes to such backends.
-        """
-        if self.is_cancelled or (self._delivery.has_content and self._delivery.why_not_movable):
+    @property
+    def _may_move(self) -> bool:
+        """Whether another backend may continue the answer from here, if one can."""
+        if self.is_cancelled or self._was_late or (self._delivery.has_content and self._delivery.why_not_movable):
             return False
         so_far = self._delivery.so_far
-        if so_far is not None and why_not_continuable(self._request, so_far):
-            return False
+        return so_far is None or not why_not_continuable(self._request, so_far)
+
+    def _after_loss(self) -> Order:
+        """Return the order in which a dead worker's answer continues elsewhere; without routes if it continues here."""
         assert self._delivery.route is not None
-        self._elsewhere = self._chooser.sooner_elsewhere(self._request, self._delivery.route, self._failed)
-        return self._elsewhere is not None
+        if not self._may_move:
+            return Order(())
+        return self._chooser.after_loss(self._request, self._delivery.route, self._left_out)
 
     def _record_failure(self, error: EdgeAgentError) -> str:
         """Record the current backend's failure and return the error's code.
@@ -174,12 +215,12 @@ class RoutedRequest:
         route = self._delivery.route
         assert route is not None
         self._errors.append(error)
-        self._failed.add(route.backend)
+        self._left_out[route.backend] = _FAILED
         if self._delivery.has_content and (self._broken is None or self._delivery.num_tokens > self._num_before):
             self._broken = error
         if isinstance(error, InvalidRequest) and not route.is_local and not is_missing_feature(error):
             # Other remotes would refuse the request too, but this machine may accept it.
-            self._failed.update(name for name in self._chooser.backends if name.startswith(REMOTE_PREFIX))
+            self._left_out |= {name: _FAILED for name in self._chooser.backends if name.startswith(REMOTE_PREFIX)}
         is_unmovable = self._delivery.has_content and bool(self._delivery.why_not_movable)
         if is_unmovable or is_final(error, is_local=route.is_local) or self._chooser.is_stopping:
             raise self._failure() from None

@@ -65,7 +65,7 @@ class Router:
         self._given_mode = machine_mode
         self._clock = clock
         self._remotes = None if remote_access is None else RemoteBackends(remote_access, self._backends)
-        self._chooser = RouteChooser(self._backends, self.mode, self._remotes, clock, self._why_local, targets)
+        self._chooser = RouteChooser(self._backends, self.mode, self._remotes, self._why_local, targets)
         self._live: dict[str, RoutedRequest] = {}
         self._locating: set[str] = set()
         self._absent: dict[str, float] = {}
@@ -250,7 +250,7 @@ class Router:
         if request_id in self._live:
             self._live[request_id].is_cancelled = True
         for backend in self._backends.values():
-            self._chooser.streams.cancel(backend, request_id)
+            backend.cancel(request_id)
 
     async def generate(self, request: GenerateRequest) -> Steps:
         """Run a request on the backend that the policy chooses, and on another one if that fails.

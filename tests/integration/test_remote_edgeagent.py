@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -235,6 +236,46 @@ def test_what_is_local_only_opens_no_connection(pair: Pair, undisturbed: str) ->
             assert heard.text == undisturbed
             with pytest.raises(BlockingIOError):
                 listening.accept()
+
+
+@pytest.fixture(scope="module")
+def poor(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon with its own copy of the model, which may use the second daemon."""
+    folder = tmp_path_factory.mktemp("poor")
+    model = folder / pair.model.name
+    shutil.copy(pair.model, model)
+    flags = ("--ctx", str(HOME_CONTEXT), "--route", "prefer_local", "--target-interactive-first-token-s", "1")
+    daemon = start_daemon(folder / "state", str(model), "--flash-attention", "off", *flags)
+    options = ("--key-file", str(pair.key_file), "--yes")
+    edgeagent(daemon.state_dir, "remote", "add", "desk", pair.away.url, *options)
+    yield daemon, model
+    stop_daemon(daemon)
+
+
+def test_a_process_that_is_stopped_is_not_waited_for(poor: tuple[Daemon, Path]) -> None:
+    daemon, _ = poor
+    worker = daemon.worker_pid()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        heard = chat(daemon, "Another conversation.", SHORT)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    assert heard.finish_reason == "length" and heard.told_first["served_by"] == "remote:desk"
+    assert heard.told_first["reason"] in ("local_late", "first_token"), "a busy machine predicts that it is slow"
+
+
+def test_an_answer_goes_on_although_the_file_has_gone(poor: tuple[Daemon, Path], undisturbed: str) -> None:
+    daemon, model = poor
+
+    def lose() -> None:
+        model.unlink()
+        kill_worker(daemon)()
+
+    heard = chat(daemon, PROMPT, LONG, edgeagent=LOCAL_FIRST, then=lose)
+    assert heard.text == undisturbed and heard.finish_reason == "length"
+    assert [(move["from"], move["to"]) for move in heard.told_last["handovers"]][-1] == ("local", "remote:desk")
+    later = chat(daemon, PROMPT, SHORT)
+    assert later.finish_reason == "length" and later.told_first["served_by"] == "remote:desk"
 
 
 def test_an_answer_comes_home_when_the_second_daemon_is_killed(allowed: Pair, undisturbed: str) -> None:

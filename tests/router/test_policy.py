@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from edgeagent.backends.base import Estimate
 from edgeagent.config import RouterConfig
 from edgeagent.router.policy import (
+    LOCAL_LATE,
     TARGETS,
     Order,
     choose_routes,
@@ -76,7 +78,9 @@ def expected(mode: RouteMode, local: str, remote: str) -> list[tuple[str, str]]:
         case RouteMode.REMOTE_ONLY:
             return remote_routes("remote_only")
         case RouteMode.PREFER_REMOTE:
-            return remote_routes("prefer_remote") + local_routes("no_remote")
+            return remote_routes("prefer_remote") + local_routes(
+                "remote_unusable" if remote in ("full", "unable") else "no_remote"
+            )
     if local in ("good", "unknown"):
         return local_routes("prefer_local") + remote_routes("local_failed")
     why = WHY[local]
@@ -97,7 +101,9 @@ def test_the_table(mode: RouteMode, local: str, remote: str) -> None:
         permit = None if route.is_local else Permit(ASKED.id, "gpu", mode, route.reason, "app")
         assert route.permit == permit
     assert mode is not RouteMode.LOCAL_ONLY or all(route.is_local for route in order.routes)
-    assert order.hedge_after_s is None
+    is_first_here = bool(order.routes) and order.routes[0].is_local
+    is_bounded = mode is RouteMode.PREFER_LOCAL and is_first_here and len(order.routes) > 1
+    assert (order.patience_s is not None) == is_bounded
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -139,17 +145,17 @@ def test_a_conversation_comes_back_when_its_reason_has_gone_for_good(
         )
 
 
-@pytest.mark.parametrize(
-    ("share", "tier", "is_hedged"),
-    [(0.8, Tier.REALTIME, True), (0.4, Tier.REALTIME, False), (0.8, Tier.INTERACTIVE, False)],
-)
-def test_a_realtime_request_near_its_target_is_hedged(share: float, tier: Tier, is_hedged: bool) -> None:
-    target = TARGETS[tier]
-    near = replace(LOCAL, first_token_s=share * target.first_token_s)
-    order = choose_routes(replace(ASKED, tier=tier), RouteMode.PREFER_LOCAL, [near, REMOTE])
-    assert order.hedge_after_s == (target.first_token_s / 2 if is_hedged else None)
-    alone = choose_routes(replace(ASKED, tier=tier), RouteMode.PREFER_LOCAL, [near])
-    assert alone.hedge_after_s is None
+@pytest.mark.parametrize("tier", Tier)
+def test_this_machine_has_the_time_of_its_target_or_twice_the_predicted_one(tier: Tier) -> None:
+    target = TARGETS[tier].first_token_s
+    wanted = replace(ASKED, tier=tier)
+    for predicted_s, remote_s in ((0.1 * target, 0.1 * target), (0.9 * target, 0.1 * target), (2 * target, 5 * target)):
+        places = [replace(LOCAL, first_token_s=predicted_s), replace(REMOTE, first_token_s=remote_s)]
+        order = choose_routes(wanted, RouteMode.PREFER_LOCAL, places)
+        assert order.routes[0].is_local
+        assert order.patience_s == pytest.approx(max(target, 2 * predicted_s))
+    alone = choose_routes(wanted, RouteMode.PREFER_LOCAL, [LOCAL])
+    assert alone.patience_s is None, "there is no other place"
 
 
 def test_a_dead_worker_is_waited_for_only_where_that_is_sooner() -> None:
@@ -212,3 +218,33 @@ def test_the_owner_sets_what_each_tier_asks_for() -> None:
         config = RouterConfig(**{f"interactive_{name}": value for name, value in given.items()})
         order = choose_routes(wanted, RouteMode.PREFER_LOCAL, [slow, REMOTE], targets=targets_of(config))
         assert names(order)[0][0] == first
+
+
+def explained() -> set[str]:
+    """Return the reasons that docs/remote.md explains."""
+    page = (Path(__file__).parents[2] / "docs" / "remote.md").read_text()
+    table = page.split("## Why a request ran where it did")[1].split("\n## ")[0]
+    return {word for row in table.splitlines() if row.startswith("| `") for word in row.split("|")[1].split("`")[1::2]}
+
+
+@pytest.mark.parametrize("mode", RouteMode)
+@pytest.mark.parametrize("left_out", [{}, {"local": "failed"}, {"local": LOCAL_LATE}, {"remote:gpu": "failed"}])
+@pytest.mark.parametrize("placed", [None, "remote:gpu"])
+def test_every_reason_is_explained(mode: RouteMode, left_out: dict[str, str], placed: str | None) -> None:
+    for local, remote in itertools.product(PLACES, PLACES):
+        estimates = [each for each in place(LOCAL, local) + place(REMOTE, remote) if each.backend not in left_out]
+        order = choose_routes(ASKED, mode, estimates, placed, left_out=left_out)
+        assert {reason.removesuffix("_everywhere") for _, reason in names(order)} <= explained()
+
+
+def test_a_route_says_what_came_before_it() -> None:
+    tried: dict[str, tuple[RouteMode, list[Estimate], dict[str, str]]] = {
+        "local_failed": (RouteMode.PREFER_LOCAL, [REMOTE], {"local": "failed"}),
+        "local_late": (RouteMode.PREFER_LOCAL, [REMOTE], {"local": LOCAL_LATE}),
+        "model_unknown": (RouteMode.PREFER_LOCAL, [REMOTE], {}),
+        "remote_failed": (RouteMode.PREFER_REMOTE, [LOCAL], {"remote:gpu": "failed"}),
+        "remote_unusable": (RouteMode.PREFER_REMOTE, [LOCAL, replace(REMOTE, obstacle="budget")], {}),
+        "no_remote": (RouteMode.PREFER_REMOTE, [LOCAL], {}),
+    }
+    for reason, (mode, estimates, left_out) in tried.items():
+        assert names(choose_routes(ASKED, mode, estimates, left_out=left_out))[0][1] == reason

@@ -23,9 +23,14 @@ class Remotes:
 
     def __init__(self) -> None:
         self.warmed: list[str] = []
+        self.standing_by: list[str] = []
 
     def refresh(self) -> None:
         """Do nothing, since the remotes are fixed."""
+
+    def stand_by(self, name: str) -> None:
+        """Record a name."""
+        self.standing_by.append(name)
 
     def warm(self, name: str) -> None:
         """Record a name."""
@@ -51,6 +56,15 @@ def test_a_remote_that_is_missed_is_probed(mode: RouteMode, local: dict[str, Any
     except EdgeAgentError:
         assert mode is RouteMode.REMOTE_ONLY
     assert remotes.warmed == ["remote:gpu"] * is_probed
+
+
+@pytest.mark.parametrize("mode", RouteMode)
+def test_remotes_are_probed_before_they_are_needed(mode: RouteMode) -> None:
+    remotes = Remotes()
+    places = [Place("local"), Place("remote:gpu"), Place("remote:far")]
+    chooser = RouteChooser({place.name: place for place in places}, lambda: mode, cast(RemoteBackends, remotes))
+    chooser.choose(request("", model="fake"))
+    assert remotes.standing_by == (["remote:gpu", "remote:far"] if mode is RouteMode.PREFER_LOCAL else [])
 
 
 @pytest.mark.parametrize(

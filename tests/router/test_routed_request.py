@@ -26,6 +26,7 @@ from edgeagent.errors import (
     RequestTimeout,
     WorkerCrashed,
 )
+from edgeagent.router.policy import Target
 from edgeagent.router.router import Router
 from edgeagent.types import (
     AnswerSoFar,
@@ -154,7 +155,7 @@ async def test_what_one_remote_refuses_is_tried_here_and_at_no_other_remote() ->
     gpu, other, local = Place("remote:gpu", [InvalidRequest("no such field")]), Place("remote:other"), Place("local")
     answer = await run([local, gpu, other], RouteMode.PREFER_REMOTE)
     assert answer.text == "one two three four" and other.permits == []
-    assert (answer.end.timings.route, answer.end.timings.reason) == ("local", "no_remote")
+    assert (answer.end.timings.route, answer.end.timings.reason) == ("local", "remote_failed")
 
 
 async def test_what_a_place_cannot_do_is_told_only_where_none_could() -> None:
@@ -415,73 +416,85 @@ async def test_a_cancel_between_two_places_ends_politely() -> None:
     assert local.permits == []
 
 
-class TestHedging:
-    """A realtime request that would be slow on this machine is also sent to a remote."""
+class TestALateMachine:
+    """A machine that exceeds its patience is left for a remote, and only then."""
 
     wanted = replace(request("", model="fake"), tier=Tier.REALTIME)
+    hurry = dict.fromkeys(Tier, Target(0.0, 1.0))
+    """With these targets, a machine that expects its first token at once has no time at all."""
 
-    def places(self, *local_acts: Act, **remote: Any) -> tuple[Place, Place]:
-        acts = [local_acts] if local_acts else []
-        return Place("local", *acts, first_token_s=0.4), Place("remote:gpu", first_token_s=0.1, **remote)
+    def router(self, *places: Place, modes: Sequence[RouteMode] = (RouteMode.PREFER_LOCAL,)) -> Router:
+        return Router(places, machine_mode=lambda: modes[-1], targets=self.hurry)
 
-    async def test_the_first_token_wins(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
-        local, gpu = self.places(Started(7, 3), Gate(), finished())
-        answer = await run([local, gpu], wanted=self.wanted)
+    async def test_a_remote_answers_and_that_is_told(self) -> None:
+        local, gpu = Place("local", (Started(7, 3), Gate()), first_token_s=0.0), Place("remote:gpu", first_token_s=1.0)
+        answer = await run(self.router(local, gpu), wanted=self.wanted)  # type: ignore[arg-type]
         assert answer.text == "one two three four"
-        assert answer.told == [Placement("remote:gpu", "fake", "local_failed")]
+        assert answer.told == [Placement("remote:gpu", "fake", "local_late")]
+        assert [permit and permit.reason for permit in gpu.permits] == ["local_late"]
         assert local.closed == ["r1"] and local.num_live == 0
-        assert answer.end.timings.route == "remote:gpu"
+        assert answer.end.timings.handovers == (Handover("local", "remote:gpu", 0, "local_late"),)
 
-    async def test_the_local_one_may_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
+    async def test_where_the_remote_fails_this_machine_has_all_the_time(self) -> None:
+        local, gpu = Place("local", (Started(7, 3), Gate()), first_token_s=0.0), Place("remote:gpu", [LOST])
+        gpu.expects = replace(gpu.expects, first_token_s=1.0)
+        answer = await run(self.router(local, gpu), wanted=self.wanted)  # type: ignore[arg-type]
+        assert answer.text == "one two three four"
+        assert answer.told == [Placement("local", "fake", "remote_failed")]
+
+    async def test_an_answer_that_has_begun_may_take_its_time(self) -> None:
         gate = Gate()
-        local, gpu = self.places(Started(7, 3), gate, *map(TextDelta, WORDS), finished())
-        gpu.acts = [[Started(1, 0), Gate()]]
-        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+        rest = (Started(7, 3), TextDelta("one"), gate, TextDelta(" two"), finished())
+        local, gpu = Place("local", rest, first_token_s=0.0), Place("remote:gpu", first_token_s=1.0)
+        router = Router(
+            [local, gpu],
+            machine_mode=lambda: RouteMode.PREFER_LOCAL,
+            targets=dict.fromkeys(Tier, Target(3600.0, 1.0)),
+        )
         running = asyncio.create_task(run(router, wanted=self.wanted))  # type: ignore[arg-type]
-        await gpu.until(lambda backend: backend.num_live == 1)
+        await gate.reached.wait()
         gate.opened.set()
-        answer = await running
-        assert answer.text == "one two three four" and answer.told == [Placement("local", "fake", "prefer_local")]
-        assert gpu.num_live == 0
+        assert (await running).text == "one two" and gpu.permits == []
 
-    async def test_an_early_failure_is_no_hedge(self) -> None:
-        local, gpu = self.places(CRASH)
-        answer = await run([local, gpu], wanted=self.wanted)
-        assert answer.text == "one two three four" and len(gpu.permits) == 1
-
-    async def test_the_budget_bounds_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
-        local, gpu = self.places()
-        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
-        for _ in range(20):
-            local.acts = [(Started(7, 3), TextDelta("x"), finished())]
-            await run(router, wanted=self.wanted)  # type: ignore[arg-type]
-        assert len(gpu.permits) <= 4
-
-    @pytest.mark.parametrize("is_removed", [False, True])
-    async def test_leave_that_ends_while_the_first_place_is_waited_for_ends_the_hedge(
-        self, is_removed: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The hedge sends nothing, the answer comes from this machine, and no budget is used."""
-        monkeypatch.setattr("edgeagent.router.policy._COMFORT", 0.0)
+    @pytest.mark.parametrize("change", ["removed", "forbidden", "full", "unreachable"])
+    async def test_without_another_place_it_is_waited_for(self, change: str) -> None:
         gate, modes = Gate(), [RouteMode.PREFER_LOCAL]
-        local, gpu = self.places(Started(7, 3), gate, *map(TextDelta, WORDS), finished())
-        router = Router([local, gpu], machine_mode=lambda: modes[-1])
-        chooser = router._chooser
+        local = Place("local", (Started(7, 3), gate, TextDelta("one"), finished()), first_token_s=0.0)
+        gpu = Place("remote:gpu", first_token_s=1.0)
+        router = self.router(local, gpu, modes=modes)
         running = asyncio.create_task(run(router, wanted=self.wanted))  # type: ignore[arg-type]
         await local.until(lambda backend: backend.num_live == 1)
-        if is_removed:
-            del router._backends["remote:gpu"]
-        else:
-            modes.append(RouteMode.LOCAL_ONLY)
+        match change:
+            case "removed":
+                del router._backends["remote:gpu"]
+            case "forbidden":
+                modes.append(RouteMode.LOCAL_ONLY)
+            case "full":
+                gpu.expects = replace(gpu.expects, num_live=100)
+            case _:
+                gpu.expects = replace(gpu.expects, obstacle="unreachable")
         await gate.reached.wait()
-        for _ in range(20):
-            await asyncio.sleep(0)
         gate.opened.set()
-        assert (await running).text == "one two three four"
-        assert gpu.permits == [] and chooser.hedges.spend()
+        answer = await running
+        assert answer.text == "one" and gpu.permits == []
+        assert answer.told == [Placement("local", "fake", "prefer_local")]
+
+    async def test_a_successor_that_does_not_come_is_not_waited_for(self) -> None:
+        local = Place(
+            "local", (Started(7, 3), TextDelta("one"), Interrupted("worker_killed"), Gate()), first_token_s=0.0
+        )
+        gpu = Place("remote:gpu", first_token_s=1.0)
+        answer = await run(self.router(local, gpu), wanted=self.wanted)  # type: ignore[arg-type]
+        assert answer.text == "one two three four"
+        assert answer.end.timings.handovers == (Handover("local", "remote:gpu", 1, "local_late"),)
+
+    @pytest.mark.parametrize("delivered", [(), (Started(7, 3),), (Started(7, 3), TextDelta("one"))])
+    async def test_a_model_whose_file_has_gone_is_found_elsewhere(self, delivered: tuple[Delta, ...]) -> None:
+        gone = ModelNotFound("/models/m.gguf does not exist; check the path", served_by="local")
+        local, gpu = Place("local", (*delivered, gone)), Place("remote:gpu")
+        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
+        answer = await run(router, wanted=self.wanted)  # type: ignore[arg-type]
+        assert answer.text == "one two three four" and len(gpu.permits) == 1
 
 
 async def test_an_answer_whose_beginning_the_client_gave_goes_on_behind_both() -> None:

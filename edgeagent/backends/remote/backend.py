@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -16,7 +17,7 @@ from edgeagent.backends.remote.access import FindKey
 from edgeagent.backends.remote.bodies.chat import unsupported
 from edgeagent.backends.remote.connection.transport import Call, check_permit
 from edgeagent.backends.remote.control import Cause
-from edgeagent.backends.remote.endpoints.choose import score
+from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, score
 from edgeagent.backends.remote.endpoints.cluster import Cluster, EgressRecorder, num_prompt_tokens
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
 from edgeagent.backends.remote.run import Run
@@ -49,6 +50,7 @@ _PROBED_AFTER_USE_S = 60.0
 # Servers close idle connections after a few seconds (uvicorn: 5).
 _WARM_INTERVAL_S = 4.0
 _NUM_WARM = 4
+_STAND_BY_INTERVAL_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class RemoteBackend:
         self._used_s: float | None = None
         self._prober: asyncio.Task[None] | None = None
         self._warmed_s: float | None = None
+        self._stood_by_s = -math.inf
         self._warming: set[asyncio.Task[None]] = set()
         self._cluster: Cluster | None = None
         self._trouble = ""
@@ -144,6 +147,22 @@ class RemoteBackend:
                     task = asyncio.get_running_loop().create_task(prober.open_ahead(permit, _NUM_WARM))
                     self._warming.add(task)
                     task.add_done_callback(self._warming.discard)
+
+    def stand_by(self) -> None:
+        """Probe the endpoints once a minute, because a request that runs elsewhere may need them.
+
+        So it is known which endpoints can be reached, and how soon they answer. Return at once.
+        """
+        now_s = self._clock()
+        if self._cluster is None or self._prober is not None or now_s - self._stood_by_s < _STAND_BY_INTERVAL_S:
+            return
+        if (permit := self._probes()) is None or self._obstacle()[0]:
+            return
+        self._stood_by_s = now_s
+        for index in range(len(self._cluster.endpoints)):
+            task = asyncio.get_running_loop().create_task(self._probe(self._cluster, index, permit))
+            self._warming.add(task)
+            task.add_done_callback(self._warming.discard)
 
     def models(self) -> list[ModelStatus]:
         """Return the models under their local names: those that the owner configured, or else those the remote lists.
@@ -218,7 +237,8 @@ class RemoteBackend:
         now_s = self._clock()
         num_tokens = num_prompt_tokens(request)
         views = [endpoint.view(model, num_tokens, now_s) for endpoint in cluster.endpoints]
-        known = [score(view, is_long=False) for view in views if view.is_usable and view.first_token_s is not None]
+        is_long = num_tokens >= LONG_PROMPT_TOKENS
+        known = [score(view, is_long=is_long) for view in views if view.is_usable and view.first_token_s is not None]
         rates = [rate for endpoint in cluster.endpoints if (rate := endpoint.averages.token_s(now_s)) is not None]
         wait_s = cluster.seconds_until_next()
         obstacle, trouble = self._obstacle_of(request, num_tokens, wait_s)

@@ -479,3 +479,59 @@ async def test_a_slow_reader_holds_the_stream_back() -> None:
             num += 1
         assert num > 100
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "listed", "sent"),
+    [
+        ("Tiny-Q4", "/models/tiny-q4.gguf", "/models/tiny-q4.gguf"),
+        ("tiny", "lab/Tiny", "lab/Tiny"),
+        ("tiny", "tiny", "tiny"),
+        ("tiny", "lab/other", None),
+    ],
+)
+async def test_a_model_listed_as_a_file_is_meant_by_its_bare_name(asked: str, listed: str, sent: str | None) -> None:
+    gets = {"/v1/models": models(listed, owner="llamacpp")}
+    async with faults(stream(answer("a")), gets=gets) as server, backend(server.url, probes=True) as remote:
+        remote.stand_by()
+        await until(lambda: remote.models())
+        wanted = replace(REQUEST, model=asked)
+        if sent is None:
+            with pytest.raises(ModelNotFound):
+                remote.estimate(wanted)
+            return
+        assert remote.estimate(wanted).obstacle == ""
+        await ask(remote, wanted)
+        assert server.posts[0].json["model"] == sent
+
+
+async def test_a_remote_that_stands_by_is_probed_once_and_its_distance_is_known() -> None:
+    clock = Clock()
+    async with (
+        faults(stream(answer("a")), gets={"/health": plain(200), "/v1/models": models("tiny")}) as server,
+        backend(server.url, probes=True, clock=clock) as remote,
+    ):
+        assert remote.estimate(REQUEST).first_token_s is None
+        for _ in range(3):
+            remote.stand_by()
+        await until(lambda: remote.models())
+        assert remote.estimate(REQUEST).first_token_s is not None
+        num_probes = len(server.asked)
+        clock.now_s += 59.0
+        remote.stand_by()
+        clock.now_s += 2.0
+        remote.stand_by()
+        await until(lambda: len(server.asked) > num_probes)
+        assert server.posts == []
+
+
+async def test_a_remote_that_stands_by_and_is_down_is_not_counted_on() -> None:
+    clock = Clock()
+    async with backend("http://127.0.0.1:1/v1", probes=True, clock=clock) as remote:
+
+        def is_given_up() -> bool:
+            remote.stand_by()
+            clock.now_s += 10.0
+            return remote.estimate(REQUEST).obstacle == "unreachable"
+
+        await until(is_given_up)

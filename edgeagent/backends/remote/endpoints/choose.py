@@ -9,7 +9,10 @@ from msgspec import Struct
 
 LONG_PROMPT_TOKENS = 4096
 UNKNOWN_FIRST_TOKEN_S = 0.2
-"""The assumed time to the first token of an endpoint without measurements: short, so that a new endpoint is tried."""
+"""The assumed time to the first token of an endpoint that has answered nothing yet, besides a probe's round trip.
+
+It is short, so that a new endpoint is tried.
+"""
 _WAITING_S = 0.2
 _MIXED_S = 0.5
 _FULL_CACHE = 0.95

@@ -85,12 +85,20 @@ class Cluster:
         return f"remote:{self.remote.name}"
 
     def model_there(self, model: str) -> str:
-        """Return the remote's own name for a model; raise ModelNotFound if the remote does not serve it."""
+        """Return the remote's own name for a model; raise ModelNotFound if the remote does not serve it.
+
+        Unless the owner maps names, a model that the remote lists as a path or a file is meant by its bare name too.
+        """
         if not self.remote.serves_any:
             if model in self.remote.models:
                 return self.remote.models[model]
-        elif model and (not (known := self.known_models()) or model in known):
-            return model
+        elif model:
+            known = self.known_models()
+            if not known or model in known:
+                return model
+            alike = [name for name in known if _bare(name) == _bare(model)]
+            if len(alike) == 1:
+                return alike[0]
         raise ModelNotFound(f"{self.name} does not serve model {model!r:.200}", served_by=self.name)
 
     def known_models(self) -> list[str]:
@@ -173,6 +181,11 @@ class Cluster:
             host = endpoint.transport.host
             logger.warning("%s: %s gets no requests for up to %.0f s: %s", self.name, host, seconds, failure.message)
             self._has_opened.set()
+
+
+def _bare(name: str) -> str:
+    """Return a model's name without folders, the owner's name or ".gguf". llama-server lists a model as its file."""
+    return name.replace("\\", "/").rpartition("/")[2].lower().removesuffix(".gguf")
 
 
 def num_prompt_tokens(request: GenerateRequest) -> int:

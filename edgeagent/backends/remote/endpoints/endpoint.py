@@ -9,7 +9,7 @@ from collections.abc import Callable
 from edgeagent.backends.remote.connection.transport import Transport
 from edgeagent.backends.remote.dialect import UNKNOWN, Dialect
 from edgeagent.backends.remote.endpoints.averages import Averages
-from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, View
+from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, UNKNOWN_FIRST_TOKEN_S, View
 from edgeagent.backends.remote.endpoints.context import CERTAIN
 from edgeagent.backends.remote.endpoints.health import Breaker, Pause
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, WAS_NOT_SENT, Failure, Kind
@@ -38,6 +38,7 @@ class Endpoint:
         self.is_identified = False
         self._contexts: dict[str, int] = {}
         self._learns_contexts = not remote.context_length  # a context length set by the owner takes precedence
+        self.round_trip_s: float | None = None  # of the last answered probe
         self.num_waiting: int | None = None
         self.kv_usage: float | None = None
         self._num_long = 0
@@ -113,12 +114,17 @@ class Endpoint:
             region=self.region,
             is_usable=self.accepts_requests(now_s) and self.fits(model, num_prompt_tokens),
             is_on_trial=self.breaker.state(now_s) != "closed",
-            first_token_s=self.averages.first_token_s(num_prompt_tokens, now_s),
+            first_token_s=self._first_token_s(num_prompt_tokens, now_s),
             num_long=self._num_long,
             num_short=self._num_short,
             num_waiting=self.num_waiting or 0,
             kv_usage=self.kv_usage or 0.0,
         )
+
+    def _first_token_s(self, num_prompt_tokens: int, now_s: float) -> float | None:
+        """Predict the time to the first token from earlier answers, or else from the last probe; None if unknown."""
+        known = self.averages.first_token_s(num_prompt_tokens, now_s)
+        return UNKNOWN_FIRST_TOKEN_S + self.round_trip_s if known is None and self.round_trip_s is not None else known
 
     def status(self, now_s: float) -> EndpointStatus:
         """Return the endpoint's status, as clients and the command line show it."""

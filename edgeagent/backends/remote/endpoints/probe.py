@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from functools import partial
 from typing import Any
 
@@ -119,7 +120,9 @@ class Prober:
         """Return the HTTP status of the first health path that exists; None if none exists."""
         paths = _HEALTH_PATHS if self._health_path is None else (self._health_path,)
         for path in paths:
+            began_s = time.monotonic()
             status, body = await self._get(permit, Call(path, is_at_root=True))
+            self._endpoint.round_trip_s = time.monotonic() - began_s
             if status == 200 and body.lstrip()[:1] == b"<":
                 raise Failure(Kind.GARBLED, "a web page answers in its place (a network's sign-in page?)")
             if status in (200, 204) or status >= 500:

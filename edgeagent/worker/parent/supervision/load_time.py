@@ -52,9 +52,9 @@ class LoadTime:
         match state:
             case WorkerState.READY:
                 return 0.0
-            case WorkerState.STOPPED | WorkerState.FAILED | WorkerState.QUARANTINED:
-                return self.whole_s
-        return self.left_s(progress)
+            case WorkerState.STARTING:
+                return self.left_s(progress)
+        return self.whole_s
 
     def left_s(self, progress: float) -> float | None:
         """Return how many more seconds the running load should take; None if unknown."""

@@ -30,7 +30,7 @@ def test_a_model_without_a_worker_is_ready_after_a_whole_load() -> None:
     clock = FakeClock()
     load = LoadTime(clock, guess_s=5.0)
     clock.advance(4.0)
-    for state in (WorkerState.STOPPED, WorkerState.FAILED, WorkerState.QUARANTINED):
+    for state in (WorkerState.STOPPED, WorkerState.FAILED, WorkerState.QUARANTINED, WorkerState.STOPPING):
         assert load.ready_in_s(state, 0.9) == 5.0
     assert load.ready_in_s(WorkerState.STARTING, 0.0) == pytest.approx(1.0)
     assert load.ready_in_s(WorkerState.READY, 1.0) == 0.0
