@@ -60,8 +60,7 @@ class Scenario:
     """One thing to measure. `round` measures it once. `prepare` runs once on each server, and is not measured.
 
     The third argument of `round` is the round's id: its number as text, from "0". `round` raises EdgeAgentError if the
-    server fails, or if the scenario cannot measure this server. If `is_default` is False, the scenario is measured only
-    if the user names it. If `is_once` is True, only one round is measured.
+    server fails, or if the scenario cannot measure this server. If `is_once` is True, only one round is measured.
     """
 
     name: str
@@ -69,7 +68,6 @@ class Scenario:
     metrics: tuple[Metric, ...]
     round: Callable[[MeasuredServer, Workload, str], Awaitable[Round]]
     prepare: Callable[[MeasuredServer, Workload], Awaitable[None]] | None = None
-    is_default: bool = True
     is_once: bool = False
 
 

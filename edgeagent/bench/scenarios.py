@@ -8,9 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from edgeagent.bench import caches, chats, speculation
-from edgeagent.bench.client import connection_to
-from edgeagent.bench.overheads import DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, TTFT_OVERHEAD, idle, overhead
 from edgeagent.bench.scenario import (
     FEW_TOKENS,
     ITL,
@@ -32,7 +29,6 @@ from edgeagent.bench.wire import BenchRequest, Trace
 from edgeagent.errors import BackendUnavailable
 
 NUM_WARM_REQUESTS = 3
-NUM_CONNECTS = 4
 LIVE_LENGTH = 4
 """The length of the answers that run during a long prompt, as a multiple of max_tokens."""
 NUM_EVENTS_BEFORE = 12
@@ -232,29 +228,6 @@ async def hol(measured: MeasuredServer, workload: Workload, round_id: str) -> Ro
     }
 
 
-NEW_EVENT = Metric("new: first event", "ms", "connecting included")
-NEW_FIRST = Metric("new: first token", "ms", "connecting included")
-OPEN_EVENT = Metric("open: first event", "ms", "on a connection that has been used")
-OPEN_FIRST = Metric("open: first token", "ms", "on a connection that has been used")
-
-
-async def connect(measured: MeasuredServer, _: Workload, round_id: str) -> Round:
-    """Open several connections one after another, and send two short prompts on each.
-
-    The times of the first prompt include opening the connection.
-    """
-    samples: dict[Metric, list[float]] = {NEW_EVENT: [], NEW_FIRST: [], OPEN_EVENT: [], OPEN_FIRST: []}
-    for turn in range(NUM_CONNECTS):
-        async with connection_to(measured.server) as connection:
-            for event, first in ((NEW_EVENT, NEW_FIRST), (OPEN_EVENT, OPEN_FIRST)):
-                prompt = measured.prompts.cold(f"{event.name} {round_id} {turn}", SHORT_PROMPT_TOKENS // 2)
-                trace = await answer(connection, prompt, FEW_TOKENS)
-                opening_ms = connection.opening_ms if event is NEW_EVENT else 0.0
-                samples[event] += [opening_ms + value for value in trace.first_event_ms]
-                samples[first] += [opening_ms + value for value in trace.ttft_ms]
-    return samples
-
-
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -273,18 +246,5 @@ SCENARIOS = {
             (ITL_BEFORE, ITL_DURING, WORST_ITL, LONG_TTFT, LONG_PROMPT, BEGUN),
             hol,
         ),
-        Scenario("connect", "new and open connections", (NEW_EVENT, NEW_FIRST, OPEN_EVENT, OPEN_FIRST), connect),
-        Scenario("overhead", "what the server adds to the model's own work", (TTFT_OVERHEAD, DELIVERY), overhead),
-        Scenario(
-            "idle",
-            "open WebSockets without traffic",
-            (IDLE_BYTES, IDLE_OPENING, IDLE_FIRST),
-            idle,
-            is_default=False,
-            is_once=True,
-        ),
-        *caches.SCENARIOS,
-        *chats.SCENARIOS,
-        *speculation.SCENARIOS,
     )
 }

@@ -20,7 +20,7 @@ from tests.daemon.running import running
 
 WORKLOAD = Workload(prompt_tokens=100, max_tokens=10, parallel=2)
 
-DEFAULT = [scenario for scenario in SCENARIOS.values() if scenario.is_default]
+DEFAULT = list(SCENARIOS.values())
 
 
 def silent(label: str, done: int, total: int) -> None:

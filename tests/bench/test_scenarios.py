@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
-from edgeagent.bench import overheads, scenarios
+from edgeagent.bench import scenarios
 from edgeagent.bench.client import Server
-from edgeagent.bench.overheads import DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, TTFT_OVERHEAD
 from edgeagent.bench.prompts import Prompts
 from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, MeasuredServer, Metric, Round, Workload
 from edgeagent.bench.scenarios import SCENARIOS, Live, all_rate, live_rate
 from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
-from edgeagent.errors import BackendUnavailable, NotSupported, Overloaded
+from edgeagent.errors import BackendUnavailable, Overloaded
 from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
 from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.daemon.running import running
 
-WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)
+WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=3)
 EXPLAINS = [metric for scenario in SCENARIOS.values() for metric in scenario.metrics if metric.better == "neither"]
 
 
@@ -48,7 +44,7 @@ def all_present(samples: Round, metrics: Iterable[Metric]) -> bool:
 
 
 @pytest.mark.parametrize("transport", ["ws", "http"])
-@pytest.mark.parametrize("name", sorted(SCENARIOS.keys() - {"idle", "restart", "shared-prefix"}))
+@pytest.mark.parametrize("name", sorted(SCENARIOS))
 async def test_a_round_gives_what_the_scenario_promises(name: str, transport: str) -> None:
     scenario = SCENARIOS[name]
     async with measured_server(FakeBackend(), transport) as measured:
@@ -56,9 +52,8 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
             await scenario.prepare(measured, WORKLOAD)
         samples = await scenario.round(measured, WORKLOAD, "0")
     assert set(samples) == set(scenario.metrics)
-    # The fake answers a long prompt so fast that the live streams may have no gap meanwhile. It also reports a prompt
-    # time that exceeds the whole answer's time.
-    optional = {scenarios.ITL_DURING, scenarios.WORST_ITL, TTFT_OVERHEAD}
+    # The fake answers a long prompt so fast that the live streams may have no gap meanwhile.
+    optional = {scenarios.ITL_DURING, scenarios.WORST_ITL}
     assert all_present(samples, set(scenario.metrics) - optional), samples
 
 
@@ -158,14 +153,6 @@ async def test_hol_with_a_model_that_answers_nothing_fails_instead_of_asking_for
             await scenarios.hol(measured, WORKLOAD, "0")
 
 
-async def test_connect_counts_connecting_where_it_is_new() -> None:
-    backend = FakeBackend()
-    async with measured_server(backend) as measured:
-        samples = await scenarios.connect(measured, WORKLOAD, "0")
-    assert [len(values) for values in samples.values()] == [scenarios.NUM_CONNECTS] * 4
-    assert len(backend.requests) == 2 * scenarios.NUM_CONNECTS
-
-
 def test_live_gaps_are_those_that_have_a_part_in_the_time_asked_for() -> None:
     live = Live([Trace(sent_s=0, texts=[1, 2, 3, 7]), Trace(sent_s=7.5, texts=[8, 9])])
     assert live.gaps_ms(2.5, 6) == [1000, 4000]
@@ -196,36 +183,3 @@ def test_every_metric_explains_itself_once() -> None:
         assert len(set(names)) == len(names)
         assert all(metric.meaning and metric.unit for metric in scenario.metrics)
     assert EXPLAINS
-
-
-async def test_overhead_is_what_the_server_s_own_prompt_time_leaves() -> None:
-    async with measured_server(FakeBackend()) as measured:
-        samples = await overheads.overhead(measured, WORKLOAD, "0")
-    # The fake reports 8 ms for every prompt.
-    assert all(value > -8.0 for value in samples[TTFT_OVERHEAD])
-    assert len(samples[TTFT_OVERHEAD]) == len(samples[DELIVERY]) > 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the daemon tells its memory where there is /proc")
-async def test_idle_sockets_are_opened_measured_and_closed() -> None:
-    async with measured_server(FakeBackend()) as measured:
-        samples = await overheads.idle(measured, WORKLOAD, "0")
-    assert len(samples[IDLE_BYTES]) == len(samples[IDLE_FIRST]) == 1
-    assert len(samples[IDLE_OPENING]) == WORKLOAD.connections
-
-
-async def test_idle_is_of_websockets() -> None:
-    async with measured_server(FakeBackend(), "http") as measured:
-        with pytest.raises(NotSupported):
-            await overheads.idle(measured, WORKLOAD, "0")
-
-
-@pytest.mark.parametrize("transport", ["ws", "http"])
-async def test_speculate_asks_for_each_number_of_drafts_and_never_twice_the_same(transport: str) -> None:
-    backend = FakeBackend()
-    async with measured_server(backend, transport) as measured:
-        measured = replace(measured, server=replace(measured.server, kind="edgeagent"))
-        await SCENARIOS["speculate"].round(measured, WORKLOAD, "0")
-    asked = [(prompt_of(request), request.draft_tokens) for request in backend.requests]
-    assert len({prompt for prompt, _ in asked}) == len(asked)
-    assert Counter(drafts for _, drafts in asked) == {0: 4 + 4 * 3, 1: 4, 3: 4, 8: 4, None: 4 + 4 * 3}

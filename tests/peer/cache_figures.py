@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from edgeagent.bench import caches, scenarios
+from edgeagent.bench import scenarios
 from edgeagent.bench.client import Server, read_page
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, summary_of
@@ -32,6 +32,7 @@ from edgeagent.cli.link import ask
 from edgeagent.client import Address
 from tests.peer import servers
 from tests.peer.build import binary, default_folder
+from tests.peer.laboratory import SCENARIOS, caches
 from tests.peer.lookup import lookup_ms
 from tests.peer.rows import number
 from tests.peer.servers import edgeagent, llama_server, processor
@@ -120,7 +121,7 @@ Section = tuple[list[Row], Samples]
 def restart(setup: Setup) -> Section:
     """Measure the time to the first token of prompts with one long prefix, before and after the server is killed."""
     with edgeagent(setup, 8192) as ours, llama_server(setup, 8192) as theirs:
-        scenario = scenarios.SCENARIOS["restart"]
+        scenario = SCENARIOS["restart"]
         done, samples = measure_scenario(
             [ours, theirs], scenario, Workload(setup.prefix, 64, 4), setup.restarts, setup.seed
         )
@@ -221,7 +222,7 @@ def idle(setup: Setup) -> Section:
             await asyncio.sleep(REST_S)
             return await scenarios.parallel(measured, workload, round_id)
 
-        scenario = Scenario("idle conversations", "", scenarios.SCENARIOS["parallel"].metrics, round_, prepare)
+        scenario = Scenario("idle conversations", "", SCENARIOS["parallel"].metrics, round_, prepare)
         workload = Workload(IDLE_TOKENS, 96, NUM_LIVE)
         done, samples = measure_scenario([full, empty], scenario, workload, setup.rounds, setup.seed)
     title = f"{NUM_LIVE} live streams, {setup.idle} idle conversations of {IDLE_TOKENS} tokens kept | none"
@@ -242,7 +243,7 @@ def writer(setup: Setup) -> Section:
             samples = await scenarios.parallel(measured, workload, round_id)
             return {**samples, WRITTEN: [float(await num_disk_blocks(measured.server) - before)]}
 
-        metrics = (*scenarios.SCENARIOS["parallel"].metrics, WRITTEN)
+        metrics = (*SCENARIOS["parallel"].metrics, WRITTEN)
         workload = Workload(IDLE_TOKENS, 192, NUM_LIVE)
         done, samples = measure_scenario(
             [on, off], Scenario("writer", "", metrics, round_), workload, setup.rounds, setup.seed
@@ -260,7 +261,7 @@ def conversations(setup: Setup) -> Section:
 
     Both servers run with their defaults, and then with the same small host memory.
     """
-    scenario = scenarios.SCENARIOS["conversations"]
+    scenario = SCENARIOS["conversations"]
     workload = Workload(1000, 64, NUM_LIVE, conversations=setup.conversations)
     title = f"{setup.conversations} conversations of 1,000 tokens by turns, cells for nine: first token of a next turn"
     rows, samples = [], {}
@@ -275,7 +276,7 @@ def conversations(setup: Setup) -> Section:
 def shared_prefix(setup: Setup) -> Section:
     """Measure how many bytes are stored for many conversations with one system prompt."""
     with edgeagent(setup, 8192) as ours:
-        scenario = scenarios.SCENARIOS["shared-prefix"]
+        scenario = SCENARIOS["shared-prefix"]
         workload = Workload(setup.system, 64, NUM_LIVE, conversations=setup.sharers)
         done, samples = measure_scenario([ours], scenario, workload, 1, setup.seed)
     title = f"{setup.sharers} conversations, one system prompt of {setup.system:,} tokens: bytes"

@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeagent.bench import caches, chats, overheads, scenarios
+from edgeagent.bench import scenarios
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, ratio_of, summary_of
 from edgeagent.bench.scenario import ITL, RATE, Metric, Workload
 from edgeagent.bench.stats import Ratio, ratio
 from tests.peer import servers
+from tests.peer.laboratory import SCENARIOS, caches, chats, overheads
 from tests.peer.servers import Setup
 
 NUM_SEQUENCES = 4  # both servers' default; some situations use more
@@ -142,8 +143,8 @@ def rows(size: Size) -> tuple[Row, ...]:
         Row(f"{NUM_LIVE} live streams' gap while {prefix} arrive, p95", "hol", scenarios.ITL_DURING, figure="p95"),
         Row("their longest gap meanwhile", "hol", scenarios.WORST_ITL),
         Row("first token of what arrived", "hol", scenarios.LONG_TTFT),
-        Row("first event on a new connection", "connect", scenarios.NEW_EVENT),
-        Row("first event on an open connection", "connect", scenarios.OPEN_EVENT),
+        Row("first event on a new connection", "connect", overheads.NEW_EVENT),
+        Row("first event on an open connection", "connect", overheads.OPEN_EVENT),
         Row("first token beyond prefill, quiet", "overhead", overheads.TTFT_OVERHEAD),
         Row("delivery of one event", "overhead", overheads.DELIVERY),
         Row(
@@ -225,7 +226,7 @@ def measured(
 
     `flags` are further options of edgeagent.
     """
-    scenario = scenarios.SCENARIOS[situation.scenario]
+    scenario = SCENARIOS[situation.scenario]
     total = Run([], [scenario], situation.workload, num_rounds, seed, [Measurement(scenario, [])])
     for number in range(num_rounds if situation.is_fresh else 1):
         with ExitStack() as stack:

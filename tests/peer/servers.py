@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 import socket
 import subprocess
@@ -16,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from edgeagent.bench.client import Server, Transport, find_server
-from edgeagent.cli.daemon.temporary import kill
 from edgeagent.client import Address
 from edgeagent.runtime_file import find_daemon
 
@@ -105,6 +107,20 @@ def llama_server(setup: Setup, context: int, *flags: str) -> Iterator[Server]:
             yield replace(server, restart=child.restart)
         finally:
             child.stop()
+
+
+def kill(daemon: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all its descendants without a normal stop; return when all have ended."""
+    try:
+        workers = psutil.Process(daemon.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        workers = []
+    daemon.kill()
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    daemon.wait()
+    psutil.wait_procs(workers)
 
 
 def free_port() -> int:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from edgeagent.bench import caches, chats, scenarios
 from edgeagent.bench.measure import Measurement
 from edgeagent.bench.scenario import ITL, RATE, Metric, Round
 from tests.peer import versus
+from tests.peer.laboratory import SCENARIOS, caches, chats
 from tests.peer.rows import QUICK, Bar, Row, Situation, Size, figure_of, measured, rows, situations
 from tests.peer.servers import Setup
 from tests.peer.shape_folder import ShapeFolder
@@ -25,13 +25,13 @@ ONE_STREAM = Row("one stream", "decode", RATE, Bar("≥", 0.97))
 
 def measurement(scenario: str, metric: Metric, *servers: list[list[float]]) -> Measurement:
     """Return rounds of one metric, as a list for each server."""
-    return Measurement(scenarios.SCENARIOS[scenario], [[{metric: samples} for samples in each] for each in servers])
+    return Measurement(SCENARIOS[scenario], [[{metric: samples} for samples in each] for each in servers])
 
 
 @pytest.mark.parametrize("size", [Size(), QUICK])
 def test_every_row_is_of_a_metric_that_its_situation_measures(size: Size) -> None:
     for row in rows(size):
-        scenario = scenarios.SCENARIOS[situations(size)[row.situation].scenario]
+        scenario = SCENARIOS[situations(size)[row.situation].scenario]
         assert {row.metric, row.of or row.metric} <= set(scenario.metrics)
     assert {row.situation for row in rows(size)} == situations(size).keys()
     assert len({row.title for row in rows(size)}) == len(rows(size))
@@ -54,7 +54,7 @@ def test_a_share_is_of_our_own_metric_round_by_round() -> None:
     rounds: list[Round] = [
         {caches.AFTER_CACHED: [cached], caches.AFTER_PROMPT: [200.0]} for cached in (100.0, 150.0, 200.0)
     ]
-    figure = figure_of(row, Measurement(scenarios.SCENARIOS["restart"], [rounds]))
+    figure = figure_of(row, Measurement(SCENARIOS["restart"], [rounds]))
     assert figure.value == 0.75
     assert figure.theirs is None
 
@@ -146,7 +146,7 @@ def test_one_command_measures_what_is_missing(
 
     def fake(setup: Setup, situation: Situation, *_: Any) -> tuple[Measurement, dict[str, Any]]:
         asked.append((setup.model.name, situation.name))
-        return Measurement(scenarios.SCENARIOS[situation.scenario], [[{}], [{}]]), {}
+        return Measurement(SCENARIOS[situation.scenario], [[{}], [{}]]), {}
 
     monkeypatch.setattr(versus, "measured", fake)
     monkeypatch.setattr(versus, "cached_model", lambda folder, shape, quant: folder / f"{shape.name}-{quant}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,6 @@ from edgeagent.cli.bench import options as flags
 from edgeagent.cli.bench.options import ScenarioName
 from edgeagent.cli.display import aligned, wrapped
 from edgeagent.cli.options import ConfigFile, with_help
-from edgeagent.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,8 +36,6 @@ def bench(
     prompt_tokens: flags.PromptTokens = 1024,
     max_tokens: flags.MaxTokens = 128,
     parallel: flags.Parallel = 4,
-    connections: flags.Connections = 1000,
-    conversations: flags.Conversations = 32,
     transport: flags.TransportFlag = "auto",
     model: flags.Model = None,
     api_key: flags.ApiKey = None,
@@ -46,7 +43,6 @@ def bench(
     against_api_key: flags.AgainstApiKey = None,
     seed: flags.Seed = None,
     as_json: flags.AsJson = False,
-    plot: flags.Plot = None,
     state_dir: flags.StateDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -57,60 +53,36 @@ def bench(
     from edgeagent.bench.scenario import Workload
     from edgeagent.client import Address
 
-    is_killed = ScenarioName.RESTART in (scenario or ())
-    if is_killed and (url or against):
-        raise ConfigError("--scenario restart kills the server that it measures, so it starts its own: give no URL")
-    save_plot = _plotter(plot)
     with (
         _progress() as progress,
-        _address(url, model, state_dir, config, progress, is_killed=is_killed) as (address, name, restart),
+        _address(url, model, state_dir, config, progress) as (address, name),
         asyncio.Runner() as runner,
     ):
         wanted = [(replace(address, token=api_key or address.token), name)]
         if against:
             wanted.append((Address(against, against_api_key), against_model))
-        servers = runner.run(_servers(wanted, transport, restart))
-        workload = Workload(prompt_tokens, max_tokens, parallel, connections, conversations)
+        servers = runner.run(_servers(wanted, transport))
+        workload = Workload(prompt_tokens, max_tokens, parallel)
         run = Run(servers, _scenarios(scenario), workload, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
         is_interrupted = _run_measurement(runner, run, progress)
     _print(run, as_json=as_json)
-    save_plot(run)
     if is_interrupted:
         raise typer.Exit(130)
     if any(measurement.failure for measurement in run.measurements):
         raise typer.Exit(1)
 
 
-def _plotter(file: Path | None) -> Callable[[Run], None]:
-    """Return a function that draws a measurement into `file`, or that does nothing if `file` is None.
-
-    Raise ConfigError at once if no picture can be drawn into the file, see `check_plot`.
-    """
-    from edgeagent.bench.plot import check_plot, save_plot
-
-    if file is None:
-        return lambda _run: None
-    check_plot(file)
-    return lambda run: save_plot(run, file)
-
-
-async def _servers(
-    wanted: Sequence[tuple[Address, str | None]], transport: flags.Transport, restart: Callable[[], None] | None
-) -> list[Server]:
-    """Ask the servers at these addresses for their models, see `find_server`, and return the servers.
-
-    `restart` becomes the restart function of the first server.
-    """
+async def _servers(wanted: Sequence[tuple[Address, str | None]], transport: flags.Transport) -> list[Server]:
+    """Ask the servers at these addresses for their models, see `find_server`, and return the servers."""
     from edgeagent.bench.client import find_server
 
-    ours, *others = [await find_server(address, transport, model) for address, model in wanted]
-    return [replace(ours, restart=restart), *others]
+    return [await find_server(address, transport, model) for address, model in wanted]
 
 
 def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
     from edgeagent.bench.scenarios import SCENARIOS
 
-    return [each for each in SCENARIOS.values() if (each.name in names if names else each.is_default)]
+    return [each for each in SCENARIOS.values() if not names or each.name in names]
 
 
 def _run_measurement(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:
@@ -126,39 +98,31 @@ def _run_measurement(runner: asyncio.Runner, run: Run, progress: Progress) -> bo
 
 @contextlib.contextmanager
 def _address(
-    url: str | None,
-    model: str | None,
-    state_dir: Path | None,
-    config: Path | None,
-    progress: Progress,
-    *,
-    is_killed: bool,
-) -> Iterator[tuple[Address, str | None, Callable[[], None] | None]]:
-    """Yield the address of the server to measure, the model to request, and a function that restarts the server.
+    url: str | None, model: str | None, state_dir: Path | None, config: Path | None, progress: Progress
+) -> Iterator[tuple[Address, str | None]]:
+    """Yield the address of the server to measure, and the model to request.
 
     The server is the one at `url`, else the running daemon, else a temporary daemon, which is started here and stopped
-    at the end. `is_killed` says that a scenario kills the server; then the running daemon is not used. If the model is
-    None, the server's default model is measured. Only a temporary daemon has a restart function, otherwise it is None.
+    at the end. If the model is None, the server's default model is measured.
     """
-    from edgeagent.cli.daemon.temporary import killable_daemon
+    from edgeagent.cli.daemon.temporary import temporary_daemon
     from edgeagent.cli.link import address_of
     from edgeagent.client import Address
     from edgeagent.config_sources import load_config
     from edgeagent.runtime_file import find_daemon
 
     if url is not None:
-        yield Address(url), model, None
+        yield Address(url), model
         return
     settings: Config = load_config({"state_dir": state_dir} if state_dir else {}, config).config
     found = find_daemon(settings.state_dir)
-    if found is not None and not is_killed:
-        yield address_of(found), model, None
+    if found is not None:
+        yield address_of(found), model
         return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
-    starting = killable_daemon(flags, lambda text: progress(text, 0, 0), owner=settings.state_dir)
-    with starting as (address, restart):
+    with temporary_daemon(flags, lambda text: progress(text, 0, 0), owner=settings.state_dir) as address:
         # The daemon serves only this model, and gives a model file a name of its own, so no name is requested.
-        yield address, None, restart
+        yield address, None
 
 
 def _print(run: Run, *, as_json: bool) -> None:

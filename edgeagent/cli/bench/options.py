@@ -15,20 +15,12 @@ HELP = """Measure how fast a server answers, over its wire; takes about a minute
 
 decode: tokens/s of one stream. ttft: time to the first token, of a new prompt and of one that differs from an earlier
 one only at its end. parallel: several streams at once. hol: how long a new long prompt delays live streams
-(head-of-line blocking). connect: time to the first event on a new connection and on an open one. overhead: the time
-that the server adds to the model's work, before the first token and after each token.
-
-These run only if you name them. idle: memory of open WebSockets. restart: kill a daemon, start it again, and repeat the
-prompts. shared-prefix: many conversations with one system prompt, and how many bytes are cached. conversations:
-the next turns of many conversations in rotation. beginnings: new conversations, one after another. chat: many turns of
-one conversation. speculate: no drafts, drafts of fixed lengths and the server's choice, for chat, edits, code and
-words. All but idle and speculate leave their prompts in the server's prefix cache.
+(head-of-line blocking).
 
 \b
-edgeagent bench                                          this machine's daemon, the first six
+edgeagent bench                                          this machine's daemon
 edgeagent bench --scenario decode --rounds 20            one of them, with more rounds
 edgeagent bench --scenario ttft --prompt-tokens 4000     how long do long prompts take?
-edgeagent bench --scenario restart --model m.gguf        what does the cache on disk save?
 edgeagent bench http://127.0.0.1:8080                    llama-server, vLLM, ...
 edgeagent bench --against http://127.0.0.1:8080          ours against it, A B A B ...
 edgeagent bench ws://127.0.0.1:8127 --against http://127.0.0.1:8127 --transport http
@@ -46,15 +38,6 @@ class ScenarioName(StrEnum):
     TTFT = "ttft"
     PARALLEL = "parallel"
     HOL = "hol"
-    CONNECT = "connect"
-    OVERHEAD = "overhead"
-    IDLE = "idle"
-    RESTART = "restart"
-    SHARED_PREFIX = "shared-prefix"
-    CONVERSATIONS = "conversations"
-    BEGINNINGS = "beginnings"
-    CHAT = "chat"
-    SPECULATE = "speculate"
 
 
 Url = Annotated[
@@ -69,25 +52,18 @@ Scenarios = Annotated[
     typer.Option(
         "--scenario",
         metavar="NAME",
-        help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: the first six.",
+        help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: all.",
     ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How many rounds to measure.")]
 PromptTokens = Annotated[
-    int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of long prompts: ttft, hol, caches, chats.")
+    int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of the long prompts of ttft and hol.")
 ]
 MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode, parallel and chat.")
+    int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode and parallel.")
 ]
 Parallel = Annotated[
     int, typer.Option("--parallel", min=2, metavar="N", help="Streams in parallel; hol has N - 1 and the long prompt.")
-]
-Connections = Annotated[int, typer.Option("--connections", min=1, metavar="N", help="WebSockets in idle.")]
-Conversations = Annotated[
-    int,
-    typer.Option(
-        "--conversations", min=2, metavar="N", help="How many of them: beginnings, conversations, shared-prefix."
-    ),
 ]
 TransportFlag = Annotated[
     Transport, typer.Option("--transport", help="auto: the WebSocket if the server is an edgeagent.")
@@ -102,7 +78,4 @@ Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="The seed of the prompts' words; default: a new one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")]
-Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw the samples. Needs edgeagent[plot].")
-]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]

@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-
-import psutil
 
 from edgeagent.cli.link import address_of, ask
 from edgeagent.client import Address
@@ -41,19 +38,6 @@ def temporary_daemon(
     If the daemon ends early, raise ConfigError for a wrong setting, otherwise BackendUnavailable. The message is the
     error in the daemon's log, or else the end of the log. Raise EdgeAgentError if the model cannot be loaded.
     """
-    with killable_daemon(flags, progress, owner=owner) as (address, _):
-        yield address
-
-
-@contextlib.contextmanager
-def killable_daemon(
-    flags: Sequence[str], progress: Callable[[str], None], *, owner: Path | None = None
-) -> Iterator[tuple[Address, Callable[[], None]]]:
-    """Like `temporary_daemon`, but also yield a restart function.
-
-    The restart function kills the daemon and its workers, and starts the daemon again on the same port. It returns when
-    the model is ready again, and raises the same errors as the first start.
-    """
     # On Windows the log may still be open when the folder is removed, until the daemon's last worker has ended.
     with tempfile.TemporaryDirectory(prefix="edgeagent-", ignore_cleanup_errors=True) as folder:
         state_dir, log = Path(folder, "state"), Path(folder, "daemon.log")
@@ -62,16 +46,8 @@ def killable_daemon(
         with log.open("wb") as output:
             daemon = _start(state_dir, flags, output.fileno())
 
-        def restart() -> None:
-            nonlocal daemon
-            kill(daemon)
-            with log.open("wb") as output:
-                daemon = _start(state_dir, flags, output.fileno(), port=urlsplit(address.url).port or 0)
-            _wait_until_ready(daemon, state_dir, log, progress)
-
         try:
-            address = _wait_until_ready(daemon, state_dir, log, progress)
-            yield address, restart
+            yield _wait_until_ready(daemon, state_dir, log, progress)
         finally:
             _stop(daemon)
 
@@ -100,22 +76,8 @@ def load_in_progress(address: Address) -> str:
     return told[-1]
 
 
-def kill(daemon: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all its descendants without a normal stop; return when all have ended."""
-    try:
-        workers = psutil.Process(daemon.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        workers = []
-    daemon.kill()
-    for worker in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
-    daemon.wait()
-    psutil.wait_procs(workers)
-
-
-def _start(state_dir: Path, flags: Sequence[str], output: int, *, port: int = 0) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "edgeagent", "serve", *flags, "--host", "127.0.0.1", "--port", str(port)]
+def _start(state_dir: Path, flags: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "edgeagent", "serve", *flags, "--host", "127.0.0.1", "--port", "0"]
     command += ["--state-dir", str(state_dir), "--until-stdin-closes"]
     # The daemon gets its own process group. Ctrl-C in the terminal cancels an answer and must not reach the daemon.
     flag = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from edgeagent.bench import caches, overheads
 from edgeagent.bench.scenario import Scenario
 from edgeagent.bench.scenarios import SCENARIOS
 from edgeagent.cli import main
@@ -39,29 +38,25 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_everything_is_measured(
-    serve: Serve, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (caches, overheads):
-        monkeypatch.setattr(module, "SETTLE_S", 0.01)  # the fake backend needs no time to settle
+def test_everything_is_measured(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", serve(FakeBackend()), *QUICK]) == 0
     captured = capsys.readouterr()
     assert "WebSocket, model fake (edgeagent)" in captured.out
-    measured = [scenario for scenario in SCENARIOS.values() if scenario.is_default]
+    measured = list(SCENARIOS.values())
     titles = [f"{scenario.name}: {scenario.summary}" for scenario in measured]
     assert [line for line in captured.out.splitlines() if line in titles] == titles
     assert "failed" not in captured.out
     assert captured.err.splitlines() == [
-        "first answers (0 of 6)",
-        *(f"{scenario.name} ({number} of 6)" for number, scenario in enumerate(measured)),
+        "first answers (0 of 4)",
+        *(f"{scenario.name} ({number} of 4)" for number, scenario in enumerate(measured)),
     ]
 
 
 def test_json_and_the_options(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--scenario", "decode", "--scenario", "connect", "--seed", "7", "--transport", "http", "--json"]
+    flags = ["--scenario", "decode", "--scenario", "ttft", "--seed", "7", "--transport", "http", "--json"]
     assert main(["bench", serve(FakeBackend()), *QUICK, *flags, "--rounds", "3"]) == 0
     report = printed(capsys)
-    assert [scenario["name"] for scenario in report["scenarios"]] == ["decode", "connect"]
+    assert [scenario["name"] for scenario in report["scenarios"]] == ["decode", "ttft"]
     assert (report["seed"], report["rounds"], report["is_complete"]) == (7, 3, True)
     assert report["servers"][0]["transport"] == "http"
     assert len(report["scenarios"][0]["metrics"][0]["servers"][0]["samples"]) == 3
@@ -111,16 +106,14 @@ def test_without_a_daemon_one_is_started(
     started: list[list[str]] = []
 
     @contextmanager
-    def start(
-        flags: list[str], progress: Callable[[str], None], *, owner: Path
-    ) -> Iterator[tuple[Address, Callable[[], None]]]:
+    def start(flags: list[str], progress: Callable[[str], None], *, owner: Path) -> Iterator[Address]:
         started.append(flags)
         progress("m: loading 10%")
         progress("m: loading 90%")
-        yield Address(url), lambda: None
+        yield Address(url)
 
     monkeypatch.setattr("edgeagent.runtime_file.find_daemon", lambda state_dir: None)
-    monkeypatch.setattr("edgeagent.cli.daemon.temporary.killable_daemon", start)
+    monkeypatch.setattr("edgeagent.cli.daemon.temporary.temporary_daemon", start)
     assert main(["bench", *QUICK, "--scenario", "decode", "--model", "/models/m.gguf"]) == 0
     assert started == [["/models/m.gguf"]]
     captured = capsys.readouterr()
@@ -152,10 +145,8 @@ def test_ctrl_c_prints_what_has_been_measured(
     [
         (["bench", "http://127.0.0.1:1"], 1, "cannot be reached"),
         (["bench", "nonsense://x"], 2, "is not a server's URL"),
-        (["bench", "http://127.0.0.1:1", "--plot", "missing/a.png"], 2, "--plot"),
         (["bench", "--scenario", "sleep"], 2, "sleep"),
         (["bench", "--rounds", "0"], 2, "--rounds"),
-        (["bench", "http://127.0.0.1:1", "--scenario", "restart"], 2, "give no URL"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -177,23 +168,11 @@ def test_a_scenario_that_fails_is_told_and_ends_with_status_1(serve: Serve, caps
             raise Overloaded("the queue is full")
         return echo(request)
 
-    flags = ["--scenario", "decode", "--scenario", "connect"]
+    flags = ["--scenario", "decode", "--scenario", "ttft"]
     assert main(["bench", serve(FakeBackend(script)), *QUICK, *flags]) == 1
     output = capsys.readouterr().out
     assert "failed: the queue is full" in output
-    assert "new: first event" in output
-
-
-def test_a_picture_is_drawn_too(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    drawn: list[tuple[int, Path]] = []
-    monkeypatch.setattr("edgeagent.bench.plot.check_plot", lambda path: None)
-    monkeypatch.setattr("edgeagent.bench.plot.save_plot", lambda run, path: drawn.append((len(run.measurements), path)))
-    path = tmp_path / "a.png"
-    assert main(["bench", serve(FakeBackend()), *QUICK, "--scenario", "decode", "--plot", str(path)]) == 0
-    assert drawn == [(1, path)]
-    assert "tokens/s" in capsys.readouterr().out
+    assert "cold TTFT" in output
 
 
 def test_a_terminal_gets_a_bar(

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from edgeagent.bench import caches
-from edgeagent.bench.caches import SCENARIOS, CacheSize
 from edgeagent.bench.client import Server
 from edgeagent.bench.scenario import FEW_TOKENS, MeasuredServer, Workload
 from edgeagent.bench.wire import Counts, Trace
@@ -18,6 +16,8 @@ from edgeagent.errors import NotSupported
 from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
 from tests.backends.fake import Act, FakeBackend, finished
 from tests.bench.test_scenarios import measured_server
+from tests.peer.laboratory import caches
+from tests.peer.laboratory.caches import SCENARIOS, CacheSize
 
 WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=2, conversations=3)
 

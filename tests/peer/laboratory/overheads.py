@@ -1,4 +1,4 @@
-"""Scenarios that measure what a server adds to the model's work: latency, and the memory of connections."""
+"""Scenarios that measure what a server adds to the model's work: connections, latency, and memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from contextlib import AsyncExitStack
 
 from edgeagent.bench.client import connection_to, read_page
 from edgeagent.bench.scenario import (
+    FEW_TOKENS,
     SHORT_PROMPT_TOKENS,
     MeasuredServer,
     Metric,
     Round,
+    Scenario,
     Workload,
     answer,
     joined,
@@ -25,6 +27,7 @@ NUM_REQUESTS = 8
 ANSWER_TOKENS = 16
 OPENED_AT_ONCE = 32
 SETTLE_S = 1.0
+NUM_CONNECTS = 4
 
 TTFT_OVERHEAD = Metric("TTFT beyond prefill", "ms", "request sent to first text, less the server's own prompt time")
 DELIVERY = Metric("delivery", "ms", "of one event, from the engine into the socket, as the server measures it")
@@ -108,3 +111,33 @@ def _allow_descriptors(wanted: int) -> None:
         if soft != resource.RLIM_INFINITY and soft < wanted:
             most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+NEW_EVENT = Metric("new: first event", "ms", "connecting included")
+NEW_FIRST = Metric("new: first token", "ms", "connecting included")
+OPEN_EVENT = Metric("open: first event", "ms", "on a connection that has been used")
+OPEN_FIRST = Metric("open: first token", "ms", "on a connection that has been used")
+
+
+async def connect(measured: MeasuredServer, _: Workload, round_id: str) -> Round:
+    """Open several connections one after another, and send two short prompts on each.
+
+    The times of the first prompt include opening the connection.
+    """
+    samples: dict[Metric, list[float]] = {NEW_EVENT: [], NEW_FIRST: [], OPEN_EVENT: [], OPEN_FIRST: []}
+    for turn in range(NUM_CONNECTS):
+        async with connection_to(measured.server) as connection:
+            for event, first in ((NEW_EVENT, NEW_FIRST), (OPEN_EVENT, OPEN_FIRST)):
+                prompt = measured.prompts.cold(f"{event.name} {round_id} {turn}", SHORT_PROMPT_TOKENS // 2)
+                trace = await answer(connection, prompt, FEW_TOKENS)
+                opening_ms = connection.opening_ms if event is NEW_EVENT else 0.0
+                samples[event] += [opening_ms + value for value in trace.first_event_ms]
+                samples[first] += [opening_ms + value for value in trace.ttft_ms]
+    return samples
+
+
+SCENARIOS = (
+    Scenario("connect", "new and open connections", (NEW_EVENT, NEW_FIRST, OPEN_EVENT, OPEN_FIRST), connect),
+    Scenario("overhead", "what the server adds to the model's own work", (TTFT_OVERHEAD, DELIVERY), overhead),
+    Scenario("idle", "open WebSockets without traffic", (IDLE_BYTES, IDLE_OPENING, IDLE_FIRST), idle, is_once=True),
+)

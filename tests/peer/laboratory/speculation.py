@@ -97,6 +97,5 @@ SCENARIOS = (
         "drafts of fixed lengths and as the server chooses, over kinds of text",
         (*ONE.values(), *MANY.values()),
         speculate,
-        is_default=False,
     ),
 )

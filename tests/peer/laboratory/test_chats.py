@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edgeagent.bench import chats
 from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, Workload
 from tests.backends.fake import FakeBackend
-from tests.bench.test_caches import roles, texts
 from tests.bench.test_scenarios import measured_server
+from tests.peer.laboratory import chats
+from tests.peer.laboratory.test_caches import roles, texts
 
 WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=2, conversations=3)
 

@@ -209,14 +209,12 @@ SCENARIOS = (
         "the same prefix after a power cut",
         (COLD, WARM, AFTER, AFTER_PROMPT, AFTER_CACHED),
         restart,
-        is_default=False,
     ),
     Scenario(
         "shared-prefix",
         "many conversations with one system prompt",
         (FIRST, OTHERS, OTHERS_CACHED, MEMORY_SHARE, DISK_SHARE),
         shared_prefix,
-        is_default=False,
         is_once=True,
     ),
     Scenario(
@@ -225,6 +223,5 @@ SCENARIOS = (
         (NEXT, NEXT_PROMPT, NEXT_CACHED),
         conversations,
         prepare=_begin_conversations,
-        is_default=False,
     ),
 )

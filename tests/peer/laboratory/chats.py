@@ -84,13 +84,11 @@ SCENARIOS = (
         "new conversations, one after another",
         (BEGINNING, FIRST, LAST, GROWTH),
         beginnings,
-        is_default=False,
     ),
     Scenario(
         "chat",
         "one conversation that the server keeps",
         (OPENING, NEXT, RATE, ITL, LENGTH),
         chat,
-        is_default=False,
     ),
 )

@@ -1,0 +1,72 @@
+"""The laboratory's scenarios against the daemon's own server with a fake backend."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from edgeagent.bench.scenario import Workload
+from edgeagent.errors import NotSupported
+from tests.backends.fake import FakeBackend
+from tests.bench.test_scenarios import all_present, measured_server, prompt_of
+from tests.peer.laboratory import SCENARIOS, overheads
+from tests.peer.laboratory.overheads import DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, TTFT_OVERHEAD
+
+WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+@pytest.mark.parametrize("name", ["beginnings", "chat", "connect", "conversations", "overhead", "speculate"])
+async def test_a_round_gives_what_the_scenario_promises(name: str, transport: str) -> None:
+    scenario = SCENARIOS[name]
+    async with measured_server(FakeBackend(), transport) as measured:
+        if scenario.prepare is not None:
+            await scenario.prepare(measured, WORKLOAD)
+        samples = await scenario.round(measured, WORKLOAD, "0")
+    assert set(samples) == set(scenario.metrics)
+    # The fake reports a prompt time that exceeds the whole answer's time.
+    assert all_present(samples, set(scenario.metrics) - {TTFT_OVERHEAD}), samples
+
+
+async def test_connect_counts_connecting_where_it_is_new() -> None:
+    backend = FakeBackend()
+    async with measured_server(backend) as measured:
+        samples = await overheads.connect(measured, WORKLOAD, "0")
+    assert [len(values) for values in samples.values()] == [overheads.NUM_CONNECTS] * 4
+    assert len(backend.requests) == 2 * overheads.NUM_CONNECTS
+
+
+async def test_overhead_is_what_the_server_s_own_prompt_time_leaves() -> None:
+    async with measured_server(FakeBackend()) as measured:
+        samples = await overheads.overhead(measured, WORKLOAD, "0")
+    # The fake reports 8 ms for every prompt.
+    assert all(value > -8.0 for value in samples[TTFT_OVERHEAD])
+    assert len(samples[TTFT_OVERHEAD]) == len(samples[DELIVERY]) > 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the daemon tells its memory where there is /proc")
+async def test_idle_sockets_are_opened_measured_and_closed() -> None:
+    async with measured_server(FakeBackend()) as measured:
+        samples = await overheads.idle(measured, WORKLOAD, "0")
+    assert len(samples[IDLE_BYTES]) == len(samples[IDLE_FIRST]) == 1
+    assert len(samples[IDLE_OPENING]) == WORKLOAD.connections
+
+
+async def test_idle_is_of_websockets() -> None:
+    async with measured_server(FakeBackend(), "http") as measured:
+        with pytest.raises(NotSupported):
+            await overheads.idle(measured, WORKLOAD, "0")
+
+
+@pytest.mark.parametrize("transport", ["ws", "http"])
+async def test_speculate_asks_for_each_number_of_drafts_and_never_twice_the_same(transport: str) -> None:
+    backend = FakeBackend()
+    async with measured_server(backend, transport) as measured:
+        measured = replace(measured, server=replace(measured.server, kind="edgeagent"))
+        await SCENARIOS["speculate"].round(measured, WORKLOAD, "0")
+    asked = [(prompt_of(request), request.draft_tokens) for request in backend.requests]
+    assert len({prompt for prompt, _ in asked}) == len(asked)
+    assert Counter(drafts for _, drafts in asked) == {0: 4 + 4 * 3, 1: 4, 3: 4, 8: 4, None: 4 + 4 * 3}
