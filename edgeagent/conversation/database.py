@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeagent.conversation.history import StoredResponse
+from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, MAX_ITEMS, StoredResponse, too_long
 from edgeagent.conversation.items import Item, ItemFormat
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, InvalidRequest
 from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode
 
@@ -38,14 +38,31 @@ CREATE INDEX responses_by_use ON responses (used);
 CREATE INDEX responses_by_age ON responses (created_s);
 CREATE TABLE items (id TEXT, segment INTEGER, PRIMARY KEY (id, segment)) WITHOUT ROWID;
 """
+# The segments of a conversation, the last one first, without their content.
 _CHAIN = """
-WITH RECURSIVE chain (id, parent, num_input, items, depth) AS (
-    SELECT id, parent, num_input, items, 0 FROM segments WHERE id = ?
+WITH RECURSIVE chain (id, parent, num_input, depth) AS (
+    SELECT id, parent, num_input, 0 FROM segments WHERE id = ?
     UNION ALL
-    SELECT s.id, s.parent, s.num_input, s.items, depth + 1 FROM segments s JOIN chain ON s.id = chain.parent
+    SELECT s.id, s.parent, s.num_input, depth + 1 FROM segments s JOIN chain ON s.id = chain.parent
 )
-SELECT num_input, items FROM chain ORDER BY depth DESC
+SELECT id, num_input FROM chain ORDER BY depth LIMIT ?
 """
+# A client may send the same item again with each request. The newest copies decide where the item may be sent.
+_COPIES = """
+SELECT i.segment, r.body FROM items i JOIN responses r ON r.segment = i.segment
+WHERE i.id = ? AND r.partition = ? ORDER BY i.segment DESC LIMIT 64
+"""
+# What the row of an item takes besides its id, and the row of a response besides its body and its items. The queries
+# repeat these numbers.
+_ITEM_ROW_BYTES = 32
+_RESPONSE_ROW_BYTES = 256
+_SEGMENT_SIZES = """
+CREATE TEMP VIEW segment_sizes AS SELECT s.id, s.parent, length(s.items) + (
+    SELECT coalesce(sum(length(CAST(i.id AS BLOB)) + 32), 0) FROM items i WHERE i.segment = s.id
+) AS num_bytes FROM segments s
+"""
+# The most JSON that is read for one request. A conversation's JSON is larger than its text, if much is escaped.
+_MAX_READ_BYTES = 2 * MAX_CONVERSATION_BYTES
 
 # The size of each partition. Of partitions with equal size, the one with the least recently used response is first.
 _COUNTS = "SELECT partition, count(*) FROM responses GROUP BY partition ORDER BY min(used)"
@@ -56,9 +73,9 @@ WITH RECURSIVE needed (partition, segment) AS (
     SELECT n.partition, s.parent FROM needed n JOIN segments s ON s.id = n.segment WHERE s.parent IS NOT NULL
 )
 SELECT partition, sum(num_bytes) FROM (
-    SELECT partition, length(body) AS num_bytes, used FROM responses
+    SELECT partition, length(body) + 256 AS num_bytes, used FROM responses
     UNION ALL
-    SELECT n.partition, length(s.items), NULL FROM needed n JOIN segments s ON s.id = n.segment
+    SELECT n.partition, s.num_bytes, NULL FROM needed n JOIN segment_sizes s ON s.id = n.segment
 )
 GROUP BY partition ORDER BY min(used)
 """
@@ -67,7 +84,10 @@ _NEXT_TO_EVICT = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDE
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of stored responses: their number, their bytes on disk (compressed), and their age in seconds."""
+    """The limits of stored responses: their number, their bytes on disk, and their age in seconds.
+
+    The bytes are those of the compressed content, of the ids, and about those of the rows that hold them.
+    """
 
     max_responses: int = 1000
     max_bytes: int = 256 << 20
@@ -107,7 +127,7 @@ class ResponseDatabase:
             parent = self._parent(response)
             inherited = response.num_inherited if parent is not None else 0
             own_input = response.context[inherited:]
-            items = _pack([self._form.encode(item) for item in (*own_input, *response.output)])
+            items = zlib.compress(self._form.encode((*own_input, *response.output)), 1)
             cursor = self._execute(
                 "INSERT INTO segments (parent, num_input, items) VALUES (?, ?, ?)", parent, len(own_input), items
             )
@@ -121,11 +141,15 @@ class ResponseDatabase:
             own_ids = {item.id for item in (*own_input, *response.output)}
             self._connection.executemany("INSERT INTO items VALUES (?, ?)", [(name, segment) for name in own_ids])
             self._num_responses += 1
-            self._num_bytes += len(items) + len(packed)
+            self._num_bytes += _RESPONSE_ROW_BYTES + len(packed) + len(items)
+            self._num_bytes += sum(len(name.encode()) + _ITEM_ROW_BYTES for name in own_ids)
             self._evict()
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
-        """Return a response of this partition, and mark it as used now; None if there is no such response."""
+        """Return a response of this partition, and mark it as used now; None if there is no such response.
+
+        Raise InvalidRequest if its conversation is too long.
+        """
         row = self._row(response_id, partition)
         if row is None:
             return None
@@ -133,18 +157,24 @@ class ResponseDatabase:
         # Reading must also work on a full disk.
         with suppress(sqlite3.OperationalError):
             self._execute("UPDATE responses SET used = ? WHERE id = ?", self._next_use(), response_id)
+        reader = _Reader(too_long())
         items: list[Item] = []
         num_inherited = num_context = 0
-        for num_input, packed in self._execute(_CHAIN, segment):
+        chain = self._execute(_CHAIN, segment, MAX_ITEMS + 1).fetchall()
+        if len(chain) > MAX_ITEMS:
+            raise too_long()
+        for each, num_input in reversed(chain):
             num_inherited = len(items)
             num_context = num_inherited + num_input
-            items += self._unpack_items(packed)
+            items += self._items_of(each, reader)
+            if len(items) > MAX_ITEMS:
+                raise too_long()
         context, output = tuple(items[:num_context]), tuple(items[num_context:])
         return StoredResponse(
             *(response_id, context, output, num_inherited, previous_id, partition),
             is_failed=bool(is_failed),
-            route=_route_of(body),
-        )
+            route=_route_of(reader.inflate(body)),
+        ).with_transcript()
 
     def body(self, response_id: str, partition: str) -> bytes | None:
         """Return the JSON of a response of this partition; None if there is no such response."""
@@ -154,21 +184,24 @@ class ResponseDatabase:
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
         """Return the partition's items that have these ids, by id, and a route mode. Unknown ids are left out.
 
-        The route mode is the strictest one of the responses that added these items; None if they set none.
+        Of several items with the same id, the newest is returned. The route mode is the strictest one of the responses
+        that added these items; None if they set none. Raise InvalidRequest if too much must be read.
         """
+        message = "input refers to items of too many or too large responses; send the items"
+        reader = _Reader(InvalidRequest(message, param="input"))
+        wanted: dict[int, set[str]] = {}
+        modes: dict[int, RouteMode | None] = {}
+        for item_id in dict.fromkeys(item_ids):
+            rows = self._execute(_COPIES, item_id, partition).fetchall()
+            if rows:
+                wanted.setdefault(rows[0][0], set()).add(item_id)
+            for segment, body in rows:
+                if segment not in modes:
+                    modes[segment] = _route_of(reader.inflate(body))
         found: dict[str, Item] = {}
-        route: RouteMode | None = None
-        for item_id in item_ids:
-            rows = self._execute(
-                "SELECT s.items, r.body FROM items i JOIN responses r ON r.segment = i.segment "
-                "JOIN segments s ON s.id = i.segment WHERE i.id = ? AND r.partition = ?",
-                *(item_id, partition),
-            )
-            for items, body in rows:
-                if item_id not in found:
-                    found |= {item.id: item for item in self._unpack_items(items) if item.id == item_id}
-                route = strictest(route, _route_of(body))
-        return found, route
+        for segment, ids in wanted.items():
+            found |= {item.id: item for item in self._items_of(segment, reader) if item.id in ids}
+        return found, strictest(*modes.values())
 
     def remove(self, response_id: str, partition: str) -> bool:
         """Delete a response of this partition, and overwrite its bytes in the file. Return False if there is none.
@@ -197,10 +230,12 @@ class ResponseDatabase:
                 self._execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:
             raise DamagedError(f"its format is {version}, not {VERSION}")
-        # The index is not part of the format: SQLite maintains it also for an older daemon, which does not create it.
-        # The index only saves time, so the file is used even if the disk has no room for the index.
+        # The indexes are not part of the format: SQLite maintains them also for an older daemon, which does not create
+        # them. They only save time, so the file is used even if the disk has no room for them.
         with suppress(sqlite3.OperationalError):
             self._execute("CREATE INDEX IF NOT EXISTS responses_by_partition ON responses (partition, used)")
+            self._execute("CREATE INDEX IF NOT EXISTS items_by_segment ON items (segment)")
+        self._execute(_SEGMENT_SIZES)
         self._num_responses, self._num_bytes = self._count()
         (self._last_use,) = self._execute("SELECT coalesce(max(used), 0) FROM responses").fetchone()
         with self._transaction():
@@ -210,8 +245,8 @@ class ResponseDatabase:
         num_responses, body_bytes = self._execute(
             "SELECT count(*), coalesce(sum(length(body)), 0) FROM responses"
         ).fetchone()
-        (item_bytes,) = self._execute("SELECT coalesce(sum(length(items)), 0) FROM segments").fetchone()
-        return num_responses, body_bytes + item_bytes
+        (segment_bytes,) = self._execute("SELECT coalesce(sum(num_bytes), 0) FROM segment_sizes").fetchone()
+        return num_responses, num_responses * _RESPONSE_ROW_BYTES + body_bytes + segment_bytes
 
     def _evict(self) -> None:
         oldest_s = self._clock() - self._limits.max_age_s
@@ -245,10 +280,10 @@ class ResponseDatabase:
         segment, num_bytes = row
         self._execute("DELETE FROM responses WHERE id = ?", response_id)
         self._num_responses -= 1
-        self._num_bytes -= num_bytes
+        self._num_bytes -= num_bytes + _RESPONSE_ROW_BYTES
         while segment is not None and not self._is_needed(segment):
             parent, num_bytes = self._execute(
-                "SELECT parent, length(items) FROM segments WHERE id = ?", segment
+                "SELECT parent, num_bytes FROM segment_sizes WHERE id = ?", segment
             ).fetchone()
             self._execute("DELETE FROM segments WHERE id = ?", segment)
             self._execute("DELETE FROM items WHERE segment = ?", segment)
@@ -276,11 +311,13 @@ class ResponseDatabase:
         ).fetchone()
         return row
 
-    def _unpack_items(self, packed: bytes) -> tuple[Item, ...]:
-        content = _inflate(packed)
+    def _items_of(self, segment: int, reader: _Reader) -> tuple[Item, ...]:
+        (packed,) = self._execute("SELECT items FROM segments WHERE id = ?", segment).fetchone()
         try:
-            return self._form.decode(json.loads(content))
+            return self._form.decode(reader.inflate(packed))
         except (ValueError, EdgeAgentError) as error:
+            if error is reader.refusal:
+                raise
             raise DamagedError("a segment does not hold items") from error
 
     def _next_use(self) -> int:
@@ -325,24 +362,40 @@ def _open(path: Path | None) -> sqlite3.Connection:
     return sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
 
 
-def _pack(value: object) -> bytes:
-    return zlib.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), 1)
+class _Reader:
+    """Inflates what is read for one request. It raises `refusal` before it would inflate more than _MAX_READ_BYTES."""
+
+    def __init__(self, refusal: InvalidRequest) -> None:
+        self.refusal = refusal
+        self._num_left = _MAX_READ_BYTES
+
+    def inflate(self, packed: bytes) -> bytes:
+        content = _inflate(packed, self._num_left + 1)
+        self._num_left -= len(content)
+        if self._num_left < 0:
+            raise self.refusal
+        return content
 
 
-def _inflate(packed: bytes) -> bytes:
+def _inflate(packed: bytes, max_bytes: int = 0) -> bytes:
+    """Return the content, or its first `max_bytes` (0: no limit)."""
+    inflater = zlib.decompressobj()
     try:
-        return zlib.decompress(packed)
+        content = inflater.decompress(packed, max_bytes)
     except zlib.error as error:
         raise DamagedError(str(error)) from error
+    if not inflater.eof and len(content) != max_bytes:
+        raise DamagedError("its compressed content is incomplete")
+    return content
 
 
-def _route_of(packed: bytes) -> RouteMode | None:
-    """Return a response's route mode, which its continuations inherit. `packed`: the response's compressed JSON.
+def _route_of(body: bytes) -> RouteMode | None:
+    """Return a response's route mode, which its continuations inherit. `body`: the response's JSON.
 
     Return None if the response has no mode, or LOCAL_ONLY if the mode cannot be read.
     """
     try:
-        notes = json.loads(_inflate(packed)).get("edgeagent") or {}
+        notes = json.loads(body).get("edgeagent") or {}
         return None if notes.get("mode") is None else RouteMode(notes["mode"])
     except (ValueError, AttributeError):
         return RouteMode.LOCAL_ONLY

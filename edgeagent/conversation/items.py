@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgeagent.types import Role
@@ -74,12 +74,19 @@ def compaction_item(item_id: str, summary: str) -> CompactionItem:
     return CompactionItem(item_id, COMPACTION_PREFIX + base64.urlsafe_b64encode(summary.encode()).decode(), summary)
 
 
+def summary_of(content: str) -> str | None:
+    """Return the summary in a compaction; None if another service made it. Raise ValueError if it is damaged."""
+    if not content.startswith(COMPACTION_PREFIX):
+        return None
+    return base64.b64decode(content.removeprefix(COMPACTION_PREFIX), altchars=b"-_", validate=True).decode()
+
+
 @dataclass(frozen=True, slots=True)
 class ItemFormat:
-    """How items are written to a file. `encode` returns an item as a JSON value. `decode` reads a list of such values.
+    """How items are written to a file. `encode` returns the bytes of several items, and `decode` reads them.
 
-    `decode` raises ValueError or an EdgeAgentError if the list has other values.
+    `decode` raises ValueError or an EdgeAgentError if the bytes have other content.
     """
 
-    encode: Callable[[Item], object]
-    decode: Callable[[object], tuple[Item, ...]]
+    encode: Callable[[Sequence[Item]], bytes]
+    decode: Callable[[bytes], tuple[Item, ...]]

@@ -1,8 +1,8 @@
 """The stored responses of all connections. One thread owns their file, so that the event loop never waits for a disk.
 
 If the file cannot be used, only deletions fail. A response that cannot be read counts as not found. A response that
-cannot be written waits in memory. If more than MAX_UNWRITTEN wait, the oldest are lost. A damaged file is renamed, and
-a warning is logged.
+cannot be written waits in memory. If too many or too large ones wait, the oldest are lost. A damaged file is renamed,
+and a warning is logged.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from edgeagent.config import ServerConfig
 from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase, set_aside
 from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import Item, ItemFormat
-from edgeagent.errors import StoreError
+from edgeagent.errors import InvalidRequest, StoreError
 from edgeagent.router.modes import strictest
 from edgeagent.types import RouteMode
 
 FILE = "responses.sqlite3"
-# The most responses that wait in memory after a failed write. They are tried again at the next `add` and at `close`.
+# The most responses, and their bytes, that wait in memory after a failed write. They are tried again at the next `add`
+# and at `close`.
 MAX_UNWRITTEN = 64
+MAX_UNWRITTEN_BYTES = 64 << 20
 WARN_EVERY_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -73,13 +75,19 @@ class ResponseStore:
         return history
 
     async def find(self, missing: MissingIds, partition: str) -> StoreResult:
-        """Return the previous response and the items that `missing` names, if this partition has them."""
+        """Return the previous response and the items that `missing` names, if this partition has them.
+
+        The result is a refusal if too much must be read.
+        """
         if not missing:
             return StoreResult()
         return await self._ask(lambda state: state.find(missing, partition))
 
     async def get(self, response_id: str, partition: str) -> StoredResponse | None:
-        """Return a response of this partition, even if it failed; None if there is no such response."""
+        """Return a response of this partition, even if it failed; None if there is no such response.
+
+        Raise InvalidRequest if its conversation is too long.
+        """
         return await self._ask(lambda state: state.get(response_id, partition))
 
     def add(self, response: StoredResponse, body: bytes) -> asyncio.Future[None]:
@@ -141,6 +149,12 @@ class _ThreadState:
         self.trouble: str | None = None
 
     def find(self, missing: MissingIds, partition: str) -> StoreResult:
+        try:
+            return self._find(missing, partition)
+        except InvalidRequest as refusal:
+            return StoreResult(refusal=refusal)
+
+    def _find(self, missing: MissingIds, partition: str) -> StoreResult:
         previous = None
         if missing.previous_id is not None:
             previous = self.get(missing.previous_id, partition)
@@ -148,11 +162,12 @@ class _ThreadState:
         route: RouteMode | None = None
         if missing.item_ids:
             items, route = self._try(lambda database: database.find_items(missing.item_ids, partition), (items, route))
-        for response, _ in self._unwritten.values():
-            if response.partition == partition:
-                those = {item.id: item for item in response.items if item.id in missing.item_ids}
-                items |= those
-                route = strictest(route, response.route if those else None)
+            wanted = frozenset(missing.item_ids)
+            for response, _ in self._unwritten.values():
+                if response.partition == partition:
+                    those = {item.id: item for item in response.items if item.id in wanted}
+                    items |= those
+                    route = strictest(route, response.route if those else None)
         return StoreResult(previous, items, route)
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
@@ -163,8 +178,10 @@ class _ThreadState:
     def add(self, response: StoredResponse, body: bytes) -> None:
         self._unwritten[response.id] = (response, body)
         self._write_waiting()
-        while len(self._unwritten) > MAX_UNWRITTEN:
+        sizes = [len(body) + response.num_bytes for response, body in self._unwritten.values()]
+        while len(sizes) > 1 and (len(sizes) > MAX_UNWRITTEN or sum(sizes) > MAX_UNWRITTEN_BYTES):
             self._unwritten.popitem(last=False)
+            del sizes[0]
         self._set_trouble()
 
     def body(self, response_id: str, partition: str) -> bytes | None:

@@ -124,12 +124,25 @@ def test_a_chain_outlives_the_rows_of_its_beginning() -> None:
 
 
 def test_bytes_are_bounded_and_one_too_large_is_kept() -> None:
-    store = database(max_bytes=10_000)
+    store = database(max_bytes=11_000)
     for index, name in enumerate("abc"):
         add(store, StoredResponse(name, (said(name, noise(index, 8000)),), ()))
     assert kept(store, "abc") == "bc"
     add(store, StoredResponse("d", (said("d", noise(9, 50_000)),), ()))
     assert kept(store, "abcd") == "d"
+
+
+def test_ids_count_as_bytes_too(tmp_path: Path) -> None:
+    """Ids are stored uncompressed, in a table of their own."""
+    store = database(tmp_path / "r", max_bytes=105_000)
+    for name in "abcdefgh":
+        ids = [f"{name}_{number}_{'x' * 500}" for number in range(60)]
+        add(store, StoredResponse(name, tuple(said(item_id) for item_id in ids), ()))
+        assert store._num_bytes <= 105_000
+    assert kept(store, "abcdefgh") == "fgh"
+    store.close()
+    # Without the ids, which compress well, all eight would fit.
+    assert (tmp_path / "r").stat().st_size > 100_000
 
 
 def test_old_ones_go() -> None:
@@ -220,7 +233,7 @@ def test_bytes_too() -> None:
 
 
 def test_a_conversation_counts_with_all_that_its_last_response_needs() -> None:
-    store = database(max_bytes=20_000)
+    store = database(max_bytes=22_000)
     add(store, *named("a", "quiet", noise(0, 12_000)))
     for names in ("bcdef", "g"):
         for number, response in enumerate(chain(names, "loud"), start=1):

@@ -13,6 +13,8 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 
 from edgeagent.api.responses.event_json import Echo
+from edgeagent.api.responses.events import new_id
+from edgeagent.api.responses.items.as_json import with_id
 from edgeagent.api.responses.items.input_items import InputBody, to_items
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
@@ -36,8 +38,9 @@ from edgeagent.api.wire.fields import (
 from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
 from edgeagent.api.wire.messages import Function, OnlyFunction, Schema, tools_of
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.history import Conversation
 from edgeagent.conversation.items import Item, ReferenceItem
-from edgeagent.conversation.prompt import to_messages
+from edgeagent.conversation.prompt import with_instructions
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,
@@ -191,16 +194,14 @@ class ResponseCreate:
         """Return a copy of this create that continues the response `previous_id` with `items`."""
         return replace(self, body=self.body.model_copy(update={"previous_response_id": previous_id}), items=items)
 
-    def request(
-        self, request_id: str, model: str, items: tuple[Item, ...], partition: str = "", *, is_storable: bool = True
-    ) -> GenerateRequest:
-        """Return the GenerateRequest for the conversation `items`, including the inherited items.
+    def request(self, request_id: str, model: str, conversation: Conversation, partition: str = "") -> GenerateRequest:
+        """Return the GenerateRequest for the conversation, with the inherited items.
 
         Raise InvalidRequest if there is nothing to answer, or if there are too many messages. The prompt is kept on
-        disk only if both `is_storable` and `is_stored` are true.
+        disk only if both the conversation and the response may be stored.
         """
         body = self.body
-        messages = to_messages(body.instructions, items)
+        messages = with_instructions(body.instructions, conversation.transcript.messages)
         if not messages and not self.is_prefill_only:
             raise InvalidRequest("input is missing: send a string or a list of items", param="input")
         if len(messages) > MAX_MESSAGES:
@@ -229,7 +230,7 @@ class ResponseCreate:
             logprobs=_num_logprobs(body),
             tier=tier_of(body.service_tier),
             prefill_only=self.is_prefill_only,
-            cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and is_storable),
+            cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and conversation.is_storable),
             route=route_of(body.edgeagent),
             draft_tokens=drafts_of(body.edgeagent),
         )
@@ -273,7 +274,7 @@ def read_create(fields: Json) -> ResponseCreate:
     """Return a checked create; raise InvalidRequest or NotSupported, whose `param` names the field at fault."""
     body = validate(CreateResponseBody, fields)
     _refuse_unsupported(body, fields)
-    items = to_items(body.input)
+    items = tuple([with_id(item, new_id) for item in to_items(body.input)])
     if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
     tools = tools_of(body.tools or ())

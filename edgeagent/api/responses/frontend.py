@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from edgeagent.api.frontend import Frontend
-from edgeagent.api.responses.items.as_json import item_body
-from edgeagent.api.responses.items.input_items import read_items
+from edgeagent.api.responses.items.stored import decode_items, encode_items
 from edgeagent.config import Config
 from edgeagent.conversation.items import ItemFormat
 from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
 
 # The file of stored responses keeps items in the JSON form of the wire.
-ITEM_FORMAT = ItemFormat(item_body, read_items)
+ITEM_FORMAT = ItemFormat(encode_items, decode_items)
 # How long `close` waits for background responses to end, twice at most. The drain has cancelled them before.
 TASKS_S = 0.5
 

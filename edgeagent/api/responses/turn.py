@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import NewId, ResponseEvents, new_id, new_response
-from edgeagent.api.responses.items.as_json import with_id
 from edgeagent.api.wire.fields import with_adapter
-from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult
+from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult, Transcript
 from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router.modes import strictest
@@ -23,8 +22,8 @@ from edgeagent.types import (
     SamplingParams,
     Timings,
     Usage,
-    replace,
 )
+from edgeagent.types import replace as msgspec_replace
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +51,10 @@ class Turn:
 
     def shorten(self, items: tuple[Item, ...]) -> None:
         """Replace the conversation by `items`, a shorter form of it, and make the request again with the same id."""
-        self.conversation = Conversation(items, 0, self.conversation.is_storable, self.conversation.route)
-        shorter = self.create.request(
-            self.request.id, self.request.model, items, self.partition, is_storable=self.conversation.is_storable
-        )
-        self.request = replace(shorter, cache=self.request.cache, route=self.request.route)
+        transcript = Transcript().extended(items)
+        self.conversation = replace(self.conversation, items=items, transcript=transcript, num_inherited=0)
+        shorter = self.create.request(self.request.id, self.request.model, self.conversation, self.partition)
+        self.request = msgspec_replace(shorter, cache=self.request.cache, route=self.request.route)
 
     def stored(self) -> StoredResponse:
         """Return what the store keeps, so that the response can be continued.
@@ -73,6 +71,7 @@ class Turn:
             is_storable=self.events.response["store"],
             is_failed=self.events.response["status"] == "failed",
             route=self.request.route,
+            transcript=self.conversation.transcript.extended(self.events.items),
         )
 
 
@@ -94,14 +93,11 @@ def begin_turn(
     `found`: what the store has of the ids that `history` does not have. `lane`: the key of a WebSocket's lane; the
     prompt then stays cached until the lane's next response. "": the prompt is cached like any other.
     """
-    items = tuple(with_id(item, new_id) for item in create.items)
-    conversation = history.continue_from(create.previous_id, items, found)
+    conversation = history.continue_from(create.previous_id, create.items, found)
     model = with_adapter(create.body.model or default_model or service.default_model(), create.body.edgeagent)
-    request = create.request(
-        make_id("resp"), model, conversation.items, partition, is_storable=conversation.is_storable
-    )
+    request = create.request(make_id("resp"), model, conversation, partition)
     route = strictest(conversation.route, request.route)
-    request = replace(request, cache=replace(request.cache, lane=lane), route=route)
+    request = msgspec_replace(request, cache=msgspec_replace(request.cache, lane=lane), route=route)
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
     # If an earlier response of the chain must not be stored, this one is not stored either. Its `store` says so.
     response["store"] = create.is_stored and conversation.is_storable

@@ -10,6 +10,7 @@ import pytest
 
 from edgeagent.api.responses.body import MAX_ECHO_BYTES, ResponseCreate, read_create
 from edgeagent.api.wire.fields import MAX_MESSAGES
+from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.conversation.items import CallItem, CallOutputItem, MessageItem, ReasoningItem, ReferenceItem
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -34,8 +35,12 @@ def read(**fields: Any) -> ResponseCreate:
 
 
 def request(**fields: Any) -> GenerateRequest:
-    create = read(**fields)
-    return create.request("resp_1", "fake", create.items)
+    return request_of(read(**fields))
+
+
+def request_of(create: ResponseCreate) -> GenerateRequest:
+    conversation = ConnectionHistory().continue_from(None, create.items, StoreResult())
+    return create.request("resp_1", "fake", conversation)
 
 
 def prompt(**fields: Any) -> ChatPrompt:
@@ -210,8 +215,9 @@ def test_the_first_wrong_item_ends_the_reading() -> None:
 def test_items() -> None:
     items = read(
         input=[
-            {"role": "developer", "content": "be brief"},
+            {"id": "msg_7", "role": "developer", "content": "be brief"},
             {
+                "id": "msg_8",
                 "type": "message",
                 "role": "user",
                 "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
@@ -236,20 +242,25 @@ def test_items() -> None:
                 ],
             },
             {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "42"}]},
+            {
+                "type": "function_call_output",
+                "id": "fco_1",
+                "call_id": "call_1",
+                "output": [{"type": "input_text", "text": "42"}],
+            },
             {"type": "compaction", "id": "cmp_1", "encrypted_content": "x"},
             {"type": "item_reference", "id": "msg_9"},
         ]
     ).items
     assert items == (
-        MessageItem("", "system", "be brief"),
-        MessageItem("", "user", "ab"),
+        MessageItem("msg_7", "system", "be brief"),
+        MessageItem("msg_8", "user", "ab"),
         ReasoningItem("rs_1", "hm"),
         ReasoningItem("rs_2", "so"),
         ReasoningItem("rs_3", ""),
         MessageItem("msg_1", "assistant", "cno", "commentary"),
         CallItem("fc_1", "call_1", "f", "{}"),
-        CallOutputItem("", "call_1", "42"),
+        CallOutputItem("fco_1", "call_1", "42"),
         ReferenceItem("msg_9"),
     )
 
@@ -309,7 +320,7 @@ def test_the_echo_stays_small_enough_for_a_frame() -> None:
     echo = create.echo(SamplingParams())
     assert len(json.dumps(echo)) < MAX_ECHO_BYTES
     assert (echo["instructions"], echo["tools"], echo["tool_choice"], echo["metadata"]) == (None, [], "auto", {})
-    assert create.request("resp_1", "fake", create.items).prompt == ChatPrompt(
+    assert request_of(create).prompt == ChatPrompt(
         (Message("system", big), Message("user", "hi")), create.tools, ToolChoice("required")
     )
 

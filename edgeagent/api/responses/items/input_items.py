@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, PlainValidator, Tag
@@ -11,7 +10,6 @@ from pydantic_core import PydanticCustomError
 from edgeagent.api.wire.fields import ROLES, Body, validate
 from edgeagent.api.wire.messages import Content, discriminated_by
 from edgeagent.conversation.items import (
-    COMPACTION_PREFIX,
     CallItem,
     CallOutputItem,
     CompactionItem,
@@ -19,6 +17,7 @@ from edgeagent.conversation.items import (
     MessageItem,
     ReasoningItem,
     ReferenceItem,
+    summary_of,
 )
 
 # Clients send anything as an id. An id that is not a string is ignored.
@@ -27,16 +26,9 @@ ItemId = Annotated[
 ]
 
 
-def _summary(content: str) -> str | None:
-    """Return the summary in a compaction; None if another service made it. Raise ValueError if it is damaged."""
-    if not content.startswith(COMPACTION_PREFIX):
-        return None
-    return base64.b64decode(content.removeprefix(COMPACTION_PREFIX), altchars=b"-_", validate=True).decode()
-
-
 def _readable(content: str) -> str:
     try:
-        _summary(content)
+        summary_of(content)
     except ValueError as error:
         message = "is not what this daemon made ({error}); send it unchanged"
         raise PydanticCustomError("compaction", message, {"error": str(error)}) from None
@@ -159,7 +151,7 @@ def _item(sent: InputItem) -> Item | None:
         case InputReference():
             return ReferenceItem(sent.id)
     content = sent.encrypted_content or ""
-    summary = _summary(content)
+    summary = summary_of(content)
     return None if summary is None else CompactionItem(sent.id, content, summary)
 
 

@@ -17,6 +17,8 @@ from edgeagent.api.responses.event_json import (
     SteerEcho,
     SteerError,
 )
+from edgeagent.api.responses.events import new_id
+from edgeagent.api.responses.items.as_json import with_id
 from edgeagent.api.responses.items.input_items import read_items
 from edgeagent.conversation.items import CallItem, Item, MessageItem
 from edgeagent.errors import EdgeAgentError
@@ -52,7 +54,7 @@ class Steer:
 
 
 def read_steer_input(raw: object) -> tuple[Item, ...]:
-    """Return the items of a steer's input, which must be a non-empty string or a list of user messages.
+    """Return the items of a steer's input, with ids. It must be a non-empty string or a list of user messages.
 
     Raise SteerRefused for any other input.
     """
@@ -64,7 +66,7 @@ def read_steer_input(raw: object) -> tuple[Item, ...]:
         raise SteerRefused(INVALID_INPUT, error.message) from None
     if not all(isinstance(item, MessageItem) and item.role == "user" for item in items):
         raise SteerRefused(INVALID_INPUT, "only messages with the role user can steer a response")
-    return items
+    return tuple([with_id(item, new_id) for item in items])
 
 
 def accepted(steer: Steer) -> ResponseSteerAccepted:
