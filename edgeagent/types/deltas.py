@@ -104,13 +104,15 @@ class Started(Struct, frozen=True, tag="started"):
     """The prompt is rendered, tokenized and looked up in the cache, and its prefill has begun.
 
     `num_dropped_items` counts the conversation's items that did not fit and were left out of the prompt. The worker
-    sends no `placement`; the backend and the router add it.
+    sends no `placement`; the backend and the router add it. `warnings` name what the answer does not observe although
+    the request asks for it, such as a pattern in a tool's schema; each is a line for the client.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_dropped_items: int = 0
     placement: Placement | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Interrupted(Struct, frozen=True, tag="interrupted"):

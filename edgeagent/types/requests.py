@@ -45,7 +45,7 @@ class Message(Struct, frozen=True):
 class Tool(Struct, frozen=True):
     """A function the model may call. `parameters` is the JSON text of its JSON schema.
 
-    If `strict` is not set, keywords that the grammar compiler does not know are ignored.
+    If `strict` is not set, keywords that cannot be followed are ignored, and a warning names them.
     """
 
     name: str
@@ -111,7 +111,7 @@ class JsonObjectFormat(Struct, frozen=True, tag="json_object"):
 class JsonSchemaFormat(Struct, frozen=True, tag="json_schema"):
     """JSON that validates against `schema` (JSON text).
 
-    If `strict` is not set, keywords that the grammar compiler does not know are ignored.
+    If `strict` is not set, keywords that cannot be followed are ignored, and a warning names them.
     """
 
     schema: str

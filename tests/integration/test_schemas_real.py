@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+import websockets
 
 from tests.clients.json_cut import fault_of
 from tests.clients.schemas import Sent, all_sent
@@ -85,6 +87,88 @@ def test_a_format_beside_tools_leaves_the_choice_to_the_model(
     else:
         followed, written = answer, choice["message"]["content"]
     assert fault_of(followed, written, is_cut=False) is None
+
+
+# What zod 4 writes for `z.string().email()`, in an optional tool of an agent.
+EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+MAIL = {
+    "name": "send_email",
+    "parameters": {"type": "object", "properties": {"to": {"type": "string", "format": "email", "pattern": EMAIL}}},
+}
+TIMER = {
+    "name": "set_timer",
+    "description": "Set a timer.",
+    "parameters": {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": None},
+}
+TOLD = "tool 'send_email': `pattern` at #/properties/to cannot be followed"
+ASKED = [{"role": "user", "content": "Set a timer for 5 minutes."}]
+
+
+def _tools(*, strict: bool | None) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {**each, "strict": strict}} for each in (TIMER, MAIL)]
+
+
+def _flat_tools(*, strict: bool | None) -> list[dict[str, Any]]:
+    return [{"type": "function", "strict": strict, **each} for each in (TIMER, MAIL)]
+
+
+# A request with a tool that cannot be followed, for each wire that takes tools.
+WIRES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": ASKED, "tools": _tools(strict=None), "max_tokens": 60},
+    "/v1/responses": {"input": ASKED, "tools": _flat_tools(strict=None), "max_output_tokens": 60},
+    "/api/chat": {"model": "builtin", "stream": False, "messages": ASKED, "tools": _tools(strict=None)},
+}
+
+
+@pytest.mark.parametrize("path", WIRES)
+def test_a_tool_that_cannot_be_followed_costs_no_answer(daemon: Daemon, path: str) -> None:
+    reply = httpx.post(daemon.url + path, json=WIRES[path], timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert "set_timer" in reply.text
+    assert TOLD in reply.headers["x-edgeagent-warning"]
+
+
+@pytest.mark.parametrize("path", list(WIRES)[:2])
+def test_a_strict_tool_that_cannot_be_followed_is_refused_by_name(daemon: Daemon, path: str) -> None:
+    tools = _flat_tools(strict=True) if path == "/v1/responses" else _tools(strict=True)
+    reply = httpx.post(daemon.url + path, json=WIRES[path] | {"tools": tools}, timeout=60)
+    assert reply.status_code == 400
+    assert TOLD in reply.json()["error"]["message"]
+
+
+async def test_the_websocket_names_what_it_leaves_out(daemon: Daemon) -> None:
+    async with websockets.connect(daemon.url.replace("http", "ws") + "/v1/responses") as socket:
+        await socket.send(json.dumps({"type": "response.create", **WIRES["/v1/responses"]}))
+        async for frame in socket:
+            event = json.loads(frame)
+            if event["type"] == "response.completed":
+                break
+    assert TOLD in event["response"]["edgeagent"]["warnings"][0]
+    assert event["response"]["output"][0]["name"] == "set_timer"
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "chat": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": MAIL["parameters"], "strict": False}}
+    },
+    "llama-server": {"json_schema": MAIL["parameters"]},
+    "llama-server, older": {"response_format": {"type": "json_object", "schema": MAIL["parameters"]}},
+}
+
+
+@pytest.mark.parametrize("wire", FORMATS)
+def test_a_format_that_is_not_strict_costs_no_answer(daemon: Daemon, wire: str) -> None:
+    body = {"messages": ASKED, "max_tokens": 4, **FORMATS[wire]}
+    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert "`pattern` at #/properties/to cannot be followed" in reply.headers["x-edgeagent-warning"]
+
+
+def test_ollamas_format_costs_no_answer(daemon: Daemon) -> None:
+    body = {"messages": ASKED, "stream": False, "format": MAIL["parameters"], "options": {"num_predict": 4}}
+    reply = httpx.post(f"{daemon.url}/api/chat", json={"model": "builtin", **body}, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert "`pattern` at #/properties/to cannot be followed" in reply.headers["x-edgeagent-warning"]
 
 
 @pytest.mark.slow

@@ -324,7 +324,7 @@ def _read_format(raw: str | Json | None) -> OutputFormat:
         case "json":
             return JsonObjectFormat()
         case dict(schema):
-            return JsonSchemaFormat(read_schema(schema, "format"))
+            return JsonSchemaFormat(read_schema(schema, "format"), strict=False)
     raise InvalidRequest(f'format must be "json" or a JSON schema, not {raw[:64]!r}', param="format")
 
 

@@ -12,6 +12,7 @@ from typing import Literal, NotRequired
 from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.logprobs import ChatLogprobs, token_logprobs
+from edgeagent.api.wire.placement import warnings_of
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import ChatUsage, placement_body
 from edgeagent.types import (
@@ -191,8 +192,11 @@ class ChatChunks(Chunks):
             first = next(delta for delta in step.deltas if not isinstance(delta, Started | PromptText))
             content = "" if isinstance(first, TextDelta | Finished) else None
             opening = self._chunk(index, {"role": "assistant", "content": content})
-            place = self._progress[index].placement
-            chunks.insert(0, opening if place is None else {**opening, "edgeagent": placement_body(place)})
+            started = self._progress[index].started
+            if started.placement is not None:
+                warnings = {"warnings": warnings_of(started)} if started.warnings else {}
+                opening["edgeagent"] = {**placement_body(started.placement), **warnings}
+            chunks.insert(0, opening)
         if self._delivery.has_timings:
             timings = self._progress[index].timings()
             return [{"timings": timings, **chunk} for chunk in chunks]

@@ -211,7 +211,7 @@ def _read_format(raw: Json | None) -> OutputFormat:
         case None | {"type": "text"}:
             return TextFormat()
         case {"type": "json_object", "schema": dict(schema)}:  # llama-server's older form
-            return JsonSchemaFormat(read_schema(schema, "response_format.schema"))
+            return JsonSchemaFormat(read_schema(schema, "response_format.schema"), strict=False)
         case {"type": "json_object"}:
             return JsonObjectFormat()
         case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:

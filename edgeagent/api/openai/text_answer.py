@@ -172,9 +172,9 @@ class TextChunks(Chunks):
             chunks.append(self._chunk(index, piece))
         if self._delivery.has_timings:
             chunks = [{**chunk, "timings": progress.timings()} for chunk in chunks]
-        if chunks and progress.placement is not None and index not in self._placement_sent:
+        if chunks and progress.started.placement is not None and index not in self._placement_sent:
             self._placement_sent.add(index)
-            chunks[0] = {**chunks[0], "edgeagent": placement_body(progress.placement)}
+            chunks[0] = {**chunks[0], "edgeagent": placement_body(progress.started.placement)}
         if choice.finished is not None:
             chunks.append(self._ended(self._chunk(index, Piece(), choice.finished), choice))
         return chunks

@@ -27,7 +27,7 @@ class Notes(Shape):
     """Facts about a response's request. The response object has each of them as soon as it is known."""
 
     warnings: NotRequired[list[str]]
-    """Unknown fields of the request, which have no effect."""
+    """Unknown fields of the request, which have no effect, and keywords in schemas that cannot be followed."""
     dropped_items: NotRequired[int]
     """How many of the oldest items did not fit and were left out of the prompt, because `truncation` is `auto`."""
     mode: NotRequired[RouteMode]

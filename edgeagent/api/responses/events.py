@@ -16,6 +16,7 @@ from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, Respons
 from edgeagent.api.responses.items.as_json import ItemStatus, OutputItem
 from edgeagent.api.responses.open_items import OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
 from edgeagent.api.wire.errors import error_body
+from edgeagent.api.wire.placement import warnings_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import Run, RunsAt, edgeagent_body, placement_body, responses_usage, timings_body
 from edgeagent.conversation.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
@@ -173,6 +174,8 @@ class ResponseEvents:
                 case Started(num_dropped_items=num_dropped, placement=placement):
                     if num_dropped:
                         self.notes["dropped_items"] = num_dropped
+                    if delta.warnings:
+                        self.notes["warnings"] = [*self.notes.get("warnings", []), *warnings_of(delta)]
                     self._unsent_placement = None if placement is None else placement_body(placement)
         return self._take()
 

@@ -156,7 +156,7 @@ class ExtendedBody(SamplingBody):
             return chosen
         if not isinstance(chosen, TextFormat):
             raise InvalidRequest("response_format and json_schema exclude each other", param="json_schema")
-        return JsonSchemaFormat(self.json_schema)
+        return JsonSchemaFormat(self.json_schema, strict=False)
 
     def limit(self, *openai: int | None) -> int | None:
         """Return the most tokens to generate; None: no limit.

@@ -1,6 +1,7 @@
-"""The response headers that tell a client where its answer is computed.
+"""The response headers that tell a client where its answer is computed, and what of its request is not observed.
 
-In OpenAI's APIs, a stream says the same in an early event, and again at its end, because a generation may move.
+In OpenAI's APIs, a stream says the same in an early event, and where it was computed again at its end, because a
+generation may move.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
+from edgeagent.api.wire.errors import printable
+from edgeagent.api.wire.known_fields import HEADER
 from edgeagent.types import Placement, Started
 
 # The characters that are not quoted: printable ASCII without the percent sign. A remote's names may have others.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+MAX_WARNINGS = 8
+_MAX_WARNING_CHARS = 600
 
 
 class HasDeltas(Protocol):
@@ -26,6 +33,11 @@ class HasDeltas(Protocol):
 
 
 ItemT = TypeVar("ItemT", bound=HasDeltas | tuple[int, HasDeltas])
+
+
+def warnings_of(started: Started) -> list[str]:
+    """Return the first MAX_WARNINGS of an answer's warnings, each cut and safe to show."""
+    return [printable(text[:_MAX_WARNING_CHARS]) for text in started.warnings[:MAX_WARNINGS]]
 
 
 def placement_of(step: HasDeltas) -> Placement | None:
@@ -41,17 +53,24 @@ class PlacementHeaders:
 
     def __init__(self) -> None:
         self._placement: Placement | None = None
+        self._warnings: list[str] = []
 
     async def noting(self, steps: AsyncGenerator[ItemT, None]) -> AsyncGenerator[ItemT, None]:
-        """Yield the items of `steps` unchanged, and keep the first placement in them."""
+        """Yield the items of `steps` unchanged, and keep the first placement and the warnings in them."""
         async with aclosing(steps):
             async for item in steps:
+                step = item[1] if isinstance(item, tuple) else item
                 if self._placement is None:
-                    self._placement = placement_of(item[1] if isinstance(item, tuple) else item)
+                    self._placement = placement_of(step)
+                for delta in step.deltas:
+                    if isinstance(delta, Started) and not self._warnings:
+                        self._warnings = warnings_of(delta)
                 yield item
 
     def put(self, response: Response) -> None:
-        """Add the headers to `response`. Add none if no placement was found yet."""
+        """Add the headers to `response`. Add none if the answer has not started yet."""
+        for text in self._warnings:
+            response.headers.append(HEADER.decode(), text.encode("ascii", "backslashreplace").decode())
         if (place := self._placement) is None:
             return
         fields = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import LlamaTimings, timings_body
-from edgeagent.types import Placement, PromptProgress, Started, Step, Timings, Usage
+from edgeagent.types import PromptProgress, Started, Step, Timings, Usage
 
 
 class GenerationProgress:
@@ -22,9 +22,9 @@ class GenerationProgress:
         self._num_tokens = 0
 
     @property
-    def placement(self) -> Placement | None:
-        """Where the generation runs; None if no step has said it yet."""
-        return self._started.placement
+    def started(self) -> Started:
+        """The start of the generation: where it runs, and its warnings. Empty if no step has said it yet."""
+        return self._started
 
     def add_step(self, step: Step) -> None:
         """Count the tokens of a step, and note where the generation runs."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.text.schema.check import SchemaError, followable, object_schema, parse_schema
-from edgeagent.text.schema.closing import WorkLimit
+from edgeagent.text.grammar.constraint import Trigger
 from edgeagent.text.tool_format import (
     HERMES_CLOSE,
     HERMES_OPEN,
@@ -18,6 +16,7 @@ from edgeagent.text.tool_format import (
     MISTRAL_OPEN,
     ToolFormat,
     arguments_key,
+    call_opener,
     markers,
 )
 from edgeagent.text.vocabulary import Vocabulary, control_tokens
@@ -25,8 +24,6 @@ from edgeagent.types import Tool, ToolChoice
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-
-Grammar = dict[str, Any]
 
 
 def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
@@ -55,23 +52,11 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...
     return tuple(tool for tool in tools if not choice.names or tool.name in choice.names)
 
 
-def tool_schemas(tools: Sequence[Tool]) -> list[Grammar]:
-    """Return the grammars of the tools' arguments, named tool_0, tool_1 … Raise InvalidToolSchema for a bad schema."""
-    grammars: list[Grammar] = []
-    limit = WorkLimit()
-    for index, tool in enumerate(tools):
-        try:
-            # Arguments are always an object, whether or not the schema says so.
-            schema = object_schema(parse_schema(tool.parameters))
-            schema = followable(schema, lenient=not tool.strict, limit=limit)
-        except SchemaError as error:
-            raise InvalidToolSchema(f"parameters of tool {tool.name!r}: {error}", param="tools") from error
-        grammars.append({"name": f"tool_{index}", "json_schema": schema})
-    return grammars
-
-
 class CallRules:
-    """The grammar rules of calls in one format, for these tools and this vocabulary."""
+    """The grammar rules of calls in one format, for these tools and this vocabulary.
+
+    They refer to the grammars of the tools' arguments as @tool_0, @tool_1 …
+    """
 
     def __init__(self, tool_format: ToolFormat, tools: Sequence[Tool], vocabulary: Vocabulary) -> None:
         self._format = tool_format
@@ -121,6 +106,16 @@ class CallRules:
             case ToolFormat.MISTRAL_ARGS:
                 one = f"{self.marker(MISTRAL_OPEN)} {body}"
                 return f"({one})+" if several else one
+
+    @property
+    def triggers(self) -> tuple[Trigger, ...]:
+        """The texts that begin a call in an answer of free text."""
+        triggers = (Trigger(call_opener(self._format).encode()),)
+        return (*triggers, Trigger(b"{", is_start=True)) if self._format is ToolFormat.LLAMA else triggers
+
+    def go_on(self, *, several: bool) -> bool:
+        """Whether further calls may follow a call without an opening marker of their own."""
+        return self._format is ToolFormat.LLAMA and several
 
     def marker(self, text: str) -> str:
         """Return the grammar's terminal for a marker: its control token if it has one, else its text."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,18 +13,20 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.text.grammar.call_ban import BannedText, CallBan, banned_texts
-from edgeagent.text.grammar.call_grammar import CallRules, Grammar, callable_tools, tool_schemas
-from edgeagent.text.grammar.constraint import Constraint, GrammarPlan, Trigger, reason
+from edgeagent.text.grammar.call_grammar import CallRules, callable_tools
+from edgeagent.text.grammar.constraint import Constraint, GrammarPlan, reason
 from edgeagent.text.grammar.json_guard import TokenStarts
-from edgeagent.text.schema.check import SchemaError, followable, parse_schema
-from edgeagent.text.schema.closing import Schema
-from edgeagent.text.schema.faults import describe_fault
+from edgeagent.text.schema.check import SchemaError, followable
+from edgeagent.text.schema.closing import Schema, WorkLimit
+from edgeagent.text.schema.reading import ReadSchema, SchemaReader, Wanted
 from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, call_opener
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, TextFormat, Tool, ToolChoice
 
 MAX_CACHED_GRAMMARS = 64
 MAX_GRAMMAR_CHARS = 1 << 20
+
+Grammar = dict[str, Any]
 
 
 class _TokenizerAdapter:
@@ -59,6 +61,7 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._starts: TokenStarts | None = None
         self._prototypes: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._reader = SchemaReader(self._try)
         self._bans: dict[ToolFormat, tuple[BannedText, ...]] = {}
         # Errors must not carry the client's schema into logs.
         self._limits = LLParserLimits(verbose_errors=False, precompute_large_lexemes=False, max_grammar_size=200_000)
@@ -104,53 +107,44 @@ class GrammarCompiler:
 
         open_reasoning: the markers of reasoning that the prompt leaves open. has_called: the conversation contains
         calls. If the answer is to be free text without calls, and the request has `tools` or `has_called`, the result
-        is a CallBan, because the model may imitate what it sees. Raise InvalidRequest for a format or a tool choice
-        that cannot be followed, InvalidToolSchema for a tool with an unusable name or schema, and NotSupported if the
-        vocabulary has no token that ends an answer.
+        is a CallBan, because the model may imitate what it sees. Keywords that cannot be followed are left out of a
+        schema that is not strict; the constraint's `warnings` name them. Raise InvalidRequest for a format or a tool
+        choice that cannot be followed, InvalidToolSchema for a tool with an unusable name or schema, and NotSupported
+        if the vocabulary has no token that ends an answer.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):
             return CallBan(self.vocabulary, self._banned(tool_format)) if tools or has_called else None
-        plan = self._plan(format, usable, tool_choice, parallel_tool_calls, tool_format, open_reasoning)
+        rules = CallRules(tool_format, usable, self.vocabulary)
+        limit, schemas = WorkLimit(), _Schemas(format, usable)
+        read = schemas.each(lambda wanted: self._reader.read(wanted, limit))
         try:
-            text = None if plan.text_grammar is None else self._prototype(plan.text_grammar)
-            return Constraint(self, plan, self._prototype(plan.grammar), text)
-        except _RefusedError as error:
-            raise self._refusal(str(error), format, usable) from None
+            return self._constraint(rules, read, tool_choice, parallel_tool_calls, open_reasoning)
+        except _RefusedError as refused:
+            why = str(refused)
+        read = schemas.each(lambda wanted: self._reader.relax(wanted, why))
+        try:
+            return self._constraint(rules, read, tool_choice, parallel_tool_calls, open_reasoning)
+        except _RefusedError as refused:  # each schema alone can be followed
+            raise InvalidToolSchema(f"the tools together cannot be followed: {refused}", param="tools") from None
 
     def tokenize_bytes(self, text: bytes) -> list[int]:
         """Return tokens for these bytes, not always the canonical ones. Available only after `prepare`."""
         assert self._tokenizer is not None
         return self._tokenizer.tokenize_bytes(text)
 
-    def _plan(
+    def _constraint(
         self,
-        output_format: OutputFormat,
-        usable: Sequence[Tool],
+        rules: CallRules,
+        read: _Read,
         tool_choice: ToolChoice,
         parallel_tool_calls: bool,
-        tool_format: ToolFormat,
         open_reasoning: ReasoningMarkers | None,
-    ) -> GrammarPlan:
-        answer = _format_grammar(output_format)
-        if not usable:
-            assert answer is not None
-            return _whole_plan("@answer", "", [answer], open_reasoning)
-        rules = CallRules(tool_format, usable, self.vocabulary)
-        schemas = tool_schemas(usable)
-        calls = rules.whole(several=parallel_tool_calls)
-        if tool_choice.mode == "required":
-            return _whole_plan(calls, rules.rules(), schemas, open_reasoning)
-        if answer is not None:
-            text = _whole_plan("@answer", "", [answer], open_reasoning)
-            both = _whole_plan(f"@answer | {calls}", rules.rules(), [answer, *schemas], open_reasoning)
-            return replace(both, text_grammar=text.grammar)
-        start = f"start: {rules.after_marker(several=parallel_tool_calls)}\n{rules.rules()}"
-        triggers = [Trigger(call_opener(tool_format).encode())]
-        goes_on = tool_format is ToolFormat.LLAMA and parallel_tool_calls
-        if tool_format is ToolFormat.LLAMA:
-            triggers.append(Trigger(b"{", is_start=True))
-        return GrammarPlan(_joined(start, schemas), tuple(triggers), parallel_tool_calls, goes_on, open_reasoning)
+    ) -> Constraint:
+        """Return the constraint of a request with these schemas; raise _RefusedError."""
+        plan = _plan(rules, read, tool_choice, parallel_tool_calls, open_reasoning)
+        text = None if plan.text_grammar is None else self._prototype(plan.text_grammar)
+        return Constraint(self, plan, self._prototype(plan.grammar), text)
 
     def _banned(self, tool_format: ToolFormat) -> tuple[BannedText, ...]:
         if tool_format not in self._bans:
@@ -181,28 +175,10 @@ class GrammarCompiler:
             raise _RefusedError(reason(matcher.get_error()))
         return matcher
 
-    def _refusal(self, why: str, output_format: OutputFormat, tools: Sequence[Tool]) -> InvalidRequest:
-        """Return the error for refused schemas. It names the format or the tool, and the keyword at fault if known."""
-        error: InvalidRequest | None = None
-        if isinstance(output_format, JsonSchemaFormat):
-            found = self._fault(output_format.schema, is_strict=output_format.strict)
-            if found is not None:
-                return InvalidRequest(f"format {output_format.name[:100]!r}: {found}", param="text.format")
-            error = InvalidRequest(f"the schema cannot be followed: {why}", param="text.format")
-        for tool in tools:
-            found = self._fault(tool.parameters, is_strict=tool.strict)
-            if found is not None:
-                return InvalidToolSchema(f"parameters of tool {tool.name!r}: {found}", param="tools")
-        return error or InvalidToolSchema(f"the schema of a tool cannot be followed: {why}", param="tools")
-
-    def _fault(self, schema: str, *, is_strict: bool) -> str | None:
-        return describe_fault(parse_schema(schema), strict=is_strict, try_schema=self._try)
-
     def _try(self, schema: Schema) -> str | None:
         """Return why a schema cannot be followed; None if it can."""
-        answer = {"name": "answer", "json_schema": followable(schema, lenient=False)}
         try:
-            self._compile(_joined("start: @answer", [answer]))
+            self._compile(_joined("start: @answer", [{"name": "answer", "json_schema": schema}]))
         except _RefusedError as error:
             return str(error)
         return None
@@ -212,27 +188,93 @@ class _RefusedError(Exception):
     """The compiler refused a grammar. The text of the error is the reason."""
 
 
-def _format_grammar(output_format: OutputFormat) -> Grammar | None:
-    match output_format:
-        case TextFormat():
-            return None
-        case JsonObjectFormat():
-            compiled = followable({"type": "object"}, lenient=False)
-        case JsonSchemaFormat():
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The schemas of a request in the form that is compiled: the answer's (None for free text) and the tools'."""
+
+    answer: Schema | None
+    tools: tuple[Schema, ...]
+    warnings: tuple[str, ...]
+
+
+class _Schemas:
+    """The schemas of a request as the client sent them."""
+
+    def __init__(self, output_format: OutputFormat, tools: Sequence[Tool]) -> None:
+        self._format = output_format
+        self._tools = tools
+
+    def each(self, read: Callable[[Wanted], ReadSchema]) -> _Read:
+        """Read each schema. If `read` raises SchemaError, raise InvalidRequest that names the format or the tool."""
+        warnings: list[str] = []
+
+        def take(wanted: Wanted, name: str) -> Schema:
+            result = read(wanted)
+            if result.warning:
+                warnings.append(f"{name}: {result.warning}")
+            return result.schema
+
+        answer: Schema | None = None
+        match self._format:
+            case JsonObjectFormat():
+                answer = followable({"type": "object"}, lenient=False)
+            case JsonSchemaFormat(schema=text, name=given, strict=strict):
+                name = f"format {given[:100]!r}"
+                try:
+                    answer = take(Wanted(text, strict, is_call=False), name)
+                except SchemaError as error:
+                    raise InvalidRequest(f"{name}: {error}", param="text.format") from error
+        schemas = []
+        for tool in self._tools:
+            name = f"parameters of tool {tool.name!r}"
             try:
-                compiled = followable(parse_schema(output_format.schema), lenient=not output_format.strict)
+                schemas.append(take(Wanted(tool.parameters, tool.strict, is_call=True), name))
             except SchemaError as error:
-                raise InvalidRequest(f"format {output_format.name!r}: {error}", param="text.format") from error
-    return {"name": "answer", "json_schema": compiled}
+                raise InvalidToolSchema(f"{name}: {error}", param="tools") from error
+        return _Read(answer, tuple(schemas), tuple(warnings))
+
+
+def _plan(
+    rules: CallRules,
+    read: _Read,
+    tool_choice: ToolChoice,
+    parallel_tool_calls: bool,
+    open_reasoning: ReasoningMarkers | None,
+) -> GrammarPlan:
+    answer = [] if read.answer is None else [{"name": "answer", "json_schema": read.answer}]
+    if not read.tools:
+        return _whole_plan("@answer", "", answer, open_reasoning, read.warnings)
+    schemas = [{"name": f"tool_{index}", "json_schema": schema} for index, schema in enumerate(read.tools)]
+    calls = rules.whole(several=parallel_tool_calls)
+    if tool_choice.mode == "required":
+        return _whole_plan(calls, rules.rules(), schemas, open_reasoning, read.warnings)
+    if answer:
+        text = _whole_plan("@answer", "", answer, open_reasoning)
+        both = _whole_plan(f"@answer | {calls}", rules.rules(), [*answer, *schemas], open_reasoning, read.warnings)
+        return replace(both, text_grammar=text.grammar)
+    start = f"start: {rules.after_marker(several=parallel_tool_calls)}\n{rules.rules()}"
+    return GrammarPlan(
+        _joined(start, schemas),
+        rules.triggers,
+        parallel_tool_calls,
+        goes_on=rules.go_on(several=parallel_tool_calls),
+        open_reasoning=open_reasoning,
+        warnings=read.warnings,
+    )
 
 
 def _whole_plan(
-    body: str, rules: str, grammars: Sequence[Grammar], open_reasoning: ReasoningMarkers | None
+    body: str,
+    rules: str,
+    grammars: Sequence[Grammar],
+    open_reasoning: ReasoningMarkers | None,
+    warnings: tuple[str, ...] = (),
 ) -> GrammarPlan:
     """Return the plan of an answer that is constrained from its first token, or from the end of its reasoning."""
     # White space after reasoning belongs to the closing marker.
     space = "" if open_reasoning is None else "/[ \\n]{0,4}/ "
-    return GrammarPlan(_joined(f"start: {space}({body})\n{rules}", grammars), open_reasoning=open_reasoning)
+    grammar = _joined(f"start: {space}({body})\n{rules}", grammars)
+    return GrammarPlan(grammar, open_reasoning=open_reasoning, warnings=warnings)
 
 
 def _joined(start: str, grammars: Sequence[Grammar]) -> str:

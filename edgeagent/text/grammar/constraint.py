@@ -66,6 +66,7 @@ class GrammarPlan:
     - `goes_on`: the grammar stays active when its text is complete, because another call may follow.
     - `open_reasoning`: the markers of reasoning that the prompt has opened. The grammar applies only after the
       reasoning.
+    - `warnings`: about keywords of the request's schemas that are ignored.
     - `text_grammar`: the same grammar without tool calls; None if the grammar does not combine JSON text and calls.
     """
 
@@ -75,6 +76,7 @@ class GrammarPlan:
     goes_on: bool = False
     open_reasoning: ReasoningMarkers | None = None
     text_grammar: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Constraint:
@@ -104,6 +106,11 @@ class Constraint:
         if not plan.triggers and not self._skip_until:
             self._matcher = prototype.deep_copy()
             self._text_matcher = text_prototype and text_prototype.deep_copy()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the constraint does not enforce, although the request asks for it. Each is a line for the client."""
+        return self._plan.warnings
 
     def copy(self) -> Constraint:
         """Return an independent copy of the constraint."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from edgeagent.strict_json import kind_of
@@ -16,6 +17,7 @@ from edgeagent.text.schema.closing import (
     map_schemas,
     resolve,
 )
+from edgeagent.text.schema.faults import Place, path_of
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 32
@@ -35,12 +37,19 @@ _ANNOTATIONS = frozenset({"$schema", "$id", "$defs", "definitions", "title", "de
 GAP = r"\x20|\n(\x20{0,16}|\t{1,4})"
 
 
+# In these keywords, null is a value. In all others it means that the keyword is absent, as serializers write it.
+_NULL_IS_A_VALUE = frozenset({"const", "default", "example"})
+
+
 class SchemaError(ValueError):
-    """A schema that cannot be used, and why."""
+    """A schema that cannot be used, and why. The text names the keyword and its path."""
 
 
-def parse_schema(text: str) -> dict[str, Any]:
-    """Parse and check the JSON text of a schema. Raise SchemaError if it is too large or not a usable schema."""
+def parse_schema(text: str) -> Schema:
+    """Return the schema in a JSON text, without keywords whose value is null.
+
+    Raise SchemaError if it is too large, too deep or not a JSON object.
+    """
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_SCHEMA_BYTES:
         raise SchemaError(f"the schema has {size} bytes; at most {MAX_SCHEMA_BYTES}")
@@ -53,8 +62,8 @@ def parse_schema(text: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise SchemaError(f"the schema must be a JSON object, not {kind_of(schema)}")
     _check_depth(schema)
-    checked: Schema = _checked(schema)
-    return checked
+    given: Schema = _without_nulls(schema)
+    return given
 
 
 def object_schema(schema: Schema) -> Schema:
@@ -66,7 +75,7 @@ def object_schema(schema: Schema) -> Schema:
     while True:
         kind = chain[-1].get("type", "object")
         if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-            raise SchemaError(f"they must describe an object, not {str(kind)[:40]!r}")
+            raise SchemaError(f"`type` at # is {str(kind)[:40]!r}; the arguments of a tool must be an object")
         if "$ref" not in chain[-1]:
             break
         if len(chain) > MAX_CHAIN:
@@ -90,7 +99,7 @@ def followable(schema: Schema, *, lenient: bool, limit: WorkLimit | None = None)
     too many keys.
     """
     try:
-        schema = close_objects(choices_as_any_of(schema), limit)
+        schema = close_objects(choices_as_any_of(_adapted(schema)), limit)
     except TooManyReferencesError as error:
         raise SchemaError(str(error)) from error
     except RecursionError:
@@ -101,31 +110,50 @@ def followable(schema: Schema, *, lenient: bool, limit: WorkLimit | None = None)
 
 
 def _check_depth(schema: object) -> None:
-    layer, depth = [schema], 0
-    while layer:
-        if depth > MAX_SCHEMA_DEPTH:
-            raise SchemaError(f"the schema is nested deeper than {MAX_SCHEMA_DEPTH}")
-        children = [value for value in layer if isinstance(value, dict | list)]
-        layer = [child for value in children for child in (value.values() if isinstance(value, dict) else value)]
-        depth += 1
+    layer: list[tuple[Place, object]] = [((), schema)]
+    for _ in range(MAX_SCHEMA_DEPTH + 1):
+        layer = [((*place, key), child) for place, value in layer for key, child in _children(value)]
+        if not layer:
+            return
+    raise SchemaError(f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} at {path_of(layer[0][0])}")
 
 
-def _checked(schema: Any) -> Any:
+def _children(value: object) -> Iterable[tuple[str | int, object]]:
+    match value:
+        case dict():
+            return value.items()
+        case list():
+            return enumerate(value)
+        case _:
+            return ()
+
+
+def _without_nulls(schema: Any) -> Any:
+    """Return a schema without keywords that are null, in all subschemas too. A subschema that is null allows all."""
+    if schema is None:
+        return True
+    if not isinstance(schema, dict):
+        return schema
+    given = {key: value for key, value in schema.items() if value is not None or key in _NULL_IS_A_VALUE}
+    for key in ("required", "allOf", "anyOf", "oneOf"):
+        if isinstance(given.get(key), list):
+            given[key] = [item for item in given[key] if item is not None]
+    if isinstance(given.get("type"), list):  # YAML's null for "null"
+        given["type"] = ["null" if name is None else name for name in given["type"]]
+    return map_schemas(given, _without_nulls)
+
+
+def _adapted(schema: Any) -> Any:
     """Return a schema with its keywords adapted to the compiler, in all subschemas too.
 
-    Unknown formats, options of the compiler and `uniqueItems: false` are removed. Raise SchemaError for a $ref that
-    leads out of the schema.
+    Unknown formats, options of the compiler and `uniqueItems: false` are removed.
     """
     if not isinstance(schema, dict):
         return schema
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and not reference.startswith("#"):
-        raise SchemaError(f"$ref {reference[:100]!r} leads out of the schema; only references that begin with # work")
     schema = {key: value for key, value in schema.items() if key != "x-guidance"}
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
-    checked = map_schemas(schema, _checked)
-    return _with_named_keys(_with_format(checked))
+    return _with_named_keys(_with_format(map_schemas(schema, _adapted)))
 
 
 def _with_format(schema: Schema) -> Schema:

@@ -79,6 +79,28 @@ async def test_the_first_event_with_anything_of_the_answer_says_it(path: str) ->
         ChatCompletionChunk.model_validate(documents[told[0]])
 
 
+LEFT_OUT = "parameters of tool 'mail': `pattern` at #/properties/to\r\n\u202e cannot be followed and is ignored"
+SHOWN = "parameters of tool 'mail': `pattern` at #/properties/to\\r\\n\\u202e cannot be followed and is ignored"
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("path", WIRES)
+async def test_headers_name_what_is_not_observed(path: str, is_streamed: bool) -> None:
+    started = Started(7, 0, placement=FAR, warnings=(LEFT_OUT, *("x" * 9_999 for _ in range(99))))
+    async with running(Router([FakeBackend(lambda _: (started, TextDelta("one"), finished()))])) as daemon:
+        reply = await daemon.http.post(f"{daemon.url}{path}", json=WIRES[path] | {"stream": is_streamed})
+    warnings = reply.headers.get_list("x-edgeagent-warning")
+    assert warnings[0] == SHOWN
+    assert len(warnings) == 8 and max(map(len, warnings)) == 600
+    if path == "/v1/responses":
+        data = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
+        last = json.loads(data[-1]) if is_streamed else reply.json()
+        assert last.get("response", last)["edgeagent"]["warnings"][0] == SHOWN
+    if path == "/v1/chat/completions" and is_streamed:
+        first = json.loads(reply.text.splitlines()[0].removeprefix("data: "))
+        assert first["edgeagent"]["warnings"][0] == SHOWN
+
+
 async def test_on_this_machine_there_is_no_host() -> None:
     async with running(Router([FakeBackend(lambda _: (Started(1, 0), TextDelta("one"), finished()))])) as daemon:
         headers, (body,) = await post(daemon, "/v1/chat/completions", is_streamed=False)

@@ -375,10 +375,10 @@ def test_schemas_that_look_like_bombs_compile_or_are_refused(schema: object) -> 
         (Tool("get", "", '{"type": "string"}'),),
         (Tool("get", "", '{"type": ["string", "null"]}'),),
         (Tool("get", "", '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}'),),
-        (Tool("get", "", '{"properties": {"a": {"pattern": "("}}}'),),
+        (Tool("get", "", '{"properties": {"a": {"pattern": "("}}}', strict=True),),
         (Tool("get", "", "[]"),),
         (Tool("get", "", "{"),),
-        (Tool("get", "", '{"properties": {"a": {"$ref": "http://x/y"}}}'),),
+        (Tool("get", "", '{"properties": {"a": {"$ref": "http://x/y"}}}', strict=True),),
         (Tool("get"), Tool("get")),
         (Tool(""),),
         (Tool('a"b'),),
@@ -416,7 +416,7 @@ def test_arguments_are_objects_whatever_else_the_schema_allows(schema: object) -
 
 def test_a_circle_of_references_is_named() -> None:
     assert refused({"$ref": "#"}).message == (
-        "the schema cannot be followed: no value fits it; see whether its `$ref` leads in a circle"
+        "format 'response': the schema cannot be followed: no value fits it; see whether its `$ref` leads in a circle"
     )
     with pytest.raises(InvalidToolSchema, match="circle"):
         constraint(tools=(Tool("f", "", '{"$ref": "#"}'),))

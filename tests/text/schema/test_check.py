@@ -4,6 +4,8 @@ from typing import Any
 import pytest
 
 from edgeagent.text.schema.check import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, SchemaError, followable, parse_schema
+from edgeagent.types import JsonSchemaFormat, Tool
+from tests.text.grammar.test_compiler import accepts, constraint
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -13,18 +15,59 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def adapted(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema as it is compiled, without the compiler's options."""
+    compiled = followable(parse_schema(json.dumps(schema)), lenient=False)
+    return {key: value for key, value in compiled.items() if key != "x-guidance"}
+
+
+# Every keyword of JSON Schema that may be absent, in the drafts that clients write.
+KEYWORDS = (
+    *("$ref", "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"),
+    *("type", "enum", "format", "pattern", "minLength", "maxLength", "contentEncoding", "contentMediaType"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "deprecated", "readOnly"),
+    *("items", "prefixItems", "additionalItems", "contains", "minContains", "maxContains", "minItems", "maxItems"),
+    *("uniqueItems", "unevaluatedItems", "properties", "required", "additionalProperties", "patternProperties"),
+    *("propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "dependentRequired", "writeOnly"),
+    *("dependentSchemas", "dependencies", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "nullable"),
+)
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_keyword_that_is_null_is_absent(keyword: str, strict: bool) -> None:
+    inner = {"type": "string", keyword: None} if keyword != "type" else {"type": None}
+    outer = {"type": "object", "properties": {"city": inner}, "required": ["city"]}
+    text = '{"city": "Paris"}'
+    for schema in (outer, {**outer, keyword: None}, {keyword: None, "properties": {"city": inner}}):
+        if keyword == "properties" and schema[keyword] is None:
+            continue  # it has no city
+        state = constraint(JsonSchemaFormat(json.dumps(schema), strict=strict))
+        assert not state.warnings
+        assert accepts(state, text)
+        call = constraint(tools=(Tool("go", "", json.dumps(schema), strict=strict),), mode="required")
+        assert not call.warnings
+        assert accepts(call, f'<tool_call>{{"name": "go", "arguments": {text}}}</tool_call>')
+
+
+def test_null_is_a_value_where_values_stand() -> None:
+    schema = {
+        "properties": {"a": {"const": None}, "b": {"enum": [None, 1]}, "c": None, "d": {"type": ["string", None]}}
+    }
+    assert parse_schema(json.dumps(schema)) == {
+        "properties": {"a": {"const": None}, "b": {"enum": [None, 1]}, "c": True, "d": {"type": ["string", "null"]}}
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "not valid JSON"),
         ("[]", "must be a JSON object, not a list"),
         ("true", "must be a JSON object, not a boolean"),
-        (json.dumps(nested(MAX_SCHEMA_DEPTH + 1)), "nested deeper than 32"),
+        (json.dumps(nested(MAX_SCHEMA_DEPTH + 1)), "nested deeper than 32 at #/items/items"),
         ('{"items":' * 7_000, "nested deeper than 32|not valid JSON"),
         ('{"a": "' + "x" * MAX_SCHEMA_BYTES + '"}', "at most 65536"),
-        ('{"$ref": "https://example.com/schema.json"}', "leads out of the schema"),
-        ('{"anyOf": [{"properties": {"a": {"$ref": "file:///etc/passwd"}}}]}', "leads out of the schema"),
-        ('{"$defs": {"a": {"$ref": "other.json#/a"}}}', "leads out of the schema"),
     ],
 )
 def test_schemas_that_cannot_be_used_are_refused(text: str, words: str) -> None:
@@ -42,7 +85,7 @@ def test_formats_that_are_only_annotations_are_left_out() -> None:
         "properties": {"format": {"type": "string", "format": "binary"}, "id": {"format": "uuid"}},
         "const": {"format": "binary"},
     }
-    assert parse_schema(json.dumps(schema)) == {
+    assert adapted(schema) == {
         "properties": {"format": {"type": "string"}, "id": {"format": "uuid"}},
         "const": {"format": "binary"},
     }
@@ -50,5 +93,5 @@ def test_formats_that_are_only_annotations_are_left_out() -> None:
 
 def test_a_client_does_not_set_the_compilers_options() -> None:
     schema = parse_schema('{"type": "object", "x-guidance": {"lenient": true}, "items": {"x-guidance": {}}}')
-    assert schema == {"type": "object", "items": {}}
+    assert adapted(schema) == {"type": "object", "items": {}}
     assert followable(schema, lenient=False)["x-guidance"]["lenient"] is False

@@ -7,7 +7,6 @@ import jsonschema_rs
 import pytest
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.text.grammar.call_grammar import tool_schemas
 from edgeagent.text.schema.check import SchemaError, followable, parse_schema
 from edgeagent.text.schema.closing import MAX_CHAIN, TooManyReferencesError, WorkLimit, close_objects
 from edgeagent.types import JsonSchemaFormat, Tool
@@ -244,7 +243,7 @@ def test_the_schemas_of_one_request_are_bounded_together() -> None:
             close_objects(forks(200), limit)
     tools = [Tool(f"t{index}", "", json.dumps(forks(200))) for index in range(11)]
     with pytest.raises(InvalidToolSchema, match="alternatives"):
-        tool_schemas(tools)
+        constraint(tools=tuple(tools))
 
 
 def test_references_through_many_layers_are_refused_not_run_into() -> None:

@@ -26,7 +26,9 @@ from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
 from edgeagent.fit.need import CONTEXT_STEP
+from edgeagent.text.grammar.call_ban import CallBan
 from edgeagent.text.grammar.compiler import GrammarCompiler
+from edgeagent.text.grammar.constraint import Constraint
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.stream import OutputStream
@@ -204,7 +206,14 @@ class Host:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
         tools = chat.tools if chat is not None and chat.tool_choice.mode != "none" else ()
-        sampler = self._make_sampler(request, prompt, chat or ChatPrompt(()))
+        constraint = self._make_constraint(request, prompt, chat or ChatPrompt(()))
+        sampler = Sampler(
+            resolve(request.sampling, self._sampling),
+            self.model.num_tokens,
+            constraint=constraint,
+            num_logprobs=request.logprobs,
+            history=prompt.tokens,
+        )
         output = OutputStream(
             self.model,
             stops=request.stop,
@@ -234,7 +243,8 @@ class Host:
         if earlier is not None:
             spec = earlier.extend(spec)
         render_ms = (time.monotonic() - started_s) * 1000
-        return PreparedRequest(spec, output, render_ms, echo, prompt.num_dropped_items, earlier, respelling)
+        warnings = constraint.warnings if isinstance(constraint, Constraint) else ()
+        return PreparedRequest(spec, output, render_ms, echo, prompt.num_dropped_items, warnings, earlier, respelling)
 
     def _try_template(self) -> Template:
         try:
@@ -245,9 +255,11 @@ class Host:
                 f"error: {error.message.partition('.')[0]}"
             ) from error
 
-    def _make_sampler(self, request: GenerateRequest, prompt: ReadPrompt, chat: ChatPrompt) -> Sampler:
-        """Return the sampler of a request, constrained to its format and to the tools that it may call."""
-        constraint = self._grammars.compile(
+    def _make_constraint(
+        self, request: GenerateRequest, prompt: ReadPrompt, chat: ChatPrompt
+    ) -> Constraint | CallBan | None:
+        """Return what constrains a request's answer to its format and to the tools that it may call."""
+        return self._grammars.compile(
             request.format,
             tools=chat.tools,
             tool_choice=chat.tool_choice,
@@ -255,13 +267,6 @@ class Host:
             tool_format=self._template.tool_format,
             open_reasoning=prompt.open_reasoning,
             has_called=any(message.tool_calls or message.role == "tool" for message in chat.messages),
-        )
-        return Sampler(
-            resolve(request.sampling, self._sampling),
-            self.model.num_tokens,
-            constraint=constraint,
-            num_logprobs=request.logprobs,
-            history=prompt.tokens,
         )
 
     def _make_engine(self, load: Load, config: EngineConfig, costs: CostModel, drafters: Drafters) -> Engine:

@@ -277,7 +277,8 @@ class GeneratorLoop:
             self._num_prompt_tokens += sequence.num_prompt
             self._num_cached_tokens += sequence.num_cached
             self._num_restored.update(sequence.num_restored)
-            deltas.append(Started(sequence.num_prompt, sequence.num_cached, request.prepared.num_dropped_items))
+            num_dropped, warnings = request.prepared.num_dropped_items, request.prepared.warnings
+            deltas.append(Started(sequence.num_prompt, sequence.num_cached, num_dropped, warnings=warnings))
         self._num_output_tokens += len(output.tokens)
         num_before = stream.num_tokens
         if sequence.spec.reports_progress and sequence.num_output == len(output.tokens):

@@ -15,7 +15,8 @@ from edgeagent.worker.child.generator.continuation import Continuation
 class PreparedRequest:
     """A request ready for the engine, and the output stream that turns its tokens into deltas.
 
-    `num_dropped_items`: see ReadPrompt. `echo` is None if the client asked for no echo of the prompt.
+    `num_dropped_items`: see ReadPrompt. `warnings`: see Started. `echo` is None if the client asked for no echo of the
+    prompt.
     """
 
     spec: SequenceSpec
@@ -23,6 +24,7 @@ class PreparedRequest:
     render_ms: float
     echo: PromptEcho | None = None
     num_dropped_items: int = 0
+    warnings: tuple[str, ...] = ()
     earlier: Continuation | None = None
     """The beginning of the answer, if another machine generated it; otherwise None."""
     respelling: RespellConstraint | None = None
