@@ -1,7 +1,7 @@
 """Reads the schemas of formats and tools into the form that is compiled, and leaves out what cannot be followed.
 
 A schema that is strict is refused if any keyword cannot be followed. From other schemas such keywords are left out, and
-a warning names them: one tool that nobody calls must not cost an agent its answers.
+a warning names them: an unused tool must not cost an agent its answers.
 """
 
 from __future__ import annotations
