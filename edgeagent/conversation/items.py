@@ -29,21 +29,29 @@ class ReasoningItem:
 
 @dataclass(frozen=True, slots=True)
 class CallItem:
-    """A function call that the model made."""
+    """A call that the model made. `is_custom`: the tool takes text, which is the field `input` of the arguments."""
 
     id: str
     call_id: str
     name: str
     arguments: str
+    namespace: str = ""
+    is_custom: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """The tool's name as the model knows it."""
+        return f"{self.namespace}.{self.name}" if self.namespace else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class CallOutputItem:
-    """The result of a function call, from the client."""
+    """The result of a call, from the client. `is_custom`: the tool takes text."""
 
     id: str
     call_id: str
     output: str
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)

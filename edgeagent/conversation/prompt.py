@@ -81,7 +81,7 @@ def _add(turns: list[_Turn], item: Item, *, is_start: bool) -> None:
         case CallItem():
             if not is_answering:
                 turns.append(last := _Turn("assistant", []))
-            last.calls.append(ToolCall(item.call_id, item.name, item.arguments))
+            last.calls.append(ToolCall(item.call_id, item.full_name, item.arguments))
         case CallOutputItem():
             turns.append(_Turn("tool", [item.output], call_id=item.call_id))
         case CompactionItem():

@@ -27,7 +27,11 @@ PARTS = {
     "message": ("output_text", "response.output_text", "text"),
     "reasoning": ("reasoning_text", "response.reasoning_text", "text"),
 }
-CALL = "response.function_call_arguments"
+# For each kind of call, the prefix of the delta and done events, and the field with the whole text.
+CALLS = {
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
 NOTES = {"response.steer.accepted", "response.steer.pending"}
 
 
@@ -145,8 +149,8 @@ class Response:
                 demand((item["role"], item["content"]) == ("assistant", []), "a new message is empty", event)
             case "reasoning":
                 demand(item["content"] == [] and item["summary"] == [], "new reasoning is empty", event)
-            case "function_call":
-                demand(item["arguments"] == "" and bool(item["call_id"]) and bool(item["name"]), "a new call", event)
+            case "function_call" | "custom_tool_call" as kind:
+                demand(item[CALLS[kind][1]] == "" and bool(item["call_id"]) and bool(item["name"]), "a new call", event)
             case "compaction":
                 pass
             case _:
@@ -165,7 +169,7 @@ class Response:
         match item.kind:
             case "message" | "reasoning":
                 self._feed_part(event, kind, item)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._feed_call(event, kind, item)
             case _:
                 demand(kind == "response.compaction.compacting", "not an event of a compaction", event)
@@ -196,25 +200,26 @@ class Response:
             demand(False, f"not an event of a {item.kind}", event)
 
     def _feed_call(self, event: Event, kind: str, item: Item) -> None:
-        demand(item.text is None, "the arguments are done", event)
-        if kind == f"{CALL}.delta":
+        prefix, whole = CALLS[item.kind]
+        demand(item.text is None, f"the {whole} is done", event)
+        if kind == f"{prefix}.delta":
             item.content += event["delta"]
-        elif kind == f"{CALL}.done":
-            demand(event["arguments"] == item.content, "the arguments are not what the deltas add up to", event)
-            demand(event["name"] == item.added["name"], "another function's name", event)
-            item.text = event["arguments"]
+        elif kind == f"{prefix}.done":
+            demand(event[whole] == item.content, f"the {whole} is not what the deltas add up to", event)
+            demand(event.get("name", item.added["name"]) == item.added["name"], "another tool's name", event)
+            item.text = event[whole]
         else:
-            demand(False, "not an event of a function_call", event)
+            demand(False, f"not an event of a {item.kind}", event)
 
     def _close_item(self, event: Event, item: Item) -> None:
         done = event["item"]
-        for name in ("id", "type", "call_id", "name", "role"):
+        for name in ("id", "type", "call_id", "name", "namespace", "role"):
             demand(done.get(name) == item.added.get(name), f"its {name} has changed", event)
         match item.kind:
             case "compaction":
                 demand(item.is_told_to_compact, "compacting is missing", event)
-            case "function_call":
-                demand(done["arguments"] == item.text, "other arguments, or none are done", event)
+            case "function_call" | "custom_tool_call":
+                demand(done[CALLS[item.kind][1]] == item.text, "other arguments, or none are done", event)
             case _:
                 demand(item.num_parts == 1 and not item.is_part_open, "its part is not done", event)
                 demand([part["text"] for part in done["content"]] == [item.text], "another text", event)

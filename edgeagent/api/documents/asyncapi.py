@@ -22,6 +22,8 @@ SERVER_EVENTS = (
     event_json.ContentPartDone,
     event_json.FunctionCallArgumentsDelta,
     event_json.FunctionCallArgumentsDone,
+    event_json.CustomToolCallInputDelta,
+    event_json.CustomToolCallInputDone,
     event_json.CompactionCompacting,
     event_json.OutputItemDone,
     event_json.ResponseCompleted,

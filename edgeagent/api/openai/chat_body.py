@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from edgeagent.api.openai.chat_messages import ChatMessage, ChatTools, to_messages
+from edgeagent.api.openai.chat_messages import ChatMessage, ChatTool, ChatTools, to_messages
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -23,7 +23,7 @@ from edgeagent.api.wire.fields import (
 )
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
-from edgeagent.api.wire.messages import Function, read_schema, tools_of
+from edgeagent.api.wire.messages import Function, hosted_tools, read_schema, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -87,6 +87,7 @@ KNOWN = KnownFields.of(
     ChatBody,
     *("audio", "metadata", "modalities", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options"),
     *("prompt_cache_retention", "response_fields", "safety_identifier", "user", "verbosity", "web_search_options"),
+    notices=(hosted_tools,),
 )
 
 
@@ -162,7 +163,7 @@ def _check_channels(body: ChatBody) -> None:
 
 def _read_tools_and_choice(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     if body.functions is None and body.function_call is None:
-        tools = tools_of(tool.function for tool in body.tools or ())
+        tools = tools_of(tool.function for tool in body.tools or () if isinstance(tool, ChatTool))
         return tools, _read_choice(body.tool_choice, tools)
     for name in ("tools", "tool_choice"):
         if getattr(body, name) is not None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Tag
 
 from edgeagent.api.wire.fields import MAX_TOOLS, Body
-from edgeagent.api.wire.messages import Content, Function, OnlyFunction, discriminated_by
+from edgeagent.api.wire.messages import Content, Function, HostedTool, OutputContent, discriminated_by, tools_by_type
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Message, ToolCall
 
@@ -20,7 +20,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class ChatTool(Body):
-    """A tool of a chat completion; functions are the only kind."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     function: Function
@@ -66,7 +66,7 @@ class ToolMessage(Body):
     """The result of a call in an earlier message. `tool_call_id` is the id of the call."""
 
     role: Literal["tool"]
-    content: Content
+    content: OutputContent
     tool_call_id: Name
     name: Name | None = None
 
@@ -94,7 +94,14 @@ ChatMessage = Annotated[
     | Annotated[FunctionMessage, Tag("#function")],
     discriminated_by("role", _TAGS),
 ]
-ChatTools = Annotated[list[Annotated[ChatTool, OnlyFunction]], Field(fail_fast=True, max_length=MAX_TOOLS)]
+ChatTools = Annotated[
+    list[
+        Annotated[
+            Annotated[ChatTool, Tag("#function")] | Annotated[HostedTool, Tag("#hosted")], tools_by_type("function")
+        ]
+    ],
+    Field(fail_fast=True, max_length=MAX_TOOLS),
+]
 
 
 def to_messages(sent: Sequence[ChatMessage]) -> tuple[Message, ...]:

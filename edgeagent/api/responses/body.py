@@ -15,10 +15,10 @@ from pydantic import Field
 from edgeagent.api.responses.event_json import Echo
 from edgeagent.api.responses.events import new_id
 from edgeagent.api.responses.items.as_json import with_id
-from edgeagent.api.responses.items.input_items import InputBody, to_items
+from edgeagent.api.responses.items.input_items import InputBody, item_notices, to_items
+from edgeagent.api.responses.tools import OfferedTools, ResponsesTools, offered_tools, tool_notices
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
-    MAX_TOOLS,
     Body,
     Count,
     EdgeagentBody,
@@ -36,7 +36,7 @@ from edgeagent.api.wire.fields import (
     validate,
 )
 from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
-from edgeagent.api.wire.messages import Function, OnlyFunction, Schema, tools_of
+from edgeagent.api.wire.messages import Schema
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import Conversation
 from edgeagent.conversation.items import Item, ReferenceItem
@@ -98,15 +98,6 @@ class ContextManagement(Body):
     compact_threshold: Count | None = None
 
 
-class ResponsesTool(Function):
-    """A tool of a response; functions are the only kind."""
-
-    type: Literal["function"]
-
-
-ResponsesTools = Annotated[list[Annotated[ResponsesTool, OnlyFunction]], Field(fail_fast=True, max_length=MAX_TOOLS)]
-
-
 class CreateResponseBody(SamplingBody, InputBody):
     """The body of a request that creates a response. All fields may be null. Unknown fields are ignored."""
 
@@ -146,10 +137,11 @@ class CreateResponseBody(SamplingBody, InputBody):
 
 KNOWN = KnownFields.of(
     CreateResponseBody,
-    *("access_programs", "background_options", "conversation", "image", "moderation", "prompt"),
+    *("access_programs", "background_options", "client_metadata", "conversation", "image", "moderation", "prompt"),
     *("prompt_cache_retention", "stream_options"),
     # Fields of a WebSocket frame.
     *("stream_id", "type"),
+    notices=(tool_notices, item_notices),
 )
 
 
@@ -157,12 +149,12 @@ KNOWN = KnownFields.of(
 class ResponseCreate:
     """A create: a checked `response.create` frame, or a checked body of POST /v1/responses.
 
-    `body.input` and `body.tools` are always None. Their content is in `items` and `tools`.
+    `body.input` and `body.tools` are always None. Their content is in `items` and `offered`.
     """
 
     body: CreateResponseBody
     items: tuple[Item, ...]
-    tools: tuple[Tool, ...]
+    offered: OfferedTools
     tool_choice: ToolChoice
     format: OutputFormat
     warning: FieldWarning | None = None
@@ -212,7 +204,7 @@ class ResponseCreate:
         effort = body.reasoning.effort if body.reasoning else None
         prompt = ChatPrompt(
             messages,
-            self.tools,
+            self.offered.tools,
             self.tool_choice,
             body.parallel_tool_calls is not False,
             template_kwargs(effort, body.chat_template_kwargs),
@@ -242,11 +234,11 @@ class ResponseCreate:
         """
         body = self.body
         # The sizes are compared before any schema is parsed, so that large schemas are not parsed.
-        are_short = sum(len(tool.parameters) for tool in self.tools) <= MAX_ECHO_BYTES
+        are_short = sum(len(tool.parameters) for tool in self.offered.tools) <= MAX_ECHO_BYTES
         echo: Echo = {
             "previous_response_id": body.previous_response_id,
             "instructions": body.instructions,
-            "tools": [_echo_tool(tool) for tool in self.tools if are_short],
+            "tools": self.offered.echo() if are_short else [],
             "tool_choice": _echo_choice(body.tool_choice) if are_short else "auto",
             "text": {"format": _echo_format(self.format)},
             "metadata": body.metadata or {},
@@ -277,11 +269,11 @@ def read_create(fields: Json) -> ResponseCreate:
     items = tuple([with_id(item, new_id) for item in to_items(body.input)])
     if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
-    tools = tools_of(body.tools or ())
-    choice, output = _read_choice(body.tool_choice, tools), _read_format(body.text)
+    offered = offered_tools(body.tools or ())
+    choice, output = _read_choice(body.tool_choice, offered.tools), _read_format(body.text)
     # Items and tools are kept in types of our own. Pydantic models of them would be large, and slow to free.
     body = body.model_copy(update={"input": None, "tools": None})
-    return ResponseCreate(body, items, tools, choice, output, KNOWN.warning(fields))
+    return ResponseCreate(body, items, offered, choice, output, KNOWN.warning(fields))
 
 
 def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:
@@ -309,15 +301,20 @@ def _read_choice(raw: str | Json | None, tools: tuple[Tool, ...]) -> ToolChoice:
             return ToolChoice()
         case str():
             return tool_choice_of(raw, (), tools)
-        case {"type": "function", "name": str(name)}:
-            return tool_choice_of("required", (name,), tools)
+        case {"type": "function" | "custom", "name": str(name)}:
+            return tool_choice_of("required", (_full_name(name, raw),), tools)
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
-            names = (entry.get("name") for entry in allowed if isinstance(entry, dict))
-            return tool_choice_of(mode, tuple(name for name in names if isinstance(name, str)), tools)
+            entries = (entry for entry in allowed if isinstance(entry, dict) and isinstance(entry.get("name"), str))
+            return tool_choice_of(mode, tuple(_full_name(entry["name"], entry) for entry in entries), tools)
     raise InvalidRequest(
         f"tool_choice must be auto, none, required, a function by name or allowed_tools, not {json.dumps(raw)[:80]}",
         param="tool_choice",
     )
+
+
+def _full_name(name: str, chosen: Json) -> str:
+    namespace = chosen.get("namespace")
+    return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
 
 
 def _read_format(text: Text | None) -> OutputFormat:
@@ -335,16 +332,6 @@ def _num_logprobs(body: CreateResponseBody) -> int | None:
     if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
         return body.top_logprobs or 0
     return None
-
-
-def _echo_tool(tool: Tool) -> Json:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": json.loads(tool.parameters),
-        "strict": tool.strict,
-    }
 
 
 def _echo_choice(raw: str | Json | None) -> str | Json:

@@ -227,6 +227,20 @@ class FunctionCallArgumentsDone(ItemEvent):
     name: str
 
 
+class CustomToolCallInputDelta(ItemEvent):
+    """More of the input of a custom tool's call."""
+
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CustomToolCallInputDone(ItemEvent):
+    """The whole input of a custom tool's call."""
+
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
 class CompactionCompacting(ItemEvent):
     """The earlier part of the conversation is being summarized, because the request has `context_management`."""
 

@@ -13,13 +13,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun, ServerEvent
-from edgeagent.api.responses.items.as_json import ItemStatus, OutputItem
-from edgeagent.api.responses.open_items import OpenCall, OpenCompaction, OpenItem, OpenMessage, OpenReasoning
+from edgeagent.api.responses.items.as_json import ItemStatus, OutputItem, call_of
+from edgeagent.api.responses.open_items import (
+    OpenCall,
+    OpenCompaction,
+    OpenCustomCall,
+    OpenItem,
+    OpenMessage,
+    OpenReasoning,
+)
+from edgeagent.api.responses.tools import NO_TOOLS, OfferedTools
 from edgeagent.api.wire.errors import error_body
 from edgeagent.api.wire.placement import warnings_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.usage import Run, RunsAt, edgeagent_body, placement_body, responses_usage, timings_body
-from edgeagent.conversation.items import CallItem, CompactionItem, Item, MessageItem, ReasoningItem
+from edgeagent.conversation.items import CompactionItem, Item, MessageItem, ReasoningItem
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import (
     Delta,
@@ -119,6 +127,7 @@ class ResponseEvents:
         self,
         response: ResponseBody,
         *,
+        offered: OfferedTools = NO_TOOLS,
         stream_id: str | None = None,
         make_id: NewId = new_id,
         clock: Callable[[], float] = time.time,
@@ -130,6 +139,7 @@ class ResponseEvents:
         self.failure: EdgeAgentError | None = None
         # True if the cancel of the response was caused by a steer, not by a client's cancel.
         self.is_steered = False
+        self._offered = offered
         self._stream_id = stream_id
         self._make_id = make_id
         self._clock = clock
@@ -161,7 +171,8 @@ class ResponseEvents:
                 case ReasoningDelta():
                     self._text(OpenReasoning).add(delta.text)
                 case ToolCallStarted():
-                    self._open_item(OpenCall, delta)
+                    call = self._offered.call(delta)
+                    self._open_item(OpenCustomCall if call.is_custom else OpenCall, call, delta.index)
                 case ToolCallDelta():
                     self._call(delta.index).add(delta.arguments)
                 case Finished():
@@ -262,7 +273,7 @@ class ResponseEvents:
     def _call(self, index: int) -> OpenCall:
         # A backend's calls come one after another, so the arguments are always the open call's.
         call = self._open
-        assert isinstance(call, OpenCall) and call.call.index == index, f"arguments for call {index}, which is not open"
+        assert isinstance(call, OpenCall) and call.call_index == index, f"arguments for call {index}, which is not open"
         return call
 
     def _compaction(self) -> OpenCompaction:
@@ -317,7 +328,10 @@ def _failure_code(error: EdgeAgentError) -> FailureCode:
 
 def _is_inherited(item: OutputItem) -> bool:
     # A compaction is already part of the shortened context.
-    return bool(item["type"] != "compaction" and (item["type"] != "function_call" or item["status"] == "completed"))
+    return bool(
+        item["type"] != "compaction"
+        and (item["type"] not in ("function_call", "custom_tool_call") or item["status"] == "completed")
+    )
 
 
 def _to_item(item: OutputItem) -> Item:
@@ -325,5 +339,5 @@ def _to_item(item: OutputItem) -> Item:
         return MessageItem(item["id"], "assistant", item["content"][0]["text"])
     if item["type"] == "reasoning":
         return ReasoningItem(item["id"], item["content"][0]["text"])
-    assert item["type"] == "function_call", "a compaction is not inherited"
-    return CallItem(item["id"], item["call_id"], item["name"], item["arguments"])
+    assert item["type"] != "compaction", "a compaction is not inherited"
+    return call_of(item)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from edgeagent.api.responses.event_json import (
     CompactionCompacting,
     ContentPartAdded,
     ContentPartDone,
+    CustomToolCallInputDelta,
+    CustomToolCallInputDone,
     FunctionCallArgumentsDelta,
     FunctionCallArgumentsDone,
     ItemEvent,
@@ -23,8 +26,8 @@ from edgeagent.api.responses.event_json import (
     ServerEvent,
 )
 from edgeagent.api.responses.items.as_json import (
+    CUSTOM_INPUT,
     ItemStatus,
-    OutputCall,
     OutputCompaction,
     OutputItem,
     OutputMessage,
@@ -32,10 +35,13 @@ from edgeagent.api.responses.items.as_json import (
     OutputText,
     ReasoningText,
     call_body,
+    call_of,
+    custom_arguments,
 )
+from edgeagent.api.responses.items.string_reader import StringReader
 from edgeagent.api.wire.logprobs import Scored, token_logprobs
 from edgeagent.conversation.items import CallItem
-from edgeagent.types import TokenLogprob, ToolCallStarted
+from edgeagent.types import TokenLogprob
 
 # Clients limit a frame to 1 MiB, and a token with twenty alternatives takes 2 KiB. If an item has more log
 # probabilities than this, only its deltas have them.
@@ -267,9 +273,10 @@ class OpenCall(OpenItem):
     num_opening = 1
     num_closing = 2
 
-    def __init__(self, emit: Emit, item_id: str, index: int, call: ToolCallStarted) -> None:
+    def __init__(self, emit: Emit, item_id: str, index: int, call: CallItem, call_index: int = 0) -> None:
         super().__init__(emit, item_id, index)
-        self.call = call
+        self.call = replace(call, id=item_id)
+        self.call_index = call_index
 
     def add(self, arguments: str) -> None:
         """Add a piece of the arguments, and emit it."""
@@ -305,8 +312,43 @@ class OpenCall(OpenItem):
         }
         self._emit(done)
 
-    def _item(self, status: ItemStatus, text: str) -> OutputCall:
-        return call_body(CallItem(self._id, self.call.id, self.call.name, text), status)
+    def _item(self, status: ItemStatus, text: str) -> OutputItem:
+        return call_body(replace(self.call, arguments=text), status)
+
+
+class OpenCustomCall(OpenCall):
+    """A call of a custom tool. The model writes its input as a JSON object, the client gets the text in it."""
+
+    prefix = "ctc"
+
+    def __init__(self, emit: Emit, item_id: str, index: int, call: CallItem, call_index: int = 0) -> None:
+        super().__init__(emit, item_id, index, call, call_index)
+        self._reader = StringReader(CUSTOM_INPUT)
+
+    def add(self, arguments: str) -> None:
+        """Add a piece of the JSON object, and emit the text that it adds to the input."""
+        text = self._reader.read(arguments)
+        if text:
+            super().add(text)
+
+    def close(self, status: ItemStatus) -> OutputItem:
+        """Emit the events that close the call, and return the final item."""
+        return OpenItem.close(self, status)
+
+    def _emit_delta(self, text: str) -> None:
+        delta: CustomToolCallInputDelta = {
+            "type": "response.custom_tool_call_input.delta",
+            **self._at(),
+            "delta": text,
+        }
+        self._emit(delta)
+
+    def _close_content(self, text: str) -> None:
+        done: CustomToolCallInputDone = {"type": "response.custom_tool_call_input.done", **self._at(), "input": text}
+        self._emit(done)
+
+    def _item(self, status: ItemStatus, text: str) -> OutputItem:
+        return call_body(replace(self.call, arguments=custom_arguments(text)), status)
 
 
 class OpenCompaction(OpenItem):
@@ -353,6 +395,10 @@ def closed_item(body: OutputItem, index: int, emit: Emit) -> OpenItem:
         compaction = OpenCompaction(emit, "", index, body["id"])
         compaction.content = body["encrypted_content"]
         return compaction
-    call = OpenCall(emit, body["id"], index, ToolCallStarted(0, body["call_id"], body["name"]))
+    if body["type"] == "custom_tool_call":
+        custom = OpenCustomCall(emit, body["id"], index, call_of(body))
+        custom.add_silently(body["input"])
+        return custom
+    call = OpenCall(emit, body["id"], index, call_of(body))
     call.add_silently(body["arguments"])
     return call

@@ -101,7 +101,7 @@ def begin_turn(
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
     # If an earlier response of the chain must not be stored, this one is not stored either. Its `store` says so.
     response["store"] = create.is_stored and conversation.is_storable
-    events = ResponseEvents(response, stream_id=stream_id, make_id=make_id, clock=clock)
+    events = ResponseEvents(response, offered=create.offered, stream_id=stream_id, make_id=make_id, clock=clock)
     if route is not None:
         # The store reads the mode back when another response continues this one.
         events.notes["mode"] = route

@@ -42,7 +42,7 @@ MAX_TOP_LOGPROBS = 20
 """The maximum number of alternatives that an answer lists for each token, with their log probabilities."""
 MAX_NAME_CHARS = 512
 """The maximum number of characters in a model's name."""
-TOOL_NAME = "[A-Za-z0-9_.:-]{1,128}"
+TOOL_NAME = "[A-Za-z0-9_.:/-]{1,128}"
 """The pattern of the names that tools may have."""
 
 ROLES: dict[str, Role] = {

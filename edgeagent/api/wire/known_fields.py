@@ -25,12 +25,14 @@ MAX_NAME_CHARS = 64
 # A known name is suggested if it is at least this similar: `max_tokens` for `max_token`, nothing for `max_length`.
 _LIKENESS = 0.75
 
+Notice = Callable[[Mapping[str, object]], Iterator[str]]
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class FieldWarning:
-    """A warning about unknown fields. `text` is for the client and names them. `logged` is for the log and does not."""
+    """A warning about fields without effect. `text`, for the client, names them; `logged`, for the log, does not."""
 
     text: str
     logged: str
@@ -38,18 +40,34 @@ class FieldWarning:
 
 @dataclass(frozen=True, slots=True)
 class KnownFields:
-    """The names that a body may have, and the names inside its `options` if it has that object."""
+    """The names that a body may have, and the names inside its `options` if it has that object.
+
+    `notices`: functions that yield what a warning says of known fields whose values have no effect here.
+    """
 
     names: frozenset[str]
     options: frozenset[str] = frozenset()
+    notices: tuple[Notice, ...] = ()
 
     @classmethod
-    def of(cls, body: type[BaseModel], *more: str, options: frozenset[str] = frozenset()) -> KnownFields:
+    def of(
+        cls, body: type[BaseModel], *more: str, options: frozenset[str] = frozenset(), notices: tuple[Notice, ...] = ()
+    ) -> KnownFields:
         """Return the known fields: those of `body`, and `more`, which are accepted without effect."""
-        return cls(frozenset({*body.model_fields, *more}), options)
+        return cls(frozenset({*body.model_fields, *more}), options, notices)
 
     def warning(self, fields: Mapping[str, object]) -> FieldWarning | None:
-        """Return a warning that names the first MAX_NAMED unknown fields; None if there are no unknown fields."""
+        """Return a warning about the body's fields without effect, at most MAX_NAMED of a kind; None if all count."""
+        unknown = self._about_unknown(fields)
+        noticed = [text for notice in self.notices for text in notice(fields)][:MAX_NAMED]
+        if not noticed:
+            return unknown
+        ignored = FieldWarning(printable("; ".join(noticed)), f"{len(noticed)} fields without effect")
+        if unknown is None:
+            return ignored
+        return FieldWarning(f"{unknown.text}; {ignored.text}", f"{unknown.logged}, {ignored.logged}")
+
+    def _about_unknown(self, fields: Mapping[str, object]) -> FieldWarning | None:
         unknown = list(self._unknown(fields))
         if not unknown:
             return None

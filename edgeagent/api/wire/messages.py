@@ -6,10 +6,10 @@ A field selects the member of a union, see `discriminated_by`. The OpenAPI and A
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, final
 
-from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag, TypeAdapter
+from pydantic import Discriminator, Field, PlainValidator, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
@@ -19,7 +19,6 @@ from edgeagent.api.wire.fields import (
     MAX_SCHEMA_BYTES,
     MAX_SCHEMA_DEPTH,
     NO_VARIANT_PREFIX,
-    NOT_SUPPORTED,
     TOOL_NAME,
     Body,
 )
@@ -28,15 +27,16 @@ from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.types import Tool
 
 
-def discriminated_by(field: str, tags: Mapping[str, str], default: str = "") -> Discriminator:
+def discriminated_by(field: str, tags: Mapping[str, str], default: str = "", other: str | None = None) -> Discriminator:
     """Return the discriminator of a union: the value of `field` says which type of the union is meant.
 
     `tags` maps each value to the tag of its type. A tag begins with #. `default` is the value if the field is missing.
+    `other`: the tag for any other string; None if there is no type for it.
     """
 
     def tag_of(value: Any) -> str | None:
         kind = value.get(field, default) if isinstance(value, dict) else None
-        return tags.get(kind) if isinstance(kind, str) else None
+        return tags.get(kind, other) if isinstance(kind, str) else None
 
     return Discriminator(tag_of, custom_error_type=f"{NO_VARIANT_PREFIX}{field}", custom_error_message=", ".join(tags))
 
@@ -73,6 +73,23 @@ def _text_of(content: object) -> str:
     parts = _PARTS.validate_python(content)
     return "".join([part["text"] if "text" in part else part["refusal"] for part in parts])
 
+
+def _output_text_of(content: object) -> str:
+    if not isinstance(content, list):
+        return _text_of(content)
+    return "".join([_note(part) or _text_of([part]) for part in content])
+
+
+def _note(part: object) -> str:
+    """Return what stands for a part of a tool's result that is not text; "" for text."""
+    match part:
+        case {"type": str(kind)} if kind not in _PART_TAGS:
+            return f"[{kind.removeprefix('input_').removesuffix('_url')[:64]} left out: only text can be read here]"
+    return ""
+
+
+OutputContent = Annotated[str, PlainValidator(_output_text_of, json_schema_input_type=str | list[Part | Json])]
+"""The text of a tool's result. Other parts, such as images, are replaced by a note."""
 
 Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
 """A message's text. It is sent as a string, or as a list of texts and refusals, which are joined."""
@@ -122,10 +139,13 @@ def read_schema(schema: object, path: str) -> str:
         raise InvalidRequest(f"{path} {error.message()}", param=path) from None
 
 
+ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
+
+
 class PlainFunction(Body):
     """A function the model may call."""
 
-    name: Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
+    name: ToolName
     description: str | None = None
     parameters: Annotated[
         Parameters | None,
@@ -153,13 +173,26 @@ def tools_of(functions: Iterable[PlainFunction], field: str = "tools") -> tuple[
     return tuple(tools.values())
 
 
-def _only_function(tool: object) -> object:
-    match tool:
-        case {"type": str(kind)} if kind != "function":
-            message = "tools of type {kind} are not supported; only functions are"
-            raise PydanticCustomError(NOT_SUPPORTED, message, {"kind": repr(kind[:64])})
-    return tool
+class HostedTool(Body):
+    """A tool of a type that another server runs itself, such as web_search. It is left out, and a warning names it."""
+
+    type: str
 
 
-OnlyFunction = BeforeValidator(_only_function)
-"""A validator that runs before the fields of a tool are checked. It refuses any type but `function`."""
+def tools_by_type(*served: str) -> Discriminator:
+    """Return the discriminator of tools: the tag of a served type is # and the type, that of any other #hosted."""
+    return discriminated_by("type", {kind: f"#{kind}" for kind in served}, other="#hosted")
+
+
+def left_out(tool: object, path: str) -> str:
+    """Return what a warning says of a tool whose type is not served."""
+    kind = tool.get("type") if isinstance(tool, dict) else ""
+    return f"{path} is left out: tools of type {str(kind)[:64]} are not run here"
+
+
+def hosted_tools(fields: Mapping[str, object]) -> Iterator[str]:
+    """Yield what a warning says of the tools of a request that offers functions only."""
+    tools = fields.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, dict) and tool.get("type") != "function":
+            yield left_out(tool, f"tools[{index}]")

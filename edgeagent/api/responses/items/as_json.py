@@ -6,9 +6,10 @@ texts of several parts are joined.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, NotRequired, cast
 
 from edgeagent.api.wire.logprobs import Scored
 from edgeagent.api.wire.shape import Json, Shape
@@ -21,6 +22,9 @@ from edgeagent.conversation.items import (
     ReasoningItem,
     ReferenceItem,
 )
+
+CUSTOM_INPUT = "input"
+"""The one parameter of the function that stands for a custom tool, whose input is text."""
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -68,7 +72,20 @@ class OutputCall(Shape):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: NotRequired[str]
     arguments: str
+    status: ItemStatus
+
+
+class OutputCustomCall(Shape):
+    """A call of a custom tool; the input is text."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    input: str
     status: ItemStatus
 
 
@@ -80,7 +97,7 @@ class OutputCompaction(Shape):
     encrypted_content: str
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCompaction
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputCompaction
 
 
 _PREFIXES: dict[type[Item], str] = {
@@ -113,7 +130,7 @@ def item_body(item: Item) -> Json:
         case CallOutputItem():
             return {
                 "id": item.id,
-                "type": "function_call_output",
+                "type": "custom_tool_call_output" if item.is_custom else "function_call_output",
                 "call_id": item.call_id,
                 "output": item.output,
                 "status": "completed",
@@ -124,16 +141,30 @@ def item_body(item: Item) -> Json:
             raise AssertionError(f"unresolved reference {item.id}")
 
 
-def call_body(call: CallItem, status: ItemStatus) -> OutputCall:
+def call_body(call: CallItem, status: ItemStatus) -> OutputCall | OutputCustomCall:
     """Return the JSON object of a call."""
-    return {
-        "id": call.id,
-        "type": "function_call",
-        "call_id": call.call_id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "status": status,
-    }
+    space: Json = {"namespace": call.namespace} if call.namespace else {}
+    named: Json = {"id": call.id, "call_id": call.call_id, "name": call.name, **space, "status": status}
+    if call.is_custom:
+        return cast("OutputCustomCall", {"type": "custom_tool_call", **named, "input": custom_input(call.arguments)})
+    return cast("OutputCall", {"type": "function_call", **named, "arguments": call.arguments})
+
+
+def call_of(body: OutputCall | OutputCustomCall) -> CallItem:
+    """Return the call of a JSON object: the inverse of `call_body`."""
+    space, is_custom = body.get("namespace", ""), body["type"] == "custom_tool_call"
+    arguments = custom_arguments(body["input"]) if body["type"] == "custom_tool_call" else body["arguments"]
+    return CallItem(body["id"], body["call_id"], body["name"], arguments, space, is_custom)
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of the function that stands for a custom tool, from the tool's input."""
+    return json.dumps({CUSTOM_INPUT: text}, ensure_ascii=False)
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a custom tool: the inverse of `custom_arguments`."""
+    return str(json.loads(arguments)[CUSTOM_INPUT])
 
 
 def _message(item: MessageItem, part: Json) -> Json:
