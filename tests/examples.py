@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-_PART = 3
-_FEWEST = 18
+_PART = 4
+_FEWEST = 9
 
 # On a busy machine any example may be slow.
 _SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -29,7 +29,9 @@ class Expected:
         (MemoryKind.RECURRENT, True),
     ],
 )
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow(seconds=1)) for seed in range(4, 20))]
+)
 def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative: bool) -> None:
     rng = random.Random(seed)
     runner = FakeRunner(

@@ -38,6 +38,20 @@ MAX_TOKENS = 20
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
 EXACT = F16.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"})
 CONFIGS = {"f32": EXACT, "f16": F16}
+# Each rule, type of cells and number of streams once; the slow tests have every combination.
+_ALWAYS = {("right", "f16", 1), ("wrong", "f16", 4), ("mixed", "f32", 4)}
+CASES = [
+    pytest.param(
+        rule,
+        CONFIGS[cells],
+        parallel,
+        id=f"{rule}-{cells}-{parallel}",
+        marks=[] if (rule, cells, parallel) in _ALWAYS else [pytest.mark.slow(seconds=3)],
+    )
+    for rule in ("right", "wrong", "mixed")
+    for cells in CONFIGS
+    for parallel in (1, 4)
+]
 SECRET = b"s" * 32
 TOKENS = [20 + 7 * i % 200 for i in range(40)]
 WRONG = [7] * DEPTH
@@ -292,9 +306,7 @@ def run(engine: Engine, model: Model, rng: random.Random, known: list[list[int]]
 
 
 @pytest.mark.usefixtures("_always_draft")
-@pytest.mark.parametrize("rule", ["right", "wrong", "mixed"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize(("rule", "config", "parallel"), CASES)
 def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, rule: str, parallel: int) -> None:
     """Two engines, one after another, share the blocks that they save and restore."""
     config = config.model_copy(update={"cache_memory_bytes": 300_000})

