@@ -5,16 +5,12 @@ docs/access.md states the same rules in words. A test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from edgeagent.credentials.keys import OWNER, CheckedKeys, Client, KeyStatus, Scope
-from edgeagent.errors import EdgeAgentError, Forbidden, Overloaded, Unauthorized
-
-MAX_FAILURES = 20
-FAILURES_WINDOW_S = 10.0
+from edgeagent.errors import EdgeAgentError, Forbidden, Unauthorized
 
 _INFER_ONLY = frozenset({Scope.INFER})
 
@@ -134,26 +130,3 @@ def _local_client(sender: Sender) -> Client:
         return Client(OWNER.name, _INFER_ONLY) if sender.is_page else OWNER
     # No client's name has a colon, so no client has the name of another user's partition.
     return Client("uid:unknown" if sender.user.uid is None else f"uid:{sender.user.uid}", _INFER_ONLY)
-
-
-class Failures:
-    """Counts wrong tokens. After too many of them in a short time, further wrong tokens get Overloaded.
-
-    Valid tokens are still accepted. Otherwise any program on the machine could lock the owner out.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._num_failures = 0
-        self._since_s = clock()
-
-    def count(self, refusal: EdgeAgentError) -> EdgeAgentError:
-        """Count a wrong token. Return `refusal`, or Overloaded if there were too many wrong tokens."""
-        now_s = self._clock()
-        if now_s - self._since_s > FAILURES_WINDOW_S:
-            self._num_failures, self._since_s = 0, now_s
-        self._num_failures += 1
-        if self._num_failures <= MAX_FAILURES:
-            return refusal
-        wait_s = max(1.0, self._since_s + FAILURES_WINDOW_S - now_s)
-        return Overloaded("too many wrong tokens; wait, and check the token", retry_after_s=wait_s)

@@ -15,7 +15,6 @@ import pytest
 from edgeagent.api.app import create_app
 from edgeagent.api.gate.access import NEEDS, PEER_KEY, Access
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import decision
 from edgeagent.credentials.decision import Listener, Sender, User, decide
 from edgeagent.credentials.keys import (
     CLIENTS_FILE,
@@ -241,11 +240,8 @@ async def status_of(app: Any, path: str, method: str, setting: Setting, keys: li
 
 
 @pytest.mark.parametrize("are_files_sound", [True, False], ids=["files sound", "files open to others"])
-async def test_every_route_of_the_live_app(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_files_sound: bool
-) -> None:
+async def test_every_route_of_the_live_app(tmp_path: Path, are_files_sound: bool) -> None:
     """Every route and method × credentials × how the request arrives × page or not × state of the files."""
-    monkeypatch.setattr(decision, "MAX_FAILURES", 10**9)
     keys = make_keys(tmp_path)
     ring = KeyRing(tmp_path)
     assert ring.judge([b"x"]).status is KeyStatus.FOREIGN

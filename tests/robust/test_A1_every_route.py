@@ -15,7 +15,6 @@ from websockets.exceptions import InvalidStatus
 from edgeagent.api.app import create_app
 from edgeagent.api.gate.access import NEEDS, need_of
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials import decision
 from edgeagent.credentials.keys import Scope
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, Running, running
@@ -32,11 +31,6 @@ async def locked() -> AsyncIterator[Running]:
     server = ServerConfig(allowed_origins=(PAGE,), token_required=True)
     async with running(FakeBackend(), Config(server=server)) as daemon:
         yield daemon
-
-
-@pytest.fixture(autouse=True)
-def without_failure_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decision, "MAX_FAILURES", 10**9)
 
 
 def _routes(routes: list[Any]) -> Iterator[tuple[str, set[str]]]:

@@ -1,9 +1,8 @@
-"""A2: tokens are compared as digests in constant time and are long; wrong tokens are rate-limited."""
+"""A2: tokens are compared as digests in constant time, and are too long to be guessed."""
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import hmac
 import inspect
 import random
@@ -14,12 +13,8 @@ from pathlib import Path
 import pytest
 
 from edgeagent.api.gate import access
-from edgeagent.api.gate.access import Access
 from edgeagent.credentials import decision, keys
-from edgeagent.credentials.decision import FAILURES_WINDOW_S, MAX_FAILURES
-from edgeagent.credentials.keys import Client, KeyRing, Scope, add_client, ensure_token
-from edgeagent.errors import EdgeAgentError, Overloaded, Unauthorized
-from tests.owner_key import OwnerKey
+from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
 
 
 @pytest.mark.parametrize("module", [keys, decision, access])
@@ -55,38 +50,6 @@ def test_every_holder_is_compared_whoever_it_is(tmp_path: Path, monkeypatch: pyt
         calls.clear()
         ring.judge([token.encode()])
         assert len(calls) == len(tokens)
-
-
-def scope(token: str) -> dict[str, object]:
-    return {
-        "path": "/v1/models",
-        "server": ("127.0.0.1", 1),
-        "headers": [(b"authorization", f"Bearer {token}".encode())],
-    }
-
-
-def test_wrong_tokens_are_limited_and_the_right_one_is_not() -> None:
-    now_s = [0.0]
-    access = Access(OwnerKey("right"), is_token_required=True, clock=lambda: now_s[0])
-
-    def judge(scope: dict[str, object]) -> Client:
-        verdict, _ = asyncio.run(access.authorize(scope))
-        if isinstance(verdict, EdgeAgentError):
-            raise verdict
-        return verdict
-
-    for _ in range(MAX_FAILURES):
-        with pytest.raises(Unauthorized):
-            judge(scope("wrong"))
-    now_s[0] = 4.0
-    for _ in range(3):
-        with pytest.raises(Overloaded) as refused:
-            judge(scope("wrong"))
-        assert refused.value.retry_after_s == FAILURES_WINDOW_S - 4.0
-    assert judge(scope("right")).name == ""
-    now_s[0] = FAILURES_WINDOW_S + 1
-    with pytest.raises(Unauthorized):
-        judge(scope("wrong"))
 
 
 @pytest.mark.slow
