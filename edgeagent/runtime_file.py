@@ -108,10 +108,14 @@ def write_runtime(state_dir: Path, runtime: Runtime) -> None:
 
 def remove_runtime(state_dir: Path, pid: int) -> None:
     """Remove the runtime file of the daemon with this process id. The file of another daemon stays."""
-    path = state_dir / RUNTIME_FILE
-    fields = _read_fields(path)
-    if fields is not None and fields["pid"] == pid:
-        path.unlink(missing_ok=True)
+    if is_published(state_dir, pid):
+        (state_dir / RUNTIME_FILE).unlink(missing_ok=True)
+
+
+def is_published(state_dir: Path, pid: int) -> bool:
+    """Whether the runtime file is there, whole, and that of the daemon with this process id."""
+    fields = _read_fields(state_dir / RUNTIME_FILE)
+    return fields is not None and fields["pid"] == pid
 
 
 def read_token(state_dir: Path) -> str | None:

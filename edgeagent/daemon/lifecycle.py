@@ -162,8 +162,8 @@ async def _serve(
     def announce() -> None:
         nonlocal watch
         keep_collections_short()
-        if not publication.publish():
-            background.append(asyncio.create_task(publication.retry_until_published()))
+        publication.publish()
+        background.append(asyncio.create_task(publication.keep_published()))
         reporter.listening(runtime, token_file, external_urls(listeners.tcp, runtime.url.partition(":")[0]))
         # Start the watch only now, so that the first printed line says where the daemon listens.
         watch = asyncio.create_task(_watch(service, reporter, stop))

@@ -1,7 +1,7 @@
 """Writes the runtime file daemon.json, in which this user's programs find the daemon's address.
 
-The file is written once the daemon listens. If it cannot be written, for example on a full disk, the daemon tries again
-every second. It runs anyway, since clients that know its address can use it.
+The file is written once the daemon listens, and again if it is removed or damaged. If it cannot be written, for example
+on a full disk, the daemon tries again every second. It runs anyway, since clients that know its address can use it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
-from edgeagent.runtime_file import Runtime, remove_runtime, write_runtime
+from edgeagent.runtime_file import Runtime, is_published, remove_runtime, write_runtime
 
-RETRY_S = 1.0
+CHECK_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +46,13 @@ class Publication:
             self.trouble = None
         return True
 
-    async def retry_until_published(self) -> None:
-        """Try every second until the file is written."""
+    async def keep_published(self) -> None:
+        """Every second, forever: write the file if it is not there, or if it is not this daemon's."""
         while True:
-            await asyncio.sleep(RETRY_S)
-            if await asyncio.to_thread(self.publish):
-                return
+            await asyncio.sleep(CHECK_S)
+            if not await asyncio.to_thread(is_published, self._state_dir, self._runtime.pid):
+                # Not in a thread, which could write the file after `withdraw`.
+                self.publish()
 
     def withdraw(self) -> None:
         """Remove the file if it is this daemon's own."""

@@ -24,12 +24,13 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import lifecycle, listeners
 from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.state import ExitCode, StartError
-from edgeagent.runtime_file import Runtime, find_daemon
+from edgeagent.runtime_file import RUNTIME_FILE, Runtime, find_daemon, write_private
 from edgeagent.types import ModelStatus
 from tests.backends.fake import FakeBackend
 from tests.daemon.fake_daemon import SlowToLoad
 from tests.daemon.running import TOKEN, RecordingReporter
 from tests.owner_key import OwnerKey
+from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 STOPPABLE = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send these signals to a process")
@@ -96,9 +97,25 @@ def test_a_whole_life(tmp_path: Path) -> None:
         with closing(http.client.HTTPConnection("127.0.0.1", found.port)) as connection:
             connection.request("POST", "/edgeagent/stop", headers={"authorization": f"Bearer {found.token}"})
             assert connection.getresponse().status == 202
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=patient(30))
         assert (process.returncode, out, err) == (ExitCode.OK, "", "stopping\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.lock", "token"]
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{}", '{"pid": 1, "started_at_s": 0, "port": 1, "url": "", "version": ""}']
+)
+def test_a_runtime_file_that_is_lost_or_swapped_is_written_again(tmp_path: Path, content: str | None) -> None:
+    with daemon(tmp_path) as process:
+        found = listening(process, tmp_path)
+        path = tmp_path / RUNTIME_FILE
+        path.unlink()
+        if content is not None:
+            write_private(path, content.encode())
+        deadline = time.monotonic() + 60
+        while find_daemon(tmp_path) != found:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 @STOPPABLE
@@ -107,7 +124,7 @@ def test_signals_end_it_in_peace(tmp_path: Path, number: signal.Signals) -> None
     with daemon(tmp_path) as process:
         listening(process, tmp_path)
         process.send_signal(number)
-        process.communicate(timeout=30)
+        process.communicate(timeout=patient(30))
         assert process.returncode == ExitCode.OK
     assert not (tmp_path / "daemon.json").exists()
 
@@ -124,7 +141,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", found.port))
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=30)
+            process.wait(timeout=patient(30))
         assert process.returncode == ExitCode.OK
     assert not (tmp_path / "daemon.json").exists()
 
@@ -144,7 +161,7 @@ def test_one_daemon_for_a_folder(tmp_path: Path) -> None:
     with daemon(tmp_path) as first:
         found = listening(first, tmp_path)
         with daemon(tmp_path) as second:
-            out, err = second.communicate(timeout=30)
+            out, err = second.communicate(timeout=patient(30))
         assert (second.returncode, out) == (ExitCode.ALREADY_RUNNING, "")
         assert f"process {found.pid}, {found.url}" in err
         assert find_daemon(tmp_path) == found
@@ -154,7 +171,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as squatter:
         port = squatter.getsockname()[1]
         with daemon(tmp_path, port=port) as process:
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=patient(30))
         assert (process.returncode, out) == (ExitCode.PORT_TAKEN, "")
         assert f"port {port} on 127.0.0.1 is taken" in err and "--port" in err
         # Clients find no daemon, so they do not send their token to the program that holds the port.
@@ -163,14 +180,14 @@ def test_a_taken_port(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with daemon(tmp_path, "unfindable") as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=patient(30))
     assert (process.returncode, out) == (ExitCode.WRONG_SETTING, "")
     assert err == "error: there is no model at /nowhere.gguf; pull one with `edgeagent pull`\n"
 
 
 def test_a_model_that_cannot_be_loaded_is_told_once_and_by_the_exit_status(tmp_path: Path) -> None:
     with daemon(tmp_path, "unloadable") as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=patient(60))
     # The output does not report listening, because the files were checked first.
     assert (process.returncode, out) == (ExitCode.FAILED, "")
     assert err == "error: fake cannot be served: tensor 3 lies outside the file\n"
@@ -179,7 +196,7 @@ def test_a_model_that_cannot_be_loaded_is_told_once_and_by_the_exit_status(tmp_p
 
 def test_a_load_that_fails_leaves_its_error_alone(tmp_path: Path) -> None:
     with daemon(tmp_path, "unfit") as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=patient(60))
     assert process.returncode == ExitCode.FAILED
     assert "listening on" in out
     assert err == "error: fake cannot be served: the context takes more memory than is free\n"
@@ -297,4 +314,4 @@ async def test_a_second_signal_ends_the_wait_for_workers_that_write_their_caches
             backend.written.set()
         else:
             stop.request()
-        await asyncio.wait_for(ending, 30)
+        await asyncio.wait_for(ending, patient(30))
