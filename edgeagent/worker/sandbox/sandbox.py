@@ -36,8 +36,8 @@ _GPU_DEVICES = (
 # fmt: on
 # With one of these, CUDA may be used: on a PC, in Windows' Linux (WSL), on a Jetson.
 _CUDA_DEVICES = ("nvidiactl", "dxg", "nvmap")
-# Drivers cache compiled kernels here; compiling them takes seconds.
-_GPU_CACHES = (".nv", "nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "radv_builtin_shaders64", "AMD")
+# Drivers cache compiled kernels in these folders of the user's caches, and in ~/.nv; compiling them takes seconds.
+_GPU_CACHES = ("nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "radv_builtin_shaders64", "AMD")
 
 
 def set_limits() -> None:
@@ -170,5 +170,6 @@ def _gpu_caches() -> Iterator[Path]:
         home = Path.home()
     except RuntimeError:
         return
-    for folder in (home, Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")):
-        yield from (folder / name for name in _GPU_CACHES)
+    yield home / ".nv"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    yield from (caches / name for name in _GPU_CACHES)

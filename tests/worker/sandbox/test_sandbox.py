@@ -226,3 +226,14 @@ def test_a_process_that_starts_as_cuda_does(gpu: str, tmp_path: Path) -> None:
     may = {"listen", "name a thread"} if gpu == "cuda" else set()
     assert {name for name, outcome in outcomes.items() if outcome == "done"} == may
     assert {outcome for name, outcome in outcomes.items() if name not in may} == {"PermissionError"}
+
+
+def test_drivers_caches_are_in_the_users_caches_and_not_in_a_folder_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for caches in (tmp_path / ".cache", tmp_path / "elsewhere"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
+        found = set(sandbox._gpu_caches())
+        assert {path.parent for path in found} == {tmp_path, caches}
+        assert [path for path in found if path.parent == tmp_path] == [tmp_path / ".nv"]
