@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeagent.errors import InvalidRequest
-from edgeagent.strict_json import MAX_JSON_VALUES, parse_json
+from edgeagent.strict_json import MAX_JSON_OBJECTS, MAX_JSON_VALUES, parse_json
 
 BAD = {
     "empty": b"",
@@ -42,6 +42,7 @@ BAD = {
     "escapes without end": b'"' + b'\\",' * 2_000_000,
     "quotes without end": b'"",' * 2_000_000,
     "backslashes": b"[" + b"\\," * 2_000_000,
+    "objects": b"[" + b"{}," * MAX_JSON_OBJECTS + b"{}]",
     "values": b"[" + b"0," * (MAX_JSON_VALUES + 1) + b"0]",
 }
 
@@ -67,6 +68,7 @@ def test_lone_surrogate_in_a_str() -> None:
         (b"[9223372036854775807,-9223372036854775807]", [2**63 - 1, 1 - 2**63]),
         ('{"é":-0.0}', {"é": 0.0}),
         (b'"' + b"," * (MAX_JSON_VALUES + 1) + b'"', "," * (MAX_JSON_VALUES + 1)),
+        (b"[" + b"{}," * (MAX_JSON_OBJECTS - 1) + b"{}]", [{}] * MAX_JSON_OBJECTS),
         (b'["\\\\","' + b'\\",' * 300_000 + b'"]', ["\\", '",' * 300_000]),
     ],
 )

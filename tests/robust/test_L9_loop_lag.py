@@ -32,7 +32,9 @@ def brief() -> FakeBackend:
 
 def largest_tools(*, is_flat: bool = False) -> list[dict[str, Any]]:
     """Return the most and largest tools that are accepted: in a chat completion's form, or flat, as in a create."""
-    schema = {"type": "object", "properties": {f"field{number}": {"type": "string"} for number in range(1500)}}
+    # 32,768 objects may be in a body, and a schema may have 64 KiB.
+    field = {"type": "string", "description": "d" * 200}
+    schema = {"type": "object", "properties": {f"field{number}": field for number in range(250)}}
     tools = [{"name": f"f{number}", "parameters": schema} for number in range(128)]
     return [{"type": "function", **(tool if is_flat else {"function": tool})} for tool in tools]
 
@@ -46,6 +48,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "a long text": lambda: body(messages=[{"role": "user", "content": "word " * (7 * MIB // 5)}]),
     "many messages": lambda: body(messages=[{"role": "user", "content": "x" * 1800}] * 4096),
     "large tools": lambda: body(tools=largest_tools()),
+    "too many objects": lambda: body(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 80_000}]),
     "many values": lambda: b"[" + b"0," * 249_000 + b"0]",
     "too many values": lambda: b"[" + b"0," * (4 * MIB - 8) + b"0]",
     "too deep": lambda: b"[" * (8 * MIB - 1),
