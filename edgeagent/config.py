@@ -146,6 +146,11 @@ class ServerConfig(Section):
             return self.host == "localhost"
 
     @property
+    def max_in_flight_bytes(self) -> int:
+        """The memory for all bodies and messages that arrive at the same time: four of the largest."""
+        return 4 * max(self.max_body_bytes, self.max_frame_bytes)
+
+    @property
     def is_token_needed(self) -> bool:
         """Whether TCP clients must send a token: the settings require it, or other machines can reach the address."""
         return self.token_required or not self.is_loopback

@@ -17,8 +17,6 @@ TESTS = Path(__file__).parent
 MIB = 1 << 20
 
 DEFAULTS: dict[str, object] = {
-    "credentials.decision.FAILURES_WINDOW_S": 10.0,
-    "credentials.decision.MAX_FAILURES": 20,
     "service.first_step.PATIENCE_S": 2.0,
     "api.responses.frontend.TASKS_S": 0.5,
     "conversation.history.MAX_BYTES": 32 * MIB,
@@ -33,8 +31,10 @@ DEFAULTS: dict[str, object] = {
     "daemon.transport.MAX_HEADER_BYTES": 16384,
     "api.responses.socket.session.MAX_ACTIVE": 16,
     "api.llama_server.text_tools.TIMEOUT_S": 60.0,
-    "api.socket.pump.FRAMES_BURST": 250,
-    "api.socket.pump.FRAMES_PER_S": 500.0,
+    "api.gate.in_flight.TRIM_DELAY_S": 1.0,
+    "daemon.transport.MAX_TURN_S": 0.004,
+    "daemon.transport.FRAMES_BURST": 250,
+    "daemon.transport.FRAMES_PER_S": 500.0,
     "api.socket.pump.CLOSE_S": 1.0,
     "api.socket.pump.STALL_S": 10.0,
     "backends.remote.connection.network.NAME_S": 2.0,

@@ -18,6 +18,7 @@ from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.api.gate.caller import with_caller
 from edgeagent.api.gate.envelope import Envelope
+from edgeagent.api.gate.in_flight import InFlight
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.api.routers import ROUTERS, make_frontends
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_answer, http_status, printable, refusal
@@ -54,12 +55,13 @@ def create_app(
     num_connections: Callable[[], int] = lambda: 0,
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
+    in_flight: InFlight | None = None,
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
     `keys` checks tokens and returns the client of each. `config.server` decides which requests need a token. By
     default the frontends keep their state in memory. See Context for `stop`, `num_connections` and `trouble`, and
-    `service.live_service` for `trace`.
+    `service.live_service` for `trace`. `in_flight` counts the bytes of bodies, together with what else counts there.
     """
     grants = Grants(keys)
     frontends = frontends or make_frontends(config)
@@ -74,7 +76,11 @@ def create_app(
         middleware=[
             Middleware(Envelope, answer_unhandled=_answer_unhandled),
             Middleware(Security, policy=Policy(config.server, keys, has_pages=frontends.serves_pages), grants=grants),
-            Middleware(BodyLimit, max_bytes=config.server.max_body_bytes),
+            Middleware(
+                BodyLimit,
+                max_bytes=config.server.max_body_bytes,
+                in_flight=in_flight or InFlight(config.server.max_in_flight_bytes),
+            ),
         ],
     )
     live = LiveService(service, with_caller, trace)

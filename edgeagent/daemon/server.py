@@ -14,6 +14,7 @@ import uvicorn
 
 from edgeagent import metrics
 from edgeagent.api.app import create_app
+from edgeagent.api.gate.in_flight import InFlight
 from edgeagent.daemon.tls import server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.daemon.unix import BACKLOG
@@ -65,6 +66,7 @@ def make_server(
     def num_connections() -> int:
         return len(server.server_state.connections)
 
+    in_flight = InFlight(config.server.max_in_flight_bytes)
     app = create_app(
         config,
         service,
@@ -74,22 +76,23 @@ def make_server(
         num_connections=num_connections,
         trace=trace,
         trouble=trouble,
+        in_flight=in_flight,
     )
     context = app.state.context
     drain = Drain(context.service, context.frontends, config.server.drain_s, stop, reporter)
-    settings = _uvicorn_settings(app, config.server)
+    settings = _uvicorn_settings(app, config.server, in_flight)
     server = Server(settings, drain, stop, on_listening, unix, context.grants)
     return server
 
 
-def _uvicorn_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
+def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -> uvicorn.Config:
     """Return uvicorn's settings: the guarded protocols and their limits. Features that edgeagent replaces are off."""
     http = functools.partial(GuardedHttp, max_connections=server.max_connections)
     return uvicorn.Config(
         app,
         # uvicorn expects a class but only calls it, so a function that returns a protocol works too.
         http=cast(type[asyncio.Protocol], http),
-        ws=GuardedWebSocket,
+        ws=cast(type[asyncio.Protocol], functools.partial(GuardedWebSocket, in_flight=in_flight)),
         ws_max_size=server.max_frame_bytes,
         ws_ping_interval=PING_S,
         ws_ping_timeout=PING_S,

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP and WebSocket protocols, with limits on connections, header bytes, slow senders and slow readers.
+"""uvicorn's HTTP and WebSocket protocols, with limits on what a connection's bytes, frames and slowness can cost.
 
 The limits bound what a client can cost before the checks of the ASGI scope (Host, Origin, token), which are in
 `api.gate.security`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,11 +19,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from edgeagent import metrics
 from edgeagent.api.gate.access import PEER_KEY
+from edgeagent.api.gate.in_flight import InFlight
+from edgeagent.api.gate.pace import Pace
 from edgeagent.daemon.peers import TcpPeer
 from edgeagent.daemon.unix import is_other_user
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent
+    from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
     from websockets.frames import Frame
 
 MAX_HEADERS = 100
@@ -35,6 +38,15 @@ STALL_TIMEOUT_S = 10.0
 # A session closes a socket whose client does not read, and sends the reason. If that close hangs too, this limit aborts
 # the connection.
 SOCKET_STALL_TIMEOUT_S = 11.0
+# Received bytes are parsed in pieces of this size. A piece of the smallest frames or chunks takes some 5 ms.
+PIECE_BYTES = 2 << 10
+# After this time, other connections have their turn before the next piece is parsed.
+MAX_TURN_S = 0.004
+# Frames of one connection: FRAMES_BURST are read at once, and then FRAMES_PER_S a second. Fragments of at least
+# LONG_FRAGMENT_BYTES do not count, since the limit on a message's bytes bounds them.
+FRAMES_PER_S = 500.0
+FRAMES_BURST = 250
+LONG_FRAGMENT_BYTES = 1 << 10
 # The library limits the size of a message, but not the number of its fragments. A fragment may be empty.
 MAX_FRAGMENTS = 16_384
 # After a connection has failed, its client's data is read and dropped for this long. An immediate close would reset the
@@ -43,6 +55,7 @@ LINGER_S = 1.0
 GOING_AWAY = 1001
 # For too many fragments. The library uses it too, with a reason of its own, for a message that is too large.
 TOO_BIG = 1009
+TRY_AGAIN_LATER = 1013
 
 REFUSALS: dict[HTTPStatus, tuple[str, str]] = {
     HTTPStatus.BAD_REQUEST: (
@@ -96,15 +109,55 @@ class _StallGuard:
 
 
 class _Guarded(asyncio.Protocol):
-    """The base of `GuardedHttp` and `GuardedWebSocket`. It aborts a connection whose client does not read.
+    """The base of `GuardedHttp` and `GuardedWebSocket`.
 
-    Each subclass sets `_stall`, with its own time limit, in `connection_made`.
+    It parses what arrives in pieces, so that no client keeps the event loop busy, and it aborts a connection whose
+    client does not read. Each subclass sets `_stall`, with its own time limit, in `connection_made`.
     """
 
     _stall: _StallGuard
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    _is_over = False
+    """Whether another protocol has taken over the connection. What the client has sent too early is dropped."""
+    _unparsed = b""
+    _next_turn: asyncio.Handle | None = None
+
+    def parse(self, data: bytes) -> float:
+        """Parse a piece of what has arrived. Return how many seconds to wait before the next; 0 for no wait."""
+        raise NotImplementedError
+
+    @property
+    def is_reading_paused(self) -> bool:
+        """Whether the protocol itself does not want to read now."""
+        raise NotImplementedError
+
+    def data_received(self, data: bytes) -> None:
+        self._unparsed = self._unparsed + data if self._unparsed else data
+        if self._next_turn is None:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Parse pieces for MAX_TURN_S. If some are left, or the client must wait, read no more until the next turn."""
+        was_paused, self._next_turn = self._next_turn is not None, None
+        data, self._unparsed = self._unparsed, b""
+        wait_s, position, end_s = 0.0, 0, self.loop.time() + MAX_TURN_S
+        while position < len(data) and not wait_s and (not position or self.loop.time() < end_s):
+            wait_s = self.parse(data[position : position + PIECE_BYTES])
+            position += PIECE_BYTES
+            if self._is_over or self.transport.is_closing():
+                return
+        if position < len(data) or wait_s:
+            self._unparsed = data[position:]
+            self._next_turn = self.loop.call_later(wait_s, self._take_turn)
+            self.transport.pause_reading()
+        elif was_paused and not self.is_reading_paused:
+            self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stall.stop()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -141,8 +194,8 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._num_head_bytes = 0
         self._refusal = HTTPStatus.BAD_REQUEST
         self._head_timer: asyncio.TimerHandle | None = None
-        # All requests without a complete answer. Uvicorn's `cycle` is only the latest of them.
-        self._cycles: set[RequestResponseCycle] = set()
+        # The requests without a complete answer, in order. Uvicorn's `cycle` is only the latest of them.
+        self._cycles: deque[RequestResponseCycle] = deque()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -159,7 +212,11 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
                 cycle.message_event.set()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    @property
+    def is_reading_paused(self) -> bool:
+        return self.flow.read_paused
+
+    def parse(self, data: bytes) -> float:
         if self._is_in_head:
             self._arm_head_timer()
             self._num_head_bytes += len(data)
@@ -172,6 +229,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         # exceed the limit.
         if self._is_in_head and self._num_head_bytes > MAX_HEADER_BYTES + MAX_TARGET_BYTES + len(data):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        return 0.0
 
     def _feed(self, data: bytes | memoryview) -> None:
         """Parse received bytes. Treat a request to upgrade to an unknown protocol as a normal HTTP/1.1 request.
@@ -235,7 +293,10 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._check_handshake()
         super().on_headers_complete()
-        self._cycles = {cycle for cycle in (*self._cycles, self.cycle) if cycle and not cycle.response_complete}
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        if self.cycle is not None and not self.parser.should_upgrade():
+            self._cycles.append(self.cycle)
 
     def _check_handshake(self) -> None:
         """Refuse a handshake with a body, and a handshake with a line of more than MAX_HANDSHAKE_LINE_BYTES.
@@ -261,6 +322,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._refuse(HTTPStatus.BAD_REQUEST)
         else:
             super().handle_websocket_upgrade()
+            self._is_over = True
 
     def on_message_complete(self) -> None:
         if not self._is_read_again:
@@ -302,7 +364,15 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
 
 class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
-    """One WebSocket connection, with limits on the time of its handshake and on the fragments of a message."""
+    """One WebSocket connection, with limits on the time of its handshake, and on the number and bytes of its frames."""
+
+    def __init__(self, *args: Any, in_flight: InFlight, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pace = Pace(FRAMES_PER_S, FRAMES_BURST)
+        self._num_frames = 0
+        self._arrival = in_flight.begin(self._cut)
+        # The bytes of messages that have arrived as a whole and that the application has not read yet.
+        self._num_whole_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports have the methods, but not this class
@@ -313,13 +383,56 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._handshake_timer.cancel()
         super().connection_lost(exc)
+        self._drop_received()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+    @property
+    def is_reading_paused(self) -> bool:
+        return self.read_paused
+
+    def parse(self, data: bytes) -> float:
+        WebSocketsSansIOProtocol.data_received(self, data)
+        num_frames, self._num_frames = self._num_frames, 0
+        self._count_bytes()
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
             # These bytes are not a request. The library raises no error and would read forever.
             self.handshake_initiated = self.handshake_complete = self.close_sent = True
             _refuse(self.transport, HTTPStatus.BAD_REQUEST)
+        return self._pace.take(num_frames) if num_frames else 0.0
+
+    def handle_events(self) -> None:
+        if self.handshake_initiated:
+            frames = cast("list[Frame]", self.conn.events)
+            self._num_frames += sum(frame.fin or len(frame.data) < LONG_FRAGMENT_BYTES for frame in frames)
+        super().handle_events()
+
+    def send_receive_event_to_app(self) -> None:
+        self._num_whole_bytes += sum(map(len, self.frames))
+        super().send_receive_event_to_app()
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Return the next event. The application has then read the messages before it."""
+        if self.queue.empty():
+            self._num_whole_bytes = 0
+            self._count_bytes()
+        event = await super().receive()
+        if self._next_turn is not None:
+            self.transport.pause_reading()  # `receive` has resumed it, but the client must still wait
+        return event
+
+    def _count_bytes(self) -> None:
+        if not self.close_sent:
+            num_unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
+            self._arrival.hold(self._num_whole_bytes + num_unfinished, is_whole=not num_unfinished)
+
+    def _drop_received(self) -> None:
+        """Free the bytes of unfinished messages now. The library's objects refer to each other, and end later."""
+        self.conn.reader.discard()
+        self.frames = []
+        self._arrival.end()
+
+    def _cut(self) -> None:
+        self.conn.fail(TRY_AGAIN_LATER, "clients are sending too much at once; send it again")
+        self.handle_parser_exception()
 
     def _on_slow_handshake(self) -> None:
         if not self.handshake_complete:
@@ -353,6 +466,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
             self.transport.close()
             return
         self.close_sent = True
+        self._drop_received()
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
         self.transport.write(b"".join(self.conn.data_to_send()))

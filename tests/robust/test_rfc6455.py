@@ -15,6 +15,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Reply, Running, exchange, running
+from tests.patience import patient
 from tests.robust.frames import (
     BINARY,
     CLOSE,
@@ -259,12 +260,13 @@ class TestPings:
             waiting.append(self.transport.get_write_buffer_size())
 
         monkeypatch.setattr(transport.GuardedWebSocket, "handle_ping", noted)
+        monkeypatch.setattr(transport, "FRAMES_BURST", 200_000)
         async with connected(daemon) as peer:
             peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
             flood = frame(FIN | PING, b"x" * 125) * 1000
             for _ in range(100):
                 peer.send(flood)
-                await asyncio.wait_for(peer.writer.drain(), 10)
+                await asyncio.wait_for(peer.writer.drain(), patient(10))
             while len(waiting) < 100_000:  # noqa: ASYNC110 there is no event for what the server has read
                 await asyncio.sleep(0)
             assert max(waiting) <= MIB
@@ -414,7 +416,8 @@ class TestLimits:
             peer.send(frame(CONTINUATION, b" "))
             assert await peer.closed() == 1009
 
-    async def test_pieces_without_end(self, daemon: Running) -> None:
+    async def test_pieces_without_end(self, daemon: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(transport, "FRAMES_BURST", 2 * transport.MAX_FRAGMENTS)
         async with connected(daemon) as peer:
             peer.send(frame(TEXT, b""))
             for _ in range(transport.MAX_FRAGMENTS // 1000 + 1):

@@ -45,7 +45,7 @@ another, those of different lanes side by side. Closing the socket cancels the r
 The token, where one is needed, is in the Authorization header, or for browsers in a subprotocol \
 `openai-insecure-api-key.<token>` beside another one. Close codes: 1001 the daemon stops, 1002 and 1007 a frame broke \
 the protocol, 1003 a frame is binary, 1008 too many requests wait or the token has ended, 1009 a message is too large, \
-1011 a bug, 1013 the client does not read."""
+1011 a bug, 1013 the client does not read, or clients send too much at once."""
 
 
 def asyncapi_document() -> Json:

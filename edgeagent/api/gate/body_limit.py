@@ -1,4 +1,4 @@
-"""Limits on a request's body, applied while it is received: its size, and the time that it takes to arrive."""
+"""Limits on a request's body, applied while it is received: its size, its time, and its part of all bytes in flight."""
 
 from __future__ import annotations
 
@@ -7,37 +7,53 @@ import sys
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeagent.errors import InvalidRequest, PayloadTooLarge
+from edgeagent.api.gate.in_flight import InFlight
+from edgeagent.errors import InvalidRequest, Overloaded, PayloadTooLarge
 
 # A body may take BODY_GRACE_S seconds, and one second more for each 64 KiB that has arrived.
 BODY_GRACE_S = 10.0
 MIN_BODY_BYTES_PER_S = 64 << 10
+# When a client may send a body again that was cut.
+RETRY_AFTER_S = 2.0
 
 
 class BodyLimit:
     """The ASGI middleware that limits a body's size, and the time that it takes to arrive.
 
-    The application's `receive` raises PayloadTooLarge if the body is too large, and InvalidRequest if the body arrives
-    too slowly. The answer then closes the connection.
+    The application's `receive` raises PayloadTooLarge if the body is too large, InvalidRequest if the body arrives
+    too slowly, and Overloaded if all bodies and frames together take too much memory. The answer then closes the
+    connection. A body counts until its answer begins.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, grace_s: float = BODY_GRACE_S) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, in_flight: InFlight, grace_s: float = BODY_GRACE_S) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._in_flight = in_flight
         self._grace_s = grace_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, send, self._max_bytes, self._grace_s, _announced_bytes(scope))
-        await self._app(scope, body.receive, body.send)
+        body = _Body(receive, send, self._max_bytes, self._in_flight, self._grace_s, _announced_bytes(scope))
+        try:
+            await self._app(scope, body.receive, body.send)
+        finally:
+            body.arrival.end()
 
 
 class _Body:
     """The `receive` and `send` of one request. They count the bytes of its body and apply the limits."""
 
-    def __init__(self, receive: Receive, send: Send, max_bytes: int, grace_s: float, announced: int | None) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        max_bytes: int,
+        in_flight: InFlight,
+        grace_s: float,
+        announced: int | None,
+    ) -> None:
         self._receive = receive
         self._send = send
         self._max_bytes = max_bytes
@@ -46,6 +62,9 @@ class _Body:
         self._is_complete = announced == 0
         self._grace_s = grace_s
         self._started_at = asyncio.get_running_loop().time()
+        self.arrival = in_flight.begin(self._cut)
+        self._is_cut = False
+        self._timeout: asyncio.Timeout | None = None
 
     async def receive(self) -> Message:
         if self._is_complete:
@@ -53,21 +72,42 @@ class _Body:
         self._check_size(self._announced or 0)
         deadline = self._started_at + self._grace_s + self._num_bytes / MIN_BODY_BYTES_PER_S
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline) as self._timeout:
                 message = await self._receive()
         except TimeoutError as error:
+            self._check_cut()
             raise InvalidRequest(f"the body came too slowly: {self._num_bytes} bytes in {self._grace_s:g} s") from error
+        finally:
+            self._timeout = None
+        self._check_cut()
         if message["type"] == "http.request":
             self._num_bytes += len(message.get("body", b""))
             self._check_size(self._num_bytes)
             self._is_complete = not message.get("more_body", False)
+            self.arrival.hold(self._num_bytes, is_whole=self._is_complete)
+            self._check_cut()
         return message
 
     async def send(self, message: Message) -> None:
         # The unread rest must not be taken for the next request, nor be read only to be thrown away.
-        if message["type"] == "http.response.start" and not self._is_complete:
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        if message["type"] == "http.response.start":
+            self.arrival.end()
+            if not self._is_complete:
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
         await self._send(message)
+
+    def _cut(self) -> None:
+        self._is_cut = True
+        if self._timeout is not None:
+            self._timeout.reschedule(0)
+
+    def _check_cut(self) -> None:
+        if self._is_cut:
+            raise Overloaded(
+                f"{self._num_bytes} bytes of this body have arrived, and clients are sending too much at once; "
+                "send it again",
+                retry_after_s=RETRY_AFTER_S,
+            )
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:

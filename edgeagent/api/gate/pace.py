@@ -15,8 +15,8 @@ class Pace:
         self._clock = clock
         self._due_s = clock()  # when all counted operations would be done at the even rate
 
-    def take(self) -> float:
-        """Count one operation. Return how many seconds the caller must wait before the operation; 0 for no wait."""
+    def take(self, num: int = 1) -> float:
+        """Count operations. Return how many seconds the caller must wait before the next; 0 for no wait."""
         now_s = self._clock()
-        self._due_s = max(self._due_s, now_s) + self._interval_s
+        self._due_s = max(self._due_s, now_s) + num * self._interval_s
         return max(0.0, self._due_s - now_s - self._most_ahead_s)

@@ -2,7 +2,7 @@
 
 A protocol derives its connection class from Pump. That class parses frames, answers each frame with actions, and
 performs the actions that only this protocol has.
-Security has already checked the handshake. The HTTP server sends the pings.
+Security has already checked the handshake. The HTTP server sends the pings and limits the rate of frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pydantic_core import to_json
 from starlette.websockets import WebSocketDisconnect
 
 from edgeagent import metrics
-from edgeagent.api.gate.pace import Pace
 from edgeagent.api.socket.actions import INTERNAL_ERROR, TRY_AGAIN_LATER, UNSUPPORTED_DATA, Close, Send
 from edgeagent.api.socket.outbox import Merging, Outbox
 from edgeagent.api.wire.errors import to_client_error
@@ -29,10 +28,6 @@ from edgeagent.credentials.grants import until_revoked
 # A client that reads nothing for this long counts as gone, even if the connection is still open.
 STALL_S = 10.0
 CLOSE_S = 1.0
-# Limits on a client's frames: FRAMES_BURST frames are read at once, and then FRAMES_PER_S a second. Reading at this
-# rate takes a tenth of the event loop's time.
-FRAMES_PER_S = 500.0
-FRAMES_BURST = 250
 
 FrameT = TypeVar("FrameT")
 ActionT = TypeVar("ActionT")
@@ -163,18 +158,17 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         return False
 
     async def _read(self) -> None:
-        pace = Pace(FRAMES_PER_S, FRAMES_BURST)
         while True:
             message = await self.websocket.receive()
             if message["type"] == "websocket.disconnect":
                 return
-            if wait_s := pace.take():
-                await asyncio.sleep(wait_s)
             text = message.get("text")
             if text is None:
                 self.perform(self.receive_binary())
             else:
                 self.perform(self.receive(await run_inline_or_in_thread(len(text), partial(self.read, text))))
+            # Many frames may have arrived at once. `receive` does not let others run while there are more.
+            await asyncio.sleep(0)
 
     async def _write(self) -> None:
         with suppress(WebSocketDisconnect):

@@ -97,17 +97,6 @@ async def test_tasks_end_with_their_connection(url: str, monkeypatch: pytest.Mon
     assert Echo.log == ["disconnect", "cancelled", "close"]
 
 
-async def test_frames_beyond_the_pace_wait(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pump, "FRAMES_PER_S", 1e-3)
-    monkeypatch.setattr(pump, "FRAMES_BURST", 2)
-    async with connect(url, close_timeout=0) as socket:
-        for _ in range(3):
-            await socket.send("[]")
-        assert [(await receive(socket))["type"] for _ in range(2)] == ["error"] * 2
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(socket.recv(), 0.05)
-
-
 async def test_a_client_that_does_not_read_is_cut(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pump, "STALL_S", 0.05)
     monkeypatch.setattr(pump, "CLOSE_S", 0.05)

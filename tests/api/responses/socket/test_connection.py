@@ -449,21 +449,3 @@ async def test_a_token_where_one_is_required() -> None:
         ) as socket:
             await create(socket)
             assert (await until_end(socket))[-1]["type"] == "response.completed"
-
-
-async def test_frames_without_end_wait_and_other_clients_do_not(
-    backend: FakeBackend, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pump, "FRAMES_PER_S", 1e-3)
-    monkeypatch.setattr(pump, "FRAMES_BURST", 3)
-    # the client does not read the closing frame either
-    flooding = connect(f"ws://{address}/v1/responses", close_timeout=0)
-    async with flooding as flood, connect(f"ws://{address}/v1/responses") as other:
-        for _ in range(1000):
-            await flood.send("{}")
-        assert [(await receive(flood))["type"] for _ in range(3)] == ["error"] * 3
-        await create(other)
-        while (await receive(other))["type"] != "response.completed":
-            pass
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flood.recv(), 0.05)

@@ -1,0 +1,196 @@
+"""What clients have sent and not finished has one limit over all connections, and frames have a pace."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+
+import pytest
+
+from edgeagent.api.gate import in_flight
+from edgeagent.api.gate.in_flight import Arrival, InFlight
+from edgeagent.config import Config, ServerConfig
+from edgeagent.daemon import transport
+from tests.backends.fake import FakeBackend
+from tests.daemon.running import Running, exchange, read_reply, running
+from tests.fakes import FakeClock
+from tests.robust.frames import CONTINUATION, FIN, PING, PONG, TEXT, Peer, frame, open_websocket, text
+
+KIB = 1 << 10
+JSON = {"content-type": "application/json"}
+# Four of the largest bodies or messages fit.
+SMALL = Config(server=ServerConfig(max_body_bytes=64 * KIB, max_frame_bytes=64 * KIB))
+
+
+def create(**fields: object) -> bytes:
+    """Return the frame of a `response.create` that is not stored."""
+    return text(json.dumps({"type": "response.create", "input": "hi", "store": False, **fields}))
+
+
+async def ended(peer: Peer) -> str:
+    """Return the type of the event that ends a response."""
+    while True:
+        first, payload = await peer.receive()
+        if first == FIN | TEXT and (kind := json.loads(payload)["type"]) in ("response.completed", "error"):
+            return str(kind)
+
+
+async def begin_body(daemon: Running, num_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Announce a body, and send all of it but the last byte."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {num_bytes}\r\n\r\n".encode() + b" " * (num_bytes - 1))
+    await writer.drain()
+    return reader, writer
+
+
+async def begin_frame(daemon: Running, num_bytes: int) -> Peer:
+    """Send all of a frame but the last byte."""
+    peer = await open_websocket(daemon)
+    peer.send(bytes([FIN | TEXT, 0xFF]) + struct.pack("!Q", num_bytes) + bytes(4) + b" " * (num_bytes - 1))
+    await peer.writer.drain()
+    return peer
+
+
+async def test_bodies_that_never_end_are_cut_for_those_that_do() -> None:
+    async with running(FakeBackend(), SMALL) as daemon:
+        bodies = [await begin_body(daemon, 60 * KIB) for _ in range(12)]
+        replies = [asyncio.create_task(read_reply(reader)) for reader, _ in bodies]
+        while sum(reply.done() for reply in replies) < 8:
+            await asyncio.wait([reply for reply in replies if not reply.done()], return_when=asyncio.FIRST_COMPLETED)
+        cut = [reply.result() for reply in replies if reply.done()]
+        assert {reply.status for reply in cut} == {429}
+        assert all("retry-after" in reply.headers and reply.headers["connection"] == "close" for reply in cut)
+        whole = json.dumps({"input": "x" * 50 * KIB, "store": False})
+        answer = await daemon.http.post(f"{daemon.url}/v1/responses", content=whole, headers=JSON)
+        assert answer.status_code == 200
+        for (_, writer), reply in zip(bodies, replies, strict=True):
+            reply.cancel()
+            writer.transport.abort()
+
+
+async def test_frames_that_never_end_are_cut_for_those_that_do() -> None:
+    async with running(FakeBackend(), SMALL) as daemon:
+        peers = [await begin_frame(daemon, 60 * KIB) for _ in range(12)]
+        ends = [asyncio.create_task(peer.closed()) for peer in peers]
+        while sum(end.done() for end in ends) < 8:
+            await asyncio.wait([end for end in ends if not end.done()], return_when=asyncio.FIRST_COMPLETED)
+        assert {end.result() for end in ends if end.done()} == {1013}
+        other = await open_websocket(daemon)
+        other.send(create(input="x" * 50 * KIB))
+        assert await ended(other) == "response.completed"
+        other.writer.transport.abort()
+        for peer, end in zip(peers, ends, strict=True):
+            end.cancel()
+            peer.writer.transport.abort()
+
+
+async def test_pieces_of_a_message_count_together_and_a_read_message_does_not() -> None:
+    async with running(FakeBackend(), SMALL) as daemon:
+        pieces = await open_websocket(daemon)
+        pieces.send(frame(TEXT, b" " * 30 * KIB), frame(CONTINUATION, b" " * 30 * KIB))
+        for _ in range(8):  # each is read before the next is sent
+            other = await open_websocket(daemon)
+            other.send(create(input="x" * 50 * KIB))
+            assert await ended(other) == "response.completed"
+            other.writer.transport.abort()
+        pieces.send(frame(FIN | CONTINUATION, b"{}"))
+        assert await ended(pieces) == "error"
+        pieces.send(frame(TEXT, b" " * 30 * KIB), frame(CONTINUATION, b" " * 30 * KIB))
+        frames = [await begin_frame(daemon, 60 * KIB) for _ in range(12)]
+        assert await pieces.closed() == 1013
+        for peer in (*frames, pieces):
+            peer.writer.transport.abort()
+
+
+class TestLimit:
+    """The limit itself."""
+
+    @staticmethod
+    def begin(in_flight: InFlight, cut: list[str], name: str) -> Arrival:
+        return in_flight.begin(lambda: cut.append(name))
+
+    async def test_the_largest_and_oldest_goes_first_and_a_whole_one_never(self) -> None:
+        clock, cut = FakeClock(), list[str]()
+        limit = InFlight(100, clock)
+        whole, old, large = (self.begin(limit, cut, name) for name in ("whole", "old", "large"))
+        whole.hold(40, is_whole=True)
+        old.hold(5, is_whole=False)
+        clock.advance(10)
+        large.hold(50, is_whole=False)
+        clock.advance(2)
+        self.begin(limit, cut, "new").hold(20, is_whole=False)  # 5 bytes for 12 s, 50 for 2 s, 20 for none
+        assert cut == ["large"]
+        self.begin(limit, cut, "newest").hold(60, is_whole=False)
+        assert cut == ["large", "old", "newest"]
+
+    async def test_what_has_ended_takes_nothing(self) -> None:
+        cut = list[str]()
+        limit = InFlight(100)
+        for _ in range(5):
+            arrival = self.begin(limit, cut, "each")
+            arrival.hold(90, is_whole=False)
+            arrival.end()
+            arrival.end()
+        assert not cut
+
+    async def test_freed_memory_is_given_back_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        trimmed, calls = asyncio.Event(), list[int]()
+        loop = asyncio.get_running_loop()
+
+        class Libc:
+            @staticmethod
+            def malloc_trim(pad: int) -> None:
+                calls.append(pad)
+                loop.call_soon_threadsafe(trimmed.set)
+
+        monkeypatch.setattr(in_flight, "_LIBC", Libc)
+        monkeypatch.setattr(in_flight, "TRIM_DELAY_S", 0.0)
+        limit = InFlight(1 << 30)
+        for num_bytes in (in_flight.TRIM_BYTES - 1, in_flight.TRIM_BYTES, 1):
+            arrival = limit.begin(lambda: None)
+            arrival.hold(num_bytes, is_whole=False)
+            arrival.end()
+        await trimmed.wait()
+        await asyncio.sleep(0)
+        assert calls == [0]
+
+
+@pytest.mark.parametrize("kind", ["pings", "empty fragments", "messages"])
+async def test_frames_beyond_the_pace_wait_and_other_clients_do_not(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "FRAMES_PER_S", 1e-3)
+    monkeypatch.setattr(transport, "FRAMES_BURST", 3)
+    begin, one = {
+        "pings": (b"", frame(FIN | PING, b"")),
+        "empty fragments": (frame(TEXT, b"{"), frame(CONTINUATION, b"")),
+        "messages": (b"", text("{}")),
+    }[kind]
+    async with running(FakeBackend()) as daemon:
+        flood = await open_websocket(daemon)
+        flood.send(begin, one * 20_000, frame(FIN | PING, b"end"))
+        other = await open_websocket(daemon)
+        other.send(create())
+        assert await ended(other) == "response.completed"
+        # At most one piece is read at once, and then nothing for a long time.
+        answers = 0
+        with pytest.raises(TimeoutError):
+            while True:
+                first, payload = await asyncio.wait_for(flood.receive(), 0.2)
+                assert payload != b"end"
+                answers += first in (FIN | PONG, FIN | TEXT)
+        assert answers <= 2 * transport.PIECE_BYTES // len(one)
+        assert answers or kind == "empty fragments"
+        for peer in (flood, other):
+            peer.writer.transport.abort()
+
+
+async def test_the_smallest_chunks_of_a_body_let_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body in chunks of one byte is parsed in turns, and arrives whole."""
+    monkeypatch.setattr(transport, "MAX_TURN_S", 0.0)
+    body = json.dumps({"input": "x" * 20_000, "store": False}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    async with running(FakeBackend()) as daemon:
+        head = f"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\nContent-Type: application/json\r\n"
+        sent = f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks
+        assert (await exchange(daemon.port, sent)).status == 200
