@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.conversation.store import FILE
+from tests.patience import patient
 from tests.robust.fake_serve import serving
 
 
@@ -15,7 +16,7 @@ def ask(url: str, **fields: Any) -> Any:
     request = urllib.request.Request(
         f"{url}/v1/responses", json.dumps(fields).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=20) as reply:
+    with urllib.request.urlopen(request, timeout=patient(20)) as reply:
         return json.load(reply)
 
 
@@ -27,7 +28,7 @@ def test_a_chain_goes_on_after_a_kill(tmp_path: Path) -> None:
     with serving(state_dir) as daemon:
         second = ask(daemon.runtime.url, input="two", previous_response_id=first["id"])
         url = f"{daemon.runtime.url}/v1/responses/{second['id']}/input_items"
-        with urllib.request.urlopen(url, timeout=20) as reply:
+        with urllib.request.urlopen(url, timeout=patient(20)) as reply:
             assert len(json.load(reply)["data"]) == 3
 
 

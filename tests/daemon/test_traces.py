@@ -23,6 +23,7 @@ from edgeagent.service.live_service import Trace
 from edgeagent.types import Handover, Timings
 from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
+from tests.patience import patient
 
 CANARY = "c4n4ry"
 CHAT = {
@@ -147,7 +148,7 @@ def test_off_unless_asked_for() -> None:
         assert off is None
     # FastAPI depends on OpenTelemetry's API; only the SDK and the exporter are expensive.
     script = "import sys, edgeagent.daemon.server as _; sys.exit('opentelemetry.sdk' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=100).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=patient(100)).returncode == 0
 
 
 async def test_the_web_framework_s_own_telemetry_is_off(
@@ -203,7 +204,7 @@ async def test_spans_reach_a_collector() -> None:
     async with running(FakeBackend(), trace=trace) as server:
         assert await chat(server) == 200
     await asyncio.to_thread(collecting.__exit__, None, None, None)
-    await asyncio.wait_for(got.wait(), 60)
+    await asyncio.wait_for(got.wait(), patient(60))
     collector.close()
     sent = b"".join(bodies)
     assert sent.startswith(b"POST /v1/traces ")

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from edgeagent.runtime_file import find_daemon
+from tests.patience import patient
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = patient(60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def stop_daemon(daemon: Daemon) -> None:
     assert daemon.process.poll() is None, f"it ended by itself:\n{daemon.log.read_text()}"
     daemon.process.terminate()
     # Windows ends the process without a signal that it could handle.
-    assert daemon.process.wait(20) == (0 if os.name == "posix" else 1), daemon.log.read_text()
+    assert daemon.process.wait(patient(20)) == (0 if os.name == "posix" else 1), daemon.log.read_text()
 
 
 @pytest.fixture(scope="session")

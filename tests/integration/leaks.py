@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from tests.integration.conftest import Daemon
+from tests.patience import patient
 
 MIB = 1 << 20
 
@@ -34,7 +35,7 @@ class Holdings:
 
 def status_of(url: str) -> dict[str, Any]:
     """Return the daemon's status."""
-    with urllib.request.urlopen(f"{url}/edgeagent/status", timeout=30) as response:
+    with urllib.request.urlopen(f"{url}/edgeagent/status", timeout=patient(30)) as response:
         status: dict[str, Any] = json.load(response)
     return status
 

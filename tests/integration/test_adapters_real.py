@@ -16,6 +16,7 @@ import pytest
 from edgeagent.store.names.catalog import builtin_model
 from tests.adapters import make_adapter
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 
 MODELS = ("builtin", "builtin+one", "builtin+two")
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 400, "maxItems": 400}
@@ -52,7 +53,7 @@ async def text_of(client: httpx.AsyncClient, daemon: Daemon, model: str, **field
 
 
 async def test_each_adapter_answers_as_itself_beside_the_others(daemon: Daemon) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=patient(60)) as client:
         alone = {model: await text_of(client, daemon, model) for model in MODELS}
         assert len(set(alone.values())) == 3
         beside = await asyncio.gather(*(text_of(client, daemon, model) for model in MODELS * 4))
@@ -70,7 +71,7 @@ async def test_they_are_models_to_openais_client(daemon: Daemon) -> None:
 
 
 async def test_one_whose_file_is_fatal_damaged_or_gone_is_refused_alone(daemon: Daemon) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=patient(60)) as client:
         for name in ("fatal", "short", "gone"):
             reply = await client.post(f"{daemon.url}/v1/chat/completions", json=body(f"builtin+{name}"))
             assert reply.status_code == 422, reply.text
@@ -81,7 +82,7 @@ async def test_one_whose_file_is_fatal_damaged_or_gone_is_refused_alone(daemon: 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 async def test_the_next_worker_continues_with_the_adapter(daemon: Daemon) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=patient(60)) as client:
         wanted = await text_of(client, daemon, "builtin+one", max_tokens=300, response_format=FORMAT)
         running = asyncio.create_task(text_of(client, daemon, "builtin+one", max_tokens=300, response_format=FORMAT))
         victim = daemon.worker_pid()

@@ -12,6 +12,7 @@ from edgeagent.bench import scenarios
 from edgeagent.bench.scenario import ITL, RATE
 from edgeagent.bench.scenarios import SCENARIOS
 from tests.integration.conftest import Daemon
+from tests.patience import patient
 
 # The bundled model answers in a few words: two streams need not overlap, nor live beside a long prompt.
 MAY_BE_MISSING = {
@@ -28,7 +29,7 @@ MAY_BE_MISSING = {
 def test_every_number_is_there(daemon: Daemon, transport: str) -> None:
     flags = ["--rounds", "1", "--prompt-tokens", "200", "--max-tokens", "24", "--parallel", "2", "--json"]
     command = [sys.executable, "-m", "edgeagent", "bench", daemon.url, "--transport", transport, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(100), check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["is_complete"]

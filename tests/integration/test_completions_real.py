@@ -25,6 +25,7 @@ from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.models import make_tiny_model
+from tests.patience import patient
 
 CONTEXT = 1024
 PROMPT = "the boy and the other one in here wandered on over the hill to the town; "
@@ -57,7 +58,7 @@ async def client(tiny_daemon: Daemon) -> AsyncIterator[AsyncOpenAI]:
 
 @pytest.fixture
 async def http(tiny_daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=tiny_daemon.url, timeout=60) as made:
+    async with httpx.AsyncClient(base_url=tiny_daemon.url, timeout=patient(60)) as made:
         yield made
 
 

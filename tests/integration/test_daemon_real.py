@@ -18,12 +18,13 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 
 LONG = {"type": "response.create", "model": "builtin", "input": "Hello!", "max_output_tokens": 1500}
 
 
 async def receive(socket: ClientConnection) -> dict[str, object]:
-    return json.loads(await asyncio.wait_for(socket.recv(), 60))  # type: ignore[no-any-return]
+    return json.loads(await asyncio.wait_for(socket.recv(), patient(60)))  # type: ignore[no-any-return]
 
 
 async def until(socket: ClientConnection, *kinds: str) -> dict[str, object]:
@@ -83,8 +84,8 @@ def test_a_daemon_killed_takes_its_worker_along_and_the_next_one_starts(tmp_path
     daemon = start_daemon(tmp_path / "state", "builtin")
     worker = psutil.Process(daemon.worker_pid())
     daemon.process.kill()
-    daemon.process.wait(10)
-    psutil.wait_procs([worker], timeout=10)
+    daemon.process.wait(patient(10))
+    psutil.wait_procs([worker], timeout=patient(10))
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
     stop_daemon(start_daemon(tmp_path / "state", "builtin"))
 
@@ -99,14 +100,14 @@ async def test_a_stop_lets_a_stream_end_with_its_terminal_event(tmp_path: Path) 
         end = await until(socket, "response.completed", "response.failed", "response.incomplete")
     assert end["type"] == "response.incomplete", end
     assert (end["response"]["status"], end["response"]["incomplete_details"]) == ("cancelled", None)  # type: ignore[index]
-    assert daemon.process.wait(20) == 0
+    assert daemon.process.wait(patient(20)) == 0
     assert not psutil.pid_exists(worker)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the socket is bound otherwise there")
 def test_a_second_daemon_on_the_same_state_says_so(daemon: Daemon) -> None:
     command = [sys.executable, "-m", "edgeagent", "serve", "--port", "0", "--state-dir", str(daemon.state_dir)]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
     assert second.returncode == 4
     assert "another daemon" in second.stderr
     assert "Traceback" not in second.stderr

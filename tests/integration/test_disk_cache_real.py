@@ -27,9 +27,10 @@ from edgeagent.cli import main
 from edgeagent.credentials.keys import Scope, add_client
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.integration.leaks import status_of
+from tests.patience import patient
 
 SYSTEM = "You are the guide of a small museum by the sea, and answer in one sentence. " * 16
-WAIT_S = 20.0
+WAIT_S = patient(20.0)
 TIE = 0.5
 
 
@@ -53,7 +54,7 @@ def ask(daemon: Daemon, question: str, token: str | None = None, **fields: Any) 
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     body = {"messages": messages, "max_tokens": 12, "temperature": 0, **fields}
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    answer = httpx2.post(f"{daemon.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
+    answer = httpx2.post(f"{daemon.url}/v1/chat/completions", json=body, headers=headers, timeout=patient(60)).json()
     cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return answer["choices"][0]["message"]["content"], cached
 
@@ -271,7 +272,7 @@ def ask_closely(daemon: Daemon, question: str, **fields: Any) -> tuple[Answer, i
     """Return an answer with its log probabilities, and the number of cached prompt tokens."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     body = {"messages": messages, "max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 5, **fields}
-    reply = httpx2.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60).json()
+    reply = httpx2.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(60)).json()
     tokens = reply["choices"][0]["logprobs"]["content"]
     answer = [(each["token"], {top["token"]: top["logprob"] for top in each["top_logprobs"]}) for each in tokens]
     return answer, reply["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -310,7 +311,7 @@ def _survive(tmp_path: Path, num_kills: int) -> None:
                 assert is_same(answer, expected[question]), (question, answer, expected[question])
                 founds.append(num_cached)
         except httpx2.TransportError:
-            assert daemon.process.wait(10) == -signal.SIGKILL, daemon.log.read_text()
+            assert daemon.process.wait(patient(10)) == -signal.SIGKILL, daemon.log.read_text()
         finally:
             killer.cancel()
             kill(daemon)

@@ -18,6 +18,7 @@ import pytest
 
 from tests.encoder_models import ARCHITECTURES, CONTEXT_LENGTH, make_encoder
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 
 TEXTS = ["the cat sleeps", "the dog runs in the sun", "rain on the house"]
 QUERY = "the dog"
@@ -44,7 +45,7 @@ async def client(shelf: Daemon) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture
 async def http(shelf: Daemon) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=shelf.url, timeout=60) as made:
+    async with httpx.AsyncClient(base_url=shelf.url, timeout=patient(60)) as made:
         yield made
 
 

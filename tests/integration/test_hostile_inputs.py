@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 
 CTX = 512
 USER = {"role": "user", "content": "Hello!"}
@@ -27,7 +28,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def post(daemon: Daemon, path: str, body: object) -> httpx.Response:
-    return httpx.post(f"{daemon.url}{path}", json=body, timeout=90)
+    return httpx.post(f"{daemon.url}{path}", json=body, timeout=patient(90))
 
 
 def chat(daemon: Daemon, **fields: Any) -> httpx.Response:

@@ -14,6 +14,7 @@ from edgeagent.types import MemoryKind
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.integration.leaks import status_of
 from tests.models import make_tiny_model
+from tests.patience import patient
 
 CONTEXT = 8192
 # Tokens of one byte each; their meaning is irrelevant.
@@ -36,7 +37,7 @@ def prompt(num_tokens: int, seed: int) -> list[int]:
 
 def complete(daemon: Daemon, tokens: list[int], **fields: Any) -> httpx.Response:
     body = {"prompt": tokens, "temperature": 0, "max_tokens": 4, "ignore_eos": True, **fields}
-    return httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=100)
+    return httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=patient(100))
 
 
 def test_the_last_cell_is_used_and_one_more_token_is_refused_with_counts(long_daemon: Daemon) -> None:

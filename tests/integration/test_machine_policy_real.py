@@ -16,6 +16,7 @@ from edgeagent.remotes.file import add_remote
 from tests.backends.remote.fault_server import faults, models, stream
 from tests.backends.remote.streams import answer
 from tests.integration.conftest import start_daemon, stop_daemon
+from tests.patience import patient
 
 Output = pytest.CaptureFixture[str]
 BODY = {"model": "elsewhere", "messages": [{"role": "user", "content": "canary"}]}
@@ -24,7 +25,7 @@ HOST = {"/v1/models": models("tiny")}
 
 async def steady(http: httpx.AsyncClient, mode: str) -> None:
     """Wait until the daemon has this mode."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         while (await http.get("/edgeagent/status")).json()["route"]["mode"] != mode:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -41,7 +42,7 @@ async def http(tmp_path: Path, machine_policy: Path) -> AsyncIterator[httpx.Asyn
     program = ("-m", "tests.integration.policed", str(machine_policy))
     daemon = start_daemon(tmp_path / "state", "builtin", program=program)
     try:
-        async with httpx.AsyncClient(base_url=daemon.url, timeout=20.0) as client:
+        async with httpx.AsyncClient(base_url=daemon.url, timeout=patient(20.0)) as client:
             yield client
         assert b"prefer_locall" in daemon.log.read_bytes(), "serve says what is wrong"
     finally:

@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 
 from edgeagent.store.names.catalog import builtin_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 from tests.present import present
 
 HI = [{"role": "user", "content": "Hello!"}]
@@ -85,7 +86,7 @@ async def test_one_socket_switches_models_and_a_conversation_goes_on_with_anothe
 
 
 async def test_the_owner_loads_and_unloads(shelf: Daemon) -> None:
-    async with httpx.AsyncClient(base_url=shelf.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=shelf.url, timeout=patient(60)) as http:
         assert (await http.post("/edgeagent/load?model=one")).json()["status"] == "loaded"
         assert (await http.post("/edgeagent/unload?model=one")).json()["status"] == "unloaded"
         models = (await http.get("/edgeagent/status")).json()["models"]
@@ -94,7 +95,7 @@ async def test_the_owner_loads_and_unloads(shelf: Daemon) -> None:
 
 async def test_a_copys_name_given_to_another_model_means_that_one_at_once(shelf: Daemon) -> None:
     client = ollama.AsyncClient(host=shelf.url)
-    async with httpx.AsyncClient(base_url=shelf.url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=shelf.url, timeout=patient(60)) as http:
         for source in ("one", "two"):
             await client.copy(source, "mine")
             assert (await http.post("/edgeagent/load?model=mine")).json()["model"] == source

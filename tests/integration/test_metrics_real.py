@@ -8,13 +8,14 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.conftest import Daemon
+from tests.patience import patient
 
 CANARY = "c4n4ry"
 
 
 def scrape(daemon: Daemon) -> dict[str, float]:
     """Return each series' sum over its labels, by name."""
-    with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=60) as response:
+    with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=patient(60)) as response:
         families = list(text_string_to_metric_families(response.read().decode()))
     sums: dict[str, float] = {}
     for family in families:
@@ -29,7 +30,7 @@ def chat(daemon: Daemon, text: str) -> dict[str, int]:
     request = urllib.request.Request(
         f"{daemon.url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=patient(60)) as response:
         usage: dict[str, int] = json.load(response)["usage"]
     return usage
 

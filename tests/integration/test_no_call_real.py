@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.integration.conftest import Daemon
+from tests.patience import patient
 
 PARAMETERS = {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]}
 SET_TIMER = {"name": "set_timer", "description": "Set a timer.", "parameters": PARAMETERS}
@@ -17,7 +18,7 @@ MARKS = ("<tool", "tool_call", "set_timer", "{")
 
 
 def post(daemon: Daemon, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    reply = httpx.post(f"{daemon.url}{path}", json={"model": "builtin", **body}, timeout=60)
+    reply = httpx.post(f"{daemon.url}{path}", json={"model": "builtin", **body}, timeout=patient(60))
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 
 from tests.integration.conftest import start_daemon, stop_daemon
+from tests.patience import patient
 
 INSTRUCTIONS = "You are a voice assistant in a kitchen. Answer in one short sentence. " * 8
 
@@ -23,7 +24,7 @@ def test_the_first_conversation_pays_nothing_for_its_instructions(tmp_path: Path
         time.sleep(0.05)
     messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": "Set a timer."}]
     reply = httpx.post(
-        f"{daemon.url}/v1/chat/completions", json={"messages": messages, "max_tokens": 2}, timeout=60
+        f"{daemon.url}/v1/chat/completions", json={"messages": messages, "max_tokens": 2}, timeout=patient(60)
     ).json()
     usage = reply["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 
 ROOT = Path(__file__).parents[2]
 README, EXAMPLES = "README.md", "docs/howto/examples.md"
-TIMEOUT_S = 60
+TIMEOUT_S = patient(60)
 
 
 def blocks(document: str, language: str) -> list[str]:

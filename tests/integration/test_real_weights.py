@@ -23,6 +23,7 @@ import pytest
 
 from edgeagent import cache_folder
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 from tests.smollm2 import MODEL
 
 CONTEXT = 1024
@@ -57,7 +58,9 @@ def chat(
     body = {"messages": messages, "model": MODEL.stem, "stream": True, "stream_options": {"include_usage": True}}
     body |= {"temperature": 0, "max_tokens": ANSWER_TOKENS, **fields}
     answer, num_pieces = Answer(), 0
-    with httpx.stream("POST", f"{daemon.url}/v1/chat/completions", json=body, timeout=120, trust_env=False) as reply:
+    with httpx.stream(
+        "POST", f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(120), trust_env=False
+    ) as reply:
         assert reply.status_code == 200, reply.read()
         for line in reply.iter_lines():
             if not line.startswith("data: {"):
@@ -125,7 +128,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) ->
         words = "My name is Ada. " if turn == 0 else f"{SENTENCE} " * 18
         body = {"model": MODEL.stem, "input": f"{words}Say yes.", "truncation": "auto", "temperature": 0}
         body |= {"max_output_tokens": 16, "previous_response_id": previous}
-        reply = httpx.post(f"{real.url}/v1/responses", json=body, timeout=120, trust_env=False)
+        reply = httpx.post(f"{real.url}/v1/responses", json=body, timeout=patient(120), trust_env=False)
         assert reply.status_code == 200, reply.text
         response = reply.json()
         assert response["status"] in ("completed", "incomplete") and response["output"]
@@ -135,7 +138,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) ->
     assert any(later < earlier for earlier, later in itertools.pairwise(sizes)), sizes
     body["truncation"] = "disabled"
     body["input"] = f"{SENTENCE} " * 60
-    refused = httpx.post(f"{real.url}/v1/responses", json=body, timeout=120, trust_env=False)
+    refused = httpx.post(f"{real.url}/v1/responses", json=body, timeout=patient(120), trust_env=False)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 

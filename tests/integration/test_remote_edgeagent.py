@@ -25,6 +25,7 @@ from edgeagent.runtime_file import write_private
 from edgeagent.store.verified import file_sha256
 from tests.cluster.endless_model import LOCAL_NAME, write_endless_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="kill -9")
 
@@ -93,7 +94,7 @@ def piece_of(event: dict[str, Any]) -> str:
 def edgeagent(state_dir: Path, *words: str) -> str:
     """Run the command line; return its output."""
     command = [sys.executable, "-m", "edgeagent", *words, "--state-dir", str(state_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patient(60))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -155,7 +156,7 @@ def chat(daemon: Daemon, prompt: str, max_tokens: int, **rest: Any) -> Heard:
 def ask(daemon: Daemon, path: str, *, then: Callable[[], None] | None = None, **fields: Any) -> Heard:
     """Stream a greedy answer; `then` is called at its first text."""
     body = {"model": LOCAL_NAME, "stream": True, "temperature": 0, **fields}
-    with httpx.stream("POST", f"{daemon.url}{path}", json=body, timeout=60.0, trust_env=False) as reply:
+    with httpx.stream("POST", f"{daemon.url}{path}", json=body, timeout=patient(60.0), trust_env=False) as reply:
         assert reply.status_code == 200, reply.read()
         heard = Heard(reply.headers)
         for line in reply.iter_lines():

@@ -23,6 +23,7 @@ from tests.backends.remote.fault_server import Act, FaultServer, faults, half, m
 from tests.backends.remote.streams import ROLE, answer, chunk
 from tests.backends.remote.support import until
 from tests.integration.conftest import Daemon
+from tests.patience import patient
 
 CANARY = "canary-4711"
 SECRET = "sk-hush-0123456789"
@@ -31,7 +32,7 @@ HOST = {"/v1/models": models("tiny")}
 
 @pytest_asyncio.fixture
 async def http(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=daemon.url, timeout=20.0) as client:
+    async with httpx.AsyncClient(base_url=daemon.url, timeout=patient(20.0)) as client:
         yield client
     for name in ("gpu", "thrifty"):
         with suppress(ConfigError):
@@ -107,7 +108,7 @@ async def test_withdrawn_consent_cuts_what_runs(
                 lines.append(line)
                 if "One" in line:
                     assert main(["remote", "rm", "gpu", "--state-dir", str(daemon.state_dir)]) == 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             await server.posts[0].left.wait()
         events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
         assert sum("error" in event for event in events) == 1, lines

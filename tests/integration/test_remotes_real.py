@@ -17,9 +17,10 @@ from edgeagent.errors import ConfigError
 from edgeagent.remotes import REMOTES_FILE
 from edgeagent.remotes.file import remove_remote
 from tests.integration.conftest import Daemon
+from tests.patience import patient
 
 Output = pytest.CaptureFixture[str]
-LIMIT_S = 10.0
+LIMIT_S = patient(10.0)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_running_daemon_follows_its_owner(daemon: Daemon, folder: Path, capsys
     assert main(["status", "--state-dir", str(folder)]) == 0
     assert "route: prefer_local, remotes: gpu (" in capsys.readouterr().out
     body = {"messages": [{"role": "user", "content": "Hello!"}], "edgeagent": {"route": "local_only"}, "max_tokens": 4}
-    answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=30.0)
+    answer = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(30.0))
     assert answer.status_code == 200, answer.text
     assert main(["egress", "--state-dir", str(folder)]) == 0
     assert "Nothing has left this machine" in capsys.readouterr().out

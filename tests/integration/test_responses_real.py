@@ -18,6 +18,7 @@ from websockets.asyncio.client import connect
 
 from tests.api.event_grammar import EventGrammar, check_stream
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 from tests.present import present
 
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
@@ -66,7 +67,7 @@ async def test_by_its_id(client: AsyncOpenAI) -> None:
 async def test_in_the_background(client: AsyncOpenAI) -> None:
     made = await client.responses.create(model="builtin", input="Hello!", background=True)
     assert made.status == "queued"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patient(30)):
         now = made
         while now.status in ("queued", "in_progress"):
             await asyncio.sleep(0.02)
@@ -180,7 +181,7 @@ async def test_work_stops_when_its_client_leaves(
         await socket.close()
     else:
         socket.transport.abort()
-    async with asyncio.timeout(30), httpx2.AsyncClient() as plain:
+    async with asyncio.timeout(patient(30)), httpx2.AsyncClient() as plain:
         num_live = 1
         while num_live:
             status = (await plain.get(f"{daemon.url}/edgeagent/status")).json()

@@ -13,6 +13,7 @@ import websockets
 from tests.clients.json_cut import fault_of
 from tests.clients.schemas import Sent, all_sent
 from tests.integration.conftest import Daemon
+from tests.patience import patient
 
 MAX_TOKENS = 512
 NUM_RUNS, NUM_GOOD = 100, 98
@@ -37,7 +38,7 @@ def answer(daemon: Daemon, sent: Sent, temperature: float, seed: int) -> tuple[s
 
 def _post(daemon: Daemon, path: str, sent: Sent, fields: dict[str, Any]) -> dict[str, Any]:
     body = {"model": "builtin", "messages": MESSAGES, **sent.fragment, **fields}
-    reply = httpx.post(daemon.url + path, json=body, timeout=120)
+    reply = httpx.post(daemon.url + path, json=body, timeout=patient(120))
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found
@@ -79,7 +80,7 @@ def test_a_format_beside_tools_leaves_the_choice_to_the_model(
         "seed": 1,
         "max_tokens": 100,
     }
-    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60).json()
+    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(60)).json()
     (choice,) = reply["choices"]
     assert (choice["finish_reason"] == "tool_calls") == is_call
     if is_call:

@@ -16,6 +16,7 @@ from edgeagent.cli import main
 from edgeagent.credentials.keys import Scope, add_client
 from tests.integration.conftest import Daemon
 from tests.integration.test_daemon_real import long_request
+from tests.patience import patient
 
 
 def test_a_token_removed_while_its_stream_runs(daemon: Daemon) -> None:
@@ -24,7 +25,7 @@ def test_a_token_removed_while_its_stream_runs(daemon: Daemon) -> None:
     create = long_request(daemon)
     body = {**{name: value for name, value in create.items() if name != "type"}, "stream": True}
     kinds: list[str] = []
-    with httpx.stream("POST", f"{daemon.url}/v1/responses", json=body, headers=headers, timeout=60) as answer:
+    with httpx.stream("POST", f"{daemon.url}/v1/responses", json=body, headers=headers, timeout=patient(60)) as answer:
         for line in answer.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -61,7 +62,7 @@ def test_another_user_does_not_find_what_is_cached(daemon: Daemon) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
 
     def mine() -> int:
-        return num_cached(httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60).json())
+        return num_cached(httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(60)).json())
 
     def theirs() -> int:
         become = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "/usr/bin/env", "python3"]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,7 +33,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [str(python), "-m", "edgeagent", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=python.parent)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False, cwd=python.parent)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege there")

@@ -15,8 +15,9 @@ from edgeagent.config_sources import LoadedConfig
 from edgeagent.daemon import serve
 from edgeagent.runtime_file import Runtime, find_daemon
 from tests.backends.fake import FakeBackend
+from tests.patience import patient
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = patient(60.0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def serving(state_dir: Path, *flags: str) -> Iterator[Process]:
         yield Process(process, runtime, state_dir)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(patient(20))
 
 
 def main() -> None:

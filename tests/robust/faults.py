@@ -29,6 +29,7 @@ from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.api.event_grammar import EventGrammar
 from tests.daemon.running import Running, running
+from tests.patience import patient
 from tests.robust.lag import waited_s
 from tests.robust.stub_service import Files
 from tests.stub_worker import num_lives, stub_command
@@ -39,7 +40,7 @@ MAX_HEALTH_S = 1.0
 MAX_HEALTH_P99_S = 0.25
 MANY_LOOKS = 100
 # An event that takes longer will not come.
-EVENT_TIMEOUT_S = 60.0
+EVENT_TIMEOUT_S = patient(60.0)
 # In the test's folder; it exists only if the test creates it.
 MODEL_FILE = "model.gguf"
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")

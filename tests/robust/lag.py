@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import patient
+
 MAX_LAG_S = 0.25
 MAX_P99_S = 0.05
 STEP_S = 0.005
@@ -100,7 +102,7 @@ async def _assert(act: Callable[[], Awaitable[None]], min_looks: int, is_short: 
 
 def post(port: int, path: str, body: bytes) -> int:
     """Send a body, in a separate thread; return the status."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(60))
     try:
         connection.request("POST", path, body, {"content-type": "application/json"})
         response = connection.getresponse()

@@ -21,11 +21,12 @@ from edgeagent.daemon import serve
 from edgeagent.router.router import Router
 from edgeagent.runtime_file import find_daemon
 from edgeagent.worker.parent.pool.pool import Pool
+from tests.patience import patient
 from tests.robust.stub_service import Files
 from tests.stub_worker import stub_command
 from tests.worker.support import QUICK
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = patient(60.0)
 
 
 @dataclass
@@ -44,7 +45,7 @@ class StubDaemon:
     @contextmanager
     def stream(self, text: str) -> Iterator[http.client.HTTPResponse]:
         """Start a streamed completion and read its first event."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
         body = json.dumps({"stream": True, "messages": [{"role": "user", "content": text}]})
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
         with closing(connection), connection.getresponse() as response:
@@ -53,7 +54,7 @@ class StubDaemon:
 
     def ask(self, text: str) -> str:
         """Return the answer to a message."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
         body = json.dumps({"messages": [{"role": "user", "content": text}]})
         connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
         answer = json.loads(connection.getresponse().read())
@@ -62,7 +63,7 @@ class StubDaemon:
 
     def is_healthy(self) -> bool:
         """Return whether the model is ready."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patient(60))
         connection.request("GET", "/health")
         status = connection.getresponse().status
         connection.close()

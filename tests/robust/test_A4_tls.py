@@ -18,6 +18,7 @@ from edgeagent.cli.link import ask
 from edgeagent.client import Address, connect
 from edgeagent.daemon.tls import server_context, trouble_with
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from tests.patience import patient
 from tests.robust.fake_serve import serving
 
 Files = tuple[Path, Path]
@@ -180,7 +181,10 @@ def protocol(port: int, version: ssl.TLSVersion) -> str | None:
     # Without this, OpenSSL would not offer such an old version.
     client.set_ciphers("ALL:@SECLEVEL=0")
     client.minimum_version = client.maximum_version = version
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as plain, client.wrap_socket(plain) as secure:
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=patient(30)) as plain,
+        client.wrap_socket(plain) as secure,
+    ):
         return secure.version()
 
 

@@ -15,6 +15,7 @@ import pytest
 from edgeagent.credentials.keys import CLIENTS_FILE, KeyRing, KeyStatus, Scope, add_client, check_files, ensure_token
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, write_private
+from tests.patience import patient
 from tests.robust.fake_serve import serving
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
@@ -184,5 +185,5 @@ def test_what_the_command_line_says(tmp_path: Path) -> None:
             path.chmod(0o600)
         code, text = run("stop")
         assert code == 0, text
-        daemon.process.wait(20)
+        daemon.process.wait(patient(20))
     assert json.loads((tmp_path / "state" / CLIENTS_FILE).read_text())["clients"][0]["name"] == "kiosk"

@@ -35,9 +35,10 @@ from edgeagent.store.hub import background
 from edgeagent.types import GenerateRequest, QueryAnswer, Started, TextDelta, TextQuery
 from tests.backends.fake import Act, FakeBackend, Gate
 from tests.daemon.running import Running, read_reply, running
+from tests.patience import patient
 
 # Long enough for any machine: an event that takes longer is missing.
-LIMIT_S = 30.0
+LIMIT_S = patient(30.0)
 
 
 def endless(_request: GenerateRequest) -> Iterable[Act]:

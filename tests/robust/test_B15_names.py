@@ -16,6 +16,7 @@ from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.names.parsing import CatalogName, HubName, LocalPath, is_file_name, is_repo_name, parse_name
 from edgeagent.store.resolve import Library
+from tests.patience import patient
 from tests.robust.name_vectors import ABSOLUTE, TRAVERSALS, WIRE_NAMES
 
 COMMIT = "a" * 40
@@ -32,7 +33,10 @@ def test_over_the_wire(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b" / "state"
     folder.mkdir(parents=True)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.robust.name_probe", str(folder)], capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", "tests.robust.name_probe", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=patient(110),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)

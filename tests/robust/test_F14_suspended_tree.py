@@ -19,6 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from edgeagent.types import Tokenize
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 from tests.worker.support import QUICK, Record, eventually, make_supervisor, request
 
 LIMIT_S = 2.0
@@ -28,7 +29,7 @@ NIGHT_S = 8 * 3600.0
 
 async def until(socket: ClientConnection, *kinds: str) -> dict[str, Any]:
     while True:
-        event: dict[str, Any] = json.loads(await asyncio.wait_for(socket.recv(), 100))
+        event: dict[str, Any] = json.loads(await asyncio.wait_for(socket.recv(), patient(100)))
         if event["type"] in kinds:
             return event
 

@@ -12,10 +12,11 @@ import pytest
 
 from edgeagent.daemon.state import ExitCode
 from edgeagent.runtime_file import find_daemon
+from tests.patience import patient
 from tests.robust.stub_daemon import command, stub_daemon
 
 # A daemon needs a second; the rest is for a busy machine.
-EXIT_S = 30.0
+EXIT_S = patient(30.0)
 
 
 def is_refused(folder: Path, port: int) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from edgeagent.daemon.state import ExitCode, locked_state_dir
 from edgeagent.runtime_file import find_daemon
+from tests.patience import patient
 from tests.robust.stub_daemon import command, stub_daemon
 
-EXIT_S = 30.0
+EXIT_S = patient(30.0)
 
 
 def test_a_second_daemon_ends_and_names_the_first(tmp_path: Path) -> None:

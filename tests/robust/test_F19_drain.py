@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from edgeagent.daemon.state import ExitCode
+from tests.patience import patient
 from tests.robust.stub_daemon import is_gone, stub_daemon
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send these signals to a process")
 # Added to the drain time, for a busy machine; the daemon itself needs a second.
-MARGIN_S = 10.0
+MARGIN_S = patient(10.0)
 NEVER_S = 3600.0
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from edgeagent.daemon import console
 from edgeagent.daemon.state import ExitCode
+from tests.patience import patient
 from tests.robust.stub_daemon import stub_daemon
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
@@ -35,7 +36,7 @@ def test_a_full_pipe_holds_nothing_up(tmp_path: Path) -> None:
             assert daemon.ask("die SIGKILL 1 | answer 2") == "0 1 "
             assert daemon.ask("answer 1") == "0 "
             daemon.process.send_signal(signal.SIGTERM)
-            assert daemon.process.wait(20) == ExitCode.OK
+            assert daemon.process.wait(patient(20)) == ExitCode.OK
     finally:
         os.close(reading)
         os.close(writing)
@@ -48,7 +49,7 @@ def test_a_full_disk_under_the_log_holds_nothing_up(tmp_path: Path) -> None:
         with stub_daemon(tmp_path / "state", output=full) as daemon:
             assert daemon.ask("die SIGKILL 1 | answer 2") == "0 1 "
             daemon.process.send_signal(signal.SIGTERM)
-            assert daemon.process.wait(20) == ExitCode.OK
+            assert daemon.process.wait(patient(20)) == ExitCode.OK
     finally:
         os.close(full)
 

@@ -10,10 +10,11 @@ import psutil
 import pytest
 
 from tests.integration.conftest import start_daemon
+from tests.patience import patient
 from tests.robust.stub_daemon import is_gone, stub_daemon
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-GONE_S = 5.0
+GONE_S = patient(5.0)
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])

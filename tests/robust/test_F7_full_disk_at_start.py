@@ -23,6 +23,7 @@ from edgeagent.cli import main
 from edgeagent.credentials.keys import ensure_token
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import find_daemon, read_token
+from tests.patience import patient
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of another process is lifted, /proc/locks")
 
@@ -65,7 +66,7 @@ def test_a_full_disk_costs_no_answer_and_the_file_comes_when_there_is_room(
     assert daemon.stdout is not None and daemon.stderr is not None
     url = daemon.stdout.readline().split(" on ")[1].split()[0]
     headers = {"authorization": f"Bearer {read_token(folder)}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+    with httpx.Client(base_url=url, headers=headers, timeout=patient(60)) as client:
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         assert client.post("/v1/chat/completions", json=chat).status_code == 200
         response = client.post("/v1/responses", json={"input": "hi", "max_output_tokens": 4})
@@ -89,7 +90,7 @@ def test_a_full_disk_costs_no_answer_and_the_file_comes_when_there_is_room(
     log = daemon.stderr.read()
     assert log.count("the command line and other programs do not find this daemon") == 1
     assert "programs find this daemon again" in log
-    assert daemon.wait(60) == 0
+    assert daemon.wait(patient(60)) == 0
     assert not (folder / "daemon.json").exists()
 
 

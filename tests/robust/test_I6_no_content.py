@@ -19,6 +19,7 @@ from edgeagent.types import GenerateRequest, ReasoningDelta, Started, TextDelta,
 from tests.backends.fake import Act, FakeBackend, finished
 from tests.daemon.logged import logged
 from tests.daemon.running import Running, running
+from tests.patience import patient
 from tests.stub_worker import SECRET
 from tests.worker.support import Record, make_supervisor, request
 
@@ -94,7 +95,7 @@ async def say_everything(server: Running) -> None:
         for frame in (*frames, CANARY, f'{{"type": "{CANARY}"}}'):
             await socket.send(frame)
             ends = ("response.completed", "response.failed", "response.incomplete", "error")
-            while json.loads(await asyncio.wait_for(socket.recv(), 60))["type"] not in ends:
+            while json.loads(await asyncio.wait_for(socket.recv(), patient(60)))["type"] not in ends:
                 pass
 
 

@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.patience import patient
 from tests.robust.fake_serve import Process, serving
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's prlimit"), pytest.mark.alone]
@@ -48,7 +49,7 @@ def exhaust(daemon: Process, process: psutil.Process) -> float:
         for each in sockets:
             each.close()
     released_s = time.monotonic()
-    assert httpx.get(f"{daemon.runtime.url}/health", timeout=30).status_code == 200
+    assert httpx.get(f"{daemon.runtime.url}/health", timeout=patient(30)).status_code == 200
     took_s = time.monotonic() - released_s
     assert process.num_fds() < MAX_DESCRIPTORS
     return took_s

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import patient
 from tests.robust.fake_serve import serving
 from tests.robust.raw import KEY_HEADERS
 
@@ -38,7 +39,7 @@ def test_idle_sockets_are_cheap(tmp_path: Path) -> None:
             for _ in range(NUM_SOCKETS):
                 sockets.enter_context(open_socket(port))
             # A request is answered as usual.
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=patient(10)) as reply:
                 assert reply.status == 200
             grown = process.memory_info().rss - before
             assert grown <= NUM_SOCKETS * MAX_BYTES, f"{grown / NUM_SOCKETS / 1024:.1f} KiB each"
@@ -53,7 +54,7 @@ def test_idle_sockets_are_cheap(tmp_path: Path) -> None:
 
 def open_socket(port: int) -> socket.socket:
     """Return a connected WebSocket that sends nothing."""
-    opened = socket.create_connection(("127.0.0.1", port), timeout=10)
+    opened = socket.create_connection(("127.0.0.1", port), timeout=patient(10))
     head = f"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     opened.sendall(f"{head}{KEY_HEADERS}\r\n\r\n".encode())
     assert opened.recv(4096).startswith(b"HTTP/1.1 101")

@@ -14,6 +14,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.types import TextDelta
 from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import running
+from tests.patience import patient
 from tests.robust.raw import get
 
 CAP = 8
@@ -43,7 +44,7 @@ async def test_more_connections_than_the_cap() -> None:
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert all([await socket.ping() for socket in sockets])
         await sockets[1].close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(patient(10)):
             while True:
                 try:
                     await open_sockets.enter_async_context(connect(address))

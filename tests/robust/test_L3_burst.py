@@ -10,6 +10,7 @@ import httpx
 from websockets.asyncio.client import connect
 
 from tests.daemon.running import Running, running
+from tests.patience import patient
 from tests.robust.stub_service import stub_service
 
 PARALLEL, WAITING = 2, 3
@@ -19,7 +20,7 @@ WAIT = "wait 1"
 
 
 async def post(daemon: Running) -> httpx.Response:
-    return await daemon.http.post(f"{daemon.url}/v1/responses", json={"input": WAIT}, timeout=60)
+    return await daemon.http.post(f"{daemon.url}/v1/responses", json={"input": WAIT}, timeout=patient(60))
 
 
 async def test_a_burst_over_http(tmp_path: Path) -> None:
@@ -44,9 +45,9 @@ async def test_a_burst_over_http(tmp_path: Path) -> None:
 
 async def ask(daemon: Running, text: str) -> httpx.Response:
     """Retry until there is room, after the time that each answer states."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(patient(20)):
         while True:
-            reply = await daemon.http.post(f"{daemon.url}/v1/responses", json={"input": text}, timeout=20)
+            reply = await daemon.http.post(f"{daemon.url}/v1/responses", json={"input": text}, timeout=patient(20))
             if reply.status_code != 429:
                 return reply
             await asyncio.sleep(0.02)

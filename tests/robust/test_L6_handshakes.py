@@ -13,6 +13,7 @@ from edgeagent.daemon import server, transport
 from edgeagent.doctor.places import look_at_port
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Reply, Running, read_reply, running
+from tests.patience import patient
 from tests.robust.raw import KEY_HEADERS
 
 NUM_CLIENTS = 300
@@ -56,7 +57,7 @@ async def test_what_is_no_handshake_is_refused_and_closed(case: str) -> None:
 
 async def test_hundreds_of_them_shut_nobody_out() -> None:
     config = Config(server=ServerConfig(max_connections=MAX_CONNECTIONS))
-    async with running(FakeBackend(), config) as daemon, asyncio.timeout(60):
+    async with running(FakeBackend(), config) as daemon, asyncio.timeout(patient(60)):
         cases = [REFUSED[case] for case in ("a body", "a body in chunks", "a long line")]
         for start in range(0, NUM_CLIENTS, MAX_CONNECTIONS // 2):
             numbers = range(start, min(start + MAX_CONNECTIONS // 2, NUM_CLIENTS))
@@ -68,7 +69,7 @@ async def test_hundreds_of_them_shut_nobody_out() -> None:
 
 
 async def test_what_follows_a_refused_handshake_is_not_kept() -> None:
-    async with running(FakeBackend()) as daemon, asyncio.timeout(30):
+    async with running(FakeBackend()) as daemon, asyncio.timeout(patient(30)):
         reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
         writer.write(handshake(daemon, "Transfer-Encoding: chunked"))
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
@@ -81,7 +82,7 @@ async def test_what_follows_a_refused_handshake_is_not_kept() -> None:
 
 
 async def test_headers_of_a_byte_each_are_counted_too() -> None:
-    async with running(FakeBackend()) as daemon, asyncio.timeout(30):
+    async with running(FakeBackend()) as daemon, asyncio.timeout(patient(30)):
         head = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\n" + "a:\r\n" * 5000
         assert (await ask(daemon, head.encode() + b"\r\n")).status == 431
 
@@ -92,7 +93,7 @@ async def test_a_handshake_that_the_application_leaves_open_is_cut(monkeypatch: 
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    async with running(FakeBackend()) as daemon, asyncio.timeout(30):
+    async with running(FakeBackend()) as daemon, asyncio.timeout(patient(30)):
         monkeypatch.setattr(daemon.server.config, "loaded_app", never)
         assert (await ask(daemon, handshake(daemon))).status == 408
         assert not daemon.server.server_state.connections
@@ -103,7 +104,7 @@ async def test_a_handshake_that_the_application_leaves_open_is_cut(monkeypatch: 
 async def test_a_handshake_that_is_complete_is_not_cut() -> None:
     async with (
         running(FakeBackend()) as daemon,
-        asyncio.timeout(30),
+        asyncio.timeout(patient(30)),
         connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket,
     ):
         connections = daemon.server.server_state.connections
@@ -116,7 +117,7 @@ async def test_tls_that_never_begins_is_cut(monkeypatch: pytest.MonkeyPatch, cer
     monkeypatch.setattr(server, "TLS_TIMEOUT_S", 0.2)
     tls, key = certificate
     config = Config(server=ServerConfig(tls_certificate=tls, tls_key=key))
-    async with running(FakeBackend(), config) as daemon, asyncio.timeout(30):
+    async with running(FakeBackend(), config) as daemon, asyncio.timeout(patient(30)):
         reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
         assert await reader.read() == b""
         writer.transport.abort()
@@ -125,7 +126,7 @@ async def test_tls_that_never_begins_is_cut(monkeypatch: pytest.MonkeyPatch, cer
 async def test_a_daemon_with_tls_is_known_to_the_doctor(certificate: tuple[Path, Path]) -> None:
     tls, key = certificate
     server_config = ServerConfig(tls_certificate=tls, tls_key=key)
-    async with running(FakeBackend(), Config(server=server_config)) as daemon, asyncio.timeout(30):
+    async with running(FakeBackend(), Config(server=server_config)) as daemon, asyncio.timeout(patient(30)):
         address = server_config.model_copy(update={"port": daemon.port})
         found = await asyncio.to_thread(look_at_port, address, None)
         assert found.state == "edgeagent"

@@ -12,12 +12,13 @@ from edgeagent.types import Finished, GenerateRequest, Step, TextDelta, TextProm
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.protocol import Load
+from tests.patience import patient
 from tests.stub_worker import stub_command
 
 Make = Callable[..., Supervisor]
 """What the fixture `make` gives: it makes supervisors of stub workers."""
 
-WITHIN_S = 30.0
+WITHIN_S = patient(30.0)
 QUICK = SupervisionLimits(
     ping_interval_s=0.01,
     pong_timeout_s=5.0,

@@ -13,6 +13,7 @@ from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.worker.child import block_writer
 from edgeagent.worker.child.low_priority import lower_thread_priority
 from edgeagent.worker.protocol import DiskCache
+from tests.patience import patient
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a thread's priority")
@@ -43,5 +44,5 @@ class TestPriority:
         monkeypatch.setattr(BlockStore, "run", run)
         disk = DiskCache(str(tmp_path), b"s" * 32, 1, 0, 1.0, 0, 1.0)
         block_writer.start_block_store(disk)
-        assert is_done.wait(10)
+        assert is_done.wait(patient(10))
         assert seen == [19]

@@ -39,6 +39,7 @@ from edgeagent.worker.render.protocol import (
     send,
 )
 from edgeagent.worker.render.renderer import RemoteTemplate, open_here, start_renderers
+from tests.patience import patient
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="templates run in the worker's own process here")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the address space is bounded on Linux")
@@ -75,7 +76,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for template in made:
         with suppress(OSError):  # a test may have closed it
             template.close()
-    psutil.wait_procs([each for each in renderers() if each not in before], timeout=10)  # no zombies for other tests
+    psutil.wait_procs(
+        [each for each in renderers() if each not in before], timeout=patient(10)
+    )  # no zombies for other tests
 
 
 def prompt(*contents: str) -> ChatPrompt:
@@ -145,7 +148,7 @@ def test_a_template_that_cannot_be_tried(opened: Any, monkeypatch: pytest.Monkey
     before = renderers()
     with pytest.raises(TemplateTooSlow, match="CPU time"):
         opened(WORK["compare"])
-    _, alive = psutil.wait_procs([each for each in renderers() if each not in before], timeout=10)
+    _, alive = psutil.wait_procs([each for each in renderers() if each not in before], timeout=patient(10))
     assert not alive
 
 
@@ -317,7 +320,7 @@ def test_none_outlives_its_worker(opened: Any) -> None:
     mine = [each for each in renderers() if each not in before]
     assert len(mine) == 2
     template.close()
-    gone, alive = psutil.wait_procs(mine, timeout=10)
+    gone, alive = psutil.wait_procs(mine, timeout=patient(10))
     assert not alive and len(gone) == 2
 
 
@@ -333,7 +336,7 @@ def test_it_can_do_nothing_else() -> None:
     status = Path(f"/proc/{child.pid}/status").read_text(encoding="ascii")
     assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE) and re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
     template.close()
-    _, alive = psutil.wait_procs(mine, timeout=10)
+    _, alive = psutil.wait_procs(mine, timeout=patient(10))
     assert not alive
 
 

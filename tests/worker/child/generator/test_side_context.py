@@ -21,6 +21,7 @@ from edgeagent.engine.tuning.attention import Attention
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind
 from edgeagent.worker.child.generator.side_context import LlamaSideContext, NodeTimes
+from tests.patience import patient
 
 CHUNK = 32
 TOKENS = [20 + index * 7 % 90 for index in range(200)]
@@ -54,7 +55,7 @@ def chunks_of(side: LlamaSideContext) -> list[Chunk]:
         chunks += side.take()
         if is_over:
             return chunks
-        side.wait(10)
+        side.wait(patient(10))
 
 
 @pytest.mark.parametrize("num_tokens", [CHUNK, CHUNK + 1, 3 * CHUNK + 1, 200])
@@ -143,7 +144,7 @@ def test_a_pause_does_not_wait_for_the_context_to_be_made(model: Model) -> None:
     may_open = threading.Event()
 
     def open_slowly() -> LlamaRunner:
-        assert may_open.wait(10)
+        assert may_open.wait(patient(10))
         return open_runner(model)
 
     side = LlamaSideContext(open_slowly, TOKENS, 0, CHUNK)
@@ -162,7 +163,7 @@ def test_a_pause_does_not_wait_for_the_context_to_be_made(model: Model) -> None:
 def test_its_memory_is_free_when_it_is_closed(model: Model) -> None:
     side = LlamaSideContext(partial(open_runner, model), TOKENS, 0, CHUNK)
     side.resume()
-    side.wait(10)
+    side.wait(patient(10))
     side.close()
     there = weakref.ref(side)
     gc.disable()

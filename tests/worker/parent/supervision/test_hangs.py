@@ -11,6 +11,7 @@ import pytest
 from edgeagent.errors import WorkerCrashed
 from edgeagent.types import FinishReason, Tokenize
 from edgeagent.worker.parent.supervision import channel as channel_module
+from tests.patience import patient
 from tests.worker.parent.supervision.stub_requests import kill, submit
 from tests.worker.support import QUICK, Make, eventually
 
@@ -44,7 +45,7 @@ async def test_a_question_need_not_wait_for_a_condemned_worker_to_die(make: Make
     record = submit(supervisor, "freeze 1 | answer 2")
     await record.until(lambda record: bool(record.tokens))
     with pytest.raises(WorkerCrashed, match="hung"):
-        await asyncio.wait_for(supervisor.ask(Tokenize("x")), 20)
+        await asyncio.wait_for(supervisor.ask(Tokenize("x")), patient(20))
     kill(supervisor)
     assert (await record.end()).text == "0 1 "
 

@@ -16,6 +16,7 @@ from edgeagent.types import Tokenize, WorkerState
 from edgeagent.worker.parent.supervision import channel as channel_module
 from edgeagent.worker.parent.supervision.supervisor import MAX_SHORT_LOADS
 from edgeagent.worker.protocol import Submit
+from tests.patience import patient
 from tests.stub_worker import num_lives
 from tests.worker.parent.supervision.stub_requests import submit
 from tests.worker.support import QUICK, Make, eventually
@@ -139,7 +140,7 @@ async def test_quarantine_after_three_crashes_and_one_try_after_it(
     with pytest.raises(BackendUnavailable):
         submit(supervisor, "answer 1")
     with pytest.raises(BackendUnavailable):
-        await asyncio.wait_for(supervisor.ask(Tokenize("x")), 20)
+        await asyncio.wait_for(supervisor.ask(Tokenize("x")), patient(20))
     assert num_lives(lives) == QUICK.max_crashes, "no question starts a worker"
     now[0] += QUICK.quarantine_s
     assert isinstance((await submit(supervisor, "answer 1").end()).error, BackendUnavailable)
