@@ -167,7 +167,7 @@ class EngineConfig(Section):
     parallel: Annotated[int, Field(ge=0, le=64)] = 0
     """Requests that run at the same time; others wait (0: four, or fewer if each keeps a state and memory is short)."""
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
-    """CPU threads (0: one per performance core, within a container's limit; fewer while other programs use them)."""
+    """Most CPU threads, fewer while other programs use the cores (0: one per fast core, within a container's limit)."""
     batch: Annotated[int, Field(ge=32, le=MAX_INT32)] = 512
     """Largest number of tokens in one decode call."""
     gpu_layers: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
@@ -185,7 +185,7 @@ class EngineConfig(Section):
     kv_type_v: KvType = "auto"
     """Type of the V cache (auto: as for K). Quantized types need flash attention."""
     calibration_s: Annotated[float, Field(ge=0, le=60)] = 2.0
-    """Most seconds that a model's first load may measure which settings suit this machine (0: measure nothing)."""
+    """Most seconds that a load may measure which form of attention suits this machine (0: measure nothing)."""
     side_prefill: bool = True
     """Compute a long prompt beside streams in a context of its own (CPU only). Its KV cells take twice the memory."""
     cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1

@@ -100,7 +100,7 @@ DEFAULTS: dict[str, object] = {
     "engine.scheduler.MAX_STEP_S": 2.0,
     "engine.scheduler.MIN_CHUNK": 32,
     "engine.scheduler.MIN_SLOW_CHUNK": 4,
-    "engine.scheduler._MAX_GROWTH": 16,
+    "engine.scheduler.MAX_GROWTH": 16,
     "engine.scheduler._MIN_SCORED": 4,
     "router.policy._COMFORT": 0.5,
     "state_files._LOCK_TIMEOUT_S": 10.0,

@@ -27,6 +27,7 @@ ROWS: list[set[str]] = [
         "home",
         "durations",
         "sizes",
+        "usable",
         "file_lock",
         "load_stage",
         "__init__",
@@ -90,7 +91,7 @@ OWNERS: dict[str, set[str]] = {
     "filelock": {"store"},
     "prometheus_client": {"metrics"},
     "opentelemetry": {"daemon"},
-    "psutil": {"runtime_file", "engine", "worker", "daemon", "doctor", "cli"},
+    "psutil": {"usable", "runtime_file", "engine", "worker", "daemon", "doctor", "cli"},
     "websockets": {"client", "bench"},
 }
 # The rooms (sub-packages) of a part, and what each may import from the same folder: other rooms and the folder's own
@@ -98,11 +99,10 @@ OWNERS: dict[str, set[str]] = {
 ROOMS: dict[str, dict[str, set[str]]] = {
     "engine": {
         "sampling": set(),
-        "tuning": set(),
         "costs": set(),
         "cache": {"runner", "costs"},
         "speculation": {"cache", "runner", "costs", "sequence"},
-        "llama": {"sampling", "tuning", "costs", "cache", "runner", "scheduler"},
+        "llama": {"attention", "sampling", "costs", "cache", "runner", "scheduler"},
     },
     "worker": {
         "sandbox": set(),

@@ -53,7 +53,7 @@ class Forecast:
     """
 
     def __init__(self) -> None:
-        self._bytes_per_token = _FIRST_BYTES_PER_TOKEN
+        self._bytes_per_token, self._num_seen = _FIRST_BYTES_PER_TOKEN, 0
         self._pending: dict[str, _Pending] = {}
         self._best = Rates(0.0, 0.0)
         self._beginnings: OrderedDict[int, None] = OrderedDict()
@@ -76,7 +76,9 @@ class Forecast:
         num_bytes = prompt_bytes(request)
         if started.num_prompt_tokens >= 32 and not started.num_dropped_items:
             seen = num_bytes / started.num_prompt_tokens
-            self._bytes_per_token += _SMOOTHING * (max(0.5, min(16.0, seen)) - self._bytes_per_token)
+            self._num_seen += 1
+            weight = max(_SMOOTHING, 1 / self._num_seen)
+            self._bytes_per_token += weight * (max(0.5, min(16.0, seen)) - self._bytes_per_token)
         if request.cache.write:
             for beginning, _ in _beginnings(request):
                 self._beginnings[beginning] = None

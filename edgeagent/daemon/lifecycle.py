@@ -26,7 +26,7 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
 from edgeagent.service.service import Service
 from edgeagent.short_collections import keep_collections_short
-from edgeagent.short_time_slices import request_short_time_slices
+from edgeagent.short_time_slices import request_short_time_slices, switch_threads_often
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def _serve_and_report(config: Config, reporter: Reporter, build: Callable[[Confi
             check_files(config.state_dir)
             keys = KeyRing(config.state_dir)
             request_short_time_slices()
+            switch_threads_often()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(_run(config, listeners, keys, reporter, build))
     except StartError as error:

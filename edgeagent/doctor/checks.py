@@ -7,7 +7,7 @@ from collections.abc import Callable
 from edgeagent.doctor.facts import Facts
 from edgeagent.doctor.findings import Finding
 from edgeagent.doctor.folders import check_cache, check_models, check_state
-from edgeagent.doctor.machine import check_cpu, check_gpu, check_llama, check_memory, check_sandbox
+from edgeagent.doctor.machine import check_cpu, check_gpu, check_llama, check_load, check_memory, check_sandbox
 from edgeagent.doctor.service import check_daemon, check_hub, check_model, check_port
 
 Check = Callable[[Facts], list[Finding]]
@@ -15,6 +15,7 @@ Check = Callable[[Facts], list[Finding]]
 CHECKS: tuple[Check, ...] = (
     check_llama,
     check_cpu,
+    check_load,
     check_gpu,
     check_memory,
     check_sandbox,

@@ -110,6 +110,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Cpus:
+    """How many logical CPUs edgeagent may use, and how many of them all programs kept busy a moment ago."""
+
+    num_usable: int
+    num_busy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All gathered facts.
 
@@ -126,6 +134,7 @@ class Facts:
     gpus: frozenset[GpuVendor]
     native: Native
     memory: Memory
+    cpus: Cpus
     models: Folder
     cache: Folder
     state: Folder

@@ -45,6 +45,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         gpus=system.gpus(),
         native=ask_native(),
         memory=system.read_memory(),
+        cpus=system.read_cpus(),
         models=look_at(HubCache.of(store).root),
         cache=look_at(config.cache_dir, is_measured=True),
         state=look_at(config.state_dir),

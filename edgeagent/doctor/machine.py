@@ -37,6 +37,7 @@ BACKENDS: dict[GpuVendor, tuple[str, ...]] = {
 _GPU_NAMES = {"nvidia": "an NVIDIA GPU", "amd": "an AMD GPU", "intel": "an Intel GPU", "apple": "Apple's GPU"}
 _FULL_SANDBOX = ("no-network", "no-new-privileges", "no-programs", "read-only files")
 _LITTLE_MEMORY = 1_000_000_000
+_MANY_BUSY = 0.4  # this share of the CPUs
 
 
 def check_llama(facts: Facts) -> list[Finding]:
@@ -73,6 +74,15 @@ def check_cpu(facts: Facts) -> list[Finding]:
             f"compile it for this CPU, to make it faster: {rebuild_command(facts)}",
         )
     return ok("CPU", f"{facts.processor}: llama.cpp uses {', '.join(names) or 'no vector instructions'}")
+
+
+def check_load(facts: Facts) -> list[Finding]:
+    """Check that the CPUs are free: a thread that shares its core delays all others."""
+    cpus = facts.cpus
+    text = f"{cpus.num_busy:.1f} of {cpus.num_usable} CPUs are busy"
+    if cpus.num_busy > _MANY_BUSY * cpus.num_usable:
+        return warn("load", f"{text}: edgeagent computes with fewer threads, and slower", "end other programs")
+    return ok("load", text)
 
 
 def compiled_instructions(line: str) -> frozenset[str]:

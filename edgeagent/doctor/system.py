@@ -12,9 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from edgeagent.doctor.facts import GpuVendor, Memory, Tools
+from edgeagent.doctor.facts import Cpus, GpuVendor, Memory, Tools
+from edgeagent.usable import usable_cpus, usable_memory
 
 _PROGRAM_TIMEOUT_S = 5.0
+_LOAD_S = 0.25
 # PCI vendor ids.
 _VENDORS: dict[str, GpuVendor] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _CPU_ROWS = ("flags", "Features", "isa")
@@ -22,13 +24,22 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_memory() -> Memory:
-    """Return the machine's memory and swap."""
-    machine = psutil.virtual_memory()
+    """Return the memory that this process may use, and the swap."""
+    machine = usable_memory()
     try:
         swap = psutil.swap_memory()
     except (OSError, RuntimeError):  # /proc/vmstat is closed in some containers
         return Memory(machine.total, machine.available)
     return Memory(machine.total, machine.available, swap.total, swap.free)
+
+
+def read_cpus() -> Cpus:
+    """Return how many CPUs this process may use, and how many of them are busy. This takes a quarter of a second."""
+    usable = usable_cpus()
+    shares = psutil.cpu_percent(_LOAD_S, percpu=True)
+    # CPUs that are switched off are not listed. Their numbers are unknown then, so all others count.
+    counted = [shares[cpu] for cpu in usable] if max(usable) < len(shares) else shares
+    return Cpus(len(usable), sum(counted) / 100)
 
 
 def cpu_flags(root: Path = Path("/"), platform: str = sys.platform) -> frozenset[str]:

@@ -8,12 +8,14 @@ of threads follows the number of cores that other programs leave free.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
+
+from edgeagent.usable import usable_cpus
 
 # The time between two samples: much longer than the operating system's clock ticks (10 ms), but short enough that an
 # answer of a few seconds gets the new number of threads.
@@ -27,8 +29,8 @@ _TAKE_BACK = 0.25
 class CpuSample:
     """CPU times at one moment, in seconds.
 
-    `all_s` is the CPU time used by all programs so far, `own_s` that of this process. Only differences between two
-    samples have a meaning. `at_s` is the monotonic time of the sample.
+    `all_s` is the CPU time used so far by all programs on the CPUs that this process may use, `own_s` that of this
+    process. Only differences between two samples have a meaning. `at_s` is the monotonic time of the sample.
     """
 
     at_s: float
@@ -37,18 +39,25 @@ class CpuSample:
 
 
 def read_cpu() -> CpuSample:
-    """Return the CPU times of the machine and of this process."""
-    times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    """Return the CPU times of this process, and of the CPUs that it may use."""
+    each, usable = psutil.cpu_times(percpu=True), usable_cpus()
+    # CPUs that are switched off have no times. Their numbers are unknown then, so all others count.
+    counted = [each[cpu] for cpu in usable] if max(usable) < len(each) else each
+    own = psutil.Process().cpu_times()
+    return CpuSample(time.monotonic(), sum(map(_busy_s, counted)), own.user + own.system)
+
+
+def _busy_s(times: Any) -> float:
     idle_s = times.idle + getattr(times, "iowait", 0.0)
     # The system counts the time of virtual machines (guest) in user time too. Subtract it, so that it counts once.
     total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return CpuSample(time.monotonic(), total_s - idle_s, own.user + own.system)
+    return float(total_s - idle_s)
 
 
 class ThreadGovernor:
     """Chooses `num_threads`: one thread for each core that other programs leave free, 1 to `max_threads`.
 
-    `num_cores`: how many logical CPUs the machine has; if None, the operating system is asked.
+    `num_cores`: how many logical CPUs this process may use; if None, the operating system is asked.
     """
 
     def __init__(
@@ -58,15 +67,16 @@ class ThreadGovernor:
         num_cores: int | None = None,
         sample: Callable[[], CpuSample] = read_cpu,
     ) -> None:
-        self._max_threads = max_threads
-        self._num_cores = num_cores or os.cpu_count() or max_threads
+        self.max_threads = max_threads
+        """The number of threads while no other program uses the CPUs."""
+        self._num_cores = num_cores or len(usable_cpus())
         self._sample = sample
         self._last = sample()
         self.num_threads = max_threads
 
     def update(self, now_s: float) -> bool:
         """Measure the load, at most twice a second. Return whether `num_threads` changed. `now_s`: time.monotonic()."""
-        if now_s - self._last.at_s < _PERIOD_S or self._max_threads == 1:
+        if now_s - self._last.at_s < _PERIOD_S or self.max_threads == 1:
             return False
         sample = self._sample()
         elapsed_s = sample.at_s - self._last.at_s
@@ -82,4 +92,4 @@ class ThreadGovernor:
         fewest = math.floor(free + _TAKE_BACK)
         most = math.floor(free + _TAKE)
         # Between the two limits the number of threads does not change.
-        return max(1, min(self._max_threads, max(fewest, min(self.num_threads, most))))
+        return max(1, min(self.max_threads, max(fewest, min(self.num_threads, most))))

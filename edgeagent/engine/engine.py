@@ -208,7 +208,7 @@ class Engine:
         if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, has_command=has_command):
             return outputs
         try:
-            self._turns.apply(self._runner)
+            has_switched = self._turns.apply(self._runner)
             self._runner.decode([part.slice for part in parts], min_tokens)
         except DecodeCancelled:
             self._take_back(parts)
@@ -223,9 +223,9 @@ class Engine:
             self._num_steps += 1
         self.current_step.record(was_interrupted=False)
         self._step_s, self._step_tokens = self._clock() - started_s, shape.num_tokens
-        self._turns.record(self._step_s)
+        switch_s = self._turns.record(self._step_s, expected_s if has_switched else None)
         self._unsaved += [(part.sequence, part.sequence.num_computed) for part in parts]
-        self._costs.observe(shape, self._step_s, self._running.values())
+        self._costs.observe(shape, self._step_s - switch_s, self._running.values())
         plain_s = self._costs.plain_s(parts) if self.proposals.has_drafted else None
         outputs += self._verify_all(parts, started_s)
         if plain_s is not None:
@@ -235,7 +235,7 @@ class Engine:
         return outputs
 
     def save_step(self) -> None:
-        """Save the states and blocks of the latest step, and copy some prefixes from the cells into blocks.
+        """Save the states and blocks of the latest step, copy some prefixes from the cells into blocks, fit the costs.
 
         Without this call, the next `admit` or `step` does so. Send the new tokens first: this call takes milliseconds.
         """
@@ -250,6 +250,7 @@ class Engine:
         pause_s = self._itl_budget_s * _BUDGET_SHARE_TO_READ_OUT if has_streams else math.inf
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for prefixes in self._stores:
+            prefixes.costs.fit_if_due()
             prefixes.run_after_step(self._step_s, self._step_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def close(self) -> None:
@@ -398,3 +399,5 @@ class Engine:
         self._side.close_for(sequence)
         self.proposals.release(sequence)
         self._admission.release(sequence)
+        if not self._running:
+            self._costs.update_rates(())

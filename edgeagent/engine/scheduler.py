@@ -15,6 +15,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence
@@ -36,7 +37,7 @@ MIN_SLOW_CHUNK = 4
 
 # The next step may be this many times larger than any measured step. After the 32 tokens of the warm-up, this allows a
 # full batch.
-_MAX_GROWTH = 16
+MAX_GROWTH = 16
 
 # The most prompt tokens of one sequence to score in a step. Each scored token costs an extra pass over the vocabulary.
 MAX_SCORED = 32
@@ -161,6 +162,7 @@ class Scheduler:
         self._row_cost = row_cost
         self._itl_budget_s = itl_budget_s
         self._cost_model = cost_model
+        self._retrials = Retrials()  # of the smallest chunk
         self._overhead_s = 0.0  # the part of a step that is not the decode: drafting and sampling
 
     def plan(
@@ -233,8 +235,16 @@ class Scheduler:
             return MIN_CHUNK
         # The limit is doubled for steps larger than all measured ones, since their estimates are usually too high.
         most = costs.max_tokens_within(
-            MAX_STEP_S, base, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=_MAX_GROWTH
+            MAX_STEP_S, base, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=MAX_GROWTH
         )
         if budget_s is None:
             return most
-        return min(most, costs.max_tokens_within(budget_s, base, depth, MIN_CHUNK_WITH_STREAMS))
+        within = costs.max_tokens_within(budget_s, base, depth, MIN_CHUNK_WITH_STREAMS)
+        small_s, used_s = (costs.predict(base.plus(count, depth)) or 0.0 for count in (MIN_CHUNK_WITH_STREAMS, within))
+        if small_s > used_s:  # with flash attention, a whole tile may be faster
+            if self._retrials.is_due(small_s - used_s):
+                self._retrials.reset()
+                within = MIN_CHUNK_WITH_STREAMS
+            else:
+                self._retrials.record(used_s)
+        return min(most, within)

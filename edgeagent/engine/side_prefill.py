@@ -18,6 +18,7 @@ from collections.abc import Sequence as Items
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, rank
@@ -66,6 +67,7 @@ class SidePrefill:
         self._clock = clock
         self._context: SideContext | None = None
         self._chunks: list[Chunk] = []
+        self._retrials = Retrials()  # of a chunk in the streams' steps
         # Tokens that were computed before the context was opened: how many were given to it, and how many there are.
         self._num_given, self._num_known = 0, 0
         self._step_s = self._pause_s = 0.0  # expected durations
@@ -160,8 +162,6 @@ class SidePrefill:
                 self._prefixes.append(sequence.seq_id, sequence.tokens[start : chunk.end])
                 sequence.num_computed = chunk.end
                 sequence.record_progress(self._clock())
-                done = StepShape.alone(chunk.num_tokens, start)
-                self._costs.work.record(done, self._costs.predict(done) or 0.0)
                 copied.append((sequence, start))
                 del self._chunks[0]
             else:
@@ -205,6 +205,7 @@ class SidePrefill:
         if self._context is None:
             self._unfit.add(sequence)
             return
+        self._retrials.record(self._costs.prefill_s(_end_of(sequence) - self._num_known, self._num_known) or 0.0)
         self.sequence, self._step_s, self._pause_s, self._until_s = sequence, 0.0, 0.0, self._clock()
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
 
@@ -241,12 +242,21 @@ class SidePrefill:
             return 0
         depth = start + num_tokens // 2
         fitting = self._costs.max_tokens_within(self._budget_s, base, depth, MIN_CHUNK_WITH_STREAMS)
-        small_s, none_s = self._costs.predict(base.plus(fitting, depth)), self._costs.predict(base)
-        if small_s is None or none_s is None:
-            return 0
-        is_cheap = (small_s - none_s) * num_tokens < MIN_GAIN * alone_s * fitting
+        none_s = self._costs.predict(base) or 0.0
+        small_s, small = min(
+            (
+                (self._costs.predict(base.plus(count, depth)) or 0.0, count)
+                for count in (MIN_CHUNK_WITH_STREAMS, fitting)
+            ),
+            key=lambda each: (each[0] - none_s) / each[1],
+        )
+        is_cheap = (small_s - none_s) * num_tokens < MIN_GAIN * alone_s * small
         # With a side context, the streams' steps would begin a budget apart, or twice a step's time if that is longer.
         if is_cheap and small_s <= max(self._budget_s, 2 * none_s):
+            return 0
+        extra_s = small_s - none_s - alone_s * small / num_tokens
+        if self._retrials.is_due(extra_s):
+            self._retrials.reset()
             return 0
         for chunk in _CHUNKS:
             chunk_s = self._costs.predict(StepShape.alone(chunk, depth))

@@ -7,12 +7,12 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.cost_model import MAX_ERROR_FACTOR
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Runner
-from edgeagent.engine.scheduler import BatchPart
+from edgeagent.engine.scheduler import MAX_GROWTH, MAX_STEP_S, MIN_SLOW_CHUNK, BatchPart
 from edgeagent.engine.sequence import Sequence
 
+_NEARLY = 4  # a prompt's chunks may be this many times larger than measured steps, for its rate to be known
 _STEPS_PER_RATES = 8  # after the first steps, `rates` is updated once in this many steps: rates change slowly
 
 
@@ -24,7 +24,6 @@ class StepCosts:
         self._prefixes = prefixes
         self._itl_budget_s = itl_budget_s
         self._num_steps = 0
-        self._unpadded = StepShape()  # of the latest step
         self.rates = self._measured_rates(())
         """The expected rates of an additional sequence: prompt tokens per second, and seconds per generated token.
 
@@ -44,7 +43,7 @@ class StepCosts:
 
         If padding would make the batch faster, the shape includes it. Otherwise `min_tokens` is 0.
         """
-        shape = self._unpadded = self.shape(parts)
+        shape = self.shape(parts)
         if any(part.num_scored for part in parts):
             return shape, 0
         padded = self._prefixes.costs.padded(shape, sum(part.sequence.num_computed for part in parts))
@@ -64,29 +63,32 @@ class StepCosts:
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
         """Record how long a step took, and update `rates` if that is due.
 
-        `shape`: what `padded` returned for this step. This must be the latest call of `padded`. `running`: the
-        sequences that run now.
+        `shape`: what `padded` returned for this step. `running`: the sequences that run now.
         """
         costs = self._prefixes.costs
-        expected_s = costs.predict(shape)
-        costs.work.record(self._unpadded, step_s if expected_s is None else min(step_s, MAX_ERROR_FACTOR * expected_s))
-        costs.observe(shape, step_s)
+        costs.record(shape, step_s)
         self._num_steps += 1
         if self._num_steps < _STEPS_PER_RATES or self._num_steps % _STEPS_PER_RATES == 0:
-            self.rates = self._measured_rates(running)
+            self.update_rates(running)
+
+    def update_rates(self, running: Collection[Sequence]) -> None:
+        """Update `rates`. `running`: the sequences that run now."""
+        self.rates = self._measured_rates(running)
 
     def _measured_rates(self, running: Collection[Sequence]) -> tuple[float, float]:
         """Return a new value of `rates`.
 
         The prompt of an additional sequence gets only the part of the inter-token-latency budget that the running
-        sequences leave.
+        sequences leave. Its rate is unknown until steps of nearly the size of its chunks were measured: rates of
+        smaller steps are too low.
         """
         costs = self._prefixes.costs
         depths = [sequence.num_computed for sequence in running]
-        base = StepShape(len(depths), self._prefixes.num_cells_used, float(sum(depths)))
-        depth, size = max(depths, default=0), self._runner.max_batch
-        if depths:
-            size = costs.max_tokens_within(self._itl_budget_s, base, depth, 1)
-        step_s = costs.predict(base.plus(size, depth))
+        base = StepShape(len(depths), self._prefixes.num_cells_used if depths else 0, float(sum(depths)))
+        depth = max(depths, default=0)
+        limit_s = self._itl_budget_s if depths else MAX_STEP_S
+        chunk = costs.max_tokens_within(limit_s, base, depth, MIN_SLOW_CHUNK, max_growth=MAX_GROWTH)
+        size = min(chunk, costs.largest - base.num_tokens)
+        step_s = costs.predict(base.plus(size, depth)) if size * _NEARLY >= chunk else None
         token_s = costs.predict_if_reliable(base.plus(1, depth))
         return size / step_s if step_s else 0.0, token_s or 0.0

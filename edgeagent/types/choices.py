@@ -9,35 +9,30 @@ from msgspec import Meta, Struct
 Name = Annotated[str, Meta(max_length=256)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Count = Annotated[int, Meta(ge=1, le=1 << 31)]
-Sum = Annotated[float, Meta(ge=0, le=1e18)]
 Counts = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(max_length=64)]
 
 
-class CandidateTimes(Struct, frozen=True):
-    """The measured times of one candidate setting: flash attention or not, and a micro-batch size in tokens.
+class FormTimes(Struct, frozen=True):
+    """The measured seconds of one form of attention: flash attention or not.
 
-    `seconds` maps the name of each kind of work to its time. All layers take about the same time, so only the first
-    `Measurements.num_layers` layers were measured.
+    `prompt_s`: a chunk of a prompt; `turn_s`: a short turn; `tile_s`: the same, padded to a whole tile of attention
+    (None if such batches are never padded); `token_s`: a token. All of them behind a text, and with the first
+    `Measurements.num_layers` layers only, since all layers take about the same time.
     """
 
     is_flash: bool
-    micro_batch: Count
-    seconds: Annotated[dict[Name, Seconds], Meta(max_length=32)]
+    prompt_s: Seconds
+    turn_s: Seconds
+    token_s: Seconds
+    tile_s: Seconds | None = None
 
 
 class Measurements(Struct, frozen=True):
-    """The result of a calibration: the times of all candidates.
-
-    `depth`: how many KV cells were in use, for the kinds of work that need earlier tokens or other sequences.
-    `num_layers`: how many layers were measured. `took_s`: how long the calibration took. `is_whole`: it ended within
-    its time budget, so nothing is missing.
-    """
+    """The result of measuring the forms of attention. `depth`: how many KV cells the text before had."""
 
     depth: Count
     num_layers: Count
-    took_s: Seconds
-    is_whole: bool
-    candidates: Annotated[tuple[CandidateTimes, ...], Meta(max_length=16)]
+    forms: Annotated[tuple[FormTimes, ...], Meta(max_length=4)]
 
 
 class StepTime(Struct, frozen=True, array_like=True):
@@ -47,21 +42,6 @@ class StepTime(Struct, frozen=True, array_like=True):
     num_cells: Annotated[float, Meta(ge=0, le=1 << 40)]
     num_pairs: Annotated[float, Meta(ge=0, le=1 << 60)]
     seconds: Seconds
-
-
-class StepSums(Struct, frozen=True, array_like=True):
-    """Sums over all steps of one kind. The kind depends on the number of tokens; see engine.costs.work_done.
-
-    num_pairs: pairs of a token and an earlier token of its sequence. num_products: pairs of a token and a used KV cell
-    of any sequence.
-    """
-
-    kind: Name
-    num_steps: Sum
-    num_tokens: Sum
-    num_pairs: Sum
-    num_products: Sum
-    seconds: Sum
 
 
 class DraftRecord(Struct, frozen=True, rename={"verified": "judged", "accepted": "stood"}):
@@ -90,21 +70,17 @@ class LearnedCosts(Struct, frozen=True):
 
 
 class SavedTuning(Struct, frozen=True):
-    """What the daemon keeps for the next load of a model: its calibration, the chosen setting, and what was learned.
+    """What the daemon keeps for the next load of a model: measured forms of attention, the choice, what was learned.
 
     `conditions` describes the model, the settings and the machine. If they differ at the next load, the measurements
-    are not reused. `is_flash` and `micro_batch` are the chosen setting. `num_tries`: how many loads ran a calibration
-    under these conditions. `work`: sums over the steps of requests; older steps count less. Its `seconds` are for the
-    chosen setting. They are estimates for steps that ran with another setting.
+    are not reused. `is_flash`: the chosen form. `num_loads`: how many loads there were under these conditions.
     """
 
     conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]
     measurements: Measurements | None
     is_flash: bool
-    micro_batch: Count
-    num_tries: Annotated[int, Meta(ge=0, le=1 << 31)]
+    num_loads: Annotated[int, Meta(ge=0, le=1 << 31)]
     learned: LearnedCosts | None = None
-    work: Annotated[tuple[StepSums, ...], Meta(max_length=8)] = ()
 
 
 class Alternative(Struct, frozen=True):

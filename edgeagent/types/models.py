@@ -156,6 +156,8 @@ class WorkerStatus(Struct, frozen=True):
     """The factor by which drafts raised the tokens per second. It covers the steps that had drafts, or during which the
     draft model computed. 0 if there was no such step."""
     num_threads: int = 0
+    max_threads: int = 0
+    """Fewer threads than this compute while other programs use the CPUs."""
     rss_bytes: int = 0
     own_bytes: int = 0
     """The part of `rss_bytes` that is not mapped from a file, so it excludes the weights of a mapped model. It also

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgeagent.doctor.checks import examine
-from edgeagent.doctor.facts import Facts, Folder, Limits, Memory, Native, Port, RunningDaemon, Tools
+from edgeagent.doctor.facts import Cpus, Facts, Folder, Limits, Memory, Native, Port, RunningDaemon, Tools
 from edgeagent.doctor.findings import Finding
 from edgeagent.types import DeviceInfo
 
@@ -42,6 +42,7 @@ HEALTHY = Facts(
     gpus=frozenset(),
     native=NATIVE,
     memory=Memory(16 * GB, 8 * GB, 2 * GB, 2 * GB),
+    cpus=Cpus(4, 0.3),
     models=folder("/models"),
     cache=folder("/state/cache", used_bytes=3 * GB),
     state=folder("/state"),
@@ -71,7 +72,7 @@ def test_a_healthy_machine() -> None:
     assert {finding.severity for finding in findings} == {"ok"}
     assert not [finding for finding in findings if finding.remedy]
     assert [finding.name for finding in findings] == [
-        *("llama.cpp", "CPU", "GPU", "memory", "sandbox", "state folder", "cache folder", "models folder"),
+        *("llama.cpp", "CPU", "load", "GPU", "memory", "sandbox", "state folder", "cache folder", "models folder"),
         *("model", "port", "daemon"),
     ]
 
@@ -258,3 +259,12 @@ def test_what_is_seen_but_not_wrong() -> None:
 def test_amx_is_left_out_where_a_compiler_may_miscompile_it() -> None:
     facts = changed(cpu_flags=X86 | {"amx_int8"}, native=replace(NATIVE, problem="it crashed"))
     assert "-mno-amx-int8" in found(facts, "llama.cpp").remedy
+
+
+def test_busy_cpus_are_told() -> None:
+    assert found(HEALTHY, "load").severity == "ok"
+    finding = found(changed(cpus=Cpus(2, 1.6)), "load")
+    assert (finding.severity, finding.text) == (
+        "warn",
+        "1.6 of 2 CPUs are busy: edgeagent computes with fewer threads, and slower",
+    )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Sequence as Items
 
 import pytest
 
-from edgeagent.engine.adapter_turns import TURN_S, AdapterTurns
+from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
@@ -19,7 +21,7 @@ from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.types import MemoryKind
 from tests.engine.support import END, greedy, run
-from tests.fakes import ALWAYS, FakeRunner, computed, next_token, warm_costs
+from tests.fakes import ALWAYS, FakeClock, FakeRunner, computed, next_token, warm_costs
 
 ADAPTERS = ("", "1", "2")
 
@@ -112,16 +114,14 @@ def test_a_partition_is_purged_with_what_its_adapters_computed() -> None:
 def test_streams_of_two_adapters_advance_side_by_side() -> None:
     """Neither stream waits until the other has ended."""
     runner = FakeRunner(end_token=-1, num_cells=400)
-    engine = make(runner, host_bytes=0)
+    engine = Engine(runner, max_running=4, adapters=("1",), clock=FakeClock())
     for number, adapter in enumerate(("", "1")):
         engine.add(SequenceSpec(f"s{number}", [5, 6, 7], greedy(), max_tokens=60, adapter=adapter))
     lengths = {"s0": 0, "s1": 0}
     apart = []
-    turns = engine._turns
     while engine.has_work and max(lengths.values()) < 60:
         for output in engine.step():
             lengths[output.sequence.id] += len(output.tokens)
-        turns.record(TURN_S)  # each step lasts as long as a turn
         apart.append(abs(lengths["s0"] - lengths["s1"]))
     assert max(apart) <= 2
 
@@ -136,17 +136,46 @@ def test_turns_go_round() -> None:
     seen = []
     for _ in range(7):
         seen.append("".join(each.id for each in turns.take(live)))
-        turns.record(TURN_S)
+        turns.record(0.01)
     assert seen == ["a", "bd", "c", "a", "bd", "c", "a"]
 
 
-def test_a_turn_lasts_for_several_short_steps_and_ends_with_its_sequences() -> None:
+class SwitchingRunner(FakeRunner):
+    """A runner on which a step takes 10 ms, and the first one after a switch of adapters 4 ms more."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(end_token=-1, num_cells=2000)
+        self.clock, self.has_switched, self.num_switches = clock, False, 0
+
+    def use_adapter(self, adapter: str) -> None:
+        super().use_adapter(adapter)
+        self.has_switched = True
+        self.num_switches += 1
+
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
+        super().decode(slices, min_tokens)
+        self.clock.advance(0.014 if self.has_switched else 0.010)
+        self.has_switched = False
+
+
+def test_switches_take_a_small_part_of_the_time_and_are_not_learned_as_the_cost_of_steps() -> None:
+    clock = FakeClock()
+    runner = SwitchingRunner(clock)
+    engine = Engine(runner, max_running=4, adapters=("1",), clock=clock)
+    engine.add(SequenceSpec("warm", [9], greedy(), max_tokens=40))
+    run(engine)
+    engine.add(SequenceSpec("a", [5, 6, 7], greedy(), max_tokens=400))
+    engine.add(SequenceSpec("b", [5, 6, 7], greedy(), max_tokens=400, adapter="1"))
+    before_s = clock.now_s
+    run(engine)
+    assert 0.02 < runner.num_switches * 0.004 / (clock.now_s - before_s) < 0.08
+    assert engine.cost_model.predict(StepShape(1, 200, 200.0)) == pytest.approx(0.010, rel=0.03)
+
+
+def test_a_turn_ends_with_its_sequences() -> None:
     turns = AdapterTurns()
     live = [sequence("a", "", 0), sequence("b", "1", 1)]
-    seen = []
-    for _ in range(6):
-        seen.append(turns.take(live)[0].id)
-        turns.record(TURN_S / 2)
-    assert seen == ["a", "a", "b", "b", "a", "a"]
+    turns.record(0.02, expected_s=0.01)
+    assert [turns.take(live)[0].id for _ in range(2)] == ["a", "a"]
     assert [each.id for each in turns.take(live[1:])] == ["b"]
     assert turns.take([]) == []

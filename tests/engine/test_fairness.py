@@ -85,7 +85,7 @@ def test_a_boosted_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() ->
     other = engine.add(SequenceSpec("other", [3] * 20, greedy(), max_tokens=3))
     urgent = engine.add(SequenceSpec("urgent", [2] * 20, greedy(), max_tokens=3, tier=Tier.REALTIME))
     engine.step()
-    assert (urgent.num_output, other.num_computed) == (1, 0)
+    assert urgent.num_computed > 0 and other.num_computed == 0
     engine.cancel("stream")
     engine.cancel("urgent")
     engine.step()

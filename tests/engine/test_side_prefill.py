@@ -96,12 +96,13 @@ class SlowRunner(FakeRunner):
         super().__init__(num_cells=2000, max_batch=512, end_token=-1)
         self.clock, self.sides = clock, sides
         self.sizes: list[int] = []
+        self.true_s = step_s
 
     def decode(self, slices: Tokens[Slice], min_tokens: int = 0) -> None:
         assert not any(side.is_running for side in self.sides if not side.is_closed)
         size = sum(len(part.tokens) for part in slices)
         self.sizes.append(size)
-        self.clock.advance(step_s(size))
+        self.clock.advance(self.true_s(size))
         super().decode(slices)
 
 
@@ -185,8 +186,6 @@ def test_a_long_prompt_is_computed_aside_and_both_answers_are_right() -> None:
     sizes = scene.runner.sizes[num_before:]
     assert len(scene.sides) == 1 and scene.sides[0].is_closed and scene.sides[0].num_known == 0
     assert max(sizes) <= 3 and scene.runner.num_tokens_computed < 100  # the last two tokens, beside the stream's one
-    aside = [each for each in scene.engine.cost_model.work.sums() if each.kind == "prompt"]
-    assert sum(each.num_tokens for each in aside) >= len(LONG) - 64, "it is work of the model too"
     scene.run()
     assert scene.outputs == {"stream": answer(prompt, 400), "long": answer(LONG, 5)}
 

@@ -94,6 +94,7 @@ class WorkerReport(Shape):
     drafts: list[DraftReport]
     draft_gain: float
     num_threads: int
+    max_threads: int
     rss_bytes: int
     memory_cache: TierReport | None
     disk_cache: TierReport | None

@@ -164,6 +164,8 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
             lines.append(f"{model['name']}: {chosen} (why: edgeagent status --explain-choices)")
         lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
     worker = model.get("worker") or {}
+    if 0 < (num := worker.get("num_threads", 0)) < (most := worker.get("max_threads", 0)):
+        lines.append(f"{model['name']}: computes with {num} of {most} threads, since other programs use the cores")
     for tier in ("memory", "disk"):
         if trouble := (worker.get(f"{tier}_cache") or {}).get("trouble"):
             lines.append(f"{model['name']}: prefix cache, {tier}: {trouble}")

@@ -73,12 +73,11 @@ def _free_memory(ram: str | None, vram: str | None, engine: EngineConfig) -> Fre
 
     If only `ram` is given, it describes another machine, whose GPUs are unknown. Then no GPU is assumed.
     """
-    import psutil
-
     from edgeagent.doctor.native import ask_native
     from edgeagent.fit.gpus import GpuDevice, gpus_of
     from edgeagent.fit.need import margin_bytes
     from edgeagent.fit.placement import FreeMemory
+    from edgeagent.usable import usable_memory
 
     if vram is None:
         # If --ram describes another machine, its GPUs are not known.
@@ -89,7 +88,7 @@ def _free_memory(ram: str | None, vram: str | None, engine: EngineConfig) -> Fre
     if ram is not None:
         size = _size(ram)
         return FreeMemory(size - margin_bytes(size), gpus)
-    memory = psutil.virtual_memory()
+    memory = usable_memory()
     return FreeMemory(max(0, memory.available - margin_bytes(memory.total)), gpus)
 
 

@@ -31,9 +31,8 @@ def file_fits(num_bytes: int) -> bool:
 
 
 def _machine_bytes() -> int:
-    import psutil
-
     from edgeagent.fit.need import margin_bytes
+    from edgeagent.usable import usable_memory
 
-    total: int = psutil.virtual_memory().total
+    total = usable_memory().total
     return total - margin_bytes(total)

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import (
     MAX_BLOCK_TOKENS,
@@ -29,6 +27,7 @@ from edgeagent.engine.cache.host import HostTier
 from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.types import MemoryKind
+from edgeagent.usable import usable_memory
 
 _MAX_HOST_BYTES = 2 << 30
 # At most this many blocks of the tier below are added to the tree before one lookup; each takes 10 µs.
@@ -331,4 +330,4 @@ def no_blocks() -> BlockCache:
 def _host_bytes(config: EngineConfig) -> int:
     if config.cache_memory_bytes >= 0:
         return config.cache_memory_bytes
-    return min(int(psutil.virtual_memory().total) // 8, _MAX_HOST_BYTES)
+    return min(usable_memory().total // 8, _MAX_HOST_BYTES)

@@ -8,6 +8,7 @@ copy is called a read-out. Slots keeps the prefixes in the cells; BlockCache and
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections import deque
@@ -24,6 +25,7 @@ from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import MAX_GAP, Saver
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.types import CacheStatus
 
@@ -50,6 +52,7 @@ class PrefixStore:
         self._policy = ReadOutPolicy(self.costs)
         self._saver = Saver(runner, self._slots, self._blocks, self._policy, clock)
         self._restorer = Restorer(runner, self._slots, self._blocks, clock)
+        self._restore_retrials = Retrials()
         self._background = BackgroundWork(self._saver, clock)
 
     # A prefix, from the lookup to the end of its sequence.
@@ -57,8 +60,8 @@ class PrefixStore:
     def match(self, partition: str, tokens: Sequence[int], max_length: int, *, only_live: bool = False) -> CachedPrefix:
         """Return the cached part of a prompt, at most `max_length` tokens: a part in cells, then blocks to restore.
 
-        Blocks are left out if computing their tokens would be faster than the restore, or if they add fewer than
-        MIN_PART tokens. `only_live`: ignore the cells of idle prefixes. No prefix is changed.
+        Blocks are left out if computing their tokens would be faster than the restore, except for retrials, or if they
+        add fewer than MIN_PART tokens. `only_live`: ignore the cells of idle prefixes. No prefix is changed.
         """
         root = self._blocks.root(partition)
         walk = self._blocks.walk(root, tokens[:max_length])
@@ -72,10 +75,17 @@ class PrefixStore:
         before = self._slots.match(walk, beyond[0].start, only_live=only_live)
         if before.length != beyond[0].start:
             before, beyond = CellPrefix(), references
-        expected_s = self.costs.prefill_s(references[-1].end - cell_prefix.length, cell_prefix.length)
-        if expected_s is not None and self._restorer.expected_s(beyond) > expected_s:
+        computed_s = self._computed_s(references, cell_prefix)
+        extra_s = self._restorer.expected_s(beyond) - computed_s
+        if extra_s > 0 and not self._restore_retrials.is_due(extra_s):
             return CachedPrefix(root, cell_prefix, [], references)
         return CachedPrefix(root, before, beyond, references)
+
+    def _computed_s(self, references: Sequence[BlockReference], cell_prefix: CellPrefix) -> float:
+        """Return the expected seconds to compute what blocks have beyond a prefix in cells; infinite if unknown."""
+        num_tokens = references[-1].end - cell_prefix.length
+        expected_s = self.costs.prefill_s(num_tokens, cell_prefix.length) if num_tokens > 0 else 0.0
+        return math.inf if expected_s is None else expected_s
 
     def num_shared(self, partition: str, tokens: Sequence[int]) -> int:
         """Return how many leading tokens are the same as those of a prefix in the tree.
@@ -98,6 +108,10 @@ class PrefixStore:
             return None
         self._saver.begin(seq_id, found.known)
         self._policy.observe_prompt(len(tokens), found.end)
+        if found.to_restore:
+            self._restore_retrials.reset()
+        elif found.known and found.known[-1].end >= found.end + MIN_PART:
+            self._restore_retrials.record(self._computed_s(found.known, found.cell_prefix))
         references = found.to_restore if self._slots.length(seq_id) == found.cell_prefix.length else []
         self._blocks.use(references)
         restoring = Restoring(seq_id, tokens, deque(references), self._blocks.epoch(found.root))

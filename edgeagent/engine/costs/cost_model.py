@@ -14,8 +14,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
+from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.costs.step_shape import StepShape
-from edgeagent.engine.costs.work_done import WorkDone
 
 _PACE_WEIGHT = 0.3
 MAX_ERROR_FACTOR = 2.0
@@ -58,9 +58,9 @@ class CostModel:
         self._fit = CostFit()
         self._pace = 1.0
         self._num_observed = self._fitted_at = 0
+        self._is_far_off = True  # the last prediction
         self._errors: deque[float] = deque(maxlen=_NUM_ERRORS)
-        self.work = WorkDone()
-        """The steps that requests took, summed up by kind."""
+        self._padding_retrials = Retrials()
 
     @property
     def error(self) -> PredictionError | None:
@@ -71,20 +71,33 @@ class CostModel:
         return PredictionError(statistics.median(errors), errors[int(0.95 * (len(errors) - 1))])
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Add a measured step. Update the pace, and at times the fit. `seconds`: how long the step took."""
+        """Add a measured step, and update the fit if that is due. `seconds`: how long the step took."""
+        self.record(shape, seconds)
+        self.fit_if_due()
+
+    def record(self, shape: StepShape, seconds: float) -> None:
+        """Add a measured step, and update the pace. Call `fit_if_due` later, since a fit takes about a millisecond.
+
+        Each of the first measurements is followed by a fit at once.
+        """
         expected_s = self.predict(shape)
         self._num_observed += 1
-        is_far_off = True
+        self._is_far_off = True
         if expected_s is not None:
             self._errors.append(abs(expected_s - seconds) / max(seconds, 1e-9))
-            is_far_off = abs(expected_s - seconds) > _FAR_OFF * seconds
+            self._is_far_off = abs(expected_s - seconds) > _FAR_OFF * seconds
             if self._num_observed > _NUM_FIRST:
                 off = _clipped(seconds / max(expected_s, 1e-9), MAX_ERROR_FACTOR)
                 self._pace *= off**_PACE_WEIGHT
                 seconds = off * expected_s
         self._fit.observe(shape, seconds)
-        num_since = self._num_observed - self._fitted_at
-        if self._num_observed <= _NUM_FIRST or num_since >= (_PER_FIT_IF_FAR_OFF if is_far_off else _PER_FIT):
+        if self._num_observed <= _NUM_FIRST:
+            self._fit.fit()
+            self._fitted_at = self._num_observed
+
+    def fit_if_due(self) -> None:
+        """Update the fit if enough steps were measured since the last one."""
+        if self._num_observed - self._fitted_at >= (_PER_FIT_IF_FAR_OFF if self._is_far_off else _PER_FIT):
             self._fit.fit()
             self._fitted_at = self._num_observed
 
@@ -103,6 +116,11 @@ class CostModel:
         """Whether steps of each of these sizes were measured."""
         return {size_of(number) for number in num_tokens} <= set(self._fit.sizes)
 
+    @property
+    def largest(self) -> int:
+        """The largest measured size of a step; 0 if none was measured."""
+        return self._fit.sizes[-1] if self._fit.sizes else 0
+
     def predict(self, shape: StepShape) -> float | None:
         """Return the expected seconds of a step; None if nothing was measured."""
         if not self._fit.sizes:
@@ -119,9 +137,10 @@ class CostModel:
         with each of these cells.
 
         Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones. At a depth of
-        2,000 tokens, attention is most of a step. But the padding tokens are multiplied with the weights too.
+        2,000 tokens, attention is most of a step. But the padding tokens are multiplied with the weights too. The
+        slower of both shapes is returned at times, so that its time is measured again. So call this once for each step.
         """
-        if not 1 < shape.num_tokens < self._tile <= self._largest:
+        if not 1 < shape.num_tokens < self._tile <= self.largest:
             return shape
         # If no step of at least this size (and smaller than a tile) was measured, the expected time is a guess. Then a
         # small step is computed as it is.
@@ -130,9 +149,15 @@ class CostModel:
             return shape
         tiled = StepShape(self._tile, shape.num_cells, float(self._tile * span))
         seconds, tiled_s = self.predict(shape), self.predict(tiled)
-        if seconds is None or tiled_s is None or tiled_s > (1 - _PADDING_GAIN) * seconds:
+        if seconds is None or tiled_s is None:
             return shape
-        return tiled
+        is_padded = tiled_s <= (1 - _PADDING_GAIN) * seconds
+        if self._padding_retrials.is_due(abs(tiled_s - seconds)):
+            self._padding_retrials.reset()
+            is_padded = not is_padded
+        else:
+            self._padding_retrials.record(min(tiled_s, seconds))
+        return tiled if is_padded else shape
 
     def prefill_s(self, num_tokens: int, depth: int) -> float | None:
         """Return the expected seconds of computing `num_tokens` prompt tokens alone, after `depth` earlier tokens.
@@ -182,18 +207,13 @@ class CostModel:
         found: list[float] = []
         for each, fitted_s in zip(shapes, fitted, strict=True):
             found.append(max(fitted_s * interpolated(ratios, each.num_tokens), found[-1] if found else 0.0))
-        if shape.num_tokens == 1 and 1 < self._tile <= self._largest:
+        if shape.num_tokens == 1 and 1 < self._tile <= self.largest:
             # One sequence: with drafts, its batch may be padded.
             tiled = StepShape(self._tile, shape.num_cells, self._tile * depth)
             tiled_s = self.predict(tiled) or math.inf
             limits = [tiled_s if 1 < each.num_tokens < self._tile else math.inf for each in shapes]
             found = [max(found[0], min(pair)) for pair in zip(found, limits, strict=True)]
         return found
-
-    @property
-    def _largest(self) -> int:
-        """The largest measured size of a step; 0 if none was measured."""
-        return self._fit.sizes[-1] if self._fit.sizes else 0
 
     def _monotonic_ratios(self, shape: StepShape, most: int, depth: float) -> list[tuple[int, float]]:
         """Return (size, ratio) for each measured size below `most` tokens, and for the next larger one.

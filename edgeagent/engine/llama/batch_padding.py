@@ -15,21 +15,34 @@ On an Intel Xeon, with the shape of Qwen3-0.6B and flash attention:
 - Q4_K: 47 / 40, 64 / 65, 104 / 80
 - Q8_0: 55 / 58, 82 / 83, 132 / 134. Padding is not worth it there.
 
-So the padding is measured (see `tuning.padding`). Without measurements, `padding_of_type` gives the padding that suited
-the first machine.
+`padding_of_type` gives the padding that suited the first machine.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgeagent.engine.costs.step_shape import FLASH_TILE
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.tuning.padding import LARGE_TILE, WeightPadding
 from edgeagent.types import MemoryKind
 
+_LARGE_TILE = 16
 _TILED_KV_TYPES = ("auto", "f32", "f16")  # "auto" is f16
 # By llama_ftype. Weights that llama.cpp repacks for the CPU are computed four tokens at once.
 _UNQUANTIZED = {0: "F32", 1: "F16", 32: "BF16"}
 _REPACKED = {2: "Q4_0", 25: "IQ4_NL"}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPadding:
+    """How many tokens are added to a batch to fill the tiles in which the weights are multiplied.
+
+    `tile`: one token is added if it completes a multiple of this number; 0: no batch is padded. `most`: up to this many
+    tokens are added if they complete a multiple of 16.
+    """
+
+    tile: int = 0
+    most: int = 0
 
 
 def attention_tile(kv_type_k: str, kv_type_v: str) -> int:
@@ -43,11 +56,6 @@ def can_fill(model: Model) -> bool:
     With a window or a state, padding would add another sequence to a batch, with unknown effects.
     """
     return model.num_gpu_layers == 0 and model.memory_kind is MemoryKind.FULL_ATTENTION
-
-
-def usual_padding(model: Model) -> WeightPadding | None:
-    """Return the padding that usually makes batches of this model faster; None if they cannot be padded."""
-    return padding_of_type(model.file_type) if can_fill(model) else None
 
 
 def padding_of_type(file_type: int | None) -> WeightPadding:
@@ -71,7 +79,7 @@ def _num_to_round(num_tokens: int, padding: WeightPadding, micro_batch: int) -> 
     """Return how many padding tokens make a batch of `num_tokens` faster; 0 if none do."""
     if padding.tile == 0:
         return 0
-    added = -num_tokens % LARGE_TILE
+    added = -num_tokens % _LARGE_TILE
     if added > padding.most:
         added = 1 if -num_tokens % padding.tile == 1 else 0
     # Parts of an attention tile or more use a kernel that rounds differently. Padding must not change the kernel.

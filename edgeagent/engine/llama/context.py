@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.attention import Attention, possible_attention
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
-from edgeagent.engine.llama.batch_padding import attention_tile, can_fill, num_to_fill, usual_padding
+from edgeagent.engine.llama.batch_padding import attention_tile, can_fill, num_to_fill, padding_of_type
 from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model, is_short_of_memory
@@ -20,8 +21,6 @@ from edgeagent.engine.llama.past_states import PastStates, possible_rewind
 from edgeagent.engine.llama.payload_pool import PayloadPool
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
-from edgeagent.engine.tuning.attention import Attention, possible_attention
-from edgeagent.engine.tuning.padding import WeightPadding
 from edgeagent.errors import InternalError, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 from edgeagent.types import MemoryKind
@@ -87,12 +86,9 @@ class LlamaRunner:
         *,
         num_cells: int | None = None,
         attention: Attention | None = None,
-        weight_padding: WeightPadding | None = None,
         max_rewind: int = 0,
     ) -> None:
         """Make the context. Raise ModelLoadFailed if llama.cpp cannot (out of memory, impossible options).
-
-        `weight_padding`: None means the usual one for the type of the model's weights; see also `can_fill`.
 
         `max_rewind`: how many tokens a sequence should be able to go back. With a recurrent state, this needs earlier
         states, which llama.cpp keeps only for some architectures. The attribute of this name has the possible number.
@@ -106,7 +102,7 @@ class LlamaRunner:
         self._spare = self.num_sequences  # an additional sequence, for tokens that are not kept
         self.min_prompt_chunk = 2 if model.num_gpu_layers == 0 and model.memory_kind in CUTTABLE else 1
         self._can_fill = can_fill(model)
-        self.weight_padding = weight_padding or usual_padding(model) or WeightPadding()
+        self._weight_padding = padding_of_type(model.file_type)
         is_flash = self._can_fill and self.attention.flash == "on"
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
         self._window = model.window
@@ -248,7 +244,7 @@ class LlamaRunner:
 
     def _compute(self, num_tokens: int, min_tokens: int) -> int:
         """Decode the batch's first `num_tokens`, with padding if it is useful and fits. Return llama.cpp's status."""
-        num_added = num_to_fill(num_tokens, self.weight_padding, self.attention.micro_batch) if self._can_fill else 0
+        num_added = num_to_fill(num_tokens, self._weight_padding, self.attention.micro_batch) if self._can_fill else 0
         num_added = max(num_added, min_tokens - num_tokens)
         end = num_tokens + num_added
         if num_added and end <= self.max_batch:

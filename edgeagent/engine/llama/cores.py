@@ -13,9 +13,11 @@ import os
 import platform as platform_names
 import sys
 from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
+
+from edgeagent.usable import cpu_quota, read_line, read_number, usable_cpus
 
 # Cores with less than this share of the fastest core's capacity are not used. On phones with three kinds of cores, the
 # first two are used, and the efficient ones are not.
@@ -35,7 +37,7 @@ def num_usable_cores(
     macOS's kernel by its name.
     """
     if platform == "linux":
-        cpus = performance_cpus(root, _allowed_cpus() if allowed is None else allowed)
+        cpus = performance_cpus(root, usable_cpus() if allowed is None else allowed)
         num_cores = num_physical_cores(root, cpus)
         quota = cpu_quota(root)
         return max(1, num_cores if quota is None else min(num_cores, math.ceil(quota)))
@@ -49,7 +51,7 @@ def num_usable_cores(
 
 def processor_name(root: Path = Path("/")) -> str:
     """Return the processor's name. If the system does not report it, return its type, such as aarch64."""
-    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+    for line in (read_line(root / "proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
             return value.strip()
@@ -62,38 +64,23 @@ def performance_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:
     Linux lists the fast CPUs of Intel processors in /sys/devices/cpu_core, and gives a cpu_capacity for Arm processors.
     """
     devices = root / "sys/devices"
-    capacities = {cpu: _read_number(devices / f"system/cpu/cpu{cpu}/cpu_capacity") for cpu in cpus}
+    capacities = {cpu: read_number(devices / f"system/cpu/cpu{cpu}/cpu_capacity") for cpu in cpus}
     known = [capacity for capacity in capacities.values() if capacity is not None]
     if known and len(known) == len(cpus):
         return frozenset(
             cpu for cpu, capacity in capacities.items() if (capacity or 0) >= _MIN_CAPACITY_SHARE * max(known)
         )
-    listed = _read(devices / "cpu_core/cpus")
+    listed = read_line(devices / "cpu_core/cpus")
     return (parse_cpus(listed) & cpus or cpus) if listed else cpus
 
 
 def num_physical_cores(root: Path, cpus: frozenset[int]) -> int:
     """Return on how many physical cores these logical CPUs are."""
     topology = [root / f"sys/devices/system/cpu/cpu{cpu}/topology" for cpu in cpus]
-    siblings = {_read(path / "core_cpus_list") or _read(path / "thread_siblings_list") for path in topology}
+    siblings = {read_line(path / "core_cpus_list") or read_line(path / "thread_siblings_list") for path in topology}
     if siblings and None not in siblings:
         return len(siblings)
     return min(len(cpus), psutil.cpu_count(logical=False) or len(cpus))
-
-
-def cpu_quota(root: Path) -> float | None:
-    """Return how many CPUs the process's control groups let it use, maybe a fraction; None without a limit."""
-    mounts = root / "sys/fs/cgroup"
-    quotas: list[float] = []
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
-        if not controllers and path:
-            for mount in (mounts, mounts / "unified"):
-                quotas += [quota for folder in _upwards(mount, path) if (quota := _quota_v2(folder)) is not None]
-        elif "cpu" in controllers.split(","):
-            for mount in (mounts / controllers, mounts / "cpu"):
-                quotas += [quota for folder in _upwards(mount, path) if (quota := _quota_v1(folder)) is not None]
-    return min(quotas, default=None)
 
 
 def parse_cpus(text: str) -> frozenset[int]:
@@ -103,42 +90,6 @@ def parse_cpus(text: str) -> frozenset[int]:
         return frozenset(cpu for first, _, last in bounds for cpu in range(int(first), int(last or first) + 1))
     except ValueError:
         return frozenset()
-
-
-def _allowed_cpus() -> frozenset[int]:
-    if sys.platform != "win32" and hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
-
-def _upwards(mount: Path, path: str) -> list[Path]:
-    """Return a control group's folder and its parents up to the mount. In a container, only the mount may exist."""
-    inside = PurePosixPath(path.lstrip("/"))
-    return [mount / inside, *(mount / parent for parent in inside.parents)]
-
-
-def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = (_read(folder / "cpu.max") or "").partition(" ")
-    return int(quota) / int(period) if quota.isdecimal() and period.strip().isdecimal() and int(period) else None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    quota, period = _read_number(folder / "cpu.cfs_quota_us"), _read_number(folder / "cpu.cfs_period_us")
-    return quota / period if quota and period and quota > 0 else None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="ascii").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        return int(_read(path) or "")
-    except ValueError:
-        return None
 
 
 def _read_sysctl(name: str) -> int | None:

@@ -118,7 +118,7 @@ class Embedder:
         params.n_ctx = min(max(_MIN_CELLS, 1 << (num_tokens - 1).bit_length()), max(_MIN_CELLS, self.max_tokens))
         params.n_batch = params.n_ubatch = MAX_CHUNK + 1
         params.n_seq_max = 1
-        # "auto" is llama.cpp's own choice here, not engine.tuning.attention's: with plain attention a token's vector
+        # "auto" is llama.cpp's own choice here, not engine.attention's: with plain attention a token's vector
         # differs between chunks of one token and of many (by 0.006 on a 0.5 B model), so it would depend on the
         # machine's load.
         params.flash_attn_type = FLASH_ATTENTION[self._config.flash_attention]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import psutil
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.abort_flag import AbortFlag
@@ -20,6 +19,7 @@ from edgeagent.engine.llama.embedder import Rows, normalized
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import DecodeCancelled
 from edgeagent.errors import BackendUnavailable, InternalError
+from edgeagent.usable import usable_memory
 
 _MAX_TEXTS = 64  # in a batch
 _BATCH_TOKENS = 512
@@ -169,7 +169,7 @@ class Encoder:
         llama.cpp writes to all of these rows.
         """
         needed_bytes = num_cells * self._model.num_tokens * _BYTES_A_LOGIT
-        free_bytes = psutil.virtual_memory().available
+        free_bytes = usable_memory().available
         if needed_bytes > free_bytes:
             raise self._no_room(
                 num_cells, f"it takes {needed_bytes / 2**30:.1f} GiB and {free_bytes / 2**30:.1f} GiB are free"

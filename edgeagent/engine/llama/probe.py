@@ -1,4 +1,4 @@
-"""The calibration's probe on llama.cpp (CPU only): it measures how long a model's first layers take."""
+"""The probe of the forms of attention on llama.cpp (CPU only): it measures how long a model's first layers take."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import time
 from typing import Any
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.attention import PROMPT_TOKENS, Attention, Sample
 from edgeagent.engine.llama.bindings import lib, node_name
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.calibration import Sample
-from edgeagent.engine.tuning.padding import WeightPadding
-from edgeagent.engine.tuning.workload import BATCH_TOKENS, MAX_STREAMS, Workload, tokens_of
 
 _LAYER_OUTPUT = b"l_out-"  # names the output of a layer in most of llama.cpp's graphs, but not in all
 # The deadline is checked after so many nodes without a layer's output. Most layers have fewer.
@@ -22,21 +19,20 @@ _SPARE_CELLS = 256  # llama.cpp rounds, and batches may be padded
 
 
 def num_probe_cells(depth: int) -> int:
-    """Return the number of cells that a probe with `depth` used cells needs."""
-    return depth + BATCH_TOKENS + _SPARE_CELLS
+    """Return the number of cells that a probe with a text of `depth` tokens needs."""
+    return depth + PROMPT_TOKENS + _SPARE_CELLS
 
 
 class LlamaProbe:
-    """A context that measures one candidate setting. It computes only the first layers, and no logits."""
+    """An attention.Probe. It computes only the first layers, and no logits.
+
+    The cells of the text are marked as used without computing them, since the cost of attention does not depend on
+    their content.
+    """
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, depth: int) -> None:
-        """Make the context. It has room for `depth` used cells, and for the measured work after them.
-
-        Raise ModelLoadFailed if llama.cpp cannot make it.
-        """
-        self._num_streams = min(config.num_parallel, MAX_STREAMS)
+        """Make the context, with a text of `depth` tokens. Raise ModelLoadFailed if llama.cpp cannot make it."""
         self._depth = depth
-        self._state = ""
         self._num_layers = 0  # to compute; 0: none at all
         self._deadline_s = 0.0
         self._is_late = self._is_cut = False
@@ -44,54 +40,29 @@ class LlamaProbe:
         self._callback = lib.ggml_backend_sched_eval_callback(self._on_node)
         self._runner = _ProbeRunner(model, config, attention, num_probe_cells(depth), self._callback)
 
-    def measure(self, work: Workload, num_layers: int, deadline_s: float) -> Sample | None:
-        """See calibration.Probe. Also return None if the nodes of llama.cpp's graph do not show where a layer ends."""
-        kind, state = work.split(" ")
-        self._deadline_s = deadline_s
-        self._arrange(state)
-        slices = self._slices(work, kind)
+    def measure(self, num_tokens: int, num_layers: int, deadline_s: float) -> Sample | None:
+        """See attention.Probe. Also return None if the nodes of llama.cpp's graph do not show where a layer ends."""
+        runner, self._deadline_s = self._runner, deadline_s
+        if runner.length(0) != self._depth and not runner.trim(0, self._depth):
+            self._fill()  # a recurrent state cannot be cut
+        part = Slice(0, self._depth, [0] * min(num_tokens, runner.max_batch), 0)
         self._num_layers, self._is_late, self._is_cut = num_layers, False, False
         started_s, used_s = time.monotonic(), time.process_time()
-        self._runner.decode(slices)
+        runner.decode([part])
         took_s, used_s = time.monotonic() - started_s, time.process_time() - used_s
-        for part in slices:
-            # A recurrent state cannot be cut, so the next work arranges the cells again.
-            if not self._runner.trim(part.seq_id, part.start):
-                self._state = ""
-        is_known = self._is_cut or num_layers >= self._runner.model.num_layers
-        return None if self._is_late or not is_known else Sample(took_s, used_s / (took_s * self._runner.num_threads))
+        is_known = self._is_cut or num_layers >= runner.model.num_layers
+        return None if self._is_late or not is_known else Sample(took_s, used_s / (took_s * runner.num_threads))
 
     def close(self) -> None:
         """Free the context."""
         self._runner.close()
 
-    def _slices(self, work: Workload, kind: str) -> list[Slice]:
-        if kind == "streams":
-            return [Slice(1 + at, self._runner.length(1 + at), [at], 0) for at in range(self._num_streams)]
-        return [Slice(0, self._runner.length(0), [0] * min(tokens_of(work), self._runner.max_batch), 0)]
-
-    def _arrange(self, state: str) -> None:
-        """Mark cells as used, without computing any layer.
-
-        State "behind": cells of sequence 0. State "alone": none. Any other state: cells of several other sequences.
-        """
-        if state == self._state:
-            return
-        self._state = state
+    def _fill(self) -> None:
         self._num_layers = 0
-        others = range(1, 1 + self._num_streams)
-        for seq_id in (0, *others):
-            self._runner.clear(seq_id)
-        if state == "behind":
-            self._use(0, self._depth)
-        elif state != "alone":
-            for seq_id in others:
-                self._use(seq_id, self._depth // self._num_streams)
-
-    def _use(self, seq_id: int, num_cells: int) -> None:
-        for start in range(0, num_cells, self._runner.max_batch):
-            length = min(self._runner.max_batch, num_cells - start)
-            self._runner.decode([Slice(seq_id, start, [0] * length, 0)])
+        self._runner.clear(0)
+        for start in range(0, self._depth, self._runner.max_batch):
+            length = min(self._runner.max_batch, self._depth - start)
+            self._runner.decode([Slice(0, start, [0] * length, 0)])
 
     def _on_node(self, node: int, is_asked: bool, _: Any) -> bool:
         """Answer llama.cpp's callback for a node of the graph.
@@ -117,8 +88,7 @@ class _ProbeRunner(LlamaRunner):
 
     def __init__(self, model: Model, config: EngineConfig, attention: Attention, num_cells: int, on_node: Any) -> None:
         self._on_node = on_node
-        # What padding gains is measured too.
-        super().__init__(model, config, num_cells=num_cells, attention=attention, weight_padding=WeightPadding())
+        super().__init__(model, config, num_cells=num_cells, attention=attention)
 
     def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
         params = super()._context_params(config, num_cells)

@@ -304,4 +304,4 @@ class DraftModel:
         shape = StepShape(0, self.prefixes.num_cells_used, 0.0)
         for part in slices:
             shape = shape.plus(len(part.tokens), part.start)
-        self.costs.observe(shape, self._clock() - started_s)
+        self.costs.record(shape, self._clock() - started_s)

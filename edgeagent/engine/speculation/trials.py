@@ -96,7 +96,8 @@ class Trial:
 class Trials:
     """Saves up time for trials, and says which candidate to try with how many tokens.
 
-    A candidate is left out if its draft would not pay even with all tokens accepted.
+    A candidate whose draft would not pay even with all tokens accepted is tried too, but rarely: the times of the steps
+    may be outdated.
     """
 
     def __init__(self) -> None:
@@ -167,7 +168,7 @@ class Trials:
         the source has no verified draft yet comes first. Otherwise the sequence without drafts for the longest time is
         chosen.
         """
-        worth = [each for each in candidates if could_pay(each.offer, target_steps_s, num_sequences)]
+        worth = [each for each in candidates if could_pay(each.offer, target_steps_s, num_sequences)] or candidates
         if not worth:
             return None
         is_hopeful = any(

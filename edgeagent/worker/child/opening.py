@@ -19,6 +19,7 @@ from edgeagent.fit.placement import FreeMemory
 from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again
 from edgeagent.types import FileShape, SettingChoice
 from edgeagent.types.file_shape import LayerShape
+from edgeagent.usable import usable_memory
 from edgeagent.worker.protocol import Load
 
 
@@ -121,7 +122,7 @@ def _free_memory(load: Load, config: EngineConfig) -> FreeMemory:
         raise ModelLoadFailed(
             f"--main-gpu names GPU {config.main_gpu}, but there {'is' if count == 1 else 'are'} {count}, counted from 0"
         )
-    memory = psutil.virtual_memory()
+    memory = usable_memory()
     if load.shapes:
         # Without memory for the draft, the model is loaded alone.
         check_possible(load.shapes[:1], config, FreeMemory(memory.available + psutil.swap_memory().free, gpus))

@@ -36,6 +36,7 @@ from edgeagent.engine.llama.encoder import needs_whole_texts
 from edgeagent.engine.llama.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError, ModelOutOfMemory
 from edgeagent.short_collections import keep_collections_short
+from edgeagent.short_time_slices import switch_threads_often
 from edgeagent.types import Embed, PurgeCache, Rerank, WorkerStatus
 from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.encoder.host import EncoderHost
@@ -249,6 +250,7 @@ def main() -> int:
     """Run a worker on stdin and stdout. Return its exit code: 0 after Stop, 1 if the load failed, 2 without a Load."""
     _die_with_parent()
     set_limits()
+    switch_threads_often()
     _detach_from_terminal()
     writer = FrameWriter(_claim_stdout())
     try:

@@ -14,7 +14,7 @@ from tests.fit.shapes import GIB, shape
 
 
 def _has(monkeypatch: pytest.MonkeyPatch, num_bytes: float) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=int(num_bytes)))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=int(num_bytes), available=0))
 
 
 def test_a_model_fits_whole_with_less_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

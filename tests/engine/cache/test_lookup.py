@@ -244,7 +244,7 @@ class TestContinuation:
 def test_host_memory_is_an_eighth_of_the_machines_within_a_bound(
     monkeypatch: pytest.MonkeyPatch, total_bytes: int, host_bytes: int
 ) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total_bytes))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total_bytes, available=total_bytes))
     config = EngineConfig(cache_memory_bytes=-1)
     assert make_blocks(MemoryKind.FULL_ATTENTION, config).host.max_bytes == host_bytes
     assert make_blocks(MemoryKind.FULL_ATTENTION, config, share=0.25).host.max_bytes == host_bytes // 4

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.engine.llama.batch_padding import num_to_fill, padding_of_type
-from edgeagent.engine.tuning.padding import WeightPadding
+from edgeagent.engine.llama.batch_padding import WeightPadding, num_to_fill, padding_of_type
 
 Q4_0, Q8_0, F16 = 2, 7, 1
 
@@ -22,11 +21,6 @@ def test_so_many_tokens_are_computed_instead(file_type: int, changed: dict[int, 
     padding = padding_of_type(file_type)
     added = {count: num_to_fill(count, padding, 512) for count in range(25)}
     assert {count: count + number for count, number in added.items() if number} == changed
-
-
-def test_a_measured_padding_of_large_tiles_adds_a_single_token() -> None:
-    added = {count: num_to_fill(count, WeightPadding(16, 1), 512) for count in range(64)}
-    assert {count: number for count, number in added.items() if number} == {15: 1, 31: 1, 47: 1}
 
 
 @pytest.mark.parametrize("file_type", [Q4_0, Q8_0])

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.engine.llama.cores import cpu_quota, num_usable_cores, parse_cpus, performance_cpus
+from edgeagent.engine.llama.cores import num_usable_cores, parse_cpus, performance_cpus
+from edgeagent.usable import UsableMemory, cpu_quota, usable_memory
 
 Write = Callable[[str, object], None]
 
@@ -124,3 +125,25 @@ def test_a_process_that_is_bound_to_one_cpu_uses_one() -> None:
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     code += "from edgeagent.engine.llama.cores import num_usable_cores; print(num_usable_cores())"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "1\n"
+
+
+def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, write: Write) -> None:
+    machine = usable_memory(tmp_path)
+    write("proc/self/cgroup", "0::/pod/box")
+    write("sys/fs/cgroup/pod/box/memory.max", "max")
+    write("sys/fs/cgroup/pod/box/memory.current", 4 << 20)
+    assert usable_memory(tmp_path).total == machine.total
+    write("sys/fs/cgroup/pod/memory.max", 64 << 20)
+    write("sys/fs/cgroup/pod/memory.current", 40 << 20)
+    write("sys/fs/cgroup/pod/memory.stat", f"anon 1\ninactive_file {16 << 20}")
+    assert usable_memory(tmp_path) == UsableMemory(64 << 20, 40 << 20), "cached files can be dropped"
+    write("sys/fs/cgroup/pod/box/memory.max", 8 << 20)
+    assert usable_memory(tmp_path) == UsableMemory(8 << 20, 4 << 20), "the smallest limit holds"
+
+
+def test_the_first_version_of_control_groups_limits_memory_too(tmp_path: Path, write: Write) -> None:
+    write("proc/self/cgroup", "4:cpu,cpuacct:/a\n5:memory:/a")
+    write("sys/fs/cgroup/memory/a/memory.limit_in_bytes", 32 << 20)
+    write("sys/fs/cgroup/memory/a/memory.usage_in_bytes", 40 << 20)
+    write("sys/fs/cgroup/memory/memory.limit_in_bytes", 9223372036854771712)
+    assert usable_memory(tmp_path) == UsableMemory(32 << 20, 0)

@@ -132,7 +132,7 @@ def test_an_abort_while_a_context_opens_is_not_lost(make: Make, monkeypatch: pyt
 def test_no_room_is_told_before_memory_is_taken(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = make()
     free = len(PIECES) * 4 * CONTEXT_LENGTH - 1  # less than the logit rows need
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free, total=free))
     with pytest.raises(BackendUnavailable, match="no room for a text of 512 tokens"):
         encoder.encode([text(5)], 1)
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama import probe as probes
 from edgeagent.engine.llama.bindings import node_name
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe
-from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
 from tests.models import MEMORIES
@@ -30,11 +29,11 @@ def model(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Mod
 
 
 @pytest.mark.parametrize("form", ["on", "off"])
-def test_every_memory_can_do_all_works(model: Model, form: str) -> None:
+def test_every_memory_can_be_measured(model: Model, form: str) -> None:
     probe = LlamaProbe(model, CONFIG, Attention(form, 64), 128)  # type: ignore[arg-type]
     for _ in range(2):
-        for work in Workload:
-            sample = probe.measure(work, 1, math.inf)
+        for num_tokens in (128, 64, 40, 1):
+            sample = probe.measure(num_tokens, 1, math.inf)
             assert sample is not None
             assert sample.seconds > 0
     probe.close()
@@ -54,7 +53,7 @@ def test_the_first_layers_alone_are_computed(tiny_model: TinyModel, monkeypatch:
     lengths = []
     for num_layers in (1, model.num_layers):
         names.clear()
-        probe.measure(Workload.TURN_AFTER_TEXT, num_layers, math.inf)
+        probe.measure(16, num_layers, math.inf)
         lengths.append(len(names))
         outputs = {name for name in names if name.startswith(b"l_out-")}
         assert len(outputs) == num_layers
@@ -66,8 +65,8 @@ def test_the_first_layers_alone_are_computed(tiny_model: TinyModel, monkeypatch:
 def test_a_deadline_ends_it_at_once(tiny_model: TinyModel) -> None:
     model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
     probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
-    assert probe.measure(Workload.TURN_ALONE, 1, -math.inf) is None
-    assert probe.measure(Workload.TURN_ALONE, 1, math.inf) is not None
+    assert probe.measure(16, 1, -math.inf) is None
+    assert probe.measure(16, 1, math.inf) is not None
     probe.close()
     model.close()
 
@@ -78,8 +77,8 @@ def test_a_graph_that_does_not_name_its_layers_gives_no_time(
     monkeypatch.setattr(probes, "_LAYER_OUTPUT", b"unknown-")
     model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
     probe = LlamaProbe(model, CONFIG, Attention("on", 64), 128)
-    assert probe.measure(Workload.TURN_ALONE, 1, math.inf) is None
-    assert probe.measure(Workload.TURN_ALONE, model.num_layers, math.inf) is not None
+    assert probe.measure(16, 1, math.inf) is None
+    assert probe.measure(16, model.num_layers, math.inf) is not None
     probe.close()
     model.close()
 
@@ -91,7 +90,7 @@ def test_a_deadline_ends_it_inside_a_layer(tiny_model: TinyModel, monkeypatch: p
     monkeypatch.setattr(probes, "_NODES_BETWEEN_LOOKS", 1)
     now_s = iter(range(1_000_000))
     monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
-    assert probe.measure(Workload.TURN_ALONE, 1, 10) is None
+    assert probe.measure(16, 1, 10) is None
     assert next(now_s) < 30, "a clock that advances by one at each look"
     probe.close()
     model.close()

@@ -100,6 +100,7 @@ class TestDraftModel:
         sequence = decoding([5, 6, 7])
         for _ in range(100):
             (proposed,) = draft.draft([(sequence, 2)]).values()
+            draft.costs.fit_if_due()  # as the engine does between steps
             sequence.tokens.extend([*proposed, 9])  # so that it lacks the second of the proposed tokens
             if len(sequence.tokens) > 150:
                 draft.release(sequence)

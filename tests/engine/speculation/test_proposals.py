@@ -238,10 +238,11 @@ def test_drafts_that_never_stand_cost_a_hundredth() -> None:
     assert machine.tokens_per_s(2000) > 0.985 * machine.best()
 
 
-def test_nothing_is_tried_where_even_perfect_drafts_would_not_pay() -> None:
+def test_little_is_tried_where_even_perfect_drafts_would_not_pay() -> None:
     machine = Machine(linear, 1.0)
     machine.run(20)
-    assert not any(machine.run(1000))
+    assert sum(map(bool, machine.run(1000))) < 20
+    assert machine.tokens_per_s(1000) > 0.99 * machine.best()
 
 
 def test_a_long_prompt_is_drafted_for_only_once_the_answer_is_long_enough() -> None:

@@ -45,8 +45,7 @@ class EncoderHost:
         self.encoder = Encoder(model, config)
         self.notes, self.warnings = opened.notes, ()
         self.saved_tuning = b""
-        self._threads = None if config.threads else ThreadGovernor(num_usable_cores())
-        self._num_threads = config.threads or num_usable_cores()
+        self._threads = ThreadGovernor(config.threads or num_usable_cores())
         on_part(f"{TOKENIZER} of {model.path}")
         special = special_texts(model)
         self._vocabulary = LongTextVocabulary(model, special)
@@ -58,14 +57,17 @@ class EncoderHost:
 
     @property
     def num_threads(self) -> int:
-        """How many CPU threads batches use: the configured number, or one for each core that other programs leave idle.
+        """How many CPU threads batches use: at most `max_threads`, one for each core that other programs leave idle.
 
-        If no number is configured, reading this property measures the machine's CPU load, at most twice a second.
+        Reading this property measures the load of the CPUs, at most twice a second.
         """
-        if self._threads is None:
-            return self._num_threads
         self._threads.update(time.monotonic())
         return self._threads.num_threads
+
+    @property
+    def max_threads(self) -> int:
+        """How many CPU threads batches use while no other program uses the CPUs."""
+        return self._threads.max_threads
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Rows:
         """Compute a batch of tokenized texts. Return one row of results for each text; see Encoder.encode."""

@@ -153,6 +153,7 @@ class EncoderLoop:
             num_waiting=max(0, num_open - 1),
             num_prompt_tokens_total=self._num_tokens,
             num_threads=self._host.num_threads,
+            max_threads=self._host.max_threads,
         )
 
     @property

@@ -1,7 +1,7 @@
-"""Chooses the engine's settings for a model from a calibration, which is saved from one load to the next.
+"""Chooses the form of attention for a model from measurements, which are saved from one load to the next.
 
-The daemon stores the calibration, since the sandbox does not let the worker write files. Another process could have
-changed it, so it is validated when it is read. A forged calibration can only lead to a slow choice.
+The daemon stores them, since the sandbox does not let the worker write files. Another process could have changed them,
+so they are validated when they are read. Forged ones can only lead to a slow choice.
 """
 
 from __future__ import annotations
@@ -10,33 +10,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import psutil
-from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.batch_padding import can_fill, usual_padding
+from edgeagent.engine.attention import Attention, choose_form, measure_forms
+from edgeagent.engine.llama.batch_padding import attention_tile, can_fill
 from edgeagent.engine.llama.conditions import make_conditions
 from edgeagent.engine.llama.context import attention_candidates, num_cells_of, num_sequences_of
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
 from edgeagent.engine.runner import OutOfCells
-from edgeagent.engine.tuning.attention import Attention
-from edgeagent.engine.tuning.calibration import MAX_DEPTH, Calibration, most_probes
-from edgeagent.engine.tuning.choices import ContextSize, decide
-from edgeagent.engine.tuning.padding import WeightPadding
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import LearnedCosts, Measurements, SavedTuning, SettingChoice
 from edgeagent.types.file_shape import LayerShape
+from edgeagent.usable import usable_memory
 
+# The forms are measured again at each load whose number is a multiple of this, since one measurement may have been
+# disturbed, and machines change. A measurement that its time budget cut off is repeated at the next loads, up to
+# _MAX_TRIES in total.
+_LOADS_BETWEEN = 8
+_MAX_TRIES = 3
+# The text of the measurements has a quarter of the context's cells, within these limits.
+_MIN_DEPTH, _MAX_DEPTH = 256, 4096
 # If a model has different kinds of layers and its file does not say which, their pattern probably repeats after this
 # many layers. Files do not say which layers have a sliding window.
 _PATTERN = 6
-# A calibration that its time budget cut off is repeated at later loads, up to this many tries in total.
-_MAX_TRIES = 3
-# The probes may use this share of the free memory. If they need more, nothing is measured. A probe needs cells, and for
-# each sequence a recurrent state and the logits of a token.
+# The probes may use this share of the free memory. If they need more, the text is shorter, or nothing is measured. A
+# probe needs cells, and for each sequence a recurrent state and the logits of a token.
 _MEMORY_SHARE = 0.25
 _VALUE_BYTES = 4  # of a logit, or of a value of a state
 
@@ -47,13 +48,12 @@ _decoder = msgspec.json.Decoder(SavedTuning)
 class Chosen:
     """The result of `choose`.
 
-    `choices` has all choices with their reasons. `tuning` has the calibration and the chosen settings, for the next
-    load. `learned` is what earlier processes learned with the same settings; empty if they learned nothing.
+    `choice` has the reason. `tuning` has the measurements and the choice, for the next load. `learned` is what earlier
+    processes learned with the same settings; empty if they learned nothing.
     """
 
     attention: Attention
-    weight_padding: WeightPadding | None
-    choices: tuple[SettingChoice, ...]
+    choice: SettingChoice
     tuning: SavedTuning
     learned: LearnedCosts
 
@@ -67,60 +67,63 @@ def choose(
     kv_bytes_per_token: float = 0.0,
     layers: Sequence[LayerShape] = (),
     is_replacing: bool = False,
-    free_bytes: Callable[[], int] = lambda: int(psutil.virtual_memory().available),
+    free_bytes: Callable[[], int] = lambda: usable_memory().available,
 ) -> Chosen:
-    """Choose attention settings and weight padding by the calibration in `saved_tuning`. If it is not usable, measure.
+    """Choose the form of attention by the measurements in `saved_tuning`. If they are not usable or old, measure.
 
-    `layers` are the layers in the file's header, if known. With `is_replacing`, flash attention stays on or off as
-    before; see Load. `on_measure` is called before measuring. Nothing is measured if there is only one choice, if
-    calibration is off, after three tries, or if too little memory is free.
+    `layers` are the layers in the file's header, if known. With `is_replacing`, nothing is measured, and flash
+    attention stays on or off as before; see Load. `on_measure` is called before measuring. Nothing is measured either
+    if only one form is possible, if --calibration-s is 0, or if too little memory is free.
     """
-    candidates = attention_candidates(model, config)
-    size = ContextSize(num_cells_of(model, config), config.num_parallel, keeps_idle=config.cache_memory_bytes == 0)
+    candidates, num_cells = attention_candidates(model, config), num_cells_of(model, config)
     num_threads = config.threads or num_usable_cores()
-    conditions = make_conditions(model, config, num_cells=size.num_cells, num_threads=num_threads)
+    conditions = make_conditions(model, config, num_cells=num_cells, num_threads=num_threads)
     former = read_tuning(saved_tuning)
-    valid = former if former is not None and former.conditions == conditions else None
-    measurements, num_tries = (None, 0) if valid is None else (valid.measurements, valid.num_tries)
-    is_enough = measurements is not None and measurements.is_whole
-    probe_bytes = num_probe_cells(_depth(size)) * kv_bytes_per_token + _sequence_bytes(model, config, layers)
-    has_room = most_probes(candidates) * probe_bytes <= _MEMORY_SHARE * free_bytes()
-    if config.calibration_s > 0 and len(candidates) > 1 and not is_enough and num_tries < _MAX_TRIES and has_room:
-        on_measure()
-        measurements = _measure(model, config, candidates, size, layers) or measurements
-        num_tries += 1
-    decision = decide(
+    is_valid = former is not None and former.conditions == conditions
+    measurements, num_loads = (former.measurements, former.num_loads) if former and is_valid else (None, 0)
+    is_due = num_loads % _LOADS_BETWEEN < (1 if measurements is not None else _MAX_TRIES)
+    if config.calibration_s > 0 and len(candidates) > 1 and is_due and not is_replacing:
+        depth = _affordable_depth(model, config, layers, kv_bytes_per_token, len(candidates), free_bytes())
+        if depth:
+            on_measure()
+            measurements = _measure(model, config, candidates, depth, layers) or measurements
+    choice = choose_form(
         candidates,
         measurements,
-        size,
         num_layers=model.num_layers,
         option_value=config.flash_attention,
-        former=former,
-        work=() if valid is None else valid.work,
-        keep_former_form=valid is not None and is_replacing,
-        usual_padding=usual_padding(model),
+        kept=None if former is None else "on" if former.is_flash else "off",
+        is_fixed=is_valid and is_replacing,
     )
-    taken = decision.attention
+    taken = next(each for each in candidates if each.flash == choice.value)
     # "auto" does not count as plain: on a GPU llama.cpp usually takes flash attention.
-    now = SavedTuning(conditions, measurements, taken.flash != "off", taken.micro_batch, num_tries, work=decision.work)
+    now = SavedTuning(conditions, measurements, taken.flash != "off", num_loads + (not is_replacing))
     learned = former.learned if former is not None and _has_same_settings(former, now) else None
-    return Chosen(taken, decision.weight_padding, decision.choices, now, learned or LearnedCosts())
+    return Chosen(taken, choice, now, learned or LearnedCosts())
 
 
 def _has_same_settings(former: SavedTuning, now: SavedTuning) -> bool:
     """Whether step times that were learned with `former` hold for `now`."""
-    former, now = (replace(each, measurements=None, num_tries=0, learned=None, work=()) for each in (former, now))
-    return former == now
+    return (former.conditions, former.is_flash) == (now.conditions, now.is_flash)
 
 
-def _sequence_bytes(model: Model, config: EngineConfig, layers: Sequence[LayerShape]) -> int:
-    """Return how many bytes a context's sequences need for their recurrent states and logits."""
+def _affordable_depth(
+    model: Model,
+    config: EngineConfig,
+    layers: Sequence[LayerShape],
+    kv_bytes_per_token: float,
+    num_probes: int,
+    num_free_bytes: int,
+) -> int:
+    """Return the length of the text to measure behind; 0 if too little memory is free for probes."""
     num_values = sum(each.num_state_values for each in layers) + model.num_tokens
-    return num_sequences_of(model, config) * num_values * _VALUE_BYTES
-
-
-def _depth(context_size: ContextSize) -> int:
-    return max(1, min(MAX_DEPTH, context_size.num_cells // 2))
+    sequence_bytes = num_sequences_of(model, config) * num_values * _VALUE_BYTES
+    depth = max(1, min(_MAX_DEPTH, num_cells_of(model, config) // 4))
+    while num_probes * (num_probe_cells(depth) * kv_bytes_per_token + sequence_bytes) > _MEMORY_SHARE * num_free_bytes:
+        if depth < 2 * _MIN_DEPTH:
+            return 0
+        depth //= 2
+    return depth
 
 
 def read_tuning(content: bytes) -> SavedTuning | None:
@@ -150,22 +153,18 @@ def _min_layers(model: Model, layers: Sequence[LayerShape]) -> int:
 
 
 def _measure(
-    model: Model,
-    config: EngineConfig,
-    candidates: Sequence[Attention],
-    context_size: ContextSize,
-    layers: Sequence[LayerShape],
+    model: Model, config: EngineConfig, candidates: Sequence[Attention], depth: int, layers: Sequence[LayerShape]
 ) -> Measurements | None:
-    depth = _depth(context_size)
-    calibration = Calibration(
-        lambda attention: LlamaProbe(model, config, attention, depth),
-        min_layers=_min_layers(model, layers),
-        max_layers=model.num_layers,
-        depth=depth,
-        has_padding=can_fill(model),
-    )
     # Ignore errors: the trial, which comes next, reports what is wrong with the model.
     try:
-        return calibration.measure(candidates, context_size, config.calibration_s)
+        return measure_forms(
+            lambda attention: LlamaProbe(model, config, attention, depth),
+            candidates,
+            depth=depth,
+            min_layers=_min_layers(model, layers),
+            max_layers=model.num_layers,
+            budget_s=config.calibration_s,
+            has_tiles=can_fill(model) and attention_tile(config.kv_type_k, config.kv_type_v) > 0,
+        )
     except (EdgeAgentError, OutOfCells):
         return None

@@ -117,7 +117,7 @@ class Host:
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
     def _open_runner(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> None:
-        """Choose the settings that are fastest on this machine, and open the model's context (its runner) with them."""
+        """Choose the form of attention for this machine, and open the model's context (its runner) with it."""
         config = opened.config
         chosen = choose(
             self.model,
@@ -128,18 +128,16 @@ class Host:
             layers=opened.layers,
             is_replacing=load.is_replacing,
         )
-        self._choices = opened.choices + chosen.choices
+        self._choices = (*opened.choices, chosen.choice)
         self._warm_start = WarmStart(chosen.tuning, chosen.learned, self.model.num_layers)
         self._runner = LlamaRunner(
             self.model,
             config,
             attention=chosen.attention,
-            weight_padding=chosen.weight_padding,
             max_rewind=opened.max_rewind,
         )
         self._runners = [self._runner]
-        # A configured number of threads is never changed, so that results are reproducible.
-        self._threads = None if config.threads else ThreadGovernor(self._runner.num_threads)
+        self._threads = ThreadGovernor(self._runner.num_threads)
 
     @property
     def saved_tuning(self) -> bytes:
@@ -161,7 +159,7 @@ class Host:
 
     def adjust_threads(self) -> None:
         """Set the number of CPU threads so that busy cores are left to other programs. Call this between steps."""
-        if self._threads is not None and self._threads.update(time.monotonic()):
+        if self._threads.update(time.monotonic()):
             for runner in self._runners:
                 runner.set_num_threads(self._threads.num_threads)
 
@@ -173,6 +171,11 @@ class Host:
     def num_threads(self) -> int:
         """How many CPU threads a decode uses; any thread may read this."""
         return self._runner.num_threads
+
+    @property
+    def max_threads(self) -> int:
+        """How many CPU threads a decode uses while no other program uses the CPUs."""
+        return self._threads.max_threads
 
     @property
     def num_cells(self) -> int:

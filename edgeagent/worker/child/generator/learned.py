@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from edgeagent.engine.attention import PROMPT_TOKENS, TURN_TOKENS
 from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.tuning.workload import PROMPT_TOKENS, TURN_TOKENS, Workload
 from edgeagent.types.choices import LearnedCosts, SavedTuning, StepTime
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import SaveTuning
@@ -34,12 +34,8 @@ class WarmStart:
         self._draft = ""
 
     def init_costs(self, costs: CostModel) -> None:
-        """Initialise the main model's cost model with earlier step times. If there are none, use the calibration.
-
-        Also add the sums in `SavedTuning.work`, which count the work in the steps of earlier requests.
-        """
-        costs.work.learn(self._tuning.work)
-        costs.learn(_steps(self._earlier.times) or _calibrated(self._tuning, self._num_layers))
+        """Initialise the main model's cost model with earlier step times. If there are none, use the measurements."""
+        costs.learn(_steps(self._earlier.times) or _measured(self._tuning, self._num_layers))
 
     def init_draft_costs(self, costs: CostModel, path: Path) -> None:
         """Initialise a draft model's cost model with earlier step times, if they were measured with the same file."""
@@ -58,7 +54,7 @@ class WarmStart:
             engine.proposals.experience.learn(self._earlier.records)
 
     def saved_tuning(self, engine: Engine) -> bytes:
-        """Return the calibration and what the engine has learned until now, encoded for `Load.saved_tuning`."""
+        """Return the measurements and what the engine has learned until now, encoded for `Load.saved_tuning`."""
         model = engine.proposals.draft_model
         learned = LearnedCosts(
             times=_times(engine.cost_model),
@@ -66,7 +62,7 @@ class WarmStart:
             draft_times=() if model is None else _times(model.costs),
             records=engine.proposals.experience.records(),
         )
-        return msgspec.json.encode(structs.replace(self._tuning, learned=learned, work=engine.cost_model.work.sums()))
+        return msgspec.json.encode(structs.replace(self._tuning, learned=learned))
 
 
 class TuningSender:
@@ -107,33 +103,24 @@ def _steps(times: tuple[StepTime, ...]) -> list[tuple[StepShape, float]]:
     return [(StepShape(round(each.num_tokens), round(each.num_cells), each.num_pairs), each.seconds) for each in times]
 
 
-def _calibrated(tuning: SavedTuning, num_layers: int) -> list[tuple[StepShape, float]]:
-    """Return the shapes and times of the calibration's steps, scaled to `num_layers`; [] if prompts were not measured.
+def _measured(tuning: SavedTuning, num_layers: int) -> list[tuple[StepShape, float]]:
+    """Return the measured shapes and times of the chosen form of attention, scaled to `num_layers`; [] if unmeasured.
 
-    A prompt chunk was measured with no cells in use, with earlier cells of its own sequence, and with cells of other
-    sequences. The differences show what own cells and other cells cost. Real requests would show this late or never: if
-    only one sequence runs, all used cells are its own. A short turn may have been measured too. It shows what own cells
-    cost where flash attention computes single tokens.
+    The prompt's chunk and the turn tell what earlier tokens cost. Plain attention multiplies each token with all used
+    cells, so cells of other sequences cost as much. Real requests would show this late or never: if only one sequence
+    runs, all used cells are its own. A token's time is left out, since the output matrix is a large part of it.
     """
     found = tuning.measurements
-    if found is None:
+    times = None if found is None else next((each for each in found.forms if each.is_flash == tuning.is_flash), None)
+    if found is None or times is None:
         return []
-    seconds: dict[str, float] = {}
-    for each in found.candidates:
-        if each.is_flash == tuning.is_flash:
-            seconds |= each.seconds
-    turns = {
-        Workload.TURN_ALONE: StepShape.alone(TURN_TOKENS, 0),
-        Workload.TURN_AFTER_TEXT: StepShape.alone(TURN_TOKENS, found.depth),
-    }
-    shapes = {
-        Workload.PROMPT_ALONE: StepShape.alone(PROMPT_TOKENS, 0),
-        Workload.PROMPT_AFTER_TEXT: StepShape.alone(PROMPT_TOKENS, found.depth),
-        Workload.PROMPT_BESIDE_IDLE: StepShape(PROMPT_TOKENS, found.depth, 0.0),
-    }
-    if not shapes.keys() <= seconds.keys():
-        return []
-    if turns.keys() <= seconds.keys():
-        shapes |= turns
     scale = num_layers / found.num_layers
-    return [(shape, seconds[work] * scale) for work, shape in shapes.items()]
+    steps = [
+        (StepShape.alone(TURN_TOKENS, found.depth), scale * times.turn_s),
+        (StepShape.alone(PROMPT_TOKENS, found.depth), scale * times.prompt_s),
+    ]
+    if times.tile_s is not None:
+        steps.append((StepShape.alone(FLASH_TILE, found.depth), scale * times.tile_s))
+    if not times.is_flash:
+        steps.append((StepShape(PROMPT_TOKENS, found.depth, 0.0), scale * times.prompt_s))
+    return steps

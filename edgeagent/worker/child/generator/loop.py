@@ -373,6 +373,7 @@ class GeneratorLoop:
             num_tokens_from_disk_total=self._num_restored["disk"],
             num_output_tokens_total=self._num_output_tokens,
             num_threads=self._host.num_threads,
+            max_threads=self._host.max_threads,
             num_side_bytes=status.num_side_bytes,
             memory_cache=status.host,
         )

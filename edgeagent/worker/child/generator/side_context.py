@@ -15,16 +15,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import psutil
-
 from edgeagent.config import EngineConfig
+from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.bindings import system_description
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Slice
-from edgeagent.engine.tuning.attention import Attention
 from edgeagent.errors import EdgeAgentError
 from edgeagent.fit.need import margin_bytes
 from edgeagent.types import MemoryKind
+from edgeagent.usable import usable_memory
 
 # Cells in addition to the prompt's, since llama.cpp rounds their number up.
 _SPARE_CELLS = 256
@@ -67,7 +66,6 @@ def side_contexts(
             own,
             num_cells=num_cells,
             attention=attention,
-            weight_padding=runner.weight_padding,
         )
         return LlamaSideContext(make, tokens, num_known, size, num_bytes)
 
@@ -75,8 +73,8 @@ def side_contexts(
 
 
 def _free_bytes() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.available) - margin_bytes(memory.total)
+    memory = usable_memory()
+    return memory.available - margin_bytes(memory.total)
 
 
 def barriers_sleep() -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from edgeagent.usable import usable_memory
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -31,7 +33,7 @@ class Memory:
 
 def read_memory(pids: Collection[int] = ()) -> Memory:
     """Return the memory of the machine and of the processes with these ids."""
-    machine = psutil.virtual_memory()
+    machine = usable_memory()
     held: dict[int, Held] = {}
     for pid in pids:
         try:

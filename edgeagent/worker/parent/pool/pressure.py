@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import psutil
 
+from edgeagent.usable import usable_memory
+
 _MIN_FREE_SHARE = 0.03
 _MIN_FREE_BYTES = 256 << 20
 # The machine is too hot from this many °C below a sensor's critical temperature on. At the critical temperature the
@@ -13,7 +15,7 @@ _HOT_MARGIN = 3.0
 
 def read_pressure() -> str:
     """Return "memory" if the machine is short of memory, "thermal" if it is too hot, else ""."""
-    memory = psutil.virtual_memory()
+    memory = usable_memory()
     if memory.available < min(_MIN_FREE_BYTES, _MIN_FREE_SHARE * memory.total):
         return "memory"
     read = getattr(psutil, "sensors_temperatures", None)  # not on every system

@@ -60,7 +60,11 @@ class Bench:
         self.clock, self.encoder = FakeClock(), FakeEncoder()
         self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
         host = SimpleNamespace(
-            encoder=self.encoder, encode=self.encoder.encode, num_threads=2, info=SimpleNamespace(name="tiny")
+            encoder=self.encoder,
+            encode=self.encoder.encode,
+            num_threads=2,
+            max_threads=2,
+            info=SimpleNamespace(name="tiny"),
         )
         self.loop = EncoderLoop(cast(EncoderHost, host), self.frames, self.clock)
 

@@ -77,7 +77,7 @@ class FakeHost:
         self._memory_kind = memory_kind
         self.model = FakeVocabulary()
         self._end_token = self.model.end_tokens[0] if ends else -1
-        self.num_cells, self.num_threads = num_cells, 1
+        self.num_cells, self.num_threads, self.max_threads = num_cells, 1, 1
         self.num_aborts = 0
         self.runner = self._make_runner()
         draft = self._make_runner()

@@ -235,7 +235,6 @@ class TestLoad:
         assert choices["cache block"] == "256 tokens"
         is_padded = kind is MemoryKind.FULL_ATTENTION
         assert choices["padding for attention"] == ("to 64 tokens" if is_padded else "none")
-        assert ("padding for weights" in choices) == is_padded
 
     def test_the_status_names_the_text_as_the_draft(self, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)

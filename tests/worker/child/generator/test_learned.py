@@ -10,17 +10,8 @@ import pytest
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 from edgeagent.engine.speculation.proposals import MODEL
-from edgeagent.engine.tuning.workload import Workload
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import (
-    CandidateTimes,
-    DraftRecord,
-    LearnedCosts,
-    Measurements,
-    SavedTuning,
-    StepSums,
-    StepTime,
-)
+from edgeagent.types.choices import DraftRecord, FormTimes, LearnedCosts, Measurements, SavedTuning, StepTime
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.learned import TuningSender, WarmStart
 from edgeagent.worker.child.opening import open_model
@@ -54,7 +45,6 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
     first = begin(load)
     for _ in range(20):
         first.engine.cost_model.observe(StepShape.alone(96, 0), 1.5)
-    first.engine.cost_model.work.record(StepShape.alone(96, 0), 1.5)
     record = DraftRecord(MODEL, "greedy", (9.0, 8.0, 0.0, 0.0), (9.0, 4.0, 0.0, 0.0))
     first.engine.proposals.experience.learn([record])
     saved_tuning = first.saved_tuning
@@ -62,53 +52,35 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
     second = begin(load, saved_tuning)
     assert second.engine.cost_model.predict(StepShape.alone(96, 0)) == pytest.approx(1.5, rel=0.2)
     assert record in second.engine.proposals.experience.records()
-    assert second.engine.cost_model.work.sums() == (StepSums("prompt", 1.0, 96.0, 0.0, 0.0, 1.5),)
     second.close()
 
 
-def calibrated(*, behind_s: float, beside_s: float) -> SavedTuning:
-    """A calibration of 2 of 8 layers: seconds of 128 tokens with 512 cells in use, and one with none."""
-    seconds = {Workload.PROMPT_ALONE: 0.1, Workload.PROMPT_AFTER_TEXT: behind_s, Workload.PROMPT_BESIDE_IDLE: beside_s}
-    chosen = CandidateTimes(True, 512, {str(work): taken for work, taken in seconds.items()})
-    other = CandidateTimes(False, 512, {str(work): 9.0 for work in seconds})
-    return SavedTuning({}, Measurements(512, 2, 1.0, True, (other, chosen)), True, 512, 1)
+def measured(*, is_flash: bool) -> SavedTuning:
+    """Measurements of 2 of 8 layers, behind 512 tokens."""
+    forms = (FormTimes(True, 0.2, 0.1, 0.01, 0.11), FormTimes(False, 0.2, 0.1, 0.01))
+    return SavedTuning({}, Measurements(512, 2, forms), is_flash, 1)
 
 
-@pytest.mark.parametrize(
-    ("tuning", "idle_cells_s"),
-    [
-        pytest.param(calibrated(behind_s=0.2, beside_s=0.1), 0.0, id="own cells are dear"),
-        pytest.param(calibrated(behind_s=0.2, beside_s=0.2), 0.4, id="all cells are dear"),
-    ],
-)
-def test_a_calibration_tells_what_idle_cells_cost_before_the_first_request(
-    tuning: SavedTuning, idle_cells_s: float
-) -> None:
+@pytest.mark.parametrize(("is_flash", "idle_cells_s"), [(True, 0.0), (False, 0.4)])
+def test_the_measurements_tell_what_earlier_tokens_and_idle_cells_cost(is_flash: bool, idle_cells_s: float) -> None:
     costs = CostModel(512)
-    WarmStart(tuning, LearnedCosts(), num_layers=8).init_costs(costs)
-    assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(0.4, rel=0.1)
+    WarmStart(measured(is_flash=is_flash), LearnedCosts(), num_layers=8).init_costs(costs)
+    costs.observe(StepShape.alone(32, 0), 0.1)  # the trial
     assert costs.predict(StepShape.alone(128, 512)) == pytest.approx(0.8, rel=0.1)
-    assert costs.idle_cells_s(128, 512) == pytest.approx(idle_cells_s, abs=0.05)
+    assert costs.predict(StepShape.alone(40, 512)) == pytest.approx(0.4, rel=0.15)
+    assert costs.idle_cells_s(128, 512) == pytest.approx(idle_cells_s, abs=0.1)
 
 
-def test_a_calibration_tells_what_attention_of_a_short_turn_costs() -> None:
-    tuning = calibrated(behind_s=0.2, beside_s=0.1)
-    assert tuning.measurements is not None
-    other, chosen = tuning.measurements.candidates
-    seconds = chosen.seconds | {str(Workload.TURN_ALONE): 0.0125, str(Workload.TURN_AFTER_TEXT): 0.1}
-    candidates = (other, msgspec.structs.replace(chosen, seconds=seconds))
-    measurements = msgspec.structs.replace(tuning.measurements, candidates=candidates)
+def test_the_measurements_tell_when_a_turn_is_padded() -> None:
     costs = CostModel(512, FLASH_TILE)
-    tuning = msgspec.structs.replace(tuning, measurements=measurements)
-    WarmStart(tuning, LearnedCosts(), num_layers=8).init_costs(costs)
-    assert costs.predict(StepShape.alone(16, 512)) == pytest.approx(0.4, rel=0.15)
+    WarmStart(measured(is_flash=True), LearnedCosts(), num_layers=8).init_costs(costs)
     assert costs.padded(StepShape.alone(40, 4000), 4000) == StepShape.alone(FLASH_TILE, 4000)
 
 
-def test_what_requests_taught_replaces_the_calibration() -> None:
+def test_what_requests_taught_replaces_the_measurements() -> None:
     costs = CostModel(512)
     earlier = LearnedCosts(times=(StepTime(128.0, 0.0, 0.0, 7.0),))
-    WarmStart(calibrated(behind_s=0.2, beside_s=0.2), earlier, num_layers=8).init_costs(costs)
+    WarmStart(measured(is_flash=True), earlier, num_layers=8).init_costs(costs)
     assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(7.0)
 
 
@@ -128,13 +100,11 @@ def test_another_draft_is_expected_nothing_of(load: Load, tmp_path: Path) -> Non
 def test_under_other_conditions_it_is_not_used(load: Load) -> None:
     first = begin(load)
     first.engine.cost_model.observe(StepShape.alone(96, 0), 1.5)
-    first.engine.cost_model.work.record(StepShape.alone(96, 0), 1.5)
     saved_tuning = first.saved_tuning
     first.close()
     changed = make_load(Path(load.path), ctx=512, batch=64, gpu_layers=0)
     second = begin(changed, saved_tuning)
     assert not second.engine.cost_model.knows([96])
-    assert second.engine.cost_model.work.sums() == ()
     second.close()
 
 

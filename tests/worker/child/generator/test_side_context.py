@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Chunk, Slice
-from edgeagent.engine.tuning.attention import Attention
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind
 from edgeagent.worker.child.generator.side_context import LlamaSideContext, NodeTimes

@@ -1,1 +1,0 @@
-"""Chooses the form of attention, the micro-batch and the padding for a model, by measurements on this machine."""
