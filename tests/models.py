@@ -86,6 +86,7 @@ def make_tiny_model(
     infill: bool = False,
     num_heads: int = NUM_HEADS,
     metadata: Mapping[str, float] = {},
+    max_short_context: int = 0,
 ) -> Path:
     """Write a model with this kind of memory to `path` and return it.
 
@@ -93,10 +94,11 @@ def make_tiny_model(
     quantized matrix, and on some processors logits then change by a hundredth with the size of a step.
 
     All share one vocabulary; `infill` adds the tokens to fill gaps. Heads share the width; quantized KV cells need
-    heads of width 32, so two at most. `metadata` is added to the file's.
+    heads of width 32, so two at most. `metadata` is added to the file's. `max_short_context`: contexts of more
+    tokens get the RoPE factors for long texts, as in Phi-3 and MiniCPM; 0 means that there are none.
     """
     model = _TinyModel(path, kind, seed, num_layers, matrix_type, infill=infill, num_heads=num_heads)
-    return model.write(metadata)
+    return model.write(metadata, max_short_context)
 
 
 def add_vocabulary(writer: GGUFWriter, pieces: list[str], merges: list[str], controls: int, markers: int) -> None:
@@ -147,8 +149,10 @@ class _TinyModel:
             *MARKER_TOKENS,
         ]
 
-    def write(self, metadata: Mapping[str, float]) -> Path:
+    def write(self, metadata: Mapping[str, float], max_short_context: int) -> Path:
         self._add_metadata()
+        if max_short_context:
+            self._add_long_rope(max_short_context)
         for key, value in metadata.items():
             if isinstance(value, int):
                 self._writer.add_int32(key, value)
@@ -188,6 +192,13 @@ class _TinyModel:
             writer.add_ssm_inner_size(INNER)
             writer.add_ssm_state_size(STATE)
             writer.add_ssm_time_step_rank(DT_RANK)
+
+    def _add_long_rope(self, max_short_context: int) -> None:
+        self._writer.add_rope_scaling_orig_ctx_len(max_short_context)
+        self._writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        num_factors = self._head_width // 2
+        self._writer.add_tensor("rope_factors_short.weight", np.ones(num_factors, np.float32))
+        self._writer.add_tensor("rope_factors_long.weight", np.linspace(1, 30, num_factors, dtype=np.float32))
 
     def _attends(self, layer: int) -> bool:
         return self._kind is not MemoryKind.RECURRENT and (self._kind is not MemoryKind.HYBRID or layer % 2 == 1)

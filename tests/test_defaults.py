@@ -93,7 +93,7 @@ DEFAULTS: dict[str, object] = {
     "engine.side_prefill.MIN_ALONE_S": 1.0,
     "engine.side_prefill.MIN_GAIN": 1.25,
     "engine.step_in_progress._LONG_S": 0.03,
-    "engine.llama.fingerprint._BLOCKS_VERSION": 2,
+    "engine.llama.fingerprint._BLOCKS_VERSION": 3,
     "engine.cache.radix_tree._MAX_VISITS": 256,
     "engine.cache.restorer._MAX_AHEAD_BYTES": 64 * MIB,
     "engine.scheduler.MAX_SCORED": 32,

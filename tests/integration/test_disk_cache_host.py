@@ -233,7 +233,7 @@ def test_the_folder_of_an_older_version_is_a_miss_and_stays_in_order(
     machine = Machine(model, folder, config)
     expected, _ = machine.ask(PROMPT)
     machine.close()
-    monkeypatch.setattr(fingerprint, "_BLOCKS_VERSION", 2)
+    monkeypatch.setattr(fingerprint, "_BLOCKS_VERSION", 3)
     old = {path.name for path in folder.glob("*.kv")}
     for path in folder.glob("*.about"):
         path.write_text('{"model": "tiny", "client": ""}')

@@ -148,7 +148,7 @@ def test_blocks_of_another_file_under_its_name_are_not_found(kept: Kept, change:
     [
         ("commit", lambda: "another", "llama.cpp ("),
         ("library_stamp", lambda: "another", "llama.cpp library ("),
-        ("_BLOCKS_VERSION", 1, "block format (2, now 1)"),
+        ("_BLOCKS_VERSION", 1, "block format (3, now 1)"),
     ],
 )
 def test_blocks_of_another_build_are_not_found(

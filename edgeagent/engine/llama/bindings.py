@@ -233,6 +233,30 @@ def devices() -> tuple[DeviceInfo, ...]:
     return tuple(found)
 
 
+class _GgufParams(ctypes.Structure):
+    """The struct gguf_init_params of gguf.h."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
+
+
+def has_tensor(path: Path, name: str) -> bool:
+    """Whether a GGUF file has a tensor of this name. This reads the file's header."""
+    base = _ggml("ggml-base")
+    base.gguf_init_from_file.restype, base.gguf_init_from_file.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_char_p, _GgufParams],
+    )
+    base.gguf_find_tensor.restype, base.gguf_find_tensor.argtypes = ctypes.c_int64, [ctypes.c_void_p, ctypes.c_char_p]
+    base.gguf_free.argtypes = [ctypes.c_void_p]
+    header = base.gguf_init_from_file(str(path).encode(), _GgufParams(True, None))
+    if not header:
+        raise InternalError(f"ggml cannot read the header of {path}")
+    try:
+        return bool(base.gguf_find_tensor(header, name.encode()) >= 0)
+    finally:
+        base.gguf_free(header)
+
+
 class BufferOverride(ctypes.Structure):
     """The struct llama_model_tensor_buft_override of llama.h: tensors with matching names get a buffer of this type."""
 

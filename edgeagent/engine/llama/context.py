@@ -14,7 +14,8 @@ from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.batch_padding import attention_tile, can_fill, num_to_fill, padding_of_type
-from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
+from edgeagent.engine.llama.bindings import last_error, lib
+from edgeagent.engine.llama.context_params import make_params
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model, is_short_of_memory
 from edgeagent.engine.llama.past_states import PastStates, possible_rewind
@@ -87,11 +88,14 @@ class LlamaRunner:
         num_cells: int | None = None,
         attention: Attention | None = None,
         max_rewind: int = 0,
+        like: LlamaRunner | None = None,
     ) -> None:
         """Make the context. Raise ModelLoadFailed if llama.cpp cannot (out of memory, impossible options).
 
         `max_rewind`: how many tokens a sequence should be able to go back. With a recurrent state, this needs earlier
         states, which llama.cpp keeps only for some architectures. The attribute of this name has the possible number.
+
+        `like`: another runner of the model, with which this one exchanges cells, so both must compute the same numbers.
         """
         self.model = model
         self.attention = attention or attention_candidates(model, config, num_cells)[0]
@@ -107,7 +111,8 @@ class LlamaRunner:
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
-        params = self._context_params(config, num_cells)
+        self._like = like
+        self.params = params = self._context_params(config, num_cells)
         if model.memory_kind not in CUTTABLE:
             params.n_rs_seq = possible_rewind(max_rewind, min(params.n_batch, params.n_ubatch, params.n_ctx))
         self._context, self._memory = _make_context(model, params)
@@ -121,8 +126,8 @@ class LlamaRunner:
         self.abort_flag = AbortFlag(self._context)
 
     def _context_params(self, config: EngineConfig, num_cells: int | None) -> Any:
-        params = lib.llama_context_default_params()
-        params.n_ctx = num_cells or num_cells_of(self.model, config)
+        cells, like = num_cells or num_cells_of(self.model, config), None if self._like is None else self._like.params
+        params = make_params(self.model, config, cells, self.attention.flash, like)
         params.n_batch, params.n_ubatch = config.batch, self.attention.micro_batch
         params.n_seq_max = self.num_sequences + 1
         # Rows of logits to allocate. llama.cpp's default is n_batch of them, 300 MB at a vocabulary of 150,000.
@@ -134,10 +139,6 @@ class LlamaRunner:
         self.row_cost = min(_MAX_ROW_COST, row_params / max(1, self.model.num_params - row_params))
         params.n_outputs_max = max(self.max_outputs, params.n_seq_max)  # llama.cpp asserts that each sequence has one
         params.n_threads = params.n_threads_batch = self.num_threads
-        params.flash_attn_type = FLASH_ATTENTION[self.attention.flash]
-        params.type_k, params.type_v = KV_TYPES[config.kv_type_k], KV_TYPES[config.kv_type_v]
-        params.kv_unified = True
-        params.no_perf = True
         return params
 
     def _make_batch(self) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
+from edgeagent.engine.llama.bindings import last_error, lib
+from edgeagent.engine.llama.context_params import make_params, suits_text
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import BackendUnavailable, InternalError
 
@@ -85,7 +86,7 @@ class Embedder:
         Raise BackendUnavailable if there is not enough memory.
         """
         assert 0 < len(tokens) <= self.max_tokens
-        if len(tokens) > self._num_cells:
+        if not suits_text(self._model, self._num_cells, len(tokens)):
             self.close()
             self._open(len(tokens))
         lib.llama_memory_clear(lib.llama_get_memory(self._context), False)
@@ -114,18 +115,17 @@ class Embedder:
             self._context, self._num_cells = None, 0
 
     def _open(self, num_tokens: int) -> None:
-        params = lib.llama_context_default_params()
-        params.n_ctx = min(max(_MIN_CELLS, 1 << (num_tokens - 1).bit_length()), max(_MIN_CELLS, self.max_tokens))
-        params.n_batch = params.n_ubatch = MAX_CHUNK + 1
-        params.n_seq_max = 1
+        num_cells = min(max(_MIN_CELLS, 1 << (num_tokens - 1).bit_length()), max(_MIN_CELLS, self.max_tokens))
+        if not suits_text(self._model, num_cells, num_tokens):
+            num_cells = num_tokens
         # "auto" is llama.cpp's own choice here, not engine.attention's: with plain attention a token's vector
         # differs between chunks of one token and of many (by 0.006 on a 0.5 B model), so it would depend on the
         # machine's load.
-        params.flash_attn_type = FLASH_ATTENTION[self._config.flash_attention]
-        params.type_k, params.type_v = KV_TYPES[self._config.kv_type_k], KV_TYPES[self._config.kv_type_v]
+        params = make_params(self._model, self._config, num_cells, self._config.flash_attention)
+        params.n_batch = params.n_ubatch = MAX_CHUNK + 1
+        params.n_seq_max = 1
         params.embeddings = True
         params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE  # pooled here: llama.cpp would pool each chunk alone
-        params.no_perf = True
         self._context = lib.llama_init_from_model(self._model.handle, params) or None
         if self._context is None:
             raise BackendUnavailable(

@@ -14,7 +14,8 @@ import numpy as np
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.abort_flag import AbortFlag
-from edgeagent.engine.llama.bindings import FLASH_ATTENTION, KV_TYPES, last_error, lib
+from edgeagent.engine.llama.bindings import last_error, lib
+from edgeagent.engine.llama.context_params import make_params, suits_text
 from edgeagent.engine.llama.embedder import Rows, normalized
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import DecodeCancelled
@@ -107,7 +108,7 @@ class Encoder:
         enough memory, or InternalError if llama.cpp fails or returns NaN or infinity.
         """
         num_tokens = sum(map(len, texts))
-        if num_tokens > self._num_cells:
+        if not suits_text(self._model, self._num_cells, num_tokens):
             self.close()
             self._open(num_tokens)
         lib.llama_set_n_threads(self._context, num_threads, num_threads)
@@ -143,18 +144,16 @@ class Encoder:
             self._abort_flag = None
 
     def _open(self, num_tokens: int) -> None:
-        params = lib.llama_context_default_params()
         num_cells = max(self._batch_tokens, min(1 << (num_tokens - 1).bit_length(), self.max_tokens))
+        if not suits_text(self._model, num_cells, num_tokens):
+            num_cells = num_tokens
         self._check_memory(num_cells)
-        params.n_ctx = params.n_batch = params.n_ubatch = num_cells
+        params = make_params(self._model, self._config, num_cells, self._config.flash_attention)
+        params.n_batch = params.n_ubatch = num_cells
         params.n_seq_max = _MAX_TEXTS
         params.n_outputs_max = max(num_cells, _MAX_TEXTS)
-        params.flash_attn_type = FLASH_ATTENTION[self._config.flash_attention]
-        params.type_k, params.type_v = KV_TYPES[self._config.kv_type_k], KV_TYPES[self._config.kv_type_v]
-        params.kv_unified = True
         params.embeddings = True
         params.pooling_type = self._model.pooling or _MEAN
-        params.no_perf = True
         self._context = lib.llama_init_from_model(self._model.handle, params) or None
         if self._context is None:
             raise self._no_room(num_cells, last_error() or "llama.cpp makes no context")

@@ -18,9 +18,9 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.llama.bindings import commit, lib
 
-# Increase it when the boundaries or the keys of blocks change and no field of the fingerprint shows it. Their size is
-# such a field.
-_BLOCKS_VERSION = 2
+# Increase it when the boundaries, the keys or the numbers of blocks change and no field of the fingerprint shows it.
+# Their size is such a field.
+_BLOCKS_VERSION = 3
 _NUM_SAMPLES = 256
 _SAMPLE_BYTES = 4096
 _HEAD_BYTES = 1 << 20

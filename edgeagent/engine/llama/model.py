@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.bindings import BufferOverride, cpu_buffer_type, devices, last_error, lib
+from edgeagent.engine.llama.bindings import BufferOverride, cpu_buffer_type, devices, has_tensor, last_error, lib
 from edgeagent.engine.sampling.params import is_in_range
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.types import DeviceInfo, MemoryKind, SamplingParams
@@ -40,6 +40,8 @@ _SAMPLING_KEYS = {
 _MAX_METADATA_BYTES = 1 << 20
 _EXACT_VOCABULARIES = (1, 2)  # llama_vocab_type: SPM, BPE; the text of their tokens is the text that was tokenized
 _USER_DEFINED = 1 << 4  # llama_token_attr
+_CELLS_STEP = 256  # llama.cpp rounds the size of a context up to a multiple of this
+_LONG_FACTORS = "rope_factors_long.weight"
 _MAX_DIGITS = 10  # a hostile file may have more digits than Python converts
 # Words in llama.cpp's messages if the machine is at fault, not the file.
 _MACHINE_WORDS = ("alloc", "memory", "mmap", "mlock", "failed to open", "device")
@@ -316,13 +318,25 @@ class Model:
         return int(lib.llama_model_n_ctx_train(self._handle))
 
     @property
-    def context_length_unscaled(self) -> int:
-        """The context length, in tokens, beyond which llama.cpp uses the RoPE factors for long texts.
+    def max_short_context(self) -> int:
+        """The size of a context, in tokens, beyond which llama.cpp uses RoPE factors for long texts, if there are any.
 
         If the file does not name it, this is the length that the model was trained for.
         """
-        text = self.metadata(f"{self.metadata('general.architecture')}.rope.scaling.original_context_length") or ""
+        text = self._architecture_value("rope.scaling.original_context_length") or ""
         return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else self.context_length_trained
+
+    def rope_factors(self, num_cells: int) -> str:
+        """Return which RoPE factors llama.cpp uses in a context of this size: "short" or "long".
+
+        It is "short" for models with one kind of factors, which are all but those with LongRoPE.
+        """
+        is_long = -(-num_cells // _CELLS_STEP) * _CELLS_STEP > self.max_short_context
+        return "long" if is_long and self._has_long_factors else "short"
+
+    @cached_property
+    def _has_long_factors(self) -> bool:
+        return any(has_tensor(part, _LONG_FACTORS) for part in split_parts(self.path))
 
     @property
     def embedding_length(self) -> int:

@@ -127,6 +127,19 @@ def test_a_longer_text_gets_a_longer_context_and_close_frees_it(make: Make) -> N
     assert np.array_equal(embed(embedder, TOKENS[:8]), short)
 
 
+def test_a_vector_does_not_depend_on_the_texts_before(make_of: MakeOf, tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "long.gguf", MemoryKind.FULL_ATTENTION, max_short_context=600)
+    embedder = make_of(path)
+    # llama.cpp rounds a context of 600 tokens up to 768.
+    texts = [(TOKENS * 6)[:length] for length in (8, 600, 900)]
+    alone = []
+    for text in texts:
+        alone.append(embed(embedder, text))
+        embedder.close()
+    for text, expected in (*zip(texts, alone, strict=True), *zip(texts[::-1], alone[::-1], strict=True)):
+        assert np.array_equal(embed(embedder, text), expected), len(text)
+
+
 def test_chunks_are_as_long_as_the_time_allows(make: Make) -> None:
     embedder = make(MemoryKind.FULL_ATTENTION)
     embedder._note_rate(1000.0)

@@ -85,7 +85,7 @@ class BlockKeys:
         fingerprint = make_fingerprint(
             split_parts(path),
             config,
-            rope="long" if runner.num_cells > runner.model.context_length_unscaled else "short",
+            rope=runner.model.rope_factors(runner.num_cells),
             block_tokens=block_tokens,
             flash_attention=runner.attention.flash,
             is_draft=is_draft,

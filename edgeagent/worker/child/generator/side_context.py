@@ -19,6 +19,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.bindings import system_description
 from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.context_params import num_cells_like
 from edgeagent.engine.runner import Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Slice
 from edgeagent.errors import EdgeAgentError
 from edgeagent.fit.need import margin_bytes
@@ -51,7 +52,7 @@ def side_contexts(
         return None
 
     def open_context(tokens: Sequence[int], num_known: int, chunk: int) -> LlamaSideContext | None:
-        num_cells = len(tokens) + _SPARE_CELLS
+        num_cells = num_cells_like(runner.model, runner.num_cells, len(tokens) + _SPARE_CELLS)
         num_bytes = int(2 * num_cells * token_bytes) + _SPARE_BYTES
         if (free_bytes or _free_bytes)() < num_bytes:
             return None
@@ -66,6 +67,7 @@ def side_contexts(
             own,
             num_cells=num_cells,
             attention=attention,
+            like=runner,
         )
         return LlamaSideContext(make, tokens, num_known, size, num_bytes)
 
