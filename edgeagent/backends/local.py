@@ -135,8 +135,15 @@ class LocalBackend:
             obstacle=self._obstacle(request, status),
             first_token_s=first_token_s,
             token_s=known_rates.token_s or None,
-            strain=self._pool.pressure if status.state is WorkerState.READY else "loading",
+            strain=self._strain(status, traffic.forecast.num_tokens(request), request),
         )
+
+    def _strain(self, status: ModelStatus, num_prompt_tokens: float, request: GenerateRequest) -> str:
+        if status.state is not WorkerState.READY:
+            return "loading"
+        if _is_whole(request) and status.info is not None and num_prompt_tokens > status.info.context_length:
+            return "context_too_long"  # probably: the prompt's tokens are estimated
+        return self._pool.pressure
 
     def _traffic_of(self, model: str) -> _Traffic:
         return self._traffic.setdefault(model, _Traffic(self._clock()))
@@ -150,8 +157,7 @@ class LocalBackend:
         """Return one word for why a request certainly cannot be served; empty if it may be served."""
         if status.state in UNUSABLE and status.retry_after_s:
             return "memory" if self._pool.lacks_room(status.name) else status.state.value
-        is_cut = isinstance(request.prompt, ChatPrompt) and request.prompt.truncate
-        if status.info is not None and not is_cut:
+        if status.info is not None and _is_whole(request):
             fewest = prompt_bytes(request) / _MOST_BYTES_PER_TOKEN
             if fewest > status.info.context_length:
                 return "context_too_long"
@@ -238,3 +244,8 @@ class LocalBackend:
         message = f"the request did not end within its {request.timeout_s:g} s"
         mailbox.fail(RequestTimeout(message, served_by=self.name, num_delivered_tokens=mailbox.num_tokens))
         self._pool.abandon(request.id)
+
+
+def _is_whole(request: GenerateRequest) -> bool:
+    """Whether a prompt that is too long is refused, and not shortened."""
+    return not (isinstance(request.prompt, ChatPrompt) and request.prompt.truncate)

@@ -1,8 +1,8 @@
-"""The egress ledger: one row for each request that was sent from this machine to a remote, without its content.
+"""The egress ledger: one row for whatever was sent from this machine to a remote, without its content.
 
-A row is two lines. The first is written before anything is sent, the second when the request has ended. Each line is in
-the file of the UTC day on which it was written. `ledger` writes the lines, `rows` reads and purges them, and `spending`
-sums a day's tokens and money.
+A row stands for one attempt to send a request, or for one probe. It is two lines. The first is written before anything
+is sent, the second at the end, each into the file of the UTC day. `ledger` writes the lines, `rows` reads and purges
+them, and `spending` sums a day's tokens and money.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from msgspec import Struct
 
 EGRESS_FOLDER = "egress"
 KEPT_DAYS = 30
+PROBE = "probe"
+"""The reason in the row of a probe."""
 UNFINISHED = "unfinished"
 """The outcome of a row without a second line, for example because the request still runs or the daemon crashed."""
 
@@ -18,8 +20,8 @@ UNFINISHED = "unfinished"
 class Sent(Struct, frozen=True):
     """The fields of a row that are known before anything is sent.
 
-    `row` is the row's number. `at` is ISO 8601, UTC. `request` is the request's id. `client` is empty for the owner.
-    `num_bytes` is the length of the body.
+    `row` is the row's number. `at` is ISO 8601, UTC. `request` is the request's id; empty for a probe. `client` is
+    empty for the owner. `num_bytes` is the length of the body.
     """
 
     row: int
@@ -35,13 +37,21 @@ class Sent(Struct, frozen=True):
 
 
 class RowStart(Sent, frozen=True, tag="begun", tag_field="kind"):
-    """The line that is written before anything is sent."""
+    """The line that is written before anything is sent.
+
+    `num_reserved_prompt_tokens` and `num_reserved_output_tokens` are what is reserved for the request: the estimated
+    tokens of its prompt, and the most tokens of its answer. The latter is 0 if there is no limit.
+    """
+
+    num_reserved_prompt_tokens: int = 0
+    num_reserved_output_tokens: int = 0
 
 
 class RowEnd(Struct, frozen=True, tag="ended", tag_field="kind"):
     """The line that is written when a request has ended. `money` is what it cost, in the owner's currency.
 
-    The line repeats the remote and the client, since the `RowStart` line may be in another day's file.
+    The line repeats the remote and the client, since the `RowStart` line may be in another day's file. `differs`: the
+    remote stated fewer tokens than were counted here, so the tokens are those that were counted.
     """
 
     row: int
@@ -52,6 +62,7 @@ class RowEnd(Struct, frozen=True, tag="ended", tag_field="kind"):
     num_prompt_tokens: int
     num_output_tokens: int
     money: float
+    differs: bool = False
 
 
 class Carried(Struct, frozen=True, tag="carried", tag_field="kind"):
@@ -74,3 +85,4 @@ class Row(Sent, frozen=True):
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     money: float = 0.0
+    differs: bool = False

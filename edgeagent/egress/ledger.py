@@ -1,4 +1,4 @@
-"""Records each request in the ledger before it is sent, and checks the day's budgets.
+"""Records each request in the ledger before it is sent, and keeps the day's budgets.
 
 The daemon uses this module, and so does `edgeagent remote test`.
 
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Protocol
 
 from edgeagent import metrics
-from edgeagent.egress import KEPT_DAYS, Carried, RowEnd, RowStart
+from edgeagent.egress import KEPT_DAYS, PROBE, Carried, RowEnd, RowStart
 from edgeagent.egress.rows import day_of, delete_old, encoded, file_of, folder_of, read_lines, time_text
-from edgeagent.egress.spending import ALL, Spending, Spent, cost, why_over_budget
+from edgeagent.egress.spending import ALL, Spending, Spent, cost, need_of, tokens_left, why_over_budget
 from edgeagent.errors import ConfigError, RemoteUnavailable
 from edgeagent.remotes import Budget, Price, Remote
 from edgeagent.runtime_file import check_private
 from edgeagent.state_files import check_folder
-from edgeagent.types import Permit
+from edgeagent.types import Permit, ProbePermit
 
 MAX_TEXT = 512
 # One of edgeagent's own words, or an error's code. Free text could quote a prompt.
@@ -85,28 +85,47 @@ class Ledger:
         except (OSError, ConfigError) as error:
             self._troubled(error)
 
-    def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
-        """Write the row of a request that is about to be sent, and return the row's number.
+    def begin(
+        self,
+        permit: Permit | ProbePermit,
+        host: str,
+        model: str,
+        num_bytes: int,
+        num_prompt_tokens: int = 0,
+        max_tokens: int = 0,
+    ) -> int:
+        """Write the row of a request or a probe that is about to be sent, and return the row's number.
 
-        `num_bytes` is the length of the request's body.
+        `num_bytes` is the length of the request's body, `num_prompt_tokens` the estimated length of its prompt, and
+        `max_tokens` the most tokens that its answer may have; 0 if there is no limit. Until `end`, the budgets count
+        with all of these tokens.
 
-        Raise RemoteUnavailable if the row cannot be written. Then nothing may be sent.
+        Raise RemoteUnavailable if the budgets do not allow this, or if the row cannot be written. Then nothing may be
+        sent.
         """
+        is_probe = isinstance(permit, ProbePermit)
+        request_id, client, reason = "", "", PROBE
+        if not isinstance(permit, ProbePermit):
+            request_id, client, reason = permit.request_id, permit.client, permit.reason
         now_s = self._clock()
         try:
             self._turn_to(now_s)
+            if not is_probe and (why := self._why_over_budget(permit.remote, client, num_prompt_tokens, max_tokens)):
+                raise RemoteUnavailable(f"remote:{permit.remote}: {why}", served_by=f"remote:{permit.remote}")
             row = self._last_row = max(self._last_row + 1, int(now_s * 1e6))
             line = RowStart(
                 row,
                 time_text(now_s),
-                permit.request_id[:MAX_TEXT],
-                permit.client,
+                request_id[:MAX_TEXT],
+                client,
                 permit.mode.value,
-                permit.reason[:MAX_TEXT],
+                reason[:MAX_TEXT],
                 permit.remote,
                 host,
                 model[:MAX_TEXT],
                 num_bytes,
+                num_prompt_tokens,
+                max_tokens,
             )
             self._append(line)
         except (OSError, ConfigError) as error:
@@ -114,11 +133,20 @@ class Ledger:
         self._trouble = ""
         self._open[row] = line
         self._spending.add(line, self._price(permit.remote))
-        metrics.remote_sent_bytes_total.labels(permit.remote).inc(num_bytes)
+        if not is_probe:
+            metrics.remote_sent_bytes_total.labels(permit.remote).inc(num_bytes)
         return row
 
-    def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Write a row's outcome and its tokens. A row that has already ended is not changed.
+    def end(
+        self,
+        row: int,
+        outcome: str,
+        num_prompt_tokens: int = 0,
+        num_output_tokens: int = 0,
+        *,
+        differs: bool = False,
+    ) -> None:
+        """Write a row's outcome and its tokens; for `differs` see RowEnd. A row that has already ended is not changed.
 
         If the line cannot be written, `trouble` says why, and the tokens still count against the budgets.
         """
@@ -129,7 +157,15 @@ class Ledger:
         outcome = outcome if _OUTCOME.fullmatch(outcome) else "unknown"
         money = cost(self._price(start.remote), num_prompt_tokens, num_output_tokens)
         line = RowEnd(
-            row, time_text(now_s), start.remote, start.client, outcome, num_prompt_tokens, num_output_tokens, money
+            row,
+            time_text(now_s),
+            start.remote,
+            start.client,
+            outcome,
+            num_prompt_tokens,
+            num_output_tokens,
+            money,
+            differs,
         )
         try:
             self._turn_to(now_s)
@@ -138,23 +174,42 @@ class Ledger:
             self._troubled(error)
         # The tokens were spent even if the line could not be written.
         self._spending.add(line)
+        if start.reason == PROBE:
+            return
         metrics.remote_requests_total.labels(start.remote, outcome).inc()
         metrics.remote_tokens_total.labels(start.remote, "prompt").inc(num_prompt_tokens)
         metrics.remote_tokens_total.labels(start.remote, "output").inc(num_output_tokens)
         metrics.remote_money_total.labels(start.remote).inc(money)
 
-    def why_blocked(self, remote: str, client: str) -> str | None:
-        """Return why a client may send nothing more to a remote today; None if it may."""
-        found = self._remotes.find(remote)
-        if found is None:
+    def why_blocked(self, remote: str, client: str, num_prompt_tokens: int = 0, max_tokens: int = 0) -> str | None:
+        """Return why a client may not send this much to a remote today; None if it may. See `begin`."""
+        if self._remotes.find(remote) is None:
             return f"there is no remote {remote!r}"
         try:
             self._turn_to(self._clock())
         except (OSError, ConfigError) as error:
             return self._troubled(error)
-        return why_over_budget(remote, found.budget, self._spending, client) or why_over_budget(
-            ALL, self._ceiling(), self._spending, client
-        )
+        return self._why_over_budget(remote, client, num_prompt_tokens, max_tokens)
+
+    def _why_over_budget(self, remote: str, client: str, num_prompt_tokens: int, max_tokens: int) -> str | None:
+        need = need_of(self._price(remote), num_prompt_tokens, max_tokens)
+        for name, budget in self._budgets(remote):
+            if why := why_over_budget(name, budget, self._spending, client, need):
+                return why
+        return None
+
+    def _budgets(self, remote: str) -> list[tuple[str, Budget]]:
+        found = self._remotes.find(remote)
+        return [(remote, found.budget if found is not None else Budget()), (ALL, self._ceiling())]
+
+    def tokens_left(self, remote: str, client: str, num_prompt_tokens: int) -> int | None:
+        """Return how many tokens the answer to a prompt of this length may have; None if no budget limits it."""
+        price = self._price(remote)
+        left = [
+            tokens_left(name, budget, self._spending, client, price, num_prompt_tokens)
+            for name, budget in self._budgets(remote)
+        ]
+        return min((each for each in left if each is not None), default=None)
 
     def spent(self, remote: str) -> Spent:
         """Return what all clients together have spent at a remote today. Set `trouble` if that is unknown."""

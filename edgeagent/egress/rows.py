@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edgeagent.egress import EGRESS_FOLDER, Carried, Line, Row, RowEnd, RowStart
+from edgeagent.egress import EGRESS_FOLDER, Carried, Line, Row, RowEnd, RowStart, Sent
 from edgeagent.egress.spending import Spending
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import check_private, write_private
@@ -93,7 +93,7 @@ def read_rows(folder: Path, since_s: float = 0.0) -> Iterator[Row]:
         for line in read_lines(file_of(folder, day)):
             match line:
                 case RowStart() if line.at >= since:
-                    rows[line.row] = Row(**msgspec.structs.asdict(line))
+                    rows[line.row] = Row(**{name: getattr(line, name) for name in Sent.__struct_fields__})
                 case RowEnd():
                     for known in (rows, before):
                         if line.row in known:
@@ -111,6 +111,7 @@ def _ended(row: Row, end: RowEnd) -> Row:
         num_prompt_tokens=end.num_prompt_tokens,
         num_output_tokens=end.num_output_tokens,
         money=end.money,
+        differs=end.differs,
     )
 
 

@@ -118,12 +118,17 @@ async def _ask_for_models(this: _Try) -> str:
     """Ask for the models, and record their names and the times. Return the first model's `owned_by`; "" if none."""
     began_s = time.monotonic()
     permit = ProbePermit(this.remote.name, this.mode)
-    async with asyncio.timeout(this.remote.limits.first_token_s):
-        exchange = await this.transport.open(permit, Call("/models", headers=this.headers))
-        try:
-            content = await exchange.read_all(MAX_ANSWER_BYTES)
-        finally:
-            await exchange.close(is_done=True)
+    row, outcome = this.ledger.begin(permit, this.transport.host, "", 0), Kind.CUT.value
+    try:
+        async with asyncio.timeout(this.remote.limits.first_token_s):
+            exchange = await this.transport.open(permit, Call("/models", headers=this.headers))
+            try:
+                content = await exchange.read_all(MAX_ANSWER_BYTES)
+            finally:
+                await exchange.close(is_done=True)
+        outcome = "completed"
+    finally:
+        this.ledger.end(row, outcome)
     checkup, stages = this.checkup, exchange.stages.connection
     checkup.name_s, checkup.connect_s = stages.name_s, stages.connect_s
     checkup.tls_s = stages.tls_s if checkup.url.startswith("https:") else None
@@ -158,7 +163,7 @@ async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
     content = msgspec.json.encode(body)
     request_id = f"test-{secrets.token_hex(8)}"
     permit = Permit(request_id, this.remote.name, this.mode, "remote_test")
-    row = this.ledger.begin(permit, this.transport.host, model, len(content))
+    row = this.ledger.begin(permit, this.transport.host, model, len(content), 1, _MIN_RESPONSE_TOKENS)
     outcome, usage = Kind.CUT.value, (0, 0)
     began_s = time.monotonic()
     try:

@@ -40,7 +40,11 @@ def has_content(step: Step) -> bool:
 class Delivery:
     """One answer and its delivery to the client. The answer may move from one backend to another."""
 
-    def __init__(self, request: GenerateRequest, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, request: GenerateRequest, clock: Callable[[], float] = time.monotonic, overruled: str = ""
+    ) -> None:
+        """For `overruled`, see Placement."""
+        self._overruled = overruled
         self._request = request
         self._clock = clock
         self._began_s = clock()
@@ -163,8 +167,9 @@ class Delivery:
     def _finished(self, finished: Finished) -> Finished:
         """Return the delta with the answer's route, its handovers, and its times over all backends.
 
-        If the answer has moved, the number of cached tokens is that of the backend that began it. The times of the
-        stages before the first token are 0 if another backend finishes the answer, since it does not know them.
+        If the answer has moved, the numbers of prompt tokens and cached tokens are those of the backend that began it.
+        The times of the stages before the first token are 0 if another backend finishes the answer, since it does not
+        know them.
         """
         assert self.route is not None
         timings = replace(
@@ -181,8 +186,10 @@ class Delivery:
             if self._first_token_s is not None:
                 timings = replace(timings, first_token_ms=(self._first_token_s - self._began_s) * 1000)
             if self._started is not None:
-                cached = self._started.num_cached_tokens
-                usage = replace(usage, num_cached_tokens=min(cached, usage.num_prompt_tokens))
+                # The backend that finishes the answer may have counted the delivered part as prompt.
+                num_prompt = self._started.num_prompt_tokens or usage.num_prompt_tokens
+                num_cached = min(self._started.num_cached_tokens, num_prompt)
+                usage = replace(usage, num_prompt_tokens=num_prompt, num_cached_tokens=num_cached)
         return replace(finished, usage=usage, timings=timings)
 
     @property
@@ -190,5 +197,6 @@ class Delivery:
         """Where the answer runs: as the backend reported it, or else as the router chose it."""
         assert self.route is not None
         if self._placement is None:
-            return Placement(self.route.backend, self._request.model, self.route.reason)
-        return replace(self._placement, reason=self._placement.reason or self.route.reason)
+            return Placement(self.route.backend, self._request.model, self.route.reason, overruled=self._overruled)
+        reason = self._placement.reason or self.route.reason
+        return replace(self._placement, reason=reason, overruled=self._overruled)

@@ -60,9 +60,12 @@ def only_full(full: Overloaded, errors: Sequence[EdgeAgentError]) -> Overloaded 
     """Return `full` with the messages of `errors` added to it, if this is the right error for the client; else None.
 
     `full` says that all remaining backends are full. `errors` come from the backends that were tried. `full` is the
-    right error if each of `errors` means a missing feature, a short context, a full backend, or an unusable remote.
+    right error if each of `errors` means a missing feature or model, a short context, a full backend, or an unusable
+    remote.
     """
-    if not all(isinstance(error, (*_MISSING_FEATURE, RemoteUnavailable, Overloaded)) for error in errors):
+    if not all(
+        isinstance(error, (*_MISSING_FEATURE, ModelNotFound, RemoteUnavailable, Overloaded)) for error in errors
+    ):
         return None
     whys = "; ".join(dict.fromkeys(error.message for error in errors))
     return Overloaded(f"{full.message} ({whys})", retry_after_s=full.retry_after_s)

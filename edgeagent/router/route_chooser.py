@@ -53,6 +53,13 @@ class RouteChooser:
         machine = self._machine_mode()
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 
+    def overruled(self, request: GenerateRequest) -> str:
+        """Return which stricter mode applies instead of the one that a request asks for; empty if its own applies."""
+        mode = self.mode(request)
+        if request.route is None or request.route is mode:
+            return ""
+        return f"the request asked for {request.route.value}, and this machine's mode {mode.value} is stricter"
+
     def is_kept_here(self, request: GenerateRequest) -> bool:
         """Whether a request must stay on this machine although the owner has remotes.
 

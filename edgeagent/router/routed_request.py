@@ -38,7 +38,7 @@ class RoutedRequest:
         self._request = request
         self._chooser = chooser
         self._clock = clock
-        self._delivery = Delivery(request, clock)
+        self._delivery = Delivery(request, clock, chooser.overruled(request))
         self._deadline_s = None if request.timeout_s is None else clock() + request.timeout_s
         self._left_out: dict[str, str] = {}  # the backends that are not tried again, and why
         self._errors: list[EdgeAgentError] = []

@@ -21,7 +21,8 @@ class Placement(Struct, frozen=True):
     """Where a request runs, and why. It is sent before the first token.
 
     `served_by` is "local" or "remote:NAME". `host` and `region` are those of the remote, empty for this machine.
-    `model` is the model's name there. `sha256` is the hash of its file, if this machine knows it.
+    `model` is the model's name there. `sha256` is the hash of its file, if this machine knows it. `overruled` says
+    which stricter mode applies instead of the request's; empty if the request's mode applies.
     """
 
     served_by: str
@@ -30,6 +31,7 @@ class Placement(Struct, frozen=True):
     host: str = ""
     region: str = ""
     sha256: str = ""
+    overruled: str = ""
 
 
 class Permit(Struct, frozen=True):

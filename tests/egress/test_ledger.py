@@ -52,7 +52,7 @@ def lines(folder: Path, day: str = "2027-01-15") -> list[dict[str, Any]]:
 def test_a_row_is_written_before_and_after(tmp_path: Path) -> None:
     clock = Clock()
     book = ledger(tmp_path, clock, price=Price(prompt=2.0, output=10.0))
-    row = book.begin(PERMIT, "gpu.example:8443", "meta/llama", 400)
+    row = book.begin(PERMIT, "gpu.example:8443", "meta/llama", 400, 90, 300)
     (begun,) = lines(tmp_path)
     assert begun == {
         "kind": "begun",
@@ -66,6 +66,8 @@ def test_a_row_is_written_before_and_after(tmp_path: Path) -> None:
         "host": "gpu.example:8443",
         "model": "meta/llama",
         "num_bytes": 400,
+        "num_reserved_prompt_tokens": 90,
+        "num_reserved_output_tokens": 300,
     }
     assert [each.outcome for each in read_rows(folder_of(tmp_path))] == ["unfinished"]
     clock.now_s += 1.5
@@ -110,9 +112,9 @@ def test_numbers_differ_though_the_clock_stands_or_goes_back(tmp_path: Path) -> 
 def test_budgets_count_what_has_ended_and_what_runs(tmp_path: Path) -> None:
     book = ledger(tmp_path, budget=Budget(tokens=1000))
     assert book.why_blocked("gpu", "kiosk") is None
-    row = book.begin(PERMIT, "h", "m", 4 * 999)
+    row = book.begin(PERMIT, "h", "m", 1, 900, 99)
     assert book.why_blocked("gpu", "kiosk") is None
-    other = book.begin(PERMIT, "h", "m", 4)
+    other = book.begin(PERMIT, "h", "m", 1, 1)
     assert "1,000 of 1,000 tokens" in (book.why_blocked("gpu", "desk") or "")
     book.end(row, "completed", 100, 50)
     assert book.why_blocked("gpu", "desk") is None, "the estimate has given way to the count"
@@ -128,7 +130,7 @@ def test_budgets_count_what_has_ended_and_what_runs(tmp_path: Path) -> None:
         (Budget(money=0.5), "of all clients at the remote 'gpu' is used up: 1 of 0.5 money"),
         (Budget(client_money=1.0), "of the client 'kiosk' at the remote 'gpu' is used up: 1 of 1 money"),
         (Budget(client_tokens=1), "of the client 'kiosk'"),
-        (Budget(tokens=0), "of all clients"),
+        (Budget(tokens=1), "of all clients"),
     ],
 )
 def test_each_budget_binds(budget: Budget, word: str, tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_a_ceiling_counts_all_remotes_and_outlives_a_purge(tmp_path: Path) -> No
 def test_budgets_outlive_the_daemon(tmp_path: Path) -> None:
     book = ledger(tmp_path, budget=Budget(client_tokens=100))
     book.end(book.begin(PERMIT, "h", "m", 0), "completed", 60, 0)
-    book.begin(PERMIT, "h", "m", 4 * 40)  # the daemon ends before this request does
+    book.begin(PERMIT, "h", "m", 1, 10, 30)  # the daemon ends before this request does
     book.close()
     again = ledger(tmp_path, budget=Budget(client_tokens=100))
     assert again.why_blocked("gpu", "kiosk") is not None
@@ -172,7 +174,7 @@ def test_budgets_outlive_the_daemon(tmp_path: Path) -> None:
 def test_a_day_has_its_own_budget_and_file(tmp_path: Path) -> None:
     clock = Clock()
     book = ledger(tmp_path, clock, budget=Budget(tokens=100))
-    before = book.begin(PERMIT, "h", "m", 4 * 100)
+    before = book.begin(PERMIT, "h", "m", 1, 40, 60)
     assert book.why_blocked("gpu", "kiosk") is not None
     clock.now_s += DAY_S
     assert book.why_blocked("gpu", "kiosk") is None
@@ -208,10 +210,11 @@ def test_a_purge_leaves_sums_alone(tmp_path: Path) -> None:
         {"kind": "carried", "remote": "gpu", "client": "kiosk", "num_tokens": 90, "money": 0.0}
     ]
     # The daemon continues in the new file, and its sums still include the old rows.
+    second = book.begin(PERMIT, "h", "second", 1)
     book.end(running, "completed", 10, 0)
-    book.begin(PERMIT, "h", "second", 1)
     assert [row.model for row in read_rows(folder_of(tmp_path))] == ["second"]
     assert book.why_blocked("gpu", "kiosk") is not None
+    book.end(second, "completed")
     book.close()
     assert ledger(tmp_path, clock, budget=Budget(tokens=100)).why_blocked("gpu", "kiosk") is not None
 

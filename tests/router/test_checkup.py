@@ -14,6 +14,7 @@ import pytest
 from edgeagent.backends.remote.answers.reader import MAX_PROMPT_TOKENS
 from edgeagent.backends.remote.connection.network import Stages
 from edgeagent.backends.remote.connection.transport import Exchange, Transport
+from edgeagent.egress import PROBE, Row
 from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import ConfigError
@@ -53,8 +54,13 @@ async def problem(folder: Path, *scripts: Script, gets: dict[str, Script] | None
     return text
 
 
+def requests(folder: Path) -> list[Row]:
+    """Return the rows of requests, without those of probes."""
+    return [row for row in read_rows(folder_of(folder)) if row.reason != PROBE]
+
+
 def outcomes(folder: Path) -> list[tuple[str, int, int]]:
-    return [(row.outcome, row.num_prompt_tokens, row.num_output_tokens) for row in read_rows(folder_of(folder))]
+    return [(row.outcome, row.num_prompt_tokens, row.num_output_tokens) for row in requests(folder)]
 
 
 def sent(server: FaultServer) -> list[tuple[str, str]]:
@@ -75,7 +81,7 @@ async def test_a_remote_that_does(tmp_path: Path) -> None:
         "messages": [{"role": "user", "content": "Hello"}],
         "max_tokens": 1,
     }
-    (row,) = read_rows(folder_of(tmp_path))
+    (row,) = requests(tmp_path)
     assert (row.reason, row.mode, row.host, row.model) == (
         "remote_test",
         "prefer_local",

@@ -114,7 +114,7 @@ def _refreshed(router: Any) -> Any:
 
 
 async def test_the_policys_ceiling_holds_over_all_remotes(tmp_path: Path, machine_policy: Path) -> None:
-    write(machine_policy, "budget = {client_tokens = 9}")  # an answer takes 7 + 1
+    write(machine_policy, "budget = {client_tokens = 16}")  # an answer takes 7 + 1
     async with faults(stream(answer("far"))) as far:
         for name in ("a", "b"):
             add_remote(tmp_path, remote(far.url, name))

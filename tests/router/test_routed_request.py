@@ -589,3 +589,44 @@ async def test_a_deadline_that_passes_between_two_places_is_the_error() -> None:
         async for step in router.generate(wanted):
             now.advance(10.0 * bool(step.tokens))
     assert (caught.value.num_delivered_tokens, gpu.requests) == (1, [])
+
+
+async def test_prompt_tokens_are_those_of_the_place_that_began() -> None:
+    """The next place counts the delivered part as prompt, or the rest of the prompt alone."""
+    gpu, local = Place("remote:gpu", (Started(42, 3), TextDelta("one"), LOST)), Place("local")
+    answer = await run([gpu, local], RouteMode.PREFER_REMOTE)
+    assert (answer.end.usage.num_prompt_tokens, answer.end.usage.num_cached_tokens) == (42, 3)
+
+
+@pytest.mark.parametrize("machine", [RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE])
+@pytest.mark.parametrize("asked", [None, *RouteMode])
+async def test_a_mode_that_does_not_apply_is_told(machine: RouteMode, asked: RouteMode | None) -> None:
+    answer = await run([Place("local"), Place("remote:gpu")], machine, replace(request("", model="fake"), route=asked))
+    order = list(RouteMode)
+    is_overruled = asked is not None and order.index(asked) > order.index(machine)
+    (told,) = answer.told
+    assert told is not None and (machine.value in told.overruled) == is_overruled
+    assert answer.end.timings.placement == told
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelNotFound("none", served_by="remote:gpu"),
+        RemoteUnavailable("down", served_by="remote:gpu"),
+        Overloaded("429"),
+    ],
+)
+async def test_a_full_machine_says_that_it_is_full_whatever_the_remote_says(error: EdgeAgentError) -> None:
+    local = Place("local")
+    local.expects = replace(local.expects, num_live=100, retry_after_s=4.0)
+    answer = await run([local, Place("remote:gpu", [error])])
+    assert isinstance(answer.error, Overloaded)
+
+
+async def test_a_model_that_exists_nowhere_is_not_found() -> None:
+    there = ModelNotFound("it does not have the model", served_by="remote:gpu")
+    answer = await run([Place("local", knows=False), Place("remote:gpu", [there])])
+    assert isinstance(answer.error, ModelNotFound)
+    answer = await run([Place("local", knows=False), Place("remote:gpu", knows=False)])
+    assert isinstance(answer.error, ModelNotFound)

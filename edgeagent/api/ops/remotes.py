@@ -103,6 +103,7 @@ class EgressRow(Shape):
     num_prompt_tokens: int
     num_output_tokens: int
     money: float
+    differs: bool
 
 
 class EgressRows(Shape):

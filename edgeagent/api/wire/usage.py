@@ -60,7 +60,10 @@ class Handover(_Ends, Shape):
 
 
 class RunsAt(Shape):
-    """Where a generation runs: on this machine or at a remote, under which name there, and why."""
+    """Where a generation runs: on this machine or at a remote, under which name there, and why.
+
+    `route_overruled` says which stricter mode applies instead of the one that the request asked for.
+    """
 
     served_by: str
     model: str
@@ -68,6 +71,7 @@ class RunsAt(Shape):
     model_sha256: NotRequired[str]
     host: NotRequired[str]
     region: NotRequired[str]
+    route_overruled: NotRequired[str]
 
 
 class Run(Shape):
@@ -82,6 +86,7 @@ class Run(Shape):
     model_sha256: NotRequired[str]
     host: NotRequired[str]
     region: NotRequired[str]
+    route_overruled: NotRequired[str]
 
 
 def responses_usage(usage: Usage) -> ResponseUsage:
@@ -150,7 +155,7 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
 
 
 def placement_body(placement: Placement) -> RunsAt:
-    """Return where a request runs. Each of `model_sha256`, `host` and `region` is left out if it is unknown."""
+    """Return where a request runs. Fields that are unknown or do not apply are left out."""
     body: RunsAt = {"served_by": placement.served_by, "model": placement.model, "reason": placement.reason}
     if placement.sha256:
         body["model_sha256"] = placement.sha256
@@ -158,6 +163,8 @@ def placement_body(placement: Placement) -> RunsAt:
         body["host"] = placement.host
     if placement.region:
         body["region"] = placement.region
+    if placement.overruled:
+        body["route_overruled"] = placement.overruled
     return body
 
 

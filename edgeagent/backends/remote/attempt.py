@@ -10,7 +10,7 @@ from functools import partial
 
 from edgeagent.backends.remote.answers.echo import EchoGuard
 from edgeagent.backends.remote.answers.reader import AnswerReader, failure_of_body
-from edgeagent.backends.remote.connection.transport import Call, Exchange, Transport
+from edgeagent.backends.remote.connection.transport import Call, CallStages, Exchange, Transport
 from edgeagent.backends.remote.control import Control, OutOfTime
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.remotes import Limits
@@ -43,8 +43,14 @@ class Attempt:
         self._guard = guard
         self._exchange: Exchange | None = None
         self._loop = asyncio.get_running_loop()
+        self._stages = CallStages()
         self.answer = reader.answer
         self.is_over = False
+
+    @property
+    def was_sent(self) -> bool:
+        """Whether a part of the request may have reached the remote."""
+        return self._stages.sent_s > 0
 
     async def begin(self, permit: Permit, call: Call) -> list[Delta]:
         """Send the call; return the first content, or an empty list if the answer is complete and empty.
@@ -53,13 +59,15 @@ class Attempt:
         """
         until_s = min(self._loop.time() + self._limits.first_token_s, self._ends_at_s)
         try:
-            exchange = self._exchange = await self._control.wait(until_s, partial(self._transport.open, permit, call))
+            exchange = self._exchange = await self._control.wait(
+                until_s, partial(self._transport.open, permit, call, self._stages)
+            )
             await self._check_head(exchange, until_s)
             while not self.is_over:
                 if deltas := await self._read(until_s):
                     return deltas
         except OutOfTime:
-            raise Failure(Kind.TIMEOUT, f"no content within {self._limits.first_token_s:g} s") from None
+            raise self._timeout(f"no content within {self._limits.first_token_s:g} s") from None
         return []
 
     async def next(self) -> list[Delta]:
@@ -75,13 +83,17 @@ class Attempt:
                 if self.answer.num_events > num_events:
                     num_events, until_s = self.answer.num_events, self._idle_until_s()
         except OutOfTime:
-            raise Failure(Kind.TIMEOUT, f"no more events within {self._limits.idle_s:g} s") from None
+            raise self._timeout(f"no more events within {self._limits.idle_s:g} s") from None
         return []
 
     async def close(self) -> None:
         """End the exchange. If the answer is unfinished, make the remote stop generating it."""
         if self._exchange is not None:
-            await self._exchange.close(is_done=self.is_over)
+            await self._exchange.close(is_done=self.is_over and not self.answer.is_cut)
+
+    def _timeout(self, message: str) -> Failure:
+        is_over = self._loop.time() >= self._ends_at_s
+        return Failure(Kind.TIMEOUT, "its answer did not end within the time limit" if is_over else message)
 
     def _idle_until_s(self) -> float:
         return min(self._loop.time() + self._limits.idle_s, self._ends_at_s)
@@ -92,6 +104,8 @@ class Attempt:
         if answer.fault is not None:
             raise answer.fault
         if not answer.has_end_marker:
+            if self._loop.time() >= self._ends_at_s:
+                raise OutOfTime  # a client that reads slowly does not make the request's time longer
             chunk = await self._control.wait(until_s, self._exchange.read)
             if chunk:
                 deltas = self._guard.take(self._reader.feed(chunk))

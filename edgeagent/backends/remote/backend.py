@@ -10,7 +10,9 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
 
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Estimate
 from edgeagent.backends.remote.access import FindKey
@@ -19,6 +21,7 @@ from edgeagent.backends.remote.connection.transport import Call, check_permit
 from edgeagent.backends.remote.control import Cause
 from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, score
 from edgeagent.backends.remote.endpoints.cluster import Cluster, EgressRecorder, num_prompt_tokens
+from edgeagent.backends.remote.endpoints.probe import Prober
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
 from edgeagent.backends.remote.run import Run
 from edgeagent.errors import ConfigError, Forbidden, ModelNotFound, NotSupported, Overloaded, RemoteUnavailable
@@ -144,9 +147,7 @@ class RemoteBackend:
             self._warmed_s = now_s
             for endpoint, prober in zip(self._cluster.endpoints, self._cluster.probers, strict=True):
                 if endpoint.accepts_requests(now_s):
-                    task = asyncio.get_running_loop().create_task(prober.open_ahead(permit, _NUM_WARM))
-                    self._warming.add(task)
-                    task.add_done_callback(self._warming.discard)
+                    self._in_background(self._open_ahead(prober, permit))
 
     def stand_by(self) -> None:
         """Probe the endpoints once a minute, because a request that runs elsewhere may need them.
@@ -160,9 +161,16 @@ class RemoteBackend:
             return
         self._stood_by_s = now_s
         for index in range(len(self._cluster.endpoints)):
-            task = asyncio.get_running_loop().create_task(self._probe(self._cluster, index, permit))
-            self._warming.add(task)
-            task.add_done_callback(self._warming.discard)
+            self._in_background(self._probe(self._cluster, index, permit))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._warming.add(task)
+        task.add_done_callback(self._warming.discard)
+
+    async def _open_ahead(self, prober: Prober, permit: ProbePermit) -> None:
+        with suppress(RemoteUnavailable):  # it could not be recorded, so nothing was sent
+            await prober.open_ahead(permit, _NUM_WARM)
 
     def models(self) -> list[ModelStatus]:
         """Return the models under their local names: those that the owner configured, or else those the remote lists.
@@ -291,8 +299,6 @@ class RemoteBackend:
         kind, trouble = self._obstacle()
         if kind:
             raise RemoteUnavailable(f"{self.name}: {trouble}", served_by=self.name)
-        if (why := self._ledger.why_blocked(self.remote.name, permit.client)) is not None:
-            raise RemoteUnavailable(f"{self.name}: {why}", served_by=self.name)
         if len(self._live) >= self.remote.limits.max_concurrent:
             reason = f"{len(self._live)} requests are running at {self.name}"
             raise Overloaded.full_queue(reason, retry_after_s=_RETRY_AFTER_S, served_by=self.name)
@@ -320,7 +326,7 @@ class RemoteBackend:
         cluster, now_s = self._served(), self._clock()
         if not cluster.fits(cluster.model_there(request.model), num_tokens):
             return CONTEXT, ""
-        if (why := self._ledger.why_blocked(self.remote.name, request.client)) is not None:
+        if why := self._ledger.why_blocked(self.remote.name, request.client, num_tokens, request.max_tokens or 0):
             return "budget", why
         if not wait_s:
             return "", ""
@@ -388,6 +394,8 @@ class RemoteBackend:
             return
         try:
             await prober.check(permit, headers)
+        except RemoteUnavailable:
+            return  # the probe could not be recorded, so nothing was sent
         except Failure as failure:
             if failure.kind in COUNT_AGAINST_HEALTH:
                 endpoint.breaker.note_down()

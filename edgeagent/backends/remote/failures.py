@@ -21,7 +21,7 @@ class Kind(StrEnum):
     SERVER_ERROR = "server_error"
     """HTTP 5xx except 503, an unexpected status, an error event without a code, or an unknown finish reason."""
     OVERLOADED = "overloaded"
-    """HTTP 429, 503 or 408: the remote is overloaded at the moment."""
+    """HTTP 429, 503, 408 or 402: the remote accepts nothing at the moment."""
     REFUSED_KEY = "refused_key"
     """HTTP 401 or 403: the remote refused the key, or a request without a key."""
     REJECTED = "rejected"

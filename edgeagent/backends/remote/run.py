@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from functools import partial
@@ -13,22 +14,25 @@ from edgeagent.backends.remote.answers.echo import EchoGuard
 from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerReader, AnswerState
 from edgeagent.backends.remote.answers.responses import ResponsesReader
 from edgeagent.backends.remote.attempt import Attempt
-from edgeagent.backends.remote.bodies.chat import Body, Target, tokens_left, write_body
+from edgeagent.backends.remote.bodies.chat import Body, Target, offered, tokens_left, write_body
 from edgeagent.backends.remote.bodies.responses import write_responses_body
 from edgeagent.backends.remote.connection.transport import Call
 from edgeagent.backends.remote.control import Cause, Control, OutOfTime, RequestEnded
-from edgeagent.backends.remote.dialect import VLLM
+from edgeagent.backends.remote.dialect import EDGEAGENT
 from edgeagent.backends.remote.endpoints.cluster import Cluster, num_prompt_tokens
 from edgeagent.backends.remote.endpoints.context import is_too_long, told_context
 from edgeagent.backends.remote.endpoints.endpoint import Endpoint
 from edgeagent.backends.remote.endpoints.probe import Prober
 from edgeagent.backends.remote.failures import MAY_GO_ELSEWHERE, WAS_NOT_SENT, Failure, Kind
+from edgeagent.egress.spending import settled
 from edgeagent.errors import (
     ConfigError,
     ContextLengthExceeded,
     EdgeAgentError,
     InvalidRequest,
+    ModelNotFound,
     NotSupported,
+    Overloaded,
     PayloadTooLarge,
     RemoteUnavailable,
     RequestTimeout,
@@ -36,19 +40,30 @@ from edgeagent.errors import (
 from edgeagent.types import (
     HOPS_HEADER,
     AnswerSoFar,
+    ChatPrompt,
     Delta,
     Finished,
     FinishReason,
     GenerateRequest,
     Permit,
     Placement,
+    ProbePermit,
     Started,
     Step,
     Timings,
     Usage,
+    replace,
 )
 
+logger = logging.getLogger(__name__)
+
 MAX_TRIES = 2
+# The most tokens that are reserved for an answer without a limit, if the model's context is not known.
+_MAX_UNKNOWN_TOKENS = 16_384
+# On average, a token of any text has fewer characters.
+_MAX_CHARS_PER_TOKEN = 8
+# A request that is refused before its answer begins costs nothing.
+_REFUSALS = frozenset({Kind.OVERLOADED, Kind.REFUSED_KEY, Kind.REJECTED, Kind.NO_MODEL, Kind.REDIRECT})
 _MAX_DELAY_S = 0.2
 
 
@@ -64,7 +79,7 @@ class Run:
         self._permit = permit
         self._so_far = so_far
         self._model = cluster.model_there(request.model)
-        self._num_prompt_tokens = num_prompt_tokens(request)
+        self._num_prompt_tokens = num_prompt_tokens(request) + (0 if so_far is None else so_far.num_tokens)
         self._session = cluster.pseudonyms.session(request, time.time())
         self._attempt: Attempt | None = None
         self._endpoint: Endpoint | None = None
@@ -172,16 +187,21 @@ class Run:
         self._endpoint = endpoint
         if self._so_far is not None and not endpoint.is_identified:
             # Only some servers can continue an answer.
-            await prober.identify(self._permit, headers, self._request.id, self.control)
-        body = self._body(endpoint)
-        num_alternatives = self._request.logprobs
-        is_chat = self._remote.wire != "responses"
-        reader: AnswerReader = ChatReader(num_alternatives) if is_chat else ResponsesReader(num_alternatives)
+            await prober.identify(ProbePermit(self._remote.name, self._permit.mode), headers, self.control)
+        body, max_tokens = self._limited_body(endpoint)
+        reader = self._reader(max_tokens)
         before = self._so_far.text if self._so_far is not None else ""
         reader.answer.skip(len(before))
-        guard = EchoGuard("" if endpoint.dialect is VLLM else before)
+        guard = EchoGuard(before)
         self._attempt = Attempt(endpoint.transport, reader, self.control, self._remote.limits, self._ends_at_s, guard)
-        self._row = cluster.ledger.begin(self._permit, endpoint.transport.host, self._model, len(body.content))
+        self._row = cluster.ledger.begin(
+            self._permit,
+            endpoint.transport.host,
+            self._model,
+            len(body.content),
+            self._num_prompt_tokens,
+            max_tokens or 0,
+        )
         deltas = await self._attempt.begin(self._permit, self._call(body, headers))
         self._check_model(endpoint, reader.answer)
         now_s = self._first_s = self._heard_s = cluster.clock()
@@ -197,7 +217,31 @@ class Run:
         started = Started(usage.num_prompt_tokens, usage.num_cached_tokens, placement=placement)
         return self._step(deltas, started)
 
-    def _body(self, endpoint: Endpoint) -> Body:
+    def _limited_body(self, endpoint: Endpoint) -> tuple[Body, int | None]:
+        """Return the body, and the most tokens that the answer may have; None if there is no limit.
+
+        Under a budget, a request without a limit gets what is left, but at most what fits the model's context.
+        """
+        body, most = self._body(endpoint, self._request), tokens_left(self._request, self._so_far)
+        if most is not None:
+            return body, most
+        left = self._cluster.ledger.tokens_left(self._remote.name, self._permit.client, self._num_prompt_tokens)
+        if left is None:
+            return body, None
+        room = endpoint.context(self._model) or self._remote.context_length or _MAX_UNKNOWN_TOKENS
+        if left > room:
+            return body, room
+        num_before = self._so_far.num_tokens if self._so_far is not None else 0
+        return self._body(endpoint, replace(self._request, max_tokens=num_before + max(1, left))), max(1, left)
+
+    def _reader(self, max_tokens: int | None) -> AnswerReader:
+        prompt, num_alternatives = self._request.prompt, self._request.logprobs
+        if self._remote.wire == "responses":
+            return ResponsesReader(num_alternatives)
+        tools = offered(prompt.tools, prompt.tool_choice) if isinstance(prompt, ChatPrompt) else ()
+        return ChatReader(num_alternatives, max_tokens, frozenset(tool.name for tool in tools))
+
+    def _body(self, endpoint: Endpoint, request: GenerateRequest) -> Body:
         can_go_on = self._remote.continues
         if self._so_far is not None and can_go_on == "no":
             raise NotSupported(
@@ -206,7 +250,7 @@ class Run:
         salt = self._cluster.pseudonyms.cache_salt(self._request)
         target = Target(self._model, endpoint.dialect, salt, in_words=can_go_on == "inexact")
         write = write_responses_body if self._remote.wire == "responses" else write_body
-        return write(self._request, target, self._so_far)
+        return write(request, target, self._so_far)
 
     def _call(self, body: Body, headers: Headers) -> Call:
         num_hops = (HOPS_HEADER, str(self._request.num_hops + 1))
@@ -260,11 +304,15 @@ class Run:
         return Step((*(deltas or ()), finished), self._new_tokens(answer), time.monotonic())
 
     def _total(self, usage: Usage) -> Usage:
-        """Return the token counts of the whole answer. The remote counted the earlier part of the answer as prompt."""
+        """Return the token counts of the whole answer.
+
+        Other servers than edgeagent count the earlier part of the answer as prompt.
+        """
         if self._so_far is None:
             return usage
         num_before = self._so_far.num_tokens
-        num_prompt = max(0, usage.num_prompt_tokens - num_before)
+        counted_there = 0 if self._endpoint is not None and self._endpoint.dialect is EDGEAGENT else num_before
+        num_prompt = max(0, usage.num_prompt_tokens - counted_there)
         return Usage(
             num_prompt,
             min(num_prompt, usage.num_cached_tokens),
@@ -285,9 +333,15 @@ class Run:
         row, self._row = self._row, None
         if row is None:
             return
-        answer = self._attempt.answer if self._attempt is not None else AnswerState()
-        usage = answer.usage or Usage(self._num_prompt_tokens if answer.num_tokens else 0, 0, answer.num_tokens)
-        self._cluster.ledger.end(row, outcome, usage.num_prompt_tokens, usage.num_output_tokens)
+        num_prompt, num_output, differs = 0, 0, False
+        if self._attempt is not None and self._attempt.was_sent and (self._first_s or outcome not in _REFUSALS):
+            answer = self._attempt.answer
+            num_prompt, num_output, differs = settled(
+                answer.usage, self._num_prompt_tokens, max(answer.num_tokens, answer.num_chars // _MAX_CHARS_PER_TOKEN)
+            )
+        if differs:
+            logger.warning("%s states fewer tokens than were counted here", self._cluster.name)
+        self._cluster.ledger.end(row, outcome, num_prompt, num_output, differs=differs)
 
     async def _leave(self) -> None:
         attempt, self._attempt = self._attempt, None
@@ -311,14 +365,23 @@ class Run:
                 return PayloadTooLarge(message, served_by=name)
             kind = ContextLengthExceeded if _is_too_long(failure) else InvalidRequest
             return kind(detailed, served_by=name)
+        if failure.status == 429 and not num_delivered_tokens:
+            return Overloaded(message, retry_after_s=self._retry_after_s(failure), served_by=name)
+        if failure.kind is Kind.NO_MODEL and not num_delivered_tokens:
+            return ModelNotFound(message, served_by=name)
         if failure.kind is Kind.REFUSED_KEY:
             message += f"; it gets no requests until {KEY_IS_MENDED}"
-        retry_after_s = failure.retry_after_s
-        if retry_after_s is None and failure.kind in (Kind.OVERLOADED, Kind.UNREACHABLE):
-            retry_after_s = self._cluster.seconds_until_next() or None
         return RemoteUnavailable(
-            message, retry_after_s=retry_after_s, served_by=name, num_delivered_tokens=num_delivered_tokens
+            message,
+            retry_after_s=self._retry_after_s(failure),
+            served_by=name,
+            num_delivered_tokens=num_delivered_tokens,
         )
+
+    def _retry_after_s(self, failure: Failure) -> float | None:
+        if failure.retry_after_s is None and failure.kind in (Kind.OVERLOADED, Kind.UNREACHABLE):
+            return self._cluster.seconds_until_next() or None
+        return failure.retry_after_s
 
     def _is_own_timeout(self) -> bool:
         timeout_s = self._request.timeout_s

@@ -20,7 +20,7 @@ from typer import get_text_stream
 from edgeagent.cli.display import size_text, table, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir
 from edgeagent.config_sources import load_config
-from edgeagent.egress import KEPT_DAYS, Row
+from edgeagent.egress import KEPT_DAYS, PROBE, Row
 from edgeagent.egress.rows import described, folder_of, purge, read_rows
 from edgeagent.errors import ConfigError
 
@@ -66,7 +66,8 @@ def egress(
 ) -> None:
     """Show which requests left this machine: when, for which client, why, where to, and how much; not their content.
 
-    The rows are in the state folder, private, for 30 days.
+    Probes of remotes are only counted; --json and --export show each. The rows are in the state folder, private, for 30
+    days.
     """
     folder = folder_of(load_config({"state_dir": state_dir} if state_dir else {}, config).config.state_dir)
     if sum((as_json, export is not None, is_purge)) > 1:
@@ -95,12 +96,16 @@ def show_recent_egress(state_dir: Path) -> None:
     _show(list(read_rows(folder_of(state_dir), _since(_RECENTLY, time.time()))), _RECENTLY)
 
 
-def _show(rows: Sequence[Row], since: str) -> None:
+def _show(all_rows: Sequence[Row], since: str) -> None:
+    rows = [row for row in all_rows if row.reason != PROBE]
+    num_probes = len(all_rows) - len(rows)
+    probes = f"{num_probes} {'probe' if num_probes == 1 else 'probes'} of remotes, without content"
     if not rows:
-        typer.echo(f"Nothing has left this machine since {since}.")
+        left = f"Only {probes}, left" if num_probes else "Nothing has left"
+        typer.echo(f"{left} this machine since {since}.")
         return
     typer.echo(table(COLUMNS, [*map(_cells, rows[-MAX_SHOWN:])], left_columns=6, last_left=True))
-    totals, outcomes = Totals(), Counter(row.outcome for row in rows)
+    totals, outcomes = Totals(), Counter(map(_outcome, rows))
     for row in rows:
         totals.add(row)
     money = f", {totals.money:,.4g} money" if totals.money else ""
@@ -111,7 +116,12 @@ def _show(rows: Sequence[Row], since: str) -> None:
     if totals.num_rows > num_requests:
         requests += f" in {totals.num_rows} attempts"
     sent = f"at most {size_text(totals.num_bytes)} sent, {totals.num_tokens:,} tokens{money}"
+    counts += f"; and {probes}" if num_probes else ""
     typer.echo(wrapped(f"{requests} since {since}{left_out}: {sent}; {counts}"))
+
+
+def _outcome(row: Row) -> str:
+    return f"{row.outcome} (its count differs)" if row.differs else row.outcome
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -125,7 +135,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         size_text(row.num_bytes),
         str(row.num_prompt_tokens),
         str(row.num_output_tokens),
-        row.outcome,
+        _outcome(row),
     )
 
 

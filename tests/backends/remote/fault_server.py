@@ -180,9 +180,10 @@ async def faults(
     gets: dict[str, Script] | None = None,
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
+    server_class: type[FaultServer] | None = None,
 ) -> AsyncIterator[FaultServer]:
     """Run a scripted remote."""
-    scripted = FaultServer(*scripts, gets=gets)
+    scripted = (server_class or FaultServer)(*scripts, gets=gets)
     server = await asyncio.start_server(scripted.serve, host, 0, ssl=tls)
     scripted.port = server.sockets[0].getsockname()[1]
     scripted.scheme = "https" if tls is not None else "http"

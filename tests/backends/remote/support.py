@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, RemoteUnavailable
 from edgeagent.remotes import EndpointConfig, Key, Limits, Remote, Tls
 from edgeagent.types import (
     AnswerSoFar,
@@ -33,31 +33,62 @@ REQUEST = GenerateRequest("resp_1", "tiny", ChatPrompt((Message("user", "canary 
 
 @dataclass
 class Rows:
-    """A ledger that keeps its rows: [host, model, bytes, outcome, prompt tokens, output tokens]."""
+    """A ledger that keeps its rows: [host, model, bytes, outcome, prompt tokens, output tokens]; `probes` apart."""
 
     rows: list[list[Any]] = field(default_factory=list)
+    probes: list[str] = field(default_factory=list)
     spent: str | None = None
     error: EdgeAgentError | None = None
+    left: int | None = None
 
-    def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
-        """Begin a row."""
+    def begin(
+        self,
+        permit: Permit | ProbePermit,
+        host: str,
+        model: str,
+        num_bytes: int,
+        num_prompt_tokens: int = 0,
+        max_tokens: int = 0,
+    ) -> int:
+        """Begin a row. Those of probes have negative numbers."""
         if self.error is not None:
             raise self.error
+        if isinstance(permit, ProbePermit):
+            self.probes.append("open")
+            return -len(self.probes)
+        if self.spent is not None:
+            raise RemoteUnavailable(self.spent, served_by="remote:gpu")
         self.rows.append([host, model, num_bytes, "open", 0, 0])
         return len(self.rows) - 1
 
-    def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
+    def end(
+        self,
+        row: int,
+        outcome: str,
+        num_prompt_tokens: int = 0,
+        num_output_tokens: int = 0,
+        *,
+        differs: bool = False,
+    ) -> None:
         """End a row, once."""
+        if row < 0:
+            assert self.probes[-row - 1] == "open"
+            self.probes[-row - 1] = outcome
+            return
         assert self.rows[row][3] == "open"
         self.rows[row][3:] = [outcome, num_prompt_tokens, num_output_tokens]
 
-    def why_blocked(self, remote: str, client: str) -> str | None:
+    def why_blocked(self, remote: str, client: str, num_prompt_tokens: int = 0, max_tokens: int = 0) -> str | None:
         """Return the value that the test set."""
         return self.spent
 
+    def tokens_left(self, remote: str, client: str, num_prompt_tokens: int) -> int | None:
+        """Return the value that the test set."""
+        return self.left
+
     @property
     def outcomes(self) -> list[str]:
-        """How the rows ended."""
+        """How the rows of requests ended."""
         return [row[3] for row in self.rows]
 
 

@@ -40,7 +40,7 @@ from edgeagent.types import (
     replace,
 )
 from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
-from tests.backends.remote.streams import ROLE, answer, chunk, cut
+from tests.backends.remote.streams import DONE, ROLE, answer, chunk, cut, usage
 from tests.backends.remote.support import KEY, REQUEST, Clock, Rows, ask, backend, permit, until
 
 
@@ -535,3 +535,12 @@ async def test_a_remote_that_stands_by_and_is_down_is_not_counted_on() -> None:
             return remote.estimate(REQUEST).obstacle == "unreachable"
 
         await until(is_given_up)
+
+
+@pytest.mark.parametrize(("owner", "num_prompt"), [("edgeagent", 42), ("vllm", 38)])
+async def test_who_counts_the_delivered_part_as_prompt(owner: str, num_prompt: int) -> None:
+    told = chunk({"content": " more"}) + chunk(finish="stop") + usage(42, 1) + DONE
+    gets = {"/v1/models": models("tiny", owner=owner)}
+    async with faults(stream(told), gets=gets) as server, backend(server.url) as remote:
+        got = await ask(remote, so_far=AnswerSoFar("The beginning of it", "", 4))
+    assert (got.finished.usage.num_prompt_tokens, got.finished.usage.num_output_tokens) == (num_prompt, 5)

@@ -19,6 +19,7 @@ from edgeagent.errors import (
     ConfigError,
     ContextLengthExceeded,
     InvalidRequest,
+    ModelNotFound,
     PayloadTooLarge,
     RemoteUnavailable,
     RequestTimeout,
@@ -278,7 +279,7 @@ async def test_second_tries_are_one_in_ten() -> None:
         (400, b'{"object":"error","message":"bad schema","code":400}', InvalidRequest),
         (413, b"", PayloadTooLarge),
         (422, b"", InvalidRequest),
-        (404, b"", RemoteUnavailable),
+        (404, b"", ModelNotFound),
     ],
 )
 async def test_a_rejected_request_is_not_sent_again(status: int, body: bytes, error: type[Exception]) -> None:

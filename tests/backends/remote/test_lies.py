@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import socket
@@ -17,10 +18,21 @@ from edgeagent.backends.remote.attempt import retry_after_s
 from edgeagent.backends.remote.connection import names
 from edgeagent.backends.remote.connection.network import Network
 from edgeagent.errors import RemoteUnavailable
-from edgeagent.types import Delta, TextDelta, Usage
-from tests.backends.remote.fault_server import Script, faults, models, plain, stream
+from edgeagent.remotes import Limits
+from edgeagent.types import (
+    AnswerSoFar,
+    ChatPrompt,
+    Delta,
+    FinishReason,
+    Message,
+    TextDelta,
+    Tool,
+    ToolChoice,
+    Usage,
+)
+from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, event, read
-from tests.backends.remote.support import KEY, ask, backend
+from tests.backends.remote.support import KEY, REQUEST, ask, backend, permit
 
 MOST = Usage(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)
 
@@ -174,3 +186,74 @@ async def test_what_is_for_this_machine_goes_through_no_other(monkeypatch: pytes
     async with faults(stream(answer("a"))) as server, backend(server.url, proxy="http://192.0.2.1:3128") as remote:
         assert (await ask(remote)).text == "a"
     assert asked == ["127.0.0.1"]
+
+
+async def test_an_answer_has_no_more_tokens_than_asked_for() -> None:
+    parts = [ROLE, *(chunk({"content": f" {index}"}) for index in range(60))]
+    async with faults(stream(*parts, chunk(finish="stop"), DONE)) as server, backend(server.url) as remote:
+        got = await ask(remote, max_tokens=20)
+        assert got.text == "".join(f" {index}" for index in range(20)) and got.num_tokens == 20
+        assert got.finished.reason is FinishReason.LENGTH
+        whole = await ask(remote, id="r2", max_tokens=60)
+        assert whole.num_tokens == 60 and whole.finished.reason is FinishReason.STOP
+
+
+async def test_a_remote_that_goes_on_is_told_to_stop() -> None:
+    endless = half(ROLE, *(chunk({"content": "a"}) for _ in range(30)), Act.STALL)
+    async with faults(endless) as server, backend(server.url) as remote:
+        assert (await ask(remote, max_tokens=20)).num_tokens == 20
+        await asyncio.wait_for(server.posts[0].left.wait(), 10)
+
+
+@pytest.mark.parametrize(
+    ("offered", "choice", "called", "is_right"),
+    [
+        ((), ToolChoice(), "now", False),
+        (("now",), ToolChoice(), "then", False),
+        (("now", "then"), ToolChoice(names=("now",)), "then", False),
+        (("now",), ToolChoice(), "now", True),
+    ],
+)
+async def test_a_call_of_a_tool_that_was_not_offered(
+    offered: tuple[str, ...], choice: ToolChoice, called: str, is_right: bool
+) -> None:
+    call = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": called, "arguments": "{}"}}]}
+    prompt = ChatPrompt((Message("user", "hi"),), tuple(Tool(name) for name in offered), choice)
+    script = stream(ROLE, chunk(call), chunk(finish="tool_calls"), DONE)
+    async with faults(script) as server, backend(server.url) as remote:
+        got = await ask(remote, prompt=prompt)
+    if is_right:
+        assert got.finished.reason is FinishReason.TOOL_CALLS
+    else:
+        assert got.error is not None and "does not offer" in got.error.message
+
+
+async def test_a_client_that_reads_slowly_does_not_make_the_time_longer() -> None:
+    parts = [chunk({"content": "a" * 4000}) for _ in range(200)]
+    limits = Limits(total_s=0.3)
+    script = stream(ROLE, *parts, chunk(finish="stop"), DONE)
+    async with faults(script) as server, backend(server.url, limits=limits) as remote:
+        steps = remote.generate(REQUEST, permit())
+        await anext(steps)
+        until_s = asyncio.get_running_loop().time() + limits.total_s
+        while asyncio.get_running_loop().time() < until_s:  # noqa: ASYNC110 - the limit is on the loop's clock
+            await asyncio.sleep(0.01)
+        with pytest.raises(RemoteUnavailable, match="time limit"):
+            async for _ in steps:
+                pass
+
+
+@pytest.mark.parametrize(("status", "code"), [(402, "remote_unavailable"), (404, "model_not_found")])
+async def test_a_refusal_that_has_another_name_here(status: int, code: str) -> None:
+    async with faults(plain(status)) as server, backend(server.url) as remote:
+        got = await ask(remote)
+    assert got.error is not None and got.error.code == code
+
+
+async def test_a_gateway_that_repeats_the_answer_is_not_believed_whatever_it_says_it_is() -> None:
+    before = "The quick brown fox"
+    script = stream(chunk({"content": before}), chunk({"content": " jumps"}), chunk(finish="stop"), DONE)
+    gets = {"/v1/models": models("tiny", owner="vllm")}
+    async with faults(script, gets=gets) as server, backend(server.url) as remote:
+        got = await ask(remote, so_far=AnswerSoFar(before, "", 4))
+    assert got.text == " jumps"

@@ -14,6 +14,7 @@ import pytest
 
 from edgeagent.cli import main
 from edgeagent.cli.remotes import remote
+from edgeagent.egress import PROBE, Row
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.remotes import EndpointConfig, Key, Limits, Remote
 from edgeagent.remotes.file import add_remote
@@ -63,6 +64,11 @@ def server() -> Iterator[Any]:
     server.server_close()
 
 
+def requests(folder: Path) -> list[Row]:
+    """Return the rows of requests, without those of probes."""
+    return [row for row in read_rows(folder_of(folder)) if row.reason != PROBE]
+
+
 def url(server: Any) -> str:
     return f"http://127.0.0.1:{server.server_port}/v1"
 
@@ -89,7 +95,7 @@ def test_a_remote_that_does(server: Any, tmp_path: Path, capsys: Output, monkeyp
     assert {key for _, key, _ in server.asked} == {f"Bearer {SECRET}"}
     sent = json.loads(server.asked[1][2])
     assert sent == {"model": "small", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-    (row,) = read_rows(folder_of(tmp_path))
+    (row,) = requests(tmp_path)
     assert (row.outcome, row.reason, row.model, row.host) == (
         "completed",
         "remote_test",
@@ -112,7 +118,7 @@ def test_the_responses_api(server: Any, tmp_path: Path, capsys: Output) -> None:
     add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),), wire="responses"))
     assert checked(tmp_path, capsys)[0] == 0
     assert json.loads(server.asked[1][2])["store"] is False
-    assert [(row.num_prompt_tokens, row.num_output_tokens) for row in read_rows(folder_of(tmp_path))] == [(5, 16)]
+    assert [(row.num_prompt_tokens, row.num_output_tokens) for row in requests(tmp_path)] == [(5, 16)]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_what_is_wrong_is_told(
     add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),)))
     status, found = checked(tmp_path, capsys)
     assert status == 1 and problem in found["problem"]
-    outcomes = [row.outcome for row in read_rows(folder_of(tmp_path))]
+    outcomes = [row.outcome for row in requests(tmp_path)]
     assert outcomes == ([] if path == "/v1/models" else [{503: "server_error"}.get(answer[0], "garbled")])
 
 

@@ -23,6 +23,7 @@ from edgeagent.types import (
     ReasoningDelta,
     TokenLogprob,
     ToolCallDelta,
+    ToolCallStarted,
     Usage,
 )
 
@@ -133,11 +134,14 @@ class ChatReader(AnswerReader):
     """Reads one answer in chat completion chunks or text completion chunks.
 
     `num_alternatives` is how many alternatives to return with each token's log probability. If it is None, no log
-    probabilities are returned.
+    probabilities are returned. `tools` are the names of the tools that the model may call; None if any.
     """
 
-    def __init__(self, num_alternatives: int | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, num_alternatives: int | None = None, max_tokens: int | None = None, tools: frozenset[str] | None = None
+    ) -> None:
+        super().__init__(max_tokens)
+        self._tools = tools
         self._num_alternatives = num_alternatives
         self._calls: dict[int, _OpenCall] = {}
         self._logprobs: list[TokenLogprob] = []
@@ -177,6 +181,9 @@ class ChatReader(AnswerReader):
         num_before = len(deltas)
         num_logprobs = self._take_logprobs(choice.logprobs)
         delta = choice.delta or _Delta(content=choice.text)
+        has_content = delta.reasoning_content or delta.reasoning or delta.content or delta.refusal or delta.tool_calls
+        if has_content and self._is_full():
+            return
         if reasoning := delta.reasoning_content or delta.reasoning:
             deltas.append(ReasoningDelta(reasoning))
         if text := delta.content or delta.refusal:
@@ -186,7 +193,9 @@ class ChatReader(AnswerReader):
             self._read_call(position, call, deltas)
         if choice.finish_reason is not None:
             self._finish(choice.finish_reason)
-        num_new = num_logprobs or len(choice.token_ids or ()) or (len(deltas) > num_before)
+        # The name of a call's tool is not counted: some servers send it apart from the token that begins the call.
+        is_content = any(not isinstance(delta, ToolCallStarted) for delta in deltas[num_before:])
+        num_new = num_logprobs or len(choice.token_ids or ()) or is_content
         self.answer.note_tokens(self.answer.num_tokens + num_new)
 
     def _finish(self, reason: str) -> None:
@@ -205,6 +214,8 @@ class ChatReader(AnswerReader):
         if function.arguments is not None:
             call.pending += _as_text(function.arguments)
         if call.index is None and function.name:
+            if self._tools is not None and function.name not in self._tools:
+                raise Failure(Kind.GARBLED, "it called a tool that the request does not offer")
             started = self.answer.start_call(call.id, function.name)
             call.index = started.index
             deltas.append(started)

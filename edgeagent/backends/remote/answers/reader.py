@@ -28,20 +28,22 @@ NO_TOKEN = -1
 class AnswerState:
     """What is known so far about an answer: its model, its token counts, its finish reason and its number of events.
 
-    `has_end_marker`: the protocol's end marker was read. `fault` is an error in the stream; the deltas before this
-    error are still delivered. It is None if there was no error.
+    `has_end_marker`: the protocol's end marker was read. `is_cut`: the answer was ended here, because it had as many
+    tokens as allowed, and the remote went on. `num_chars`: the length of its text. `fault`: an error in the stream, or
+    None; the deltas before it are still delivered.
     """
 
     def __init__(self) -> None:
         self.model = ""
         self.usage: Usage | None = None
         self.finish: FinishReason | None = None
-        self.has_end_marker = False
+        self.has_end_marker = self.is_cut = False
         self.num_events = 0
         self.num_tokens = 0
         self.num_calls = 0
         self.fault: Failure | None = None
-        self._num_chars = 0
+        self.num_chars = 0
+        self._num_skipped = 0
 
     def note_model(self, name: str | None) -> None:
         """Note the name of the answering model; ignore an invalid name."""
@@ -57,7 +59,7 @@ class AnswerState:
 
     def skip(self, num_chars: int) -> None:
         """Count characters that another backend has delivered, so that the positions of tokens begin after them."""
-        self._num_chars += num_chars
+        self._num_skipped += num_chars
 
     def start_call(self, call_id: str, name: str) -> ToolCallStarted:
         """Return the delta that starts the next tool call, with an invented id if the remote gives none.
@@ -72,8 +74,8 @@ class AnswerState:
 
     def text(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> TextDelta:
         """Return the delta for more text. Each token's position is set to its offset in the answer's text."""
-        start = self._num_chars
-        self._num_chars += len(text)
+        start = self._num_skipped + self.num_chars
+        self.num_chars += len(text)
         placed = []
         for token in logprobs:
             placed.append(msgspec.structs.replace(token, start=start))
@@ -89,9 +91,19 @@ class AnswerReader(ABC):
     `end` when no more bytes come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int | None = None) -> None:
+        """`max_tokens` is the most tokens that the answer may have; None if there is no limit."""
         self.answer = AnswerState()
         self._events = EventReader()
+        self._max_tokens = max_tokens
+
+    def _is_full(self) -> bool:
+        """Whether the answer has all its tokens, so that no more content is taken. If so, end it."""
+        if self._max_tokens is None or self.answer.num_tokens < self._max_tokens:
+            return False
+        self.answer.finish = FinishReason.LENGTH
+        self.answer.has_end_marker = self.answer.is_cut = True
+        return True
 
     def feed(self, chunk: bytes) -> list[Delta]:
         """Take the next bytes; return the deltas that they add. Bytes after the answer's end are ignored."""
@@ -189,6 +201,8 @@ def failure_of_status(status: int, retry_after_s: float | None = None, detail: s
     match status:
         case 401 | 403:
             return Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
+        case 402:
+            kind, message = Kind.OVERLOADED, "its operator wants a payment first (HTTP 402)"
         case 408 | 429 | 503:
             kind, message = Kind.OVERLOADED, f"it accepts no more requests now (HTTP {status})"
         case 404:

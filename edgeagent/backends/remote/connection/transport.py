@@ -127,14 +127,14 @@ class Transport:
         if connections.is_retired and not connections.num_used:
             self._close_later(connections)
 
-    async def open(self, permit: Permit | ProbePermit, call: Call) -> Exchange:
-        """Send a call and wait for the head of the response.
+    async def open(self, permit: Permit | ProbePermit, call: Call, stages: CallStages | None = None) -> Exchange:
+        """Send a call and wait for the head of the response. `stages` is filled in as the call proceeds.
 
         The caller must set a timeout around this, and must close the exchange. Raise Forbidden if the permit does not
         allow the call, or a Failure if the call fails.
         """
         check_permit(permit, self._remote.name, call)
-        stages = CallStages(began_s=time.monotonic())
+        stages = stages or CallStages()
         used = self._connections
         pool, network = used.pool, used.network
 
@@ -209,7 +209,6 @@ class CallStages(Struct):
     A time is 0 if the call has not reached the stage.
     """
 
-    began_s: float
     is_new: bool = False
     sent_s: float = 0.0
     answered_s: float = 0.0

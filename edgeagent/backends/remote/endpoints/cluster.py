@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from edgeagent.backends.prompt_size import prompt_bytes
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Access, FindKey, Headers
 from edgeagent.backends.remote.connection.transport import tls_context
 from edgeagent.backends.remote.endpoints.choose import choose
@@ -19,27 +20,50 @@ from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.pseudonyms import Pseudonyms
 from edgeagent.errors import ModelNotFound
 from edgeagent.remotes import Remote
-from edgeagent.types import ChatPrompt, GenerateRequest, Permit, TextPrompt
+from edgeagent.types import GenerateRequest, Permit, ProbePermit
 
-_CHARS_A_TOKEN = 4
+_BYTES_PER_TOKEN = 4
 _NETWORK_CHECK_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
 class EgressRecorder(Protocol):
-    """Records every request to a remote before it is sent."""
+    """Records every request to a remote before it is sent. `egress.ledger.Ledger` implements it."""
 
-    def begin(self, permit: Permit, host: str, model: str, num_bytes: int) -> int:
-        """Write the row of a request to be sent, and return its number; raise RemoteUnavailable if that fails."""
+    def begin(
+        self,
+        permit: Permit | ProbePermit,
+        host: str,
+        model: str,
+        num_bytes: int,
+        num_prompt_tokens: int = 0,
+        max_tokens: int = 0,
+    ) -> int:
+        """Write the row of a request or a probe, reserve its tokens, and return the row's number.
+
+        Raise RemoteUnavailable if nothing may be sent.
+        """
         ...
 
-    def end(self, row: int, outcome: str, num_prompt_tokens: int = 0, num_output_tokens: int = 0) -> None:
-        """Write the outcome and the token counts of the request with this row number."""
+    def end(
+        self,
+        row: int,
+        outcome: str,
+        num_prompt_tokens: int = 0,
+        num_output_tokens: int = 0,
+        *,
+        differs: bool = False,
+    ) -> None:
+        """Write the outcome and the token counts of the row with this number."""
         ...
 
-    def why_blocked(self, remote: str, client: str) -> str | None:
-        """Return why a client may send nothing more to a remote today; None if it may."""
+    def why_blocked(self, remote: str, client: str, num_prompt_tokens: int = 0, max_tokens: int = 0) -> str | None:
+        """Return why a client may not send this much to a remote today; None if it may."""
+        ...
+
+    def tokens_left(self, remote: str, client: str, num_prompt_tokens: int) -> int | None:
+        """Return how many tokens the answer to a prompt of this length may have; None if no budget limits it."""
         ...
 
 
@@ -61,7 +85,7 @@ class Cluster:
         self.retries = RetryBudget()
         self._network_checked_s = -_NETWORK_CHECK_S
         self.endpoints = [Endpoint(remote, config, context) for config in remote.endpoints]
-        self.probers = [Prober(endpoint) for endpoint in self.endpoints]
+        self.probers = [Prober(endpoint, ledger) for endpoint in self.endpoints]
         self._has_opened = asyncio.Event()
 
     @property
@@ -190,13 +214,4 @@ def _bare(name: str) -> str:
 
 def num_prompt_tokens(request: GenerateRequest) -> int:
     """Estimate how many tokens a request's prompt has; the remote model's tokenizer is not available here."""
-    match request.prompt:
-        case ChatPrompt(messages=messages, tools=tools):
-            num_chars = sum(len(message.content) + len(message.reasoning) for message in messages)
-            num_chars += sum(len(call.arguments) for message in messages for call in message.tool_calls)
-            num_chars += sum(len(tool.description) + len(tool.parameters) for tool in tools)
-        case TextPrompt(text=text):
-            num_chars = len(text)
-        case prompt:
-            return len(prompt.tokens)
-    return num_chars // _CHARS_A_TOKEN
+    return prompt_bytes(request) // _BYTES_PER_TOKEN

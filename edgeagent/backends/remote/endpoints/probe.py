@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct, field
@@ -21,7 +23,7 @@ from edgeagent.backends.remote.endpoints.context import listed_context
 from edgeagent.backends.remote.endpoints.endpoint import Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.remotes.check import is_model_name
-from edgeagent.types import Permit, ProbePermit
+from edgeagent.types import ProbePermit
 
 _PROBE_S = 5.0
 _MAX_BYTES = 1 << 20
@@ -58,11 +60,28 @@ class _Models(Struct):
     data: list[_Model] = field(default_factory=list)
 
 
-class Prober:
-    """Probes one endpoint. The methods' `headers` carry the key, which is sent only to list the models."""
+class ProbeRecorder(Protocol):
+    """Records each probe before it is sent."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def begin(self, permit: ProbePermit, host: str, model: str, num_bytes: int) -> int:
+        """Write the row of a probe, and return its number; raise RemoteUnavailable if that fails."""
+        ...
+
+    def end(self, row: int, outcome: str) -> None:
+        """Write the outcome of the row with this number."""
+        ...
+
+
+class Prober:
+    """Probes one endpoint, and records each probe. The methods' `headers` carry the key.
+
+    The key is sent only to list the models. Each method raises RemoteUnavailable, and sends nothing, if the probe
+    cannot be recorded.
+    """
+
+    def __init__(self, endpoint: Endpoint, ledger: ProbeRecorder) -> None:
         self._endpoint = endpoint
+        self._ledger = ledger
         self._health_path: str | None = None
         self._has_metrics = True
 
@@ -72,9 +91,13 @@ class Prober:
         Also list the models if they are unknown, or if the endpoint has no health path. Raise a Failure if a request
         fails, or if the endpoint says that it cannot serve.
         """
+        with self._recorded(permit):
+            await self._check(permit, headers)
+
+    async def _check(self, permit: ProbePermit, headers: tuple[tuple[str, str], ...]) -> None:
         status = await self._health(permit)
         if status is None or not self._endpoint.is_identified:
-            await self.identify(permit, headers)
+            await self._identify(permit, headers)
         if status is not None and status >= 500:
             raise Failure(Kind.SERVER_ERROR, f"it says that it cannot serve (HTTP {status})", status=status)
         if self._endpoint.dialect is VLLM and self._has_metrics:
@@ -83,22 +106,35 @@ class Prober:
     async def open_ahead(self, permit: ProbePermit, num_connections: int) -> None:
         """Open connections until there are `num_connections`, so that requests can use them. Ignore failures."""
         call = Call(self._health_path or _HEALTH_PATHS[0], is_at_root=True)
-        num_missing = num_connections - self._endpoint.transport.num_connections
-        await asyncio.gather(*(self._get(permit, call) for _ in range(num_missing)), return_exceptions=True)
+        if (num_missing := num_connections - self._endpoint.transport.num_connections) > 0:
+            with self._recorded(permit):
+                await asyncio.gather(*(self._get(permit, call) for _ in range(num_missing)), return_exceptions=True)
 
-    async def identify(
-        self,
-        permit: Permit | ProbePermit,
-        headers: tuple[tuple[str, str], ...],
-        request_id: str = "",
-        control: Control | None = None,
-    ) -> None:
+    async def identify(self, permit: ProbePermit, headers: tuple[tuple[str, str], ...], control: Control) -> None:
         """Ask which models the endpoint has, and learn the kind of server from their `owned_by`.
 
         Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list.
         Raise RequestEnded if the request of `control` is ended meanwhile.
         """
-        status, body = await self._get(permit, Call("/models", headers=headers, request_id=request_id), control)
+        with self._recorded(permit):
+            await self._identify(permit, headers, control)
+
+    @contextmanager
+    def _recorded(self, permit: ProbePermit) -> Iterator[None]:
+        row, outcome = self._ledger.begin(permit, self._endpoint.transport.host, "", 0), "cancelled"
+        try:
+            yield
+            outcome = "completed"
+        except Failure as failure:
+            outcome = failure.kind.value
+            raise
+        finally:
+            self._ledger.end(row, outcome)
+
+    async def _identify(
+        self, permit: ProbePermit, headers: tuple[tuple[str, str], ...], control: Control | None = None
+    ) -> None:
+        status, body = await self._get(permit, Call("/models", headers=headers), control)
         if status in (401, 403):
             raise Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
         if status >= 500:
@@ -143,14 +179,14 @@ class Prober:
         self._endpoint.num_waiting = int(min(sum(values.get(b"num_requests_waiting", [0])), _MAX_WAITING))
         self._endpoint.kv_usage = min(max(values.get(b"kv_cache_usage_perc", [0.0])), 1.0)
 
-    async def _get(self, permit: Permit | ProbePermit, call: Call, control: Control | None = None) -> tuple[int, bytes]:
+    async def _get(self, permit: ProbePermit, call: Call, control: Control | None = None) -> tuple[int, bytes]:
         until_s = asyncio.get_running_loop().time() + _PROBE_S
         try:
             return await (control or Control()).wait(until_s, partial(self._ask, permit, call))
         except OutOfTime:
             raise Failure(Kind.TIMEOUT, f"no answer to {call.path} within {_PROBE_S:g} s") from None
 
-    async def _ask(self, permit: Permit | ProbePermit, call: Call) -> tuple[int, bytes]:
+    async def _ask(self, permit: ProbePermit, call: Call) -> tuple[int, bytes]:
         exchange = await self._endpoint.transport.open(permit, call)
         try:
             body = await exchange.read_all(_MAX_BYTES)
