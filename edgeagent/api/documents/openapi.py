@@ -95,6 +95,7 @@ OPERATIONS: dict[str, Operation] = {
     "POST /edgeagent/cache/warm": Operation("daemon", cache.WarmBody, cache.Warmed),
     "GET /edgeagent/egress": Operation("daemon", answer=remotes.EgressRows, query=remotes.EgressQuery),
     "POST /edgeagent/egress/purge": Operation("daemon", answer=remotes.EgressPurged),
+    "POST /edgeagent/egress/test": Operation("daemon", answer=remotes.RemoteTest, fields=remotes.RemoteChoice),
     "POST /tokenize": Operation("llama-server", text_tools.TokenizeBody, text_tools.Tokens),
     "POST /detokenize": Operation("llama-server", text_tools.DetokenizeBody, text_tools.Content),
     "POST /apply-template": Operation("llama-server", chat_body.ChatBody, text_tools.RenderedPrompt),

@@ -71,6 +71,7 @@ NEEDS: dict[str, Scope | None] = {
     "/edgeagent/cache/warm": Scope.ADMIN,
     "/edgeagent/egress": Scope.ADMIN,
     "/edgeagent/egress/purge": Scope.ADMIN,
+    "/edgeagent/egress/test": Scope.ADMIN,
     "/edgeagent/reload": Scope.ADMIN,
     "/edgeagent/load": Scope.ADMIN,
     "/edgeagent/unload": Scope.ADMIN,

@@ -1,4 +1,4 @@
-"""The remotes' part of the status, and the routes that show and delete the egress ledger (what left this machine)."""
+"""The remotes' part of the status, the test of a remote, and the routes that show and delete the egress ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ops.owner_fields import OwnerBody, read_fields
@@ -18,8 +18,11 @@ from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.egress import Row
 from edgeagent.egress.rows import folder_of, purge, read_rows
 from edgeagent.egress.spending import Spent
-from edgeagent.errors import ConfigError, InternalError
+from edgeagent.errors import ConfigError, InternalError, InvalidRequest
 from edgeagent.remotes import Remote
+from edgeagent.remotes.check import MAX_NAME_CHARS
+from edgeagent.remotes.keys import KeyFinder
+from edgeagent.router.checkup import check
 from edgeagent.types import RemoteStatus, RouteMode
 
 router = APIRouter(prefix="/edgeagent/egress")
@@ -149,6 +152,53 @@ async def purge_egress(request: Request) -> JSONResponse:
     except ConfigError as error:
         raise InternalError(error.message) from None
     return JSONResponse(EgressPurged(status="purged", num_days=num_days))
+
+
+class RemoteChoice(OwnerBody):
+    """`remote`: the name of a remote."""
+
+    remote: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+
+
+class EndpointTest(Shape):
+    """The result of the test of an endpoint. null means a stage that was not reached or not needed."""
+
+    url: str
+    region: str
+    name_s: float | None
+    connect_s: float | None
+    tls_s: float | None
+    models_s: float | None
+    is_http2: bool
+    models: list[str]
+    model: str
+    token_s: float | None
+    problem: str
+
+
+class RemoteTest(Shape):
+    """The results of the test of a remote, with the daemon's own key, mode and policy."""
+
+    remote: str
+    endpoints: list[EndpointTest]
+
+
+@router.post("/test")
+async def test_remote(request: Request) -> JSONResponse:
+    """Try a remote with a greeting: each endpoint's name, connection, TLS, models, and one token."""
+    asked = await read_fields(request, RemoteChoice)
+    remote_access = context_of(request).service.remote_access
+    remote = (
+        next((each for each in remote_access.remotes if each.name == asked.remote), None) if remote_access else None
+    )
+    if remote_access is None or remote is None:
+        raise InvalidRequest(f"there is no remote {asked.remote!r} that may be used", param="remote")
+    try:
+        key = "" if remote.key is None else await asyncio.to_thread(KeyFinder(), remote.key)
+        found = await check(remote, remote_access.mode, key, remote_access.ledger)
+    except ConfigError as error:
+        raise InvalidRequest(f"the daemon cannot use {remote.name}: {error.message}", param="remote") from None
+    return JSONResponse({"remote": remote.name, "endpoints": found})
 
 
 def route_report(context: Context) -> RouteReport:

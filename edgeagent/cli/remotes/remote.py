@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -62,11 +63,11 @@ from edgeagent.remotes.check import checked, host_of
 from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
 from edgeagent.remotes.keys import KeyFinder, store_key
 from edgeagent.runtime_file import find_daemon, no_daemon
-from edgeagent.types import RouteMode
 
 remote_app = typer.Typer(rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The remote's name.", autocompletion=remote_names)]
+_TEST_MARGIN_S = 10.0
 LIST_COLUMNS = ("remote", "hosts", "models", "key", "budget")
 STATUS_COLUMNS = ("remote", "endpoint", "state", "running", "first token", "per token", "its queue")
 
@@ -155,25 +156,18 @@ def _write_down(remote: Remote, settings: Config) -> None:
 def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Try a remote: its name, connection, TLS, models, and one token, with the time that each takes.
 
-    It sends a greeting, and no client's data. Exits with 1 if an endpoint fails.
+    It sends a greeting, and no client's data. If a daemon runs, the daemon sends it. Exits with 1 if an endpoint fails.
     """
-    import asyncio
-
-    from edgeagent.router.checkup import check
-    from edgeagent.router.modes import strictest
-    from edgeagent.router.remote_access import RemoteAccess
-
     settings = _settings(state_dir, config)
     remote = find_among(load_remotes(settings.state_dir), name)
-    remote_access = RemoteAccess(settings)
-    _check_policy(remote_access.policy, remote)
-    remote = under(remote_access.policy.policy, remote)
-    key = "" if remote.key is None else KeyFinder()(remote.key)
-    try:
-        mode = strictest(remote_access.mode, _mode_of_daemon(settings)) or RouteMode.LOCAL_ONLY
-        found = asyncio.run(check(remote, mode, key, remote_access.ledger))
-    finally:
-        remote_access.close()
+    daemon = find_daemon(settings.state_dir)
+    if daemon is None:
+        found = _tested_here(settings, remote)
+    else:
+        path = f"/edgeagent/egress/test?{urlencode({'remote': name})}"
+        limits = remote.limits
+        timeout_s = len(remote.endpoints) * (2 * limits.first_token_s + 3 * limits.connect_s) + _TEST_MARGIN_S
+        found = ask(address_of(daemon), path, "POST", timeout_s=timeout_s)["endpoints"]
     if as_json:
         typer.echo(json.dumps({"remote": name, "endpoints": found}, indent=2))
     else:
@@ -305,10 +299,21 @@ def _look_for_key(where: Key) -> None:
         typer.echo(wrapped(f"note: {error.message}"), err=True)
 
 
-def _mode_of_daemon(settings: Config) -> RouteMode | None:
-    """Return the running daemon's route mode, which may come from a flag; None if no daemon runs."""
-    found = find_daemon(settings.state_dir)
-    return None if found is None else RouteMode(ask(address_of(found), "/edgeagent/status")["route"]["mode"])
+def _tested_here(settings: Config, remote: Remote) -> list[dict[str, Any]]:
+    """Test a remote from this process, as no daemon runs."""
+    import asyncio
+
+    from edgeagent.router.checkup import check
+    from edgeagent.router.remote_access import RemoteAccess
+
+    remote_access = RemoteAccess(settings)
+    _check_policy(remote_access.policy, remote)
+    remote = under(remote_access.policy.policy, remote)
+    key = "" if remote.key is None else KeyFinder()(remote.key)
+    try:
+        return asyncio.run(check(remote, remote_access.mode, key, remote_access.ledger))
+    finally:
+        remote_access.close()
 
 
 def _check_policy(policy: PolicyFile, remote: Remote) -> None:

@@ -10,11 +10,12 @@ import pytest
 import pytest_asyncio
 
 from edgeagent.config import Config
-from edgeagent.remotes import REMOTES_FILE, Budget, EndpointConfig, Price, Remote
+from edgeagent.remotes import REMOTES_FILE, Budget, EndpointConfig, Key, Price, Remote
 from edgeagent.remotes.file import add_remote, remove_remote
 from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import EndpointStatus, Permit, RemoteStatus, RouteMode
 from tests.backends.fake import FakeBackend
+from tests.backends.remote.fault_server import faults, models, plain
 from tests.daemon.running import Running, running
 
 OWNER = {"Authorization": f"Bearer {'x' * 43}"}
@@ -126,3 +127,25 @@ async def test_the_ledger_is_shown_and_purged(daemon: Running, tmp_path: Path) -
 async def test_a_wrong_number_is_refused(daemon: Running, name: str, value: str) -> None:
     reply = await daemon.http.get(f"{daemon.url}/edgeagent/egress", params={name: value}, headers=OWNER)
     assert reply.status_code == 400 and reply.json()["error"]["param"] == name
+
+
+async def test_the_daemon_tests_a_remote_with_its_own_key(
+    daemon: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tested(name: str) -> tuple[int, Any]:
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/egress/test?remote={name}", headers=OWNER)
+        return reply.status_code, reply.json()
+
+    answer = plain(200, b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}')
+    async with faults(answer, gets={"/v1/models": models("big")}) as server:
+        add_remote(tmp_path, Remote("gpu", (EndpointConfig(server.url),), Key("env", "GPU_KEY")))
+        monkeypatch.delenv("GPU_KEY", raising=False)
+        status, said = await tested("gpu")
+        assert status == 400 and "GPU_KEY, which is not set" in said["error"]["message"] and server.asked == []
+        monkeypatch.setenv("GPU_KEY", "sk-of-the-daemon")
+        status, said = await tested("gpu")
+        (found,) = said["endpoints"]
+        assert (status, said["remote"], found["model"], found["problem"]) == (200, "gpu", "big", "")
+        assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer sk-of-the-daemon"}
+        assert (await tested("other"))[0] == 400
+    assert remote_access(daemon).ledger.spent("gpu").num_tokens == 2

@@ -18,8 +18,10 @@ from edgeagent.backends.remote.endpoints.health import OPEN_S
 from edgeagent.errors import (
     ConfigError,
     ContextLengthExceeded,
+    EdgeAgentError,
     InvalidRequest,
     ModelNotFound,
+    Overloaded,
     PayloadTooLarge,
     RemoteUnavailable,
     RequestTimeout,
@@ -34,9 +36,9 @@ SHORT = Limits(max_concurrent=64, connect_s=0.3, first_token_s=0.3, idle_s=0.3, 
 CREATED = event({"type": "response.created", "response": {}}, "response.created")
 
 
-def failed(got: Answer, said: str, num_tokens: int = 0) -> None:
+def failed(got: Answer, said: str, num_tokens: int = 0, kind: type[EdgeAgentError] = RemoteUnavailable) -> None:
     """Check that a request ended with the error of a lost remote."""
-    assert isinstance(got.error, RemoteUnavailable), got
+    assert isinstance(got.error, kind), got
     assert said in got.error.message
     assert got.error.served_by == "remote:gpu"
     assert got.error.num_delivered_tokens == num_tokens == got.num_tokens
@@ -228,7 +230,7 @@ async def test_a_full_endpoint_is_left_alone_for_as_long_as_it_says(status: int,
     refusal = plain(status, body, "Retry-After: 7\r\n")
     async with faults(refusal, stream(answer("a"))) as server, backend(server.url, clock=clock) as remote:
         got = await ask(remote)
-        failed(got, f"HTTP {status}")
+        failed(got, f"HTTP {status}", kind=Overloaded if status == 429 else RemoteUnavailable)
         assert got.error is not None and got.error.retry_after_s == 7
         for later_s in (0.0, 3.0, 3.9):
             clock.now_s += later_s

@@ -16,6 +16,7 @@ from edgeagent.cli import main
 from edgeagent.cli.remotes import remote
 from edgeagent.egress import PROBE, Row
 from edgeagent.egress.rows import folder_of, read_rows
+from edgeagent.errors import ConfigError
 from edgeagent.remotes import EndpointConfig, Key, Limits, Remote
 from edgeagent.remotes.file import add_remote
 from edgeagent.runtime_file import Runtime
@@ -186,16 +187,24 @@ def test_local_only_lets_no_test_leave(
     assert server.asked == []
 
 
-def test_neither_does_that_of_the_running_daemon(
+def test_a_running_daemon_makes_the_test(
     server: Any, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon may have a flag that the command does not know."""
-    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),)))
+    """Its key, its mode and its ledger count, not those of this process."""
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),), Key("env", "GPU_KEY")))
+    monkeypatch.setenv("GPU_KEY", SECRET)
+    asked = []
+
+    def ask(address: object, path: str, method: str, *, timeout_s: float) -> dict[str, Any]:
+        asked.append((method, path))
+        raise ConfigError("GPU_KEY, which is not set")
+
     monkeypatch.setattr(remote, "find_daemon", lambda _: Runtime(1, 1.0, 1, "http://127.0.0.1:1", "0"))
-    monkeypatch.setattr(remote, "ask", lambda address, path: {"route": {"mode": "local_only"}})
+    monkeypatch.setattr(remote, "ask", ask)
     assert main(["remote", "test", "gpu", "--state-dir", str(tmp_path)]) == 2
-    assert "nothing leaves this machine" in capsys.readouterr().err
-    assert server.asked == []
+    assert "not set" in capsys.readouterr().err
+    assert asked == [("POST", "/edgeagent/egress/test?remote=gpu")]
+    assert server.asked == [] and requests(tmp_path) == []
 
 
 def test_a_missing_key_or_remote_is_told_before_anything_is_sent(
