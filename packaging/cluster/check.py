@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-OVERLAYS = ("one-gpu", "one-node", "several-nodes", "experts")
+OVERLAYS = ("one-gpu", "one-gpu-hpa", "one-node", "several-nodes", "experts")
 # The oldest release that has every field, and the newest that the validator knows.
 KUBERNETES = ("1.32", "1.37")
 # Fields of KEDA 2.18 and newer, which the README requires; the package with KEDA's models is older.
