@@ -88,12 +88,11 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Remote(Struct, frozen=True, forbid_unknown_fields=True):
-    """One cluster or server that speaks OpenAI's protocol.
+    """One cluster or server that speaks OpenAI's chat completions.
 
     models: maps this machine's model names to the remote's names. If it is empty (`serves_any`), the remote is asked
     for any model by the name in the request.
     context_length: in tokens; 0 means the length that the remote states.
-    wire: which of OpenAI's protocols to speak. "auto" means "chat".
     continues: whether the remote may continue an answer that another backend began. "exact" allows this only to servers
     that can continue an assistant's message. "inexact" also allows it to other servers, which are asked in words.
     plaintext: whether an endpoint on another machine may have a URL with http://.
@@ -104,7 +103,6 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     key: Key | None = None
     models: dict[str, str] = field(default_factory=dict)
     context_length: int = 0
-    wire: Literal["auto", "chat", "responses"] = "auto"
     continues: Literal["no", "exact", "inexact"] = "exact"
     tls: Tls = Tls()
     proxy: str | None = None

@@ -176,8 +176,10 @@ def _read(path: Path, row: Raw, index: int) -> Remote:
     name = f"remotes[{index}]"
     try:
         name = f"remote {msgspec.json.decode(row, type=_Named).name!r:.80}"
-        return checked(msgspec.json.decode(row, type=Remote))
-    except (msgspec.DecodeError, RecursionError) as error:
+        fields = msgspec.json.decode(row, type=dict[str, Any])
+        fields.pop("wire", None)  # written by versions that could speak another protocol too
+        return checked(msgspec.convert(fields, Remote))
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
         raise _complaint(path, name, error) from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}") from None

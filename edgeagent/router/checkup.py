@@ -28,8 +28,6 @@ from edgeagent.types import Permit, ProbePermit, RouteMode
 MAX_ANSWER_BYTES = 4 << 20
 MAX_QUOTED = 200
 _GREETING = "Hello"
-# The smallest value that the Responses API accepts.
-_MIN_RESPONSE_TOKENS = 16
 
 
 class Checkup(Struct):
@@ -159,16 +157,16 @@ def _choose_model(remote: Remote, checkup: Checkup) -> str:
 
 
 async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
-    path, body = _body(this.remote, model, owner)
-    content = msgspec.json.encode(body)
+    messages = [{"role": "user", "content": _GREETING}]
+    content = msgspec.json.encode({"model": model, "messages": messages, dialect_of(owner).max_tokens: 1})
     request_id = f"test-{secrets.token_hex(8)}"
     permit = Permit(request_id, this.remote.name, this.mode, "remote_test")
-    row = this.ledger.begin(permit, this.transport.host, model, len(content), 1, _MIN_RESPONSE_TOKENS)
+    row = this.ledger.begin(permit, this.transport.host, model, len(content), 1, 1)
     outcome, usage = Kind.CUT.value, (0, 0)
     began_s = time.monotonic()
     try:
         async with asyncio.timeout(this.remote.limits.first_token_s):
-            exchange = await this.transport.open(permit, Call(path, content, this.headers, request_id))
+            exchange = await this.transport.open(permit, Call("/chat/completions", content, this.headers, request_id))
             try:
                 answer = await exchange.read_all(MAX_ANSWER_BYTES)
             finally:
@@ -187,24 +185,14 @@ async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
     this.checkup.model, this.checkup.token_s = model, time.monotonic() - began_s
 
 
-def _body(remote: Remote, model: str, owner: str) -> tuple[str, dict[str, Any]]:
-    if remote.wire == "responses":
-        fields = {"input": _GREETING, "max_output_tokens": _MIN_RESPONSE_TOKENS, "store": False}
-        return "/responses", {"model": model, **fields}
-    messages = [{"role": "user", "content": _GREETING}]
-    return "/chat/completions", {"model": model, "messages": messages, dialect_of(owner).max_tokens: 1}
-
-
 def _usage(content: bytes) -> tuple[int, int]:
     """Return the remote's token counts of the prompt and the answer; raise a Failure if `content` is no answer."""
     try:
         answer = msgspec.json.decode(content)
-        if not ("choices" in answer or "output" in answer):
+        if "choices" not in answer:
             raise KeyError
         usage = answer.get("usage") or {}
-        prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
-        output = usage.get("completion_tokens", usage.get("output_tokens", 0))
-        counted = usage_of(int(prompt), 0, int(output))
+        counted = usage_of(int(usage.get("prompt_tokens", 0)), 0, int(usage.get("completion_tokens", 0)))
         return counted.num_prompt_tokens, counted.num_output_tokens
     except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError):
         raise Failure(Kind.GARBLED, "its answer is not OpenAI's") from None

@@ -40,7 +40,6 @@ def test_what_is_added_is_read_back_whole(tmp_path: Path) -> None:
             key=Key("env", "GPU_KEY"),
             models={"builtin": "meta/llama"},
             context_length=131072,
-            wire="chat",
             continues="inexact",
             tls=Tls(ca_file="/etc/ca.pem", pin="AB:" * 31 + "CD"),
             proxy="http://proxy.example:3128",
@@ -200,3 +199,12 @@ def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lock = tmp_path / "remotes.lock"
     with changing(lock, "edgeagent remote"), pytest.raises(ConfigError, match="another `edgeagent remote`"):
         remove_remote(tmp_path, "added")
+
+
+def test_a_protocol_of_an_earlier_version_is_ignored(tmp_path: Path) -> None:
+    add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example"),)))
+    path = tmp_path / REMOTES_FILE
+    said = json.loads(path.read_text())
+    said["remotes"][0]["wire"] = "responses"
+    path.write_text(json.dumps(said))
+    assert [remote.name for remote in load_remotes(tmp_path)] == ["gpu"]

@@ -134,15 +134,6 @@ async def test_openais_own_limit_has_another_name(tmp_path: Path) -> None:
     assert server.posts[0].json["max_completion_tokens"] == 1
 
 
-async def test_the_responses_api(tmp_path: Path) -> None:
-    answer = {"output": [], "usage": {"input_tokens": 5, "output_tokens": 16}}
-    async with faults(said(answer), gets=LISTED) as server:
-        (found,) = await checked(tmp_path, server.url, wire="responses")
-    assert found["problem"] == "" and server.posts[0].path == "/v1/responses"
-    assert server.posts[0].json == {"model": "big", "input": "Hello", "max_output_tokens": 16, "store": False}
-    assert outcomes(tmp_path) == [("completed", 5, 16)]
-
-
 async def test_an_answer_without_counts_is_an_answer(tmp_path: Path) -> None:
     assert await problem(tmp_path, said({"choices": []})) == ""
     assert outcomes(tmp_path) == [("completed", 0, 0)]

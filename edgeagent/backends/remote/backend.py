@@ -35,7 +35,6 @@ from edgeagent.types import (
     QueryAnswer,
     RemoteStatus,
     Step,
-    TextPrompt,
     TextQuery,
     TokenPrompt,
     WorkerState,
@@ -350,8 +349,6 @@ class RemoteBackend:
 
     def _is_prompt_unsupported(self, request: GenerateRequest) -> bool:
         """Whether the remote's protocol cannot express this kind of prompt."""
-        if self.remote.wire == "responses":
-            return isinstance(request.prompt, TextPrompt | TokenPrompt)
         endpoints = self._served().endpoints
         takes_tokens = any(endpoint.dialect.takes_token_prompts for endpoint in endpoints)
         return isinstance(request.prompt, TokenPrompt) and not takes_tokens

@@ -12,10 +12,8 @@ from edgeagent.backends.remote.access import KEY_IS_MENDED, Headers, quotes_key
 from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.answers.echo import EchoGuard
 from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerReader, AnswerState
-from edgeagent.backends.remote.answers.responses import ResponsesReader
 from edgeagent.backends.remote.attempt import Attempt
 from edgeagent.backends.remote.bodies.chat import Body, Target, offered, tokens_left, write_body
-from edgeagent.backends.remote.bodies.responses import write_responses_body
 from edgeagent.backends.remote.connection.transport import Call
 from edgeagent.backends.remote.control import Cause, Control, OutOfTime, RequestEnded
 from edgeagent.backends.remote.dialect import EDGEAGENT
@@ -236,8 +234,6 @@ class Run:
 
     def _reader(self, max_tokens: int | None) -> AnswerReader:
         prompt, num_alternatives = self._request.prompt, self._request.logprobs
-        if self._remote.wire == "responses":
-            return ResponsesReader(num_alternatives)
         tools = offered(prompt.tools, prompt.tool_choice) if isinstance(prompt, ChatPrompt) else ()
         return ChatReader(num_alternatives, max_tokens, frozenset(tool.name for tool in tools))
 
@@ -249,8 +245,7 @@ class Run:
             )
         salt = self._cluster.pseudonyms.cache_salt(self._request)
         target = Target(self._model, endpoint.dialect, salt, in_words=can_go_on == "inexact")
-        write = write_responses_body if self._remote.wire == "responses" else write_body
-        return write(request, target, self._so_far)
+        return write_body(request, target, self._so_far)
 
     def _call(self, body: Body, headers: Headers) -> Call:
         num_hops = (HOPS_HEADER, str(self._request.num_hops + 1))

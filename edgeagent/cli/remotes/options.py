@@ -51,10 +51,6 @@ Training = Annotated[
 ContextLength = Annotated[
     int, typer.Option("--ctx", metavar="N", help="Its context length in tokens; 0: the length that it states.")
 ]
-Wire = Annotated[
-    Literal["auto", "chat", "responses"],
-    typer.Option("--wire", help="Which of OpenAI's APIs to speak. [default auto]", show_default=False),
-]
 Continues = Annotated[
     Literal["no", "exact", "inexact"],
     typer.Option(

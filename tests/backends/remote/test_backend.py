@@ -450,16 +450,11 @@ async def test_probes_only_with_leave_and_only_while_used() -> None:
             assert remote.models()[0].state is WorkerState.READY
 
 
-async def test_text_and_responses() -> None:
+async def test_a_raw_text() -> None:
     text = b'data: {"model":"tiny","choices":[{"text":"ab","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     async with faults(stream(text)) as server, backend(server.url) as remote:
         assert (await ask(remote, prompt=TextPrompt("Once"))).text == "ab"
         assert server.asked[0].path == "/v1/completions"
-    said = b'data: {"type":"response.output_text.delta","delta":"hi"}\n\ndata: {"type":"response.completed"}\n\n'
-    async with faults(stream(said)) as server, backend(server.url, wire="responses") as remote:
-        assert (await ask(remote)).text == "hi"
-        assert server.asked[0].path == "/v1/responses"
-        assert remote.estimate(replace(REQUEST, prompt=TextPrompt("a"))).obstacle == "unsupported"
 
 
 async def test_a_slow_reader_holds_the_stream_back() -> None:

@@ -13,7 +13,6 @@ import pytest
 from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.answers.echo import EchoGuard
 from edgeagent.backends.remote.answers.reader import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS
-from edgeagent.backends.remote.answers.responses import ResponsesReader
 from edgeagent.backends.remote.attempt import retry_after_s
 from edgeagent.backends.remote.connection import names
 from edgeagent.backends.remote.connection.network import Network
@@ -57,15 +56,6 @@ def test_counts_that_cannot_be(prompt: int, cached: int, output: int, counted: U
     reader = ChatReader()
     read(reader, [answer("a")[: -len(DONE)] + event({"choices": [], "usage": chat}) + DONE])
     assert reader.answer.usage == counted
-    responses = {
-        "input_tokens": prompt,
-        "output_tokens": output,
-        "input_tokens_details": {"cached_tokens": cached},
-        "output_tokens_details": {"reasoning_tokens": output},
-    }
-    other = ResponsesReader()
-    read(other, [event({"type": "response.completed", "response": {"usage": responses}})])
-    assert other.answer.usage == counted
 
 
 @pytest.mark.parametrize("said", [{"timings": {"predicted_n": 10**12}}, {"usage": {"completion_tokens": 10**12}}])

@@ -113,15 +113,6 @@ def test_in_json(server: Any, tmp_path: Path, capsys: Output) -> None:
     assert found["tls_s"] is None and found["token_s"] > 0
 
 
-def test_the_responses_api(server: Any, tmp_path: Path, capsys: Output) -> None:
-    answer = {"output": [], "usage": {"input_tokens": 5, "output_tokens": 16}}
-    server.answers["/v1/responses"] = (200, answer)
-    add_remote(tmp_path, Remote("gpu", (EndpointConfig(url(server)),), wire="responses"))
-    assert checked(tmp_path, capsys)[0] == 0
-    assert json.loads(server.asked[1][2])["store"] is False
-    assert [(row.num_prompt_tokens, row.num_output_tokens) for row in requests(tmp_path)] == [(5, 16)]
-
-
 @pytest.mark.parametrize(
     ("path", "answer", "problem"),
     [

@@ -32,7 +32,7 @@ def test_what_is_said_is_written(tmp_path: Path, capsys: Output) -> None:
     state = tmp_path / "state"
     command = (
         "remote add gpu https://a.example https://b.example:8443/llm --key-env GPU_KEY --region eu --region us "
-        "--model builtin=meta/llama --model small=tiny --ctx 131072 --wire chat --continues no --proxy http://p:3128 "
+        "--model builtin=meta/llama --model small=tiny --ctx 131072 --continues no --proxy http://p:3128 "
         f"--ca /etc/ca.pem --client-cert /c.pem --client-key /k.pem --pin {'AB' * 32} --price 0.5,1.5 "
         "--budget tokens=1000000 --budget client-money=2.5 --limit max_concurrent=8 --limit first_token_s=5 --yes"
     )
@@ -47,7 +47,6 @@ def test_what_is_said_is_written(tmp_path: Path, capsys: Output) -> None:
             key=Key("env", "GPU_KEY"),
             models={"builtin": "meta/llama", "small": "tiny"},
             context_length=131072,
-            wire="chat",
             continues="no",
             tls=Tls("/etc/ca.pem", "ab" * 32, "/c.pem", "/k.pem"),
             proxy="http://p:3128",

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.answers.reader import failure_of_body
-from edgeagent.backends.remote.answers.responses import ResponsesReader
 from edgeagent.backends.remote.failures import Kind
 from edgeagent.types import (
     Delta,
@@ -190,92 +189,6 @@ def test_text_completions() -> None:
     assert [len(token.top) for token in delta.logprobs] == [2, 0]
     reader.end()
     assert reader.answer.finish is FinishReason.LENGTH
-
-
-def responses_event(kind: str, **fields: object) -> bytes:
-    return event({"type": kind, **fields}, kind)
-
-
-CREATED = responses_event("response.created", response={"model": "tiny", "status": "in_progress"}) + responses_event(
-    "response.in_progress", response={"model": "tiny"}
-)
-RESPONSES = b"".join(
-    [
-        CREATED,
-        responses_event("response.reasoning_text.delta", output_index=0, delta="Hm."),
-        responses_event("response.output_item.added", output_index=1, item={"type": "message", "id": "m"}),
-        responses_event("response.output_text.delta", output_index=1, delta="Grüße"),
-        responses_event("response.output_text.done", output_index=1, text="Grüße"),
-        responses_event(
-            "response.output_item.added",
-            output_index=2,
-            item={"type": "function_call", "call_id": "c", "name": "f", "arguments": ""},
-        ),
-        responses_event("response.function_call_arguments.delta", output_index=2, delta='{"a":1}'),
-        responses_event("response.function_call_arguments.done", output_index=2, arguments='{"a":1}'),
-        responses_event(
-            "response.completed",
-            response={
-                "model": "tiny",
-                "usage": {
-                    "input_tokens": 5,
-                    "output_tokens": 4,
-                    "input_tokens_details": {"cached_tokens": 2},
-                    "output_tokens_details": {"reasoning_tokens": 1},
-                },
-            },
-        ),
-    ]
-)
-
-
-@given(st.lists(st.integers(0, 100_000), max_size=8))
-def test_responses_in_any_pieces(places: list[int]) -> None:
-    reader = ResponsesReader()
-    expected = (ReasoningDelta("Hm."), TextDelta("Grüße"), ToolCallStarted(0, "c", "f"), ToolCallDelta(0, '{"a":1}'))
-    assert read(reader, cut(RESPONSES, places)) == (expected, None)
-    assert reader.answer.finish is FinishReason.TOOL_CALLS
-    assert reader.answer.usage == Usage(5, 2, 4, 1)
-
-
-def test_vllm_cuts_responses_that_it_had_created() -> None:
-    """Over its limit vLLM sends created and in_progress and then closes the connection: no answer had begun."""
-    reader = ResponsesReader()
-    deltas, failure = read(reader, [CREATED])
-    assert not deltas and not reader.answer.num_tokens
-    assert failure is not None and failure.kind is Kind.CUT
-
-
-@pytest.mark.parametrize(
-    ("last", "finish"),
-    [
-        (
-            responses_event("response.incomplete", response={"incomplete_details": {"reason": "max_output_tokens"}}),
-            "length",
-        ),
-        (responses_event("response.incomplete", response={"incomplete_details": {"reason": "content_filter"}}), "stop"),
-        (responses_event("response.completed", response={}), "stop"),
-    ],
-)
-def test_ends_of_responses(last: bytes, finish: str) -> None:
-    reader = ResponsesReader()
-    assert read(reader, [last])[1] is None
-    assert reader.answer.finish == finish
-
-
-@pytest.mark.parametrize(
-    ("last", "kind"),
-    [
-        (responses_event("response.failed", response={"error": {"code": "server_is_overloaded"}}), Kind.OVERLOADED),
-        (responses_event("error", message="no", code="rate_limit_exceeded"), Kind.OVERLOADED),
-        (responses_event("response.output_text.delta", delta=[1]), Kind.GARBLED),
-        (responses_event("response.function_call_arguments.delta", output_index=9, delta="{"), Kind.GARBLED),
-        (DONE, Kind.CUT),
-    ],
-)
-def test_failures_of_responses(last: bytes, kind: Kind) -> None:
-    _, failure = read(ResponsesReader(), [last])
-    assert failure is not None and failure.kind is kind
 
 
 @pytest.mark.parametrize(

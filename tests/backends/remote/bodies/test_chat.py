@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edgeagent.backends.remote.bodies.chat import Target, write_body
-from edgeagent.backends.remote.bodies.responses import write_responses_body
 from edgeagent.backends.remote.dialect import LLAMA_SERVER, OPENAI, UNKNOWN, VLLM, Dialect, dialect_of
 from edgeagent.errors import NotSupported
 from edgeagent.types import (
@@ -129,10 +128,9 @@ def test_what_is_not_asked_is_not_sent() -> None:
     }
 
 
-@pytest.mark.parametrize("wire", [write_body, write_responses_body])
-def test_nothing_of_this_machine_is_sent(wire: Any) -> None:
+def test_nothing_of_this_machine_is_sent() -> None:
     request = replace(FULL, stop=(), sampling=SamplingParams(0.0))
-    content = wire(request, Target("tiny", VLLM)).content
+    content = write_body(request, Target("tiny", VLLM)).content
     assert b"secret" not in content and b"local-name" not in content
 
 
@@ -166,9 +164,6 @@ def test_tool_choices(choice: ToolChoice, said: str, names: list[str]) -> None:
     sent = body(request)
     assert sent["tool_choice"] == said
     assert [tool["function"]["name"] for tool in sent["tools"]] == names
-    responses = json.loads(write_responses_body(request, Target("tiny", VLLM)).content)
-    assert responses["tool_choice"] == said
-    assert [tool["name"] for tool in responses["tools"]] == names
 
 
 def test_text_and_tokens() -> None:
@@ -215,8 +210,6 @@ def test_an_answer_that_cannot_go_on(request_: GenerateRequest, so_far: AnswerSo
 def test_who_cannot_continue_says_so() -> None:
     with pytest.raises(NotSupported, match="exactly"):
         body(PLAIN, OPENAI, AnswerSoFar("The"))
-    with pytest.raises(NotSupported, match="Responses"):
-        write_responses_body(PLAIN, Target("tiny", VLLM), AnswerSoFar("The"))
 
 
 @pytest.mark.parametrize(
@@ -230,36 +223,5 @@ def test_who_cannot_continue_says_so() -> None:
     ],
 )
 def test_what_no_remote_can_be_asked_for(request_: GenerateRequest) -> None:
-    for write in (write_body, write_responses_body):
-        with pytest.raises(NotSupported):
-            write(request_, Target("tiny", VLLM))
-
-
-def test_responses() -> None:
-    request = replace(FULL, stop=(), sampling=SamplingParams(0.5, 20, 0.9))
-    written = write_responses_body(request, Target("tiny", VLLM, "salt"))
-    sent = json.loads(written.content)
-    assert written.path == "/responses"
-    assert sent["input"] == [
-        {"type": "message", "role": "system", "content": "Be brief."},
-        {"type": "message", "role": "user", "content": "Weather?"},
-        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city":"Köln"}'},
-        {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
-    ]
-    assert (sent["stream"], sent["store"], sent["max_output_tokens"], sent["top_logprobs"]) == (True, False, 50, 2)
-    assert sent["text"]["format"]["name"] == "shape"
-    assert sent["tool_choice"] == {"type": "function", "name": "weather"}
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        replace(PLAIN, stop=("x",)),
-        replace(PLAIN, sampling=SamplingParams(seed=1)),
-        replace(PLAIN, sampling=SamplingParams(presence_penalty=1.0)),
-        replace(PLAIN, prompt=TextPrompt("a")),
-    ],
-)
-def test_what_the_responses_api_cannot_say(request_: GenerateRequest) -> None:
-    with pytest.raises(NotSupported, match="Responses"):
-        write_responses_body(request_, Target("tiny", VLLM))
+    with pytest.raises(NotSupported):
+        write_body(request_, Target("tiny", VLLM))
