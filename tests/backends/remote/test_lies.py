@@ -16,7 +16,7 @@ from edgeagent.backends.remote.answers.reader import MAX_OUTPUT_TOKENS, MAX_PROM
 from edgeagent.backends.remote.attempt import retry_after_s
 from edgeagent.backends.remote.connection import names
 from edgeagent.backends.remote.connection.network import Network
-from edgeagent.errors import RemoteUnavailable
+from edgeagent.errors import Overloaded, RemoteUnavailable
 from edgeagent.remotes import Limits
 from edgeagent.types import (
     AnswerSoFar,
@@ -117,7 +117,7 @@ async def test_a_key_that_the_remote_quotes_reaches_no_client(quoted: str, is_st
 async def test_a_time_to_ask_again_that_is_none(text: str) -> None:
     assert retry_after_s({"retry-after": text}, 0) is None
     async with faults(plain(429, headers=f"Retry-After: {text}\r\n")) as server, backend(server.url) as remote:
-        assert isinstance((await ask(remote)).error, RemoteUnavailable)
+        assert isinstance((await ask(remote)).error, Overloaded)
 
 
 async def test_measurements_that_are_infinite() -> None:
