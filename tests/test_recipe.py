@@ -1,17 +1,22 @@
-"""The recipe's three splits stay apart: training, development, and the sealed test set."""
+"""The recipe's splits stay apart (training, development, the sealed test set), and its structured answers are right."""
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Literal
 
+import jsonschema_rs
 import numpy as np
 import pytest
 
 from models.builtin.recipe.corpus import EVALUATION, evaluation_set, prompt_key, question_key, stream
+from models.builtin.recipe.evaluate import is_right
 from models.builtin.recipe.met import is_met
 from models.builtin.recipe.respelling import Respelling
-from models.builtin.recipe.samples import Draw, Pool, is_held_out, is_sealed, lines
+from models.builtin.recipe.samples import Check, Draw, Pool, Split, is_held_out, is_sealed, lines
 from models.builtin.recipe.sealed import check_sealed, named_pools, sealed_wordings
+from models.builtin.recipe.structured import declined, forced_spans, structured
 from models.builtin.recipe.texts import HELD_OUT
 
 SLOT = re.compile(r"\{(\w+)\}")
@@ -93,3 +98,50 @@ def test_a_spelling_lesson_quotes_the_words_as_they_were_said() -> None:
         said, quoted, _ = respelling.drill(rng)
         words = quoted.removesuffix('"')
         assert words in said or words[:1].upper() + words[1:] in said, (said, quoted)
+
+
+@pytest.mark.parametrize("split", ["train", "eval", "test"])
+def test_a_structured_answer_follows_its_schema_and_passes_its_own_check(split: Split) -> None:
+    draw = Draw(1, split, sealed_wordings() if split == "test" else None)
+    for index in range(300):
+        sample = (declined if index % 10 == 0 else structured)(draw)
+        text = sample.messages[-1]["content"]
+        assert sample.format is not None and is_right(sample.check, text), sample
+        jsonschema_rs.validate(sample.format, json.loads(text))
+
+
+def test_a_schema_determines_keys_and_the_quotes_of_texts_but_not_the_choice_of_null() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "minutes": {"type": "integer"},
+            "room": {"type": "string"},
+            "day": {"type": ["string", "null"]},
+            "items": {"type": "array", "items": {"type": "string"}},
+        },
+    }
+    text = '{"minutes": 5, "room": "hall", "day": "Monday", "items": ["a: b", "c"]}'
+    forced = [text[first:last] for first, last in forced_spans(text, schema)]
+    assert forced == ['{"minutes":', ' "room": "', ' "day":', ' "items":']
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "is_accepted"),
+    [
+        ("json", '{"item": "Milk", "n": 2}', True),
+        ("json", '{"n": 2, "item": "milk"}', True),
+        ("json", '{"n": 2, "item": "milk", "room": null}', True),
+        ("json", '{"n": 2, "item": "milk", "room": "hall"}', False),
+        ("json", '{"n": 2, "item": null}', False),
+        ("json", '{"n": true, "item": "milk"}', False),
+        ("json", '{"n": 3, "item": "milk"}', False),
+        ("json", '{"n": 2, "item": "milk"', False),
+        ("json", '{"count": 2, "what": "milk"}', False),
+        ("json_values", '{"count": 2, "what": "milk"}', True),
+        ("json_values", '{"count": 2, "what": "milk", "more": 1}', False),
+    ],
+)
+def test_a_structured_reply_is_judged_by_its_values(
+    kind: Literal["json", "json_values"], text: str, is_accepted: bool
+) -> None:
+    assert is_right(Check(kind, ('{"item": "milk", "n": 2}',)), text) is is_accepted

@@ -16,6 +16,7 @@ from .chat import render
 from .corpus import COPYING, FOCUS, LONG, MIXTURE, Maker, stream
 from .respelling import Respelling
 from .samples import Draw, Sample
+from .structured import forced_spans
 from .substitution import Substitution
 from .sums import drill
 from .tokenizer import START, STOP
@@ -23,6 +24,9 @@ from .tokenizer import START, STOP
 # The weight of deciding tokens: the first ones of a reply, and the first one of a tool's name or value
 DECISION_WEIGHT = 3.0
 NUM_OPENING = 3
+FORCED_WEIGHT = 0.1  # the weight of what a schema determines
+TYPE_WEIGHT = 0.5  # the weight of a quote that a schema determines
+SPLIT_SHARE = 0.2  # the share of such quotes that follow the space as a token of their own
 DRILL_EVERY = 16  # one batch in 16 has arithmetic without conversations, and one has spelling lessons
 LONG_EVERY = 16  # one batch in 16 has long rows, and one in 32 has random repeats
 
@@ -32,12 +36,13 @@ class BatchPlan:
     """How a run chooses what to train on. `copying_steps` is the number of first steps, which mostly train copying.
 
     `prompt_weight` is the loss weight of a prompt token. If `focus` names kinds of batch, most batches are of these
-    kinds.
+    kinds. `num_rows` is the number of rows of most batches.
     """
 
     copying_steps: int
     prompt_weight: float
     focus: tuple[str, ...] = ()
+    num_rows: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,8 @@ class Encoder:
     """Encodes conversations as tokens with loss weights.
 
     The assistant's tokens have a weight of 1. The tokens that decide an answer have a higher weight: the first ones of
-    a reply, and the first one of each quoted name or value.
+    a reply, and the first one of each quoted name or value. In a reply that follows a schema, the tokens that the
+    schema determines have a lower weight. The brace that opens it has none, unless the prompt asks for JSON.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_weight: float) -> None:
@@ -70,22 +76,60 @@ class Encoder:
         self.stop = tokenizer.encode(STOP).ids[0]
         self.opening = tokenizer.encode("assistant\n").ids
         self.quote = tokenizer.encode(' "').ids[0]
+        self.apart = [tokenizer.encode(text).ids[0] for text in (" ", '"')]
 
     def encode(self, sample: Sample, sort_keys: bool) -> tuple[list[int], list[float]]:
         """Return the tokens, and the loss weight of each."""
-        ids = self.tokenizer.encode(render(sample.messages, sample.tools, sort_keys=sort_keys)).ids
+        text = render(sample.messages, sample.tools, sort_keys=sort_keys)
+        encoded = self.tokenizer.encode(text)
+        ids, starts = encoded.ids, [start for start, _ in encoded.offsets]
         weights = [self.prompt_weight] * len(ids)
-        span = len(self.opening)
         at = 0
         while at < len(ids):
-            if ids[at] == self.start and ids[at + 1 : at + 1 + span] == self.opening:
-                end = ids.index(self.stop, at)
-                for i in range(at + 1 + span, end + 1):
-                    decides = i < at + 1 + span + NUM_OPENING or ids[i - 1] == self.quote
-                    weights[i] = DECISION_WEIGHT if decides else 1.0
-                at = end
+            first = at + 1 + len(self.opening)
+            if ids[at] == self.start and ids[at + 1 : first] == self.opening:
+                at = ids.index(self.stop, at)
+                weights[first : at + 1] = self._reply_weights(ids[first - 1 : at + 1])
+                if sample.format is not None:
+                    told = text[starts[first] : starts[at]]
+                    places = [start - starts[first] for start in starts[first : at + 1]]
+                    weights[first : at + 1] = _structured_weights(sample, told, places)
+                    for i in range(first, at + 1):
+                        weights[i] = TYPE_WEIGHT if weights[i] == FORCED_WEIGHT and ids[i] == self.quote else weights[i]
             at += 1
         return ids, weights
+
+    def split_quotes(
+        self, pair: tuple[list[int], list[float]], rng: np.random.Generator
+    ) -> tuple[list[int], list[float]]:
+        """Write some quotes as the grammar may lead the model to: a space, then the quote as a token of its own."""
+        ids: list[int] = []
+        weights: list[float] = []
+        for token, weight in zip(*pair, strict=True):
+            is_split = weight == TYPE_WEIGHT and rng.random() < SPLIT_SHARE
+            ids += self.apart if is_split else [token]
+            weights += [0.0, weight] if is_split else [weight]
+        return ids, weights
+
+    def _reply_weights(self, ids: list[int]) -> list[float]:
+        """Return the weights of a reply's tokens. The first of `ids` is the token before it."""
+        return [
+            DECISION_WEIGHT if at < NUM_OPENING or before == self.quote else 1.0 for at, before in enumerate(ids[:-1])
+        ]
+
+
+def _structured_weights(sample: Sample, told: str, places: list[int]) -> list[float]:
+    """Return the weights of a JSON reply's tokens. `places`: where in the reply each of them begins."""
+    assert sample.format is not None
+    spans = list(forced_spans(told, sample.format)) if "properties" in sample.format else []
+    forced = [any(first <= place < last for first, last in spans) for place in places]
+    weights = [
+        FORCED_WEIGHT if is_forced else DECISION_WEIGHT if after_forced else 1.0
+        for is_forced, after_forced in zip(forced, [False, *forced], strict=False)
+    ]
+    if not any("json" in message["content"].lower() for message in sample.messages[:-1]):
+        weights[0] = 0.0
+    return weights
 
 
 def _induction(rng: np.random.Generator, vocab: int, length: int) -> tuple[list[int], list[float]]:
@@ -151,10 +195,10 @@ class Packer:
             self.streams[name] = stream(f"{self.seed}:{name}", "train", mixture)
         while True:
             sample = next(self.streams[name])
-            if name == "values":
+            if name == "values" or (name == "structured" and self.rng.random() < 0.5):
                 sample = self.respelling.apply(sample, self.rng)
             encoded = self.encoder.encode(sample, bool(self.rng.random() < 0.6))
-            encoded = self.substitution.apply(sample, encoded, self.rng)
+            encoded = self.substitution.apply(sample, self.encoder.split_quotes(encoded, self.rng), self.rng)
             if len(encoded[0]) <= most:
                 return encoded
 
@@ -214,26 +258,28 @@ class Packer:
 def batch_kind(step: int, plan: BatchPlan) -> tuple[str, int, int]:
     """Return the kind of batch of a step, its number of rows, and the row length. It depends only on step and plan."""
     if plan.focus and step % 10 != 0:
-        return plan.focus[step % 10 % len(plan.focus)], 8, 512
+        return plan.focus[step % 10 % len(plan.focus)], plan.num_rows, 512
     if step < plan.copying_steps and step % 4 != 0:
-        return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), 8, 512
+        return ("induction" if step % 4 == 1 else "copying" if step % 4 == 2 else "mixture"), plan.num_rows, 512
     # counts only the steps that reach this line, so that every kind is chosen
     turn = step // 10 if plan.focus else step
     if turn % DRILL_EVERY == 3:
-        return "drill", 8, 512
+        return "drill", plan.num_rows, 512
     if turn % DRILL_EVERY == 11:
-        return "spelling", 8, 512
+        return "spelling", plan.num_rows, 512
     if turn % (2 * LONG_EVERY) == 1:
-        return "induction", 8, 512
+        return "induction", plan.num_rows, 512
     if turn % LONG_EVERY == 0:
-        return "long", 2, 2048
+        return "long", max(1, plan.num_rows // 4), 2048
     if turn % 8 == 2:
-        return ("matching", "presence", "matching", "unseen")[turn // 8 % 4], 8, 512
+        return ("matching", "presence", "matching", "unseen")[turn // 8 % 4], plan.num_rows, 512
     if turn % 8 == 6:
-        return ("values", "foreign")[turn // 8 % 2], 8, 512
+        return ("values", "foreign")[turn // 8 % 2], plan.num_rows, 512
     if turn % 8 == 5:
-        return "pairs", 8, 512
-    return "mixture", 8, 512
+        return "pairs", plan.num_rows, 512
+    if turn % 8 == 7:
+        return "structured", plan.num_rows, 512
+    return "mixture", plan.num_rows, 512
 
 
 def batches(tokenizer: Tokenizer, seed: str, first: int, plan: BatchPlan) -> Iterator[Batch]:

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 
-from . import facts, memory, sessions, sums, talk, tools
+from . import facts, memory, sessions, structured, sums, talk, tools
 from .chat import render
 from .samples import Draw, Sample, Split, normal
 from .sealed import check_sealed, sealed_wordings
@@ -41,6 +41,8 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
     (tools.tool_missing, 12),
     (tools.tool_not_needed, 7),
     (sessions.session, 2),
+    (structured.structured, 16),
+    (structured.declined, 4),
 )
 
 # Conversations that fill most of the context.
@@ -48,7 +50,7 @@ LONG: tuple[tuple[Maker, float], ...] = ((sessions.long_session, 5), (facts.crow
 
 # Skills that the model hardly learns in mixed batches, so each has its own batches. In this order: whether an offered
 # tool fits, whether a fact is stated, tools with new names, calls for two requests at once, values in made-up words,
-# and when to decline.
+# when to decline, and JSON in the form of a schema.
 FOCUS: dict[str, tuple[tuple[Maker, float], ...]] = {
     "matching": ((tools.matching, 1),),
     "presence": ((facts.absent, 1), (facts.known, 1)),
@@ -67,6 +69,7 @@ FOCUS: dict[str, tuple[tuple[Maker, float], ...]] = {
         (memory.note_taken, 1),
         (sums.simple_sum, 1),
     ),
+    "structured": ((structured.structured, 15), (structured.declined, 1)),
 }
 
 # The first stage of training, copying: most replies repeat a value from the prompt.
@@ -110,6 +113,8 @@ EVALUATION: tuple[tuple[Maker, int], ...] = (
     (talk.foreign, 90),
     (facts.foreign_beside, 20),
     (facts.crowded, 20),
+    (structured.structured, 160),
+    (structured.declined, 30),
 )
 
 

@@ -6,6 +6,7 @@ else in the corpus. So the model must learn to spell a value as it was said, ins
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 
 from . import pools
 from .samples import Pool, Sample, is_held_out
+from .structured import leaves
 
 SHARE = 0.85  # share of a value's words that are replaced
 TWO_WORDS = 0.2  # share of replaced words that become two words
@@ -30,12 +32,17 @@ def _held_out_words() -> frozenset[str]:
 def _fixed(sample: Sample) -> set[str]:
     """Return the values that must not change: those that a schema lists, and weekdays."""
     schemas = [tool["function"]["parameters"]["properties"] for tool in sample.tools]
+    schemas += [sample.format["properties"]] if sample.format and "properties" in sample.format else []
     return {value for each in schemas for spec in each.values() for value in spec.get("enum", ())} | set(pools.WEEKDAYS)
 
 
 def _values(sample: Sample) -> set[str]:
     calls = [call["function"] for message in sample.messages for call in message.get("tool_calls", ())]
-    return {v for call in calls for v in call["arguments"].values() if isinstance(v, str)} - _fixed(sample)
+    values = {v for call in calls for v in call["arguments"].values() if isinstance(v, str)}
+    if sample.format is not None:
+        said = " ".join(message["content"] for message in sample.messages[:-1]).lower()
+        values |= {v for v in leaves(json.loads(sample.messages[-1]["content"])) if str(v).lower() in said}
+    return {v for v in values if isinstance(v, str)} - _fixed(sample)
 
 
 # Parts of spelling lessons: words as a user says them, then in quotes as in a tool call.

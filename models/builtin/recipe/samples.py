@@ -28,22 +28,27 @@ class Check:
     """How to judge a reply.
 
     `exact` accepts one of `values`, `contains` needs all of `values`, and `calls` needs exactly the calls in `calls`.
-    `owns_up` needs the sentence that declines an out-of-domain request.
+    `owns_up` needs the sentence that declines an out-of-domain request. `json` needs the JSON object in `values`, up to
+    case; `json_values` needs its values under any keys.
     """
 
-    kind: Literal["exact", "contains", "calls", "owns_up"]
+    kind: Literal["exact", "contains", "calls", "owns_up", "json", "json_values"]
     values: tuple[str, ...] = ()
     calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One conversation; its last message is the expected reply of the assistant."""
+    """One conversation; its last message is the expected reply of the assistant.
+
+    If `format` is a JSON schema, the reply follows it, and the prompt need not show it.
+    """
 
     category: str
     messages: list[Message]
     check: Check
     tools: list[Tool] = field(default_factory=list)
+    format: dict[str, Any] | None = None
 
 
 def is_held_out(value: str) -> bool:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from . import actions, facts, memory, sums, talk, tools
+from . import actions, facts, memory, structured, sums, talk, tools
 from .actions import ACTIONS
 from .met import is_met
 from .samples import Pool, is_sealed
 from .texts import HELD_OUT
 
-_MODULES = {"talk": talk, "facts": facts, "memory": memory, "sums": sums, "actions": actions, "tools": tools}
+_MODULES = {
+    "talk": talk,
+    "facts": facts,
+    "memory": memory,
+    "sums": sums,
+    "actions": actions,
+    "tools": tools,
+    "structured": structured,
+}
 
 
 def named_pools() -> dict[str, Pool]:

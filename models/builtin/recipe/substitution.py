@@ -20,7 +20,7 @@ SHARE = 0.5
 NUM_FREQUENT = 320
 NUM_COUNTED = 1000
 _EITHER = frozenset({"facts", "absent", "follow_up", "long_prompts"})
-_COPIED = frozenset({"tool_calls", "unseen_tools", "tool_answers", "sessions", "tools_not_needed"})
+_COPIED = frozenset({"tool_calls", "unseen_tools", "tool_answers", "sessions", "tools_not_needed", "structured"})
 
 
 class Substitution:

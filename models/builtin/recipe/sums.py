@@ -108,13 +108,25 @@ def sentence(operation: str, a: int, b: int, result: int) -> str:
 
 def _exchange(draw: Draw) -> tuple[list[Message], int]:
     operation, a, b, result = operands(draw)
+    return [user(asked(draw, operation, a, b)), reply(sentence(operation.sign, a, b, result))], result
+
+
+def asked(draw: Draw, operation: Operation, a: int, b: int) -> str:
+    """Return the text that asks for a sum."""
     text = worded(draw, _ASK, 0.2).format(sum=draw.any(operation.phrases).format(a=a, b=b))
-    return [user(restyle(draw, text)), reply(sentence(operation.sign, a, b, result))], result
+    return restyle(draw, text)
 
 
 def drill(draw: Draw) -> tuple[str, str]:
-    """Draw one line of arithmetic without a conversation: the part that is given, and the result."""
+    """Draw one line of arithmetic without a conversation: the part that is given, and the result.
+
+    A third are questions whose result is in JSON.
+    """
     roll = draw.random.random()
+    if draw.chance(0.35):
+        operation, a, b, result = operands(draw)
+        key = draw.any(("result", "answer", "value", "total", "output"))
+        return f'{asked(draw, operation, a, b)}\n{{"{key}":', f" {result}}}\n"
     if roll < 0.72:
         operation, a, b, result = operands(draw)
         return f"{a} {operation.sign} {b} is", f" {result}.\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -81,12 +82,26 @@ def train(num_samples: int = 30_000, pieces: int = 1520) -> Tokenizer:
         vocab["Ġ" + word] = len(vocab)
         merges.append(("Ġ", word))
     spare = [f"<|spare_{i}|>" for i in range(VOCAB_SIZE - len(CONTROL) - len(MARKS) - len(vocab))]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    return assemble([*sorted(vocab, key=vocab.__getitem__), *CONTROL, *spare, *MARKS], merges)
+
+
+def assemble(tokens: Sequence[str], merges: Sequence[tuple[str, str]]) -> Tokenizer:
+    """Return the tokenizer of these tokens in the order of their ids, and merges.
+
+    The last tokens are those that the text marks: CONTROL and the spare ones, then MARKS.
+    """
+    plain = {token: i for i, token in enumerate(tokens) if token not in MARKS and not _is_control(token)}
+    tokenizer = Tokenizer(models.BPE(vocab=plain, merges=list(merges)))
     tokenizer.pre_tokenizer = _splitter(_QWEN2)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in [*CONTROL, *spare]])
+    control = [token for token in tokens if _is_control(token)]
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in control])
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     return tokenizer
+
+
+def _is_control(token: str) -> bool:
+    return token in CONTROL or token.startswith("<|spare_")
 
 
 def main() -> None:

@@ -231,15 +231,16 @@ def main() -> None:
         "--focus",
         nargs="*",
         default=(),
-        choices=[*sorted(FOCUS), "spelling", "mixture"],
+        choices=[*sorted(FOCUS), "drill", "spelling", "mixture"],
         help="make nine of ten batches of these",
     )
+    parser.add_argument("--rows", type=int, default=8, help="rows of 512 tokens in a batch")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--teacher", action="store_true", help="learn from the target's distribution (the draft)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    mixed = BatchPlan(arguments.copying_steps, arguments.prompt_weight, tuple(arguments.focus))
+    mixed = BatchPlan(arguments.copying_steps, arguments.prompt_weight, tuple(arguments.focus), arguments.rows)
     plan = Plan(arguments.steps, mixed, arguments.rate, arguments.compile, arguments.teacher)
     train(arguments.model, arguments.work, plan)
 
