@@ -66,6 +66,7 @@ class FakeRunner:
         self.adapters_used: list[str] = []
         self.cancel_next: int | None = None  # compute this many slices of the next batch, then cancel it
         self.refuse_next = False
+        self.max_slices = max_batch  # a batch of more slices finds no cells
         self.refuse_restores = False
         self.num_tokens_computed = 0
         self.num_decodes = 0
@@ -78,6 +79,8 @@ class FakeRunner:
         assert sum(part.num_logits for part in slices) <= self.max_outputs
         if self.refuse_next:
             self.refuse_next = False
+            raise OutOfCells
+        if len(slices) > self.max_slices:
             raise OutOfCells
         self._outputs = []
         self.num_decodes += 1

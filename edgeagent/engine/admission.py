@@ -85,8 +85,12 @@ class Admission:
                     sequence.num_computed = self._prefixes.length(sequence.seq_id)
                     sequence.restore_started_s = started_s
                     return True
-        sequence.refused_at = self._prefixes.num_releases
+        self.refuse(sequence)
         return False
+
+    def refuse(self, sequence: Sequence) -> None:
+        """Let a sequence wait until a live sequence ends or loses cells."""
+        sequence.refused_at = self._prefixes.num_releases
 
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
         """Evict idle prefixes from the cells before the prefix of a newly claimed sequence is restored.

@@ -212,15 +212,16 @@ class Engine:
             self._runner.decode([part.slice for part in parts], min_tokens)
         except DecodeCancelled:
             self._take_back(parts)
+            self._num_steps += 1
             self.current_step.record(was_interrupted=True)
             return outputs
-        except OutOfCells:
+        except OutOfCells:  # nothing was computed: such steps alone would be a hang
             return outputs + self._make_room(parts)
         except InternalError as error:
             return outputs + self._fail(parts, error)
         finally:
             self.current_step.end()
-            self._num_steps += 1
+        self._num_steps += 1
         self.current_step.record(was_interrupted=False)
         self._step_s, self._step_tokens = self._clock() - started_s, shape.num_tokens
         switch_s = self._turns.record(self._step_s, expected_s if has_switched else None)
@@ -371,7 +372,10 @@ class Engine:
         if self._prefixes.evict_one():
             return []
         if len(self._running) > 1:
-            self._preempt_last()
+            # It would find no cells again, although enough seem to be free, until another sequence gives up some.
+            last = by_share(self._running.values())[-1]
+            self._preempt(last)
+            self._admission.refuse(last)
             return []
         return self._fail(parts, InternalError("the KV cache has no room for a batch that must fit", served_by="local"))
 

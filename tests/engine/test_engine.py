@@ -199,6 +199,24 @@ class TestFailure:
         runner.refuse_next = True
         assert run(engine).keys() == {"a", "b"}
 
+    def test_sequences_that_never_fit_together_run_one_after_another(self) -> None:
+        runner = FakeRunner()
+        runner.max_slices = 1
+        engine = make_engine(runner)
+        for name in ("a", "b", "c"):
+            engine.add(SequenceSpec(name, [5, 6, 7], greedy(), max_tokens=5))
+        num_refused = 0
+        outputs: dict[str, list[int]] = {}
+        while engine.has_work and num_refused < 50:
+            num_steps, num_decodes = engine.status().num_steps, runner.num_decodes
+            for output in engine.step():
+                outputs.setdefault(output.sequence.id, []).extend(output.tokens)
+            # The watchdog takes a step for progress.
+            assert engine.status().num_steps - num_steps == runner.num_decodes - num_decodes
+            num_refused += runner.num_decodes == num_decodes
+            check_integrity(engine)
+        assert outputs == dict.fromkeys(("a", "b", "c"), naive([5, 6, 7], 5)[0])
+
     def test_a_sequence_alone_that_finds_no_room_fails(self) -> None:
         runner = FakeRunner()
         engine = make_engine(runner)
