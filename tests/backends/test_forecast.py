@@ -67,9 +67,11 @@ def test_what_was_computed_before_is_cached_for_the_same_client() -> None:
 
 def test_the_bytes_of_a_token_are_learned() -> None:
     forecast = Forecast()
+    forecast.start(chat("a", "x" * 800), Started(400, 0))
+    assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(400, rel=0.01), "the first prompt counts whole"
     for _ in range(60):
-        forecast.start(chat("a", "x" * 800), Started(400, 0))
-    assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(400, rel=0.01)
+        forecast.start(chat("a", "x" * 800), Started(200, 0))
+    assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(200, rel=0.01)
 
 
 def test_of_an_idle_worker_the_best_rates_hold_and_bad_ones_are_doubted() -> None:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from edgeagent.engine import cpu_threads
 from edgeagent.engine.cpu_threads import CpuSample, ThreadGovernor, read_cpu
+
+
+class Times(NamedTuple):
+    """The times of a CPU, as psutil returns them."""
+
+    user: float
+    idle: float
 
 
 class Machine:
@@ -67,3 +80,19 @@ def test_the_real_machine_answers() -> None:
     first, second = read_cpu(), read_cpu()
     assert second.all_s >= first.all_s > 0
     assert second.own_s >= first.own_s > 0
+
+
+def test_only_the_cpus_that_the_process_may_use_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Times(user=7.0, idle=100.0), Times(user=40.0, idle=100.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: rows)
+    for usable, busy_s in (({1}, 40.0), ({0}, 7.0), ({0, 1}, 47.0), ({5}, 47.0)):
+        monkeypatch.setattr(cpu_threads, "usable_cpus", lambda usable=usable: frozenset(usable))
+        assert read_cpu().all_s == busy_s
+
+
+def test_another_program_on_the_only_usable_cpu_takes_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_threads, "usable_cpus", lambda: frozenset({3, 5}))
+    machine = Machine()
+    governor = ThreadGovernor(2, sample=machine.sample)
+    assert governor.update(machine.run(1, others=1, own=1))
+    assert governor.num_threads == 1

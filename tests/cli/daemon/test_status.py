@@ -213,6 +213,16 @@ def test_one_restart_is_told_as_such(
     assert "builtin: its worker was restarted once; last: died of signal 11" in capsys.readouterr().out
 
 
+def test_busy_cores_are_told(daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _found(monkeypatch, daemon)
+    (ours, *others) = REPORT["models"]
+    worker = {**ours["worker"], "num_threads": 1, "max_threads": 2}
+    report = {**REPORT, "models": [{**ours, "worker": worker}, *others]}
+    monkeypatch.setitem(daemon.answers, "/edgeagent/status", (200, report))
+    assert main(["status"]) == 0
+    assert "builtin: computes with 1 of 2 threads, since other programs use the cores" in capsys.readouterr().out
+
+
 def test_status_tells_of_a_quarantine_and_of_the_sandbox(
     daemon: HTTPServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

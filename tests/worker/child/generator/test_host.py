@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.errors import (
     ContextLengthExceeded,
@@ -35,12 +37,14 @@ from edgeagent.types import (
     TextPrompt,
     TokenPrompt,
 )
+from edgeagent.worker.child.generator import host as host_module
 from edgeagent.worker.child.generator import rewind_check
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Delivered, Load
 from tests.adapters import make_adapter
 from tests.conftest import TinyModel
+from tests.engine.test_cpu_threads import Machine as Cores
 from tests.integrity import check_integrity
 from tests.models import make_tiny_model
 from tests.peer.shelf import TWINS, make_model
@@ -228,6 +232,21 @@ class TestLoad:
         assert (choice.value, choice.by) == ("none", "default")
         assert f"removed from a {kind} memory" in choice.why
         assert not [each for each in load(tiny_model(kind), draft_tokens=0).info.choices if each.name == "drafts"]
+
+    def test_a_given_number_of_threads_is_the_most(
+        self, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cores = Cores()
+        governor = partial(ThreadGovernor, num_cores=2, sample=cores.sample)
+        monkeypatch.setattr(host_module, "ThreadGovernor", governor)
+        host = load(tiny_model(MemoryKind.FULL_ATTENTION), threads=2)
+        numbers = []
+        for others in (0.0, 1.5, 0.0):
+            cores.run(1, others=others)
+            host.adjust_threads()
+            numbers.append(host.num_threads)
+        assert (numbers, host.max_threads) == ([2, 1, 2], 2)
+        host.close()
 
     @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW, MemoryKind.HYBRID])
     def test_the_settings_that_follow_from_the_model_are_told(self, tiny_model: TinyModel, kind: MemoryKind) -> None:
