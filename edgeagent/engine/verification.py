@@ -25,13 +25,14 @@ class Output:
     """The result of a step for one sequence. If it has a `finish_reason` or an `error`, the sequence has ended.
 
     `prompt_logprobs`: the log probabilities of the prompt tokens that this step scored, in order. The first token of a
-    prompt has none.
+    prompt has none. `end_logprob`: that of the token that ended the text, which is not among `tokens`.
     """
 
     sequence: Sequence
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    end_logprob: Logprob | None = None
     finish_reason: FinishReason | None = None
     error: EdgeAgentError | None = None
 
@@ -102,7 +103,7 @@ class Verifier:
             sampled = sampler.sample(self._runner.logits(row + index))
             is_accepted = index < len(part.drafts) and part.drafts[index] == sampled.token
             if self._runner.is_end(sampled.token):
-                reason, has_ended = FinishReason.STOP, is_accepted
+                reason, has_ended, output.end_logprob = FinishReason.STOP, is_accepted, sampled.logprob
                 num_accepted += is_accepted
                 break
             sampler.accept(sampled.token)

@@ -46,6 +46,20 @@ KNOWN_MARKERS = (
 )
 
 
+def declares_tools(template: str) -> bool:
+    """Whether a chat template's source speaks of tools and their calls, in a format that can be parsed here.
+
+    A loaded model's template is rendered to find out; see ChatTemplate.supports_tools. This costs no rendering.
+    """
+    has_format = any(marker in template for marker in (HERMES_OPEN, LLAMA_OPEN, MISTRAL_OPEN, '"parameters":'))
+    return "tools" in template and "tool_calls" in template and has_format
+
+
+def declares_reasoning(template: str) -> bool:
+    """Whether a chat template's source speaks of reasoning."""
+    return "reasoning_content" in template or any(pair.close in template for pair in REASONING)
+
+
 def call_opener(tool_format: ToolFormat) -> str:
     """Return the marker that opens a call or a list of calls in this format."""
     match tool_format:

@@ -1,7 +1,16 @@
 // The AI SDK: its providers for OpenAI (responses, chat) and for servers like OpenAI's.
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { embed, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
+import {
+  embed,
+  generateObject,
+  generateText,
+  stepCountIs,
+  streamObject,
+  streamText,
+  tool,
+  ToolLoopAgent as Agent,
+} from "ai";
 import { z } from "zod";
 import { ASK_TIMER, BASE_URL, KEY, MODEL, assert, main, test } from "./cases.mjs";
 
@@ -42,6 +51,18 @@ for (const [name, model] of Object.entries(models)) {
     const answer = await generateText({ model, prompt: ASK_TIMER, tools: { set_timer }, stopWhen: stepCountIs(3), ...once });
     assert(Number.isInteger(minutes), "a call");
     assert(answer.text, answer.steps.length);
+  });
+
+  test(`${name}, agent`, async () => {
+    let minutes;
+    const set_timer = tool({
+      description: "Set a timer.",
+      inputSchema: schema,
+      execute: (input) => ((minutes = input.minutes), "done"),
+    });
+    const agent = new Agent({ model, tools: { set_timer }, stopWhen: stepCountIs(3), ...once });
+    const answer = await agent.generate({ prompt: ASK_TIMER });
+    assert(Number.isInteger(minutes) && answer.steps.length > 1, answer.steps.length);
   });
 
   test(`${name}, streamed tool call`, async () => {

@@ -42,19 +42,19 @@ def case(name: str) -> Callable[[Case], Case]:
     return add
 
 
-def main() -> None:
-    """Run every case in turn, and print each outcome."""
+def main(limit_s: float = LIMIT_S) -> None:
+    """Run every case in turn, each for at most `limit_s` seconds, and print its outcome."""
     # Output of libraries must not mix with the lines of outcomes.
     channel, sys.stdout = sys.stdout, sys.stderr
-    asyncio.run(_run_all(lambda outcome: print(json.dumps(outcome), file=channel, flush=True)))
+    asyncio.run(_run_all(limit_s, lambda outcome: print(json.dumps(outcome), file=channel, flush=True)))
 
 
-async def _run_all(tell: Callable[[dict[str, object]], None]) -> None:
+async def _run_all(limit_s: float, tell: Callable[[dict[str, object]], None]) -> None:
     for name, run in _cases:
         began_s = time.monotonic()
         fault = ""
         try:
-            await asyncio.wait_for(run(), LIMIT_S)
+            await asyncio.wait_for(run(), limit_s)
         except Exception as error:
             traceback.print_exc()
             fault = f"{type(error).__name__}: {error}".strip()[:400]

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
 from edgeagent.api.gate.access import template_of
+from edgeagent.api.gate.lingering import Lingering
 from edgeagent.api.wire.known_fields import SCOPE_KEY, FieldWarning, header
 from edgeagent.api.wire.request_id import begin_request
 
@@ -20,6 +21,17 @@ WEBSOCKET = "WS"
 """The method under which WebSockets are counted."""
 OTHER = "other"
 METHODS = frozenset({"GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "PATCH", WEBSOCKET})
+
+# llama-server's other names of routes.
+ALIASES = {
+    "/v1/health": "/health",
+    "/models": "/v1/models",
+    "/chat/completions": "/v1/chat/completions",
+    "/responses": "/v1/responses",
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/reranking"), "/v1/rerank"),
+}
+# Routes that answer HEAD and have no GET.
+_HEAD_ONLY = "/api/blobs/"
 
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -41,7 +53,10 @@ class Envelope:
             return
         request_id = begin_request(scope["headers"])
         warnings: list[FieldWarning] = []
-        scope = {**scope, SCOPE_KEY: warnings}
+        method = WEBSOCKET if scope["type"] == "websocket" else scope["method"]
+        scope = {**scope, SCOPE_KEY: warnings, "path": ALIASES.get(scope["path"], scope["path"])}
+        if method == "HEAD" and not scope["path"].startswith(_HEAD_ONLY):
+            scope["method"] = "GET"  # the server leaves out the body
         outcome = "disconnected"
 
         async def send_named(message: Message) -> None:
@@ -56,7 +71,8 @@ class Envelope:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_named)
+            lingering = Lingering(scope, receive, send_named)
+            await self._app(scope, lingering.receive, lingering.send)
         except ClientDisconnect:
             return  # the client has disconnected
         except Exception as error:
@@ -67,6 +83,5 @@ class Envelope:
                 raise
             await self._answer_unhandled(scope, receive, send_named)
         finally:
-            method = WEBSOCKET if scope["type"] == "websocket" else scope["method"]
             method = method if method in METHODS else OTHER
             metrics.requests_total.labels(template_of(scope["path"]) or OTHER, method, outcome).inc()

@@ -168,7 +168,7 @@ def _check_media_type(scope: Scope) -> None:
     is_any_taken = types in _UNSAID_TYPES or scope["path"].startswith(OLLAMA_PREFIX)
     if types != [b"application/json"] and (not is_any_taken or is_browser(scope)):
         raise RefusalError(InvalidRequest("a body must be sent as Content-Type: application/json"), 415)
-    if header_values(scope, b"content-encoding"):
+    if any(coding.lower() not in (b"", b"identity") for coding in header_values(scope, b"content-encoding")):
         raise RefusalError(InvalidRequest("a compressed body is not accepted; send it without Content-Encoding"), 415)
 
 
@@ -204,7 +204,7 @@ class Security:
             await _refuse(scope, send, refused)
             return
         if admission.is_preflight and admission.origin is not None:
-            await _answer_preflight(send, admission.origin)
+            await _answer_preflight(scope, send, admission.origin)
             return
         # Set for every request, also to None: a connection's next request starts in the context of the request before.
         grant = self._grants.open(admission.keys)
@@ -272,7 +272,7 @@ def _with_cors(send: Send, origin: bytes | None) -> Send:
     return send_with_cors
 
 
-async def _answer_preflight(send: Send, origin: bytes) -> None:
+async def _answer_preflight(scope: Scope, send: Send, origin: bytes) -> None:
     headers = [
         (b"access-control-allow-origin", origin),
         (b"access-control-allow-methods", _ALLOW_METHODS),
@@ -280,6 +280,9 @@ async def _answer_preflight(send: Send, origin: bytes) -> None:
         (b"access-control-max-age", b"600"),
         (b"vary", b"Origin"),
     ]
+    if header_values(scope, b"access-control-request-private-network") == [b"true"]:
+        # Browsers ask so before a page of the internet may reach a private address. The origin is allow-listed.
+        headers.append((b"access-control-allow-private-network", b"true"))
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 

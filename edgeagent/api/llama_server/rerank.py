@@ -11,7 +11,7 @@ from pydantic import Field
 
 from edgeagent.api.context import context_of
 from edgeagent.api.openai.embeddings import EmbeddingUsage
-from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
+from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, Settings, between, validate
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.shape import Json, Shape
@@ -33,7 +33,7 @@ class Document(Body):
     text: str
 
 
-class RerankBody(Body):
+class RerankBody(Settings):
     """A query and the documents to rank.
 
     top_n: return only this many of the most relevant documents. return_documents: repeat the documents' texts.

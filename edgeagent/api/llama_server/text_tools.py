@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from edgeagent.api.context import context_of
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.openai.text_body import read_tokens
-from edgeagent.api.wire.fields import Body, ModelName
+from edgeagent.api.wire.fields import ModelName, Settings
 from edgeagent.api.wire.json_body import read_body, read_valid
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
@@ -29,7 +29,7 @@ _MAX_TOKENS_A_STEP = 4096
 router = APIRouter()
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Settings):
     """The text to tokenize.
 
     add_special: begin with the beginning-of-text token. parse_special: the text of a control token becomes that token.
@@ -43,7 +43,7 @@ class TokenizeBody(Body):
     model: ModelName | None = None
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(Settings):
     """Tokens to turn into text."""
 
     tokens: list[Any]

@@ -7,7 +7,7 @@ fields `images`, `template` and `context` are refused unless they are empty; the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,6 +26,7 @@ from edgeagent.api.wire.fields import (
     ModelName,
     NumTopLogprobs,
     SamplingBody,
+    Settings,
     Stops,
     between,
     drafts_of,
@@ -35,7 +36,7 @@ from edgeagent.api.wire.fields import (
     with_adapter,
 )
 from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.messages import PlainFunction, read_schema, tools_of
+from edgeagent.api.wire.messages import PlainFunction, hosted_tools, read_schema, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -52,7 +53,6 @@ from edgeagent.types import (
     ToolCall,
 )
 
-_WHOLE_OPTIONS = ("num_predict", "top_k", "repeat_last_n", "seed")
 _LEVELS = ("low", "medium", "high", "max")
 # Fields of generate that are refused unless they are empty.
 _UNSUPPORTED = {
@@ -75,36 +75,16 @@ class OptionsBody(SamplingBody):
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
 
-def _usual_options(options: object) -> object:
-    """Return the options in the form that OptionsBody accepts.
-
-    A whole number such as 40.0 becomes an integer. A top_k of -1 becomes 0. Empty stop strings are removed.
-    """
-    if not isinstance(options, dict):
-        return options
-    usual = dict(options)
-    for name in _WHOLE_OPTIONS:
-        value = usual.get(name)
-        if isinstance(value, float) and value.is_integer():
-            usual[name] = int(value)
-    if usual.get("top_k") == -1:
-        usual["top_k"] = 0
-    match usual.get("stop"):
-        case "":
-            del usual["stop"]
-        case list(stops):
-            usual["stop"] = [stop for stop in stops if stop != ""]
-    return usual
-
-
-class OllamaBody(Body):
+class OllamaBody(Settings):
     """The fields that /api/chat and /api/generate share. All but `model` may be null. Unknown fields are ignored."""
 
     model: ModelName
     stream: bool | None = None
     format: str | Json | None = None
-    options: Annotated[OptionsBody, BeforeValidator(_usual_options)] | None = None
+    options: OptionsBody | None = None
     keep_alive: KeepAlive | None = None
+    truncate: bool | None = None
+    """If the conversation is too long, leave out its oldest turns. False: refuse it instead."""
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: NumTopLogprobs | None = None
@@ -177,7 +157,7 @@ class OllamaGenerateBody(OllamaBody):
     context: Annotated[list[int], Field(fail_fast=True)] | None = None
 
 
-class OllamaModelBody(Body):
+class OllamaModelBody(Settings):
     """A model's name, in the field `model` or in its older form `name`."""
 
     model: ModelName
@@ -211,8 +191,19 @@ OPTIONS = frozenset(
         *("typical_p", "use_mlock", "use_mmap", "vocab_only"),
     }
 )
-KNOWN_CHAT = KnownFields.of(OllamaChatBody, options=OPTIONS)
-KNOWN_GENERATE = KnownFields.of(OllamaGenerateBody, "height", "steps", "width", options=OPTIONS)
+
+
+def _ignored_options(fields: Mapping[str, object]) -> Iterator[str]:
+    """Yield what a warning says of options that Ollama follows and this daemon ignores."""
+    options = fields.get("options")
+    if isinstance(options, Mapping) and options.get("num_ctx") is not None:
+        yield "options.num_ctx is ignored: the daemon chooses the length of the context"
+
+
+KNOWN_CHAT = KnownFields.of(OllamaChatBody, "shift", options=OPTIONS, notices=(_ignored_options, hosted_tools))
+KNOWN_GENERATE = KnownFields.of(
+    OllamaGenerateBody, "shift", "height", "steps", "width", options=OPTIONS, notices=(_ignored_options,)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +240,7 @@ def read_chat(
             _to_messages(body.messages),
             tools_of(tool.function for tool in body.tools or ()),
             template_kwargs=_read_think(body.think),
+            truncate=body.truncate is not False,
         )
     return _asked(body, prompt, request_id, served, partition, may_keep=may_keep)
 

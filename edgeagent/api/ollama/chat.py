@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -11,10 +12,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from edgeagent.api.context import context_of
+from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.ollama.answer import OllamaAnswer, ToFields, chat_fields, generate_fields
 from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, OllamaRequest, read_chat, read_generate
+from edgeagent.api.ollama.models import capabilities
 from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
@@ -23,8 +25,9 @@ from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import Forbidden, NotSupported
 from edgeagent.service.first_step import wait_for_first_step
+from edgeagent.service.inventory import find_known
 from edgeagent.service.service import status_of
-from edgeagent.types import ModelStatus, Step
+from edgeagent.types import Step
 
 router = APIRouter()
 
@@ -59,7 +62,7 @@ async def _answer(
         await unless_disconnected(request.receive, _load_or_unload(request, parsed, model, request_id))
         return JSONResponse(answer.loaded(is_unload=parsed.is_unload))
     if parsed.is_thinking:
-        _check_thinking(status_of(context.service, model), parsed.model)
+        await _check_thinking(context, model, parsed.model)
     placement = PlacementHeaders()
     steps = placement.noting(context.service.generate(parsed.request))
     response: Response
@@ -101,6 +104,13 @@ async def _load_or_unload(request: Request, parsed: OllamaRequest, model: str, r
         raise Forbidden("unloading a model is the owner's; without a keep_alive it stays as the owner set it")
 
 
-def _check_thinking(status: ModelStatus | None, name: str) -> None:
-    if status is not None and status.info is not None and not status.info.supports_reasoning:
+async def _check_thinking(context: Context, model: str, name: str) -> None:
+    """Raise NotSupported if the model does not reason. Its file is read if it is not loaded."""
+    status = status_of(context.service, model)
+    if status is not None and status.info is not None:
+        is_supported = status.info.supports_reasoning
+    else:
+        known = await asyncio.to_thread(find_known, context.config, context.service.models(), model, str)
+        is_supported = known.header is None or "thinking" in capabilities(known)
+    if not is_supported:
         raise NotSupported(f'"{name}" does not support thinking', param="think")

@@ -8,13 +8,13 @@ from pydantic import Field
 
 from edgeagent.api.ollama.body import OPTIONS
 from edgeagent.api.openai.embeddings_body import read_inputs
-from edgeagent.api.wire.fields import MAX_INT32, Body, KeepAlive, ModelName, between, validate
+from edgeagent.api.wire.fields import MAX_INT32, KeepAlive, ModelName, Settings, between, validate
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.shape import Json
 from edgeagent.types import Embed
 
 
-class OllamaEmbedBody(Body):
+class OllamaEmbedBody(Settings):
     """One or more texts, or no text. A text that is too long is cut unless `truncate` is false."""
 
     model: ModelName
@@ -25,7 +25,7 @@ class OllamaEmbedBody(Body):
     keep_alive: KeepAlive | None = None
 
 
-class OllamaEmbeddingsBody(Body):
+class OllamaEmbeddingsBody(Settings):
     """The body of the older route. It has at most one text, which is cut if it is too long."""
 
     model: ModelName

@@ -25,6 +25,7 @@ from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.store.hub.cache import named_sha256
+from edgeagent.text.tool_format import declares_reasoning, declares_tools
 from edgeagent.types import ModelInfo, ModelStatus, WorkerState
 
 router = APIRouter()
@@ -86,7 +87,7 @@ async def tags(request: Request) -> JSONResponse:
     """List every model that is served or on disk, and the aliases of each."""
     models, aliases = await _known(context_of(request))
     entries: list[OllamaModel] = [
-        {**_entry(model), "modified_at": _modified_at(model), "capabilities": _capabilities(model)}
+        {**_entry(model), "modified_at": _modified_at(model), "capabilities": capabilities(model)}
         for model in (*models, *aliases)
     ]
     return JSONResponse(OllamaModels(models=entries))
@@ -126,7 +127,7 @@ async def show(request: Request) -> JSONResponse:
         "license": "",
         "details": _details(model),
         "model_info": _model_info(model),
-        "capabilities": _capabilities(model),
+        "capabilities": capabilities(model),
         "modified_at": _modified_at(model),
     }
     return JSONResponse(body)
@@ -199,17 +200,28 @@ def _parameters(info: ModelInfo) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def _capabilities(model: KnownModel) -> list[str]:
+def capabilities(model: KnownModel) -> list[str]:
+    """Return what a model can do, in Ollama's words. For a model that is not loaded, its file's header says it."""
     info, header = model.info, model.header
-    if info is None:
-        return ["embedding" if header is not None and header.memory_kind == "encoder" else "completion"]
-    offered = {
-        "completion": info.can_generate,
-        "tools": info.supports_tools,
-        "insert": info.supports_infill,
-        "thinking": info.supports_reasoning,
-        "embedding": bool(info.embedding_length),
-    }
+    if info is not None:
+        offered = {
+            "completion": info.can_generate,
+            "tools": info.supports_tools,
+            "insert": info.supports_infill,
+            "thinking": info.supports_reasoning,
+            "embedding": bool(info.embedding_length),
+        }
+    elif header is not None:
+        generates = header.memory_kind != "encoder"
+        offered = {
+            "completion": generates,
+            "tools": generates and declares_tools(header.chat_template),
+            "insert": generates and header.has_infill_tokens,
+            "thinking": generates and declares_reasoning(header.chat_template),
+            "embedding": not header.is_ranking,
+        }
+    else:
+        offered = {"completion": True}
     return [name for name, is_offered in offered.items() if is_offered]
 
 

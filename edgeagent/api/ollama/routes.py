@@ -20,8 +20,9 @@ from edgeagent.api.ollama import pull as ollama_pull
 from edgeagent.api.wire.errors import OllamaRefusal
 from edgeagent.api.wire.shape import Shape
 
-# Clients read from Ollama's version what a server supports. This is the first version with everything served here.
-API_VERSION = "0.12.11"
+# Clients read from Ollama's version what a server supports. All routes of this version are served: 0.13.3 brought
+# /v1/responses. The next minor version brought /v1/messages, which is not served.
+API_VERSION = "0.13.4"
 
 router = APIRouter()
 for module in (ollama_chat, ollama_embed, ollama_models, ollama_changes, ollama_pull):

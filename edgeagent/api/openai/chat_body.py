@@ -100,7 +100,7 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
     body = validate(ChatBody, fields)
     body.check_supported()
     _check_channels(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     tools, choice = _read_tools_and_choice(body)
     has_functions = body.functions is not None
@@ -209,7 +209,7 @@ def _allowed_name(entry: object) -> str:
 
 def _read_format(raw: Json | None) -> OutputFormat:
     match raw:
-        case None | {"type": "text"}:
+        case None | {"type": "text" | "" | None}:
             return TextFormat()
         case {"type": "json_object", "schema": dict(schema)}:  # llama-server's older form
             return JsonSchemaFormat(read_schema(schema, "response_format.schema"), strict=False)

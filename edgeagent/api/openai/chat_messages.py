@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from edgeagent.api.wire.fields import MAX_TOOLS, Body
 from edgeagent.api.wire.messages import Content, Function, HostedTool, OutputContent, discriminated_by, tools_by_type
@@ -17,12 +17,13 @@ from edgeagent.errors import InvalidRequest
 from edgeagent.types import Message, ToolCall
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+OptionalName = Annotated[Name | None, BeforeValidator(lambda name: None if name == "" else name)]
 
 
 class ChatTool(Body):
     """A function that the model may call."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
 
@@ -45,7 +46,7 @@ class InstructionMessage(Body):
 
     role: Literal["system", "developer", "user"]
     content: Content
-    name: Name | None = None
+    name: OptionalName = None
 
 
 class AssistantMessage(Body):
@@ -59,7 +60,7 @@ class AssistantMessage(Body):
         CalledFunction | None,
         Field(description="A call in the older form, for `functions`. Ignored if `tool_calls` is not empty."),
     ] = None
-    name: Name | None = None
+    name: OptionalName = None
 
 
 class ToolMessage(Body):
@@ -68,7 +69,7 @@ class ToolMessage(Body):
     role: Literal["tool"]
     content: OutputContent
     tool_call_id: Name
-    name: Name | None = None
+    name: OptionalName = None
 
 
 class FunctionMessage(Body):

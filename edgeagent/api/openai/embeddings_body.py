@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from edgeagent.api.openai.text_body import TextsOrTokens, read_tokens
-from edgeagent.api.wire.fields import MAX_INT32, Body, ModelName, between, validate
+from edgeagent.api.wire.fields import MAX_INT32, ModelName, Settings, between, validate
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
@@ -16,7 +16,7 @@ MAX_INPUTS = 2048
 MAX_CHARS = 1 << 20  # of all texts together
 
 
-class EmbeddingsBody(Body):
+class EmbeddingsBody(Settings):
     """The texts to embed, or their token ids. `dimensions`: return only this many of a vector's first values.
 
     Unknown fields are ignored.

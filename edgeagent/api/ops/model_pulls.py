@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.wire.errors import Refusal, error_body
-from edgeagent.api.wire.fields import Body, ModelName
+from edgeagent.api.wire.fields import ModelName, Settings
 from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
@@ -24,7 +24,7 @@ from edgeagent.store.hub.progress import Progress
 router = APIRouter()
 
 
-class PullBody(Body):
+class PullBody(Settings):
     """`model`: the model to download. `draft`: download its draft too.
 
     `stream`: send the progress as events; if false, send one answer at the end.

@@ -19,13 +19,13 @@ from edgeagent.api.responses.items.input_items import InputBody, item_notices, t
 from edgeagent.api.responses.tools import OfferedTools, ResponsesTools, offered_tools, tool_notices
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
-    Body,
     Count,
     EdgeagentBody,
     Effort,
     ModelName,
     NumTopLogprobs,
     SamplingBody,
+    Settings,
     Stops,
     TemplateKwargs,
     drafts_of,
@@ -61,7 +61,7 @@ MAX_ECHO_BYTES = 128 << 10
 MAX_REFERENCES = 1000
 
 
-class Format(Body):
+class Format(Settings):
     """The field `text.format`. The schema is a field of it; in chat completions it is in an object `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -70,19 +70,19 @@ class Format(Body):
     strict: bool | None = None
 
 
-class Text(Body):
+class Text(Settings):
     """The field `text`. Its `verbosity` is accepted without effect."""
 
     format: Format | None = None
 
 
-class Reasoning(Body):
+class Reasoning(Settings):
     """The field `reasoning`. The chat template decides what `effort` does."""
 
     effort: Effort | None = None
 
 
-class CacheOptions(Body):
+class CacheOptions(Settings):
     """The field `prompt_cache_options`.
 
     With `prewarm`, the prompt is computed and nothing is generated, as with `generate: false`.
@@ -91,7 +91,7 @@ class CacheOptions(Body):
     prewarm: bool | None = None
 
 
-class ContextManagement(Body):
+class ContextManagement(Settings):
     """An entry of `context_management`: above how many prompt tokens the earlier conversation is summarized."""
 
     type: str
@@ -277,8 +277,8 @@ def read_create(fields: Json) -> ResponseCreate:
 
 
 def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:
-    if fields.get("conversation") is not None:
-        if fields.get("previous_response_id") is not None:
+    if fields.get("conversation"):
+        if fields.get("previous_response_id"):
             raise InvalidRequest("send either conversation or previous_response_id, not both", param="conversation")
         raise NotSupported("conversation objects are not supported; use previous_response_id", param="conversation")
     for entry in body.context_management or ():
@@ -291,7 +291,7 @@ def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:
             raise InvalidRequest(
                 "compact_threshold is missing: say from how many tokens on to compact", param="context_management"
             )
-    if fields.get("prompt") is not None:
+    if fields.get("prompt"):
         raise NotSupported("stored prompt templates are not supported; send instructions and input", param="prompt")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Tag
 
 from edgeagent.api.responses.items.as_json import CUSTOM_INPUT
-from edgeagent.api.wire.fields import MAX_TOOLS, Body, validate
+from edgeagent.api.wire.fields import MAX_TOOLS, Body, Settings, validate
 from edgeagent.api.wire.messages import Function, HostedTool, ToolName, left_out, tools_by_type, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem
@@ -26,10 +26,10 @@ from edgeagent.types import Tool, ToolCallStarted
 class ResponsesTool(Function):
     """A function the model may call."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
 
 
-class CustomFormat(Body):
+class CustomFormat(Settings):
     """What a custom tool takes. A regular expression is followed; a Lark grammar is only shown to the model."""
 
     type: Literal["text", "grammar"] = "text"

@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +19,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     ValidationError,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
@@ -90,7 +92,7 @@ class between:  # noqa: N801 it reads as an annotation: Annotated[int, between(1
 def _one_or_many(value: object) -> object:
     if not isinstance(value, str | list):
         raise PydanticCustomError("stop", "must be a string or a list of strings")
-    return [value] if isinstance(value, str) else value
+    return [value] if isinstance(value, str) else [stop for stop in value if stop not in ("", None)]
 
 
 def _stop(value: str) -> str:
@@ -150,13 +152,67 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
+# Numbers that mean the same as no number, where vLLM, llama-server or Ollama take them so.
+NEUTRAL_NUMBERS: dict[str, tuple[int, ...]] = {
+    "dimensions": (0, -1),
+    "max_output_tokens": (-1,),
+    "max_tool_calls": (-1,),
+    "repeat_penalty": (0,),
+    "seed": (-1,),
+    "top_n": (0, -1),
+}
+# Optional fields in which an empty value has a meaning of its own.
+MEANT_EMPTY = frozenset({"input", "json_schema", "format"})
+
+
+class Settings(Body):
+    """A body, or an object in it, in which an optional field with a neutral value is as if it were absent.
+
+    Neutral are null, the empty string, and for some fields an empty list or object or a number; see `is_neutral`. The
+    forms of settings pages and typed clients send them. A whole number such as 40.0 is read as an integer.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, fields: object) -> object:
+        if not isinstance(fields, dict):
+            return fields
+        optional, whole = _field_kinds(cls)
+        return {
+            name: int(value) if isinstance(value, float) and name in whole and value.is_integer() else value
+            for name, value in fields.items()
+            if name not in optional or not is_neutral(name, value)
+        }
+
+
+def is_neutral(name: str, value: object) -> bool:
+    """Whether an optional field with this value is as if it were absent."""
+    if value is None:
+        return True
+    if isinstance(value, str | list | dict):
+        return not value and name not in MEANT_EMPTY
+    return not isinstance(value, bool) and value in NEUTRAL_NUMBERS.get(name, ())
+
+
+@cache
+def _field_kinds(body: type[BaseModel]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names, as clients send them, of a body's optional fields and of its fields for whole numbers."""
+    named = [(field.alias or name, field) for name, field in body.model_fields.items()]
+    optional = frozenset(name for name, field in named if not field.is_required())
+    return optional, frozenset(name for name, field in named if _is_whole(field.annotation))
+
+
+def _is_whole(annotation: object) -> bool:
+    return annotation is int or any(_is_whole(part) for part in get_args(annotation) if part is not type(None))
+
+
 class Query(Body):
     """The query parameters of a route. Unknown parameters are ignored. Numbers and booleans are read from text."""
 
     model_config = ConfigDict(strict=False)
 
 
-class EdgeagentBody(Body):
+class EdgeagentBody(Settings):
     """The field `edgeagent`: settings that other servers do not have. An unknown name in it is refused.
 
     Otherwise a mistyped `route` would be ignored, and the request might leave this machine.
@@ -185,12 +241,12 @@ def with_adapter(model: str, *bodies: EdgeagentBody | None) -> str:
     return model if adapter is None else f"{model}+{adapter}"
 
 
-class SamplingBody(Body):
+class SamplingBody(Settings):
     """The sampling parameters of a request: OpenAI's fields, and llama-server's for the rest. All may be null."""
 
     temperature: Annotated[float, between(0, 2)] | None = None
     top_p: Fraction | None = None
-    top_k: Annotated[int, between(0, MAX_INT32)] | None = None
+    top_k: Annotated[int, between(-1, MAX_INT32)] | None = None
     min_p: Fraction | None = None
     repeat_penalty: Annotated[float, between(0.01, 10)] | None = None
     repeat_last_n: Annotated[int, between(-1, MAX_INT32)] | None = None
@@ -202,20 +258,20 @@ class SamplingBody(Body):
     ) = None
 
     def sampling(self) -> SamplingParams:
-        """Return the checked sampling parameters. A seed of -1 means a random seed, as in llama-server.
+        """Return the checked sampling parameters.
 
         Raise InvalidRequest if a key of `logit_bias` is no token id.
         """
         return SamplingParams(
             temperature=self.temperature,
-            top_k=self.top_k,
+            top_k=0 if self.top_k == -1 else self.top_k,  # as in vLLM and llama-server, -1 means all tokens
             top_p=self.top_p,
             min_p=self.min_p,
             repeat_penalty=self.repeat_penalty,
             repeat_last_n=self.repeat_last_n,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            seed=None if self.seed is None or self.seed == -1 else self.seed % _RANDOM_SEED,
+            seed=None if self.seed is None else self.seed % _RANDOM_SEED,
             logit_bias=tuple((_token(key), bias) for key, bias in (self.logit_bias or {}).items()),
         )
 

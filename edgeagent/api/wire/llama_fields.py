@@ -15,12 +15,12 @@ from pydantic import Field
 
 from edgeagent.api.wire.fields import (
     MAX_INT32,
-    Body,
     EdgeagentBody,
     MaxTokens,
     ModelName,
     NumTopLogprobs,
     SamplingBody,
+    Settings,
     between,
     drafts_of,
     route_of,
@@ -59,7 +59,7 @@ _IDLE = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc")
 NumChoices = Annotated[int, between(1, MAX_CHOICES)]
 
 
-class StreamOptions(Body):
+class StreamOptions(Settings):
     """The field `stream_options`. With `include_usage`, a last chunk of the stream has the token counts."""
 
     include_usage: bool | None = None

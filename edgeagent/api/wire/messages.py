@@ -76,7 +76,7 @@ def _text_of(content: object) -> str:
 
 def _output_text_of(content: object) -> str:
     if not isinstance(content, list):
-        return _text_of(content)
+        return _text_of(content or "")
     return "".join([_note(part) or _text_of([part]) for part in content])
 
 
@@ -181,7 +181,7 @@ class HostedTool(Body):
 
 def tools_by_type(*served: str) -> Discriminator:
     """Return the discriminator of tools: the tag of a served type is # and the type, that of any other #hosted."""
-    return discriminated_by("type", {kind: f"#{kind}" for kind in served}, other="#hosted")
+    return discriminated_by("type", {kind: f"#{kind}" for kind in served}, default="function", other="#hosted")
 
 
 def left_out(tool: object, path: str) -> str:
@@ -194,5 +194,5 @@ def hosted_tools(fields: Mapping[str, object]) -> Iterator[str]:
     """Yield what a warning says of the tools of a request that offers functions only."""
     tools = fields.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        if isinstance(tool, dict) and tool.get("type") != "function":
+        if isinstance(tool, dict) and tool.get("type", "function") != "function":
             yield left_out(tool, f"tools[{index}]")

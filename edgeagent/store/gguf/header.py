@@ -17,6 +17,7 @@ from edgeagent.store.gguf.byte_reader import ByteReader, open_model_file
 from edgeagent.store.gguf.file_shape import merge_shapes, read_shape
 from edgeagent.store.gguf.memory_kind import memory_kind
 from edgeagent.store.gguf.tables import (
+    CHAT_TEMPLATE,
     MAX_KEYS,
     MAX_TENSORS,
     MAX_TENSORS_OUTSIDE_LAYERS,
@@ -37,6 +38,13 @@ from edgeagent.types import FileShape
 MAX_LAYERS = 512
 TOKENS = "tokenizer.ggml.tokens"
 ADAPTER = "adapter"
+# llama_pooling_type of models that rank.
+_RANKING = 4
+# The keys, and their older names, of the tokens before, behind and in a gap.
+_INFILL_KEYS = tuple(
+    (f"tokenizer.ggml.fim_{short}_token_id", f"tokenizer.ggml.{word}_token_id")
+    for short, word in (("pre", "prefix"), ("suf", "suffix"), ("mid", "middle"))
+)
 
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
@@ -62,6 +70,7 @@ class GgufHeader:
     vocabulary. For `memory_kind` see the function of that name. `data_bytes` is the size of the tensor data.
     `num_prediction_layers` counts the layers at the end that only predict further tokens (MTP, NextN).
     `is_embedding`: the model was made for embeddings or ranking, even if its memory is not that of an encoder.
+    `is_ranking`: it was made for ranking. `has_infill_tokens`: the file names the tokens that mark a gap to fill.
     """
 
     path: Path
@@ -87,6 +96,9 @@ class GgufHeader:
     license: str = ""
     num_prediction_layers: int = 0
     is_embedding: bool = False
+    is_ranking: bool = False
+    chat_template: str = ""
+    has_infill_tokens: bool = False
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -226,7 +238,10 @@ def _header(
         data_bytes=tensors.data_bytes,
         kind=_printable(_text(reader, metadata, "general.type")) or "model",
         num_prediction_layers=_whole(reader, metadata, f"{architecture}.nextn_predict_layers") or 0,
-        is_embedding=bool(_whole(reader, metadata, f"{architecture}.pooling_type")),
+        is_embedding=bool(pooling := _whole(reader, metadata, f"{architecture}.pooling_type")),
+        is_ranking=pooling == _RANKING,
+        chat_template=template if isinstance(template := metadata.get(CHAT_TEMPLATE), str) else "",
+        has_infill_tokens=all(any(key in metadata for key in keys) for keys in _INFILL_KEYS),
     )
 
 

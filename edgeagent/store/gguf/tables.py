@@ -40,6 +40,7 @@ _SCALARS = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
+CHAT_TEMPLATE = "tokenizer.chat_template"
 TEXTS = frozenset(
     {
         "general.architecture",
@@ -119,6 +120,8 @@ def _read_value(reader: ByteReader, key: str) -> int | float | str | Array:
     if kind == STRING:
         if key in TEXTS:
             return reader.string(key, MAX_TEXT_BYTES)
+        if key == CHAT_TEMPLATE:
+            return reader.string_start(MAX_TEXT_BYTES)
         return reader.string_start(_MAX_SHOWN_CHARS + 1)
     if kind == ARRAY:
         return _skip_array(reader, key)

@@ -251,6 +251,10 @@ async def test_a_preflight_is_answered_at_the_door(door: Door) -> None:
         b"authorization" in found[b"access-control-allow-headers"] and b"POST" in found[b"access-control-allow-methods"]
     )
     assert (int(found[b"access-control-max-age"]), found[b"vary"]) == (600, b"Origin")
+    assert b"access-control-allow-private-network" not in found
+    private = ("access-control-request-private-network", "true")
+    found = headers_of(await door.ask({**request(("origin", PAGE), asked, private), "method": "OPTIONS"}))
+    assert found[b"access-control-allow-private-network"] == b"true"
     assert door.app.scopes == []
     # These requests are not preflights.
     for scope in (
@@ -274,6 +278,7 @@ async def test_a_preflight_is_answered_at_the_door(door: Door) -> None:
         (posted(("content-type", "text/plain"), path="/api/chat"), 200),
         (posted(("content-type", "text/plain"), ("user-agent", "Mozilla/5.0"), path="/api/chat"), 415),
         (posted(JSON, ("content-encoding", "gzip")), 415),
+        (posted(JSON, ("content-encoding", "Identity")), 200),
         (posted(("content-type", "text/plain"), path="/no/such/route"), 200),
         (request(("transfer-encoding", "chunked"), ("content-type", "text/plain")), 415),
         (request(("content-length", "0"), ("content-type", "text/plain")), 200),

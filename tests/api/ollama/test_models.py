@@ -126,7 +126,7 @@ class TestModels:
     async def test_show_what_is_only_on_disk(self, daemon: Running) -> None:
         body = (await post(daemon, "show", model="builtin")).json()
         assert body["model_info"]["general.architecture"] == "llama"
-        assert (body["capabilities"], body["parameters"]) == (["completion"], "")
+        assert (body["capabilities"], body["parameters"]) == (["completion", "tools", "embedding"], "")
 
     async def test_show_of_an_unknown_or_damaged_model_says_why(self, tmp_path: Path) -> None:
         (tmp_path / "bad.gguf").write_bytes(b"GGUF")

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgeagent import __version__
+from edgeagent.api.ollama.body import read_chat
 from edgeagent.config import Config, ServerConfig
+from edgeagent.types import ChatPrompt
 from tests.api.ollama.requests import HI
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, Running, exchange, running
@@ -112,3 +114,38 @@ class TestMediaType:
             assert (reply.status, isinstance(json.loads(reply.body)["error"], str)) == (401, True)
             sent = posting(daemon, "/api/chat", FORM, f"Authorization: Bearer {TOKEN}")
             assert (await exchange(daemon.port, sent)).status == 200
+
+
+# The routes that Ollama has since the version that /api/version reports, and the first that came after it.
+ROUTES_OF_0_13_4 = (
+    *("/api/generate", "/api/chat", "/api/embed", "/api/embeddings", "/api/create", "/api/push", "/api/pull"),
+    *("/api/copy", "/api/show", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+)
+LATER_ROUTE = "/v1/messages"
+
+
+async def test_the_version_is_the_one_whose_routes_are_served(daemon: Running) -> None:
+    reported = (await daemon.http.get(f"{daemon.url}/api/version")).json()["version"]
+    assert reported == "0.13.4"
+    missing = [
+        path for path in ROUTES_OF_0_13_4 if (await daemon.http.post(f"{daemon.url}{path}", json={})).status_code == 404
+    ]
+    assert missing == []
+    assert (await daemon.http.post(f"{daemon.url}{LATER_ROUTE}", json={})).status_code == 404, "report a later version"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_shortened"), [({}, True), ({"truncate": True}, True), ({"truncate": False}, False)]
+)
+async def test_a_long_conversation_is_shortened_unless_the_client_forbids_it(
+    fields: dict[str, bool], is_shortened: bool
+) -> None:
+    asked = read_chat({"model": "fake", "messages": HI, **fields}, request_id="r", served=str).request
+    assert asked is not None and isinstance(asked.prompt, ChatPrompt)
+    assert asked.prompt.truncate is is_shortened
+
+
+async def test_an_ignored_context_length_is_named(daemon: Running) -> None:
+    body = {"model": "fake", "messages": HI, "options": {"num_ctx": 512}, "stream": False}
+    warning = (await daemon.http.post(f"{daemon.url}/api/chat", json=body)).headers["x-edgeagent-warning"]
+    assert warning == "options.num_ctx is ignored: the daemon chooses the length of the context"

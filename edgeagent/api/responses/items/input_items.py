@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator,
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.responses.items.as_json import custom_arguments
-from edgeagent.api.wire.fields import ROLES, Body, validate
+from edgeagent.api.wire.fields import ROLES, Body, Settings, validate
 from edgeagent.api.wire.messages import Content, OutputContent, discriminated_by
 from edgeagent.conversation.items import (
     CallItem,
@@ -156,7 +156,7 @@ Input = Annotated[
 ]
 
 
-class InputBody(Body):
+class InputBody(Settings):
     """The field `input` of a body: a string, or a list of items."""
 
     input: Input | None = None

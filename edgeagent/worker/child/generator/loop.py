@@ -28,6 +28,7 @@ from edgeagent.types import (
     QueryAnswer,
     Rerank,
     Started,
+    TextDelta,
     Tier,
     Timings,
     TokenLogprob,
@@ -296,6 +297,9 @@ class GeneratorLoop:
             if reason is FinishReason.STOP and request.submit.request.max_tokens == 0:
                 reason = FinishReason.LENGTH
             deltas += stream.cut() if reason is FinishReason.LENGTH else stream.finish()
+            if output.end_logprob is not None and request.submit.request.echo:
+                # Harnesses that score texts expect an entry for each token of prompt and answer, with that of its end.
+                deltas.append(TextDelta("", (self._with_piece(output.end_logprob),)))
             deltas.append(self._finished(request, output, _reason(reason, stream)))
         # A step with drafts may return tokens after a stop string; they are not part of the answer.
         tokens = tuple(output.tokens[: stream.num_tokens - num_before])

@@ -1,0 +1,130 @@
+"""Every optional field of every wire takes its neutral values as if it were absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from edgeagent.api.documents.openapi import OPERATIONS
+from edgeagent.api.openai.chat_body import read_chat
+from edgeagent.api.responses.body import read_create
+from edgeagent.api.wire.fields import MEANT_EMPTY, NEUTRAL_NUMBERS, Settings, is_neutral, validate
+
+WIRES = ("openai", "llama-server", "ollama")
+# The required fields of the bodies, and of the objects in them.
+REQUIRED: dict[str, dict[str, Any]] = {
+    "ChatBody": {"messages": [{"role": "user", "content": "hi"}]},
+    "CompletionBody": {"prompt": "hi"},
+    "ContextManagement": {"type": "compaction"},
+    "DetokenizeBody": {"tokens": [1]},
+    "EmbeddingsBody": {"input": "hi"},
+    "InfillBody": {},
+    "OllamaChatBody": {"model": "m"},
+    "OllamaCopyBody": {"source": "a", "destination": "b"},
+    "OllamaEmbedBody": {"model": "m"},
+    "OllamaEmbeddingsBody": {"model": "m"},
+    "OllamaGenerateBody": {"model": "m"},
+    "OllamaModelBody": {"model": "m"},
+    "OllamaPullBody": {"model": "m"},
+    "PullBody": {"model": "m"},
+    "RerankBody": {"query": "q", "documents": ["d"]},
+    "TokenizeBody": {"content": "hi"},
+}
+
+
+def parts(annotation: object) -> Iterator[type[Settings]]:
+    """Yield the bodies in a field's type."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from parts(inner)
+
+
+def all_settings() -> Iterator[type[Settings]]:
+    """Yield every body of the wires, and every object of settings in one."""
+    waiting: list[type[BaseModel]] = [each.body for each in OPERATIONS.values() if each.tag in WIRES and each.body]
+    seen: set[type[BaseModel]] = set()
+    while waiting:
+        body = waiting.pop()
+        if body in seen:
+            continue
+        seen.add(body)
+        optional = [field for field in body.model_fields.values() if not field.is_required()]
+        assert not optional or issubclass(body, Settings), f"{body.__name__} does not take neutral values"
+        if issubclass(body, Settings):
+            yield body
+        for field in body.model_fields.values():
+            waiting += parts(field.annotation)
+
+
+BODIES = sorted(all_settings(), key=lambda body: body.__name__)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_a_neutral_value_is_as_if_the_field_were_absent(body: type[Settings]) -> None:
+    least = REQUIRED.get(body.__name__, {})
+    absent = validate(body, least)
+    for name, field in body.model_fields.items():
+        sent = field.alias or name
+        if field.is_required() or sent in least:
+            continue
+        values: tuple[Any, ...] = (None, "", [], {}, *NEUTRAL_NUMBERS.get(sent, ()))
+        for value in values:
+            if is_neutral(sent, value):
+                assert validate(body, {**least, sent: value}) == absent, (sent, value)
+
+
+def test_each_wire_is_walked() -> None:
+    names = {body.__name__ for body in BODIES}
+    assert {"ChatBody", "CompletionBody", "CreateResponseBody", "EmbeddingsBody", "RerankBody"} <= names
+    assert {"OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OptionsBody"} <= names
+    assert {"EdgeagentBody", "Format", "Reasoning", "StreamOptions"} <= names
+    fields = {field.alias or name for body in BODIES for name, field in body.model_fields.items()}
+    assert fields >= NEUTRAL_NUMBERS.keys() and fields >= MEANT_EMPTY
+
+
+@pytest.mark.parametrize("stop", ["", [""], [], None, [None]])
+def test_an_empty_stop_string_is_none(stop: object) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    [chat] = read_chat({"messages": messages, "stop": stop}, completion_id="c", default_model="m").requests
+    assert chat.stop == ()
+    [kept] = read_chat({"messages": messages, "stop": ["", "x"]}, completion_id="c", default_model="m").requests
+    assert kept.stop == ("x",)
+    assert not read_create({"input": "hi", "stop": stop}).body.stop
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_logprobs": 0},
+        {"response_format": {}},
+        {"response_format": {"type": ""}},
+        {"functions": [], "tools": []},
+        {"messages": [{"role": "user", "content": "hi", "name": ""}]},
+        {"logit_bias": []},
+        {"reasoning_effort": "", "tool_choice": "", "function_call": ""},
+        {"max_tokens": -1, "n_predict": -1},
+        {"stream_options": {}, "edgeagent": {"route": ""}},
+    ],
+)
+def test_what_settings_pages_send_to_chat(fields: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    least, sent = ({"messages": messages, **each} for each in ({}, fields))
+    assert read_chat(sent, completion_id="c", default_model="m") == read_chat(
+        least, completion_id="c", default_model="m"
+    )
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    fields = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40.0, "top_k": 40.0, "seed": 1.0, "n": 1.0}
+    [request] = read_chat(fields, completion_id="c", default_model="m").requests
+    assert (request.max_tokens, request.sampling.top_k, request.sampling.seed) == (40, 40, 1)
+
+
+def test_minus_one_as_top_k_is_all_tokens() -> None:
+    fields = {"messages": [{"role": "user", "content": "hi"}], "top_k": -1}
+    [request] = read_chat(fields, completion_id="c", default_model="m").requests
+    assert request.sampling.top_k == 0
