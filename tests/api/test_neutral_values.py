@@ -73,7 +73,7 @@ def test_a_neutral_value_is_as_if_the_field_were_absent(body: type[Settings]) ->
             continue
         values: tuple[Any, ...] = (None, "", [], {}, *NEUTRAL_NUMBERS.get(sent, ()))
         for value in values:
-            if is_neutral(sent, value):
+            if is_neutral(body, sent, value):
                 assert validate(body, {**least, sent: value}) == absent, (sent, value)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -177,33 +177,56 @@ class Settings(Body):
     def _without_neutral(cls, fields: object) -> object:
         if not isinstance(fields, dict):
             return fields
-        optional, whole = _field_kinds(cls)
+        kinds = _field_kinds(cls)
         return {
-            name: int(value) if isinstance(value, float) and name in whole and value.is_integer() else value
+            name: int(value) if isinstance(value, float) and name in kinds.whole and value.is_integer() else value
             for name, value in fields.items()
-            if name not in optional or not is_neutral(name, value)
+            if not is_neutral(cls, name, value)
         }
 
 
-def is_neutral(name: str, value: object) -> bool:
-    """Whether an optional field with this value is as if it were absent."""
-    if value is None:
-        return True
+def is_neutral(body: type[Settings], name: str, value: object) -> bool:
+    """Whether the field `name` of a body is optional, and with this value as if it were absent."""
+    kinds = _field_kinds(body)
+    if name not in kinds.optional or value is None:
+        return name in kinds.optional
     if isinstance(value, str | list | dict):
-        return not value and name not in MEANT_EMPTY
+        return not value and name not in MEANT_EMPTY and (value == "" or name in kinds.many)
     return not isinstance(value, bool) and value in NEUTRAL_NUMBERS.get(name, ())
 
 
+@dataclass(frozen=True, slots=True)
+class _FieldKinds:
+    """The names of a body's fields, as clients send them: the optional ones, those for whole numbers, those for many.
+
+    `many`: the field holds a list or an object.
+    """
+
+    optional: frozenset[str]
+    whole: frozenset[str]
+    many: frozenset[str]
+
+
 @cache
-def _field_kinds(body: type[BaseModel]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names, as clients send them, of a body's optional fields and of its fields for whole numbers."""
-    named = [(field.alias or name, field) for name, field in body.model_fields.items()]
-    optional = frozenset(name for name, field in named if not field.is_required())
-    return optional, frozenset(name for name, field in named if _is_whole(field.annotation))
+def _field_kinds(body: type[BaseModel]) -> _FieldKinds:
+    types = {field.alias or name: set(_types_in(field.annotation)) for name, field in body.model_fields.items()}
+    optional = frozenset(field.alias or name for name, field in body.model_fields.items() if not field.is_required())
+    whole = frozenset(name for name, found in types.items() if int in found)
+    return _FieldKinds(optional, whole, frozenset(name for name, found in types.items() if any(map(_is_many, found))))
 
 
-def _is_whole(annotation: object) -> bool:
-    return annotation is int or any(_is_whole(part) for part in get_args(annotation) if part is not type(None))
+def _types_in(annotation: object) -> Iterator[type]:
+    origin = get_origin(annotation)
+    for found in (annotation, origin):
+        if isinstance(found, type):
+            yield found
+    if origin not in (list, dict):  # the types in a list are not the field's own
+        for part in get_args(annotation):
+            yield from _types_in(part)
+
+
+def _is_many(kind: type) -> bool:
+    return issubclass(kind, list | dict | BaseModel)
 
 
 class Query(Body):

@@ -64,7 +64,7 @@ async def test_the_question(daemon: Running, backend: Answering) -> None:
         ({"documents": [7]}, "documents[0]"),
         ({"documents": ["x"] * 2049}, "documents"),
         ({"documents": ["x" * (1 << 20)]}, "documents"),
-        ({"top_n": 0}, "top_n"),
+        ({"top_n": -2}, "top_n"),
     ],
 )
 async def test_what_is_refused(daemon: Running, fields: dict[str, Any], param: str) -> None:

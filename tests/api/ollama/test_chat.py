@@ -284,7 +284,7 @@ class TestChat:
             ({"messages": HI, "keep_alive": "5 m"}, "keep_alive"),
             ({"messages": HI, "options": {"temperature": "hot"}}, "options.temperature"),
             ({"messages": HI, "options": {"top_k": 1.5}}, "options.top_k"),
-            ({"messages": HI, "options": []}, "options"),
+            ({"messages": HI, "options": [1]}, "options"),
             ({"messages": HI, "top_logprobs": 21}, "top_logprobs"),
             ({"messages": HI, "stream": "yes"}, "stream"),
         ],

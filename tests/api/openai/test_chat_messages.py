@@ -111,7 +111,7 @@ async def test_results_answer_the_latest_call_of_their_name(client: AsyncOpenAI,
         ({"functions": [{"name": "f", "parameters": 5}]}, "functions[0].parameters"),
         ({"functions": [{"name": "f", "strict": 0}]}, "functions[0].strict"),
         ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1]"),
-        ({"functions": [WEATHER], "tools": []}, "tools"),
+        ({"functions": [WEATHER], "tools": [{"type": "function", "function": WEATHER}]}, "tools"),
         ({"functions": [WEATHER], "tool_choice": "auto"}, "tool_choice"),
         ({"function_call": {"name": "nope"}, "functions": [WEATHER]}, "function_call"),
         ({"function_call": "required", "functions": [WEATHER]}, "function_call"),
@@ -128,4 +128,6 @@ async def test_what_is_wrong_is_named(daemon: Running, backend: FakeBackend, fie
 
 async def test_the_client_raises_what_is_wrong(client: AsyncOpenAI) -> None:
     with pytest.raises(BadRequestError, match="send either functions and function_call, or tools"):
-        await client.chat.completions.create(model="fake", messages=HI, functions=[WEATHER], tools=[])
+        await client.chat.completions.create(
+            model="fake", messages=HI, functions=[WEATHER], tools=[{"type": "function", "function": WEATHER}]
+        )

@@ -85,7 +85,7 @@ class TestOpenAI:
             ({"input": [[-1]]}, "must hold token ids", "input[0]"),
             ({"input": {"a": 1}}, "input must be", "input"),
             ({"input": "a", "encoding_format": "int8"}, "must be 'float' or 'base64'", "encoding_format"),
-            ({"input": "a", "dimensions": 0}, "must be from 1", "dimensions"),
+            ({"input": "a", "dimensions": -2}, "must be from 1", "dimensions"),
             ({"input": "a", "dimensions": True}, "dimensions must be", "dimensions"),
             ({"input": ["a"] * 2049}, "input holds 2049 texts; at most 2048", "input"),
         ],

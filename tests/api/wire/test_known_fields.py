@@ -70,7 +70,7 @@ async def test_a_refusal_tells_it_too(daemon: Running) -> None:
 
 
 async def test_ollamas_options(daemon: Running) -> None:
-    body = ROUTES["/api/chat"] | {"options": {"num_predct": 5, "num_ctx": 4096}}
+    body = ROUTES["/api/chat"] | {"options": {"num_predct": 5, "num_gpu": 1}}
     reply = await daemon.http.post(f"{daemon.url}/api/chat", json=body)
     assert reply.headers[HEADER] == "unknown fields: options.num_predct (did you mean options.num_predict?)"
 
