@@ -8,8 +8,9 @@ import time
 from datetime import UTC
 from functools import partial
 
+from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.answers.echo import EchoGuard
-from edgeagent.backends.remote.answers.reader import AnswerReader, failure_of_body
+from edgeagent.backends.remote.answers.reader import failure_of_body
 from edgeagent.backends.remote.connection.transport import Call, CallStages, Exchange, Transport
 from edgeagent.backends.remote.control import Control, OutOfTime
 from edgeagent.backends.remote.failures import Failure, Kind
@@ -29,7 +30,7 @@ class Attempt:
     def __init__(
         self,
         transport: Transport,
-        reader: AnswerReader,
+        reader: ChatReader,
         control: Control,
         limits: Limits,
         ends_at_s: float,

@@ -11,7 +11,7 @@ from functools import partial
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Headers, quotes_key
 from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.answers.echo import EchoGuard
-from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerReader, AnswerState
+from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerState
 from edgeagent.backends.remote.attempt import Attempt
 from edgeagent.backends.remote.bodies.chat import Body, Target, offered, tokens_left, write_body
 from edgeagent.backends.remote.connection.transport import Call
@@ -232,7 +232,7 @@ class Run:
         num_before = self._so_far.num_tokens if self._so_far is not None else 0
         return self._body(endpoint, replace(self._request, max_tokens=num_before + max(1, left))), max(1, left)
 
-    def _reader(self, max_tokens: int | None) -> AnswerReader:
+    def _reader(self, max_tokens: int | None) -> ChatReader:
         prompt, num_alternatives = self._request.prompt, self._request.logprobs
         tools = offered(prompt.tools, prompt.tool_choice) if isinstance(prompt, ChatPrompt) else ()
         return ChatReader(num_alternatives, max_tokens, frozenset(tool.name for tool in tools))

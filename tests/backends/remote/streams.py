@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from edgeagent.backends.mailbox import merge_steps
-from edgeagent.backends.remote.answers.reader import AnswerReader
+from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.failures import Failure
 from edgeagent.types import Delta, Step
 
@@ -65,7 +65,7 @@ def cut(stream: bytes, places: Iterable[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(bounds)]
 
 
-def read(reader: AnswerReader, pieces: Iterable[bytes]) -> tuple[tuple[Delta, ...], Failure | None]:
+def read(reader: ChatReader, pieces: Iterable[bytes]) -> tuple[tuple[Delta, ...], Failure | None]:
     """Return all deltas that a reader produces from a stream, joined, and the failure if there is one."""
     deltas: list[Delta] = []
     try:

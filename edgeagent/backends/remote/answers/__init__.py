@@ -1,1 +1,1 @@
-"""Readers of the answers that remotes stream, in either of OpenAI's protocols."""
+"""Readers of the answers that remotes stream."""

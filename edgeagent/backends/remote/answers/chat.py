@@ -1,4 +1,7 @@
-"""Reads a stream of chat completion chunks or of text completion chunks. The latter have `text`, not `delta`."""
+"""Reads a stream of chat completion chunks or of text completion chunks. The latter have `text`, not `delta`.
+
+An answer is complete only if the protocol's end marker was seen. A stream that stops earlier is a Failure.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from msgspec import Struct
 from edgeagent.backends.remote.answers.reader import (
     MAX_CALLS,
     NO_TOKEN,
-    AnswerReader,
+    AnswerState,
     failure_from,
     read_json,
     usage_of,
 )
-from edgeagent.backends.remote.answers.sse import Event
+from edgeagent.backends.remote.answers.sse import Event, EventReader
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.types import (
     Delta,
@@ -130,24 +133,65 @@ class _OpenCall:
         self.has_arguments = False
 
 
-class ChatReader(AnswerReader):
+class ChatReader:
     """Reads one answer in chat completion chunks or text completion chunks.
 
     `num_alternatives` is how many alternatives to return with each token's log probability. If it is None, no log
-    probabilities are returned. `tools` are the names of the tools that the model may call; None if any.
+    probabilities are returned. `max_tokens` is the most tokens that the answer may have; None if there is no limit.
+    `tools` are the names of the tools that the model may call; None if any.
+
+    `feed` raises a Failure for an error in the stream, and for bytes that violate the protocol. If deltas precede the
+    error in the same bytes, `feed` returns them and keeps the Failure in `answer.fault`, and `end` raises it. Call
+    `end` when no more bytes come.
     """
 
     def __init__(
         self, num_alternatives: int | None = None, max_tokens: int | None = None, tools: frozenset[str] | None = None
     ) -> None:
-        super().__init__(max_tokens)
+        self.answer = AnswerState()
+        self._events = EventReader()
+        self._max_tokens = max_tokens
         self._tools = tools
         self._num_alternatives = num_alternatives
         self._calls: dict[int, _OpenCall] = {}
         self._logprobs: list[TokenLogprob] = []
 
+    def _is_full(self) -> bool:
+        """Whether the answer has all its tokens, so that no more content is taken. If so, end it."""
+        if self._max_tokens is None or self.answer.num_tokens < self._max_tokens:
+            return False
+        self.answer.finish = FinishReason.LENGTH
+        self.answer.has_end_marker = self.answer.is_cut = True
+        return True
+
+    def feed(self, chunk: bytes) -> list[Delta]:
+        """Take the next bytes; return the deltas that they add. Bytes after the answer's end are ignored."""
+        deltas: list[Delta] = []
+        try:
+            for event in self._events.feed(chunk):
+                if self.answer.has_end_marker:
+                    break
+                self.answer.num_events += 1
+                self._read(event, deltas)
+        except Failure as failure:
+            self.answer.fault = failure
+            if not deltas:
+                raise
+        return deltas
+
+    def end(self) -> list[Delta]:
+        """Return the last deltas of a complete answer; raise a Failure if the answer is incomplete."""
+        if self.answer.fault is not None:
+            raise self.answer.fault
+        if not self.answer.has_end_marker:
+            half = " within an event" if self._events.has_half_an_event else ""
+            raise Failure(Kind.CUT, f"its stream ended{half} before the answer was complete")
+        if self.answer.finish is None:
+            raise Failure(Kind.CUT, "its stream ended without a finish reason")
+        return self._last_deltas()
+
     def _last_deltas(self) -> list[Delta]:
-        if any(call.pending for call in self._calls.values()):
+        if not self.answer.is_cut and any(call.pending for call in self._calls.values()):
             raise Failure(Kind.GARBLED, "it sent the arguments of a tool call without the tool's name")
         if self.answer.num_calls and self.answer.finish is FinishReason.STOP:
             # vLLM's finish reason is "stop" if the request named the function.

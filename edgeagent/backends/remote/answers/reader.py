@@ -1,19 +1,14 @@
-"""What the readers of both of OpenAI's protocols share: their base class, and the state of an answer.
-
-An answer is complete only if the protocol's end marker was seen. A stream that stops earlier is a Failure.
-"""
+"""The state of an answer, and the failures that a remote's errors stand for."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
 import msgspec
 
-from edgeagent.backends.remote.answers.sse import Event, EventReader
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.remotes.check import is_model_name
-from edgeagent.types import Delta, FinishReason, TextDelta, TokenLogprob, ToolCallStarted, Usage
+from edgeagent.types import FinishReason, TextDelta, TokenLogprob, ToolCallStarted, Usage
 
 MAX_DETAIL_CHARS = 500
 MAX_CALLS = 128
@@ -81,62 +76,6 @@ class AnswerState:
             placed.append(msgspec.structs.replace(token, start=start))
             start += len(token.piece.decode(errors="ignore"))
         return TextDelta(text, tuple(placed))
-
-
-class AnswerReader(ABC):
-    """Turns the bytes of one stream into deltas.
-
-    `feed` raises a Failure for an error in the stream, and for bytes that violate the protocol. If deltas precede the
-    error in the same bytes, `feed` returns them and keeps the Failure in `answer.fault`, and `end` raises it. Call
-    `end` when no more bytes come.
-    """
-
-    def __init__(self, max_tokens: int | None = None) -> None:
-        """`max_tokens` is the most tokens that the answer may have; None if there is no limit."""
-        self.answer = AnswerState()
-        self._events = EventReader()
-        self._max_tokens = max_tokens
-
-    def _is_full(self) -> bool:
-        """Whether the answer has all its tokens, so that no more content is taken. If so, end it."""
-        if self._max_tokens is None or self.answer.num_tokens < self._max_tokens:
-            return False
-        self.answer.finish = FinishReason.LENGTH
-        self.answer.has_end_marker = self.answer.is_cut = True
-        return True
-
-    def feed(self, chunk: bytes) -> list[Delta]:
-        """Take the next bytes; return the deltas that they add. Bytes after the answer's end are ignored."""
-        deltas: list[Delta] = []
-        try:
-            for event in self._events.feed(chunk):
-                if self.answer.has_end_marker:
-                    break
-                self.answer.num_events += 1
-                self._read(event, deltas)
-        except Failure as failure:
-            self.answer.fault = failure
-            if not deltas:
-                raise
-        return deltas
-
-    def end(self) -> list[Delta]:
-        """Return the last deltas of a complete answer; raise a Failure if the answer is incomplete."""
-        if self.answer.fault is not None:
-            raise self.answer.fault
-        if not self.answer.has_end_marker:
-            half = " within an event" if self._events.has_half_an_event else ""
-            raise Failure(Kind.CUT, f"its stream ended{half} before the answer was complete")
-        if self.answer.finish is None:
-            raise Failure(Kind.CUT, "its stream ended without a finish reason")
-        return self._last_deltas()
-
-    @abstractmethod
-    def _read(self, event: Event, deltas: list[Delta]) -> None:
-        """Append an event's deltas to `deltas`."""
-
-    def _last_deltas(self) -> list[Delta]:
-        return []
 
 
 def read_json(data: bytes, kind: type[Json]) -> Json:
