@@ -179,7 +179,7 @@ def kill_worker(daemon: Daemon) -> Callable[[], None]:
     ("fields", "reason"),
     [
         ({"model": "elsewhere"}, "model_unknown"),
-        ({"messages": [{"role": "user", "content": LONG_PROMPT}]}, "local_failed"),
+        ({"messages": [{"role": "user", "content": LONG_PROMPT}]}, "context_too_long"),
     ],
     ids=["no such model", "too long"],
 )

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from edgeagent.cli import main
-from edgeagent.egress import Row
+from edgeagent.egress import PROBE, Row
 from edgeagent.egress.rows import folder_of, purge, read_rows
 from edgeagent.errors import ConfigError
 from edgeagent.remotes import Budget, EndpointConfig, Key, Remote
@@ -48,7 +48,8 @@ def add(daemon: Daemon, server: FaultServer, name: str = "gpu", **fields: Any) -
 
 
 def rows(daemon: Daemon) -> list[Row]:
-    return list(read_rows(folder_of(daemon.state_dir)))
+    """Return the rows of requests, without those of probes."""
+    return [row for row in read_rows(folder_of(daemon.state_dir)) if row.reason != PROBE]
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -88,7 +89,7 @@ async def test_what_must_stay_here_fails_here(path: str, daemon: Daemon, http: h
 async def test_a_used_up_budget_lets_nothing_more_leave(daemon: Daemon, http: httpx.AsyncClient) -> None:
     async with faults(stream(answer("Hel", "lo")), gets=HOST) as server:
         # A remote of its own: today's tokens count for a remote by name, even after a purge.
-        add(daemon, server, "thrifty", budget=Budget(tokens=1))
+        add(daemon, server, "thrifty", budget=Budget(tokens=9))
         assert (await http.post("/v1/chat/completions", json=body())).status_code == 200
         refused = await http.post("/v1/chat/completions", json=body())
         assert refused.status_code == 503, refused.text
