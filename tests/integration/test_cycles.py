@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.integration.conftest import Daemon
 from tests.integration.leaks import Holdings, idle, purge, settled
+from tests.patience import patient
 
 MAX_TOKENS = 400
 SCHEMA = {
@@ -26,13 +29,15 @@ CREATE = {
     "max_output_tokens": MAX_TOKENS,
     "text": {"format": {"type": "json_schema", "name": "numbers", "schema": SCHEMA, "strict": True}},
 }
+Cycle = Callable[[Daemon, int], Awaitable[None]]
+
 NUM_WARM_UP = 12
 MAX_GROWTH_MIB = 3.0
 
 
 async def until(socket: ClientConnection, *kinds: str) -> dict[str, object]:
     while True:
-        event: dict[str, object] = json.loads(await asyncio.wait_for(socket.recv(), 60))
+        event: dict[str, object] = json.loads(await asyncio.wait_for(socket.recv(), patient(60)))
         if event["type"] in kinds:
             return event
 
@@ -70,7 +75,37 @@ async def cycle(daemon: Daemon, number: int) -> None:
         await WAYS[number % len(WAYS)](socket)
 
 
-async def cycles(daemon: Daemon, count: int) -> Holdings:
+async def request(daemon: Daemon, number: int) -> None:
+    """Send one of many kinds of requests; a third are refused."""
+    text = f"{number} is a number. " * (1 + number % 40)
+    chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    schema = {"type": "object", "properties": {f"field{number}": {"enum": ["a", "b"]}}}
+    tool = {"type": "function", "function": {"name": f"tool{number}", "parameters": schema}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    kinds: list[tuple[str, object]] = [
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", {**chat, "stream": True}),
+        ("/v1/chat/completions", {**chat, "tools": [tool]}),
+        ("/v1/chat/completions", {**chat, "response_format": form}),
+        ("/v1/chat/completions", {**chat, "model": f"no-{number}"}),
+        ("/v1/chat/completions", {**chat, "stop": [""] * 20}),
+        ("/v1/completions", {"prompt": [text, "x"], "max_tokens": 2, "logprobs": 3, "echo": True}),
+        ("/v1/responses", {"input": text, "max_output_tokens": 2}),
+        ("/v1/responses", {"input": text, "max_output_tokens": 2, "stream": True, "store": False}),
+        ("/v1/responses", {"input": text, "previous_response_id": f"resp_{number}"}),
+        ("/v1/embeddings", {"input": text}),
+        ("/api/chat", {"model": "builtin", **chat, "options": {"num_predict": 2}}),
+        ("/tokenize", {"content": text}),
+        ("/apply-template", chat),
+        ("/v1/responses", {"input": [{"type": "item_reference", "id": f"item_{number}"}]}),
+        (f"/nowhere/{number}", chat),
+    ]
+    path, body = kinds[number % len(kinds)]
+    async with httpx.AsyncClient(base_url=daemon.url, timeout=patient(60)) as client:
+        assert (await client.post(path, json=body)).status_code < 500
+
+
+async def cycles(daemon: Daemon, count: int, cycle: Cycle = cycle) -> Holdings:
     """Run this many cycles; return what is held after the cache is purged too."""
     for number in range(count):
         await cycle(daemon, number)
@@ -79,16 +114,18 @@ async def cycles(daemon: Daemon, count: int) -> Holdings:
     return await settled(daemon)
 
 
-async def check(daemon: Daemon, count: int) -> None:
-    before = await cycles(daemon, NUM_WARM_UP)
-    after = await cycles(daemon, count)
+async def check(
+    daemon: Daemon, count: int, cycle: Cycle = cycle, warm_up: int = NUM_WARM_UP, max_growth_mib: float = MAX_GROWTH_MIB
+) -> None:
+    before = await cycles(daemon, warm_up, cycle)
+    after = await cycles(daemon, count, cycle)
     assert before.num_cells_used == after.num_cells_used == 0
-    assert after.daemon_mib <= before.daemon_mib + MAX_GROWTH_MIB
-    assert after.worker_mib <= before.worker_mib + MAX_GROWTH_MIB
+    assert after.daemon_mib <= before.daemon_mib + max_growth_mib
+    assert after.worker_mib <= before.worker_mib + max_growth_mib
     # A file or connection that was still open at the first measurement is not a leak, nor is one that opens once, late:
     # a leak grows again.
     if after.daemon_descriptors > before.daemon_descriptors:
-        before, after = after, await cycles(daemon, count)
+        before, after = after, await cycles(daemon, count, cycle)
     assert after.daemon_descriptors <= before.daemon_descriptors
     kept = {"daemon_mib": 0.0, "worker_mib": 0.0, "daemon_descriptors": 0}
     assert replace(after, **kept) == replace(before, **kept)  # type: ignore[arg-type]
@@ -101,3 +138,10 @@ async def test_twenty_cycles_leave_nothing_behind(own_daemon: Daemon) -> None:
 @pytest.mark.slow(seconds=10)
 async def test_two_hundred_cycles_leave_nothing_behind(own_daemon: Daemon) -> None:
     await check(own_daemon, 200)
+
+
+@pytest.mark.slow(seconds=100)
+@pytest.mark.timeout(900)
+async def test_two_thousand_requests_of_all_kinds_leave_nothing_behind(own_daemon: Daemon) -> None:
+    # What is kept on purpose has filled by then: compiled schemas, rendered prompts, counters by label.
+    await check(own_daemon, 2000, request, warm_up=500, max_growth_mib=20.0)
