@@ -1,0 +1,486 @@
+"""Work that a client makes for the daemon: each kind has a bound in count and bytes, and none of it delays a stream.
+
+The members are tried one after another on a real daemon, while a canary stream runs and /health is asked. Each must be
+answered as its bound says, the canary must go on, and the daemon's memory must come back. How long the canary paused is
+a figure in the test's output, since a busy machine pauses it too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import psutil
+import pytest
+
+from edgeagent.api.openai.text_body import MAX_PROMPTS
+from edgeagent.api.responses.body import MAX_REFERENCES
+from edgeagent.api.responses.socket.lanes import MAX_NAMED_LANES
+from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING
+from edgeagent.api.responses.socket.steering import MAX_STEERS
+from edgeagent.api.wire.fields import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_SCHEMA_BYTES, MAX_STOPS, MAX_TOOLS
+from edgeagent.config import ServerConfig
+from edgeagent.daemon.transport import FRAMES_BURST, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, PIECE_BYTES
+from edgeagent.strict_json import MAX_JSON_DEPTH, MAX_JSON_OBJECTS, MAX_JSON_VALUES
+from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.robust.frames import CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, frame, text
+
+KIB, MIB = 1 << 10, 1 << 20
+SERVER = ServerConfig()
+TIMEOUT_S = 60.0
+MAX_KEPT_MIB = 20.0
+CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
+HANDSHAKE = (
+    "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: eHh4eHh4eHh4eHh4eHh4eA==\r\n\r\n"
+)
+
+Outcome = int | str
+Send = Callable[[Daemon], Outcome | set[Outcome]]
+
+
+def connected(daemon: Daemon) -> socket.socket:
+    opened = socket.create_connection(("127.0.0.1", daemon.port), timeout=TIMEOUT_S)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return opened
+
+
+def head(daemon: Daemon, line: str, *fields: str) -> bytes:
+    return "\r\n".join([f"{line} HTTP/1.1", f"Host: 127.0.0.1:{daemon.port}", *fields, "", ""]).encode()
+
+
+def status(opened: socket.socket) -> int:
+    """Return the status of the next answer."""
+    answer = http.client.HTTPResponse(opened)
+    answer.begin()
+    answer.read()
+    return answer.status
+
+
+def sent(line: str, *fields: str, body: bytes = b"") -> Send:
+    """Return a member that sends one request, and whose outcome is its status."""
+
+    def send(daemon: Daemon) -> int:
+        with closing(connected(daemon)) as opened:
+            quietly(opened, head(daemon, line, *fields) + body)
+            return status(opened)
+
+    return send
+
+
+def posted(path: str, body: bytes | dict[str, Any], *fields: str) -> Send:
+    """Return a member that sends a JSON body."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = fields or ("Content-Type: application/json",)
+    return sent(f"POST {path}", *fields, f"Content-Length: {len(content)}", body=content)
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}
+
+
+def tools(number: int, schema_bytes: int = 0) -> list[dict[str, Any]]:
+    schema = {"type": "object", "properties": {}, "description": "d" * schema_bytes}
+    return [{"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(number)]
+
+
+def chunked(daemon: Daemon) -> int:
+    """Send a body in chunks of one byte."""
+    body = json.dumps(chat(user="u" * 200 * KIB)).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    with closing(connected(daemon)) as opened:
+        fields = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+        opened.sendall(head(daemon, f"POST {CHAT}", *fields) + chunks)
+        return status(opened)
+
+
+def pipelined(daemon: Daemon) -> set[Outcome]:
+    """Send thousands of requests at once."""
+    with closing(connected(daemon)) as opened:
+        threading.Thread(target=opened.sendall, args=(head(daemon, "GET /health") * 3000,), daemon=True).start()
+        with opened.makefile("rb") as stream:
+            return {status_of(stream) for _ in range(3000)}
+
+
+def status_of(stream: Any) -> int:
+    """Return the status of the next answer in a stream of answers with Content-Length."""
+    number, length = int(stream.readline().split()[1]), 0
+    while line := stream.readline().strip():
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            length = int(value)
+    stream.read(length)
+    return number
+
+
+def half_bodies(daemon: Daemon) -> set[Outcome]:
+    """Send 7 MiB of each of thirty bodies of 8 MiB, and no more; return what those that are cut get."""
+    fields = ("Content-Type: application/json", f"Content-Length: {SERVER.max_body_bytes}")
+    return cut_early(
+        daemon, head(daemon, f"POST {CHAT}", *fields) + b" " * (7 * MIB), 30, lambda opened: status(opened)
+    )
+
+
+def half_frames(daemon: Daemon) -> set[Outcome]:
+    """Send 15 MiB of each of sixteen frames of 16 MiB, and no more; return how those that are cut are closed."""
+    size = SERVER.max_frame_bytes
+    begun = bytes([FIN | TEXT, 0xFF]) + struct.pack("!Q", size) + bytes(4) + b" " * (size - MIB)
+    return cut_early(daemon, begun, 16, lambda opened: Socket(opened).until_closed(), is_socket=True)
+
+
+def cut_early(
+    daemon: Daemon, begun: bytes, number: int, end: Callable[[socket.socket], Outcome], *, is_socket: bool = False
+) -> set[Outcome]:
+    held = []
+    try:
+        for _ in range(number):
+            held.append(Socket.open(daemon).opened if is_socket else connected(daemon))
+            held[-1].sendall(begun)
+        # Four of the largest fit, so at least this many of the oldest are cut.
+        return {end(opened) for opened in held[: number - 4 * SERVER.max_frame_bytes // (7 * MIB) - 1]}
+    finally:
+        for opened in held:
+            opened.close()
+
+
+@dataclass
+class Socket:
+    """A WebSocket on a blocking socket."""
+
+    opened: socket.socket
+
+    @classmethod
+    def open(cls, daemon: Daemon) -> Socket:
+        opened = connected(daemon)
+        opened.sendall(f"GET {RESPONSES} HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\n{HANDSHAKE}".encode())
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            answer += opened.recv(1)
+        assert answer.startswith(b"HTTP/1.1 101")
+        return cls(opened)
+
+    def _read(self, size: int) -> bytes:
+        content = b""
+        while len(content) < size:
+            if not (more := self.opened.recv(size - len(content))):
+                raise EOFError
+            content += more
+        return content
+
+    def receive(self) -> tuple[int, bytes]:
+        first, size = self._read(2)
+        if size == 126:
+            (size,) = struct.unpack("!H", self._read(2))
+        elif size == 127:
+            (size,) = struct.unpack("!Q", self._read(8))
+        return first, self._read(size)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events until the socket is closed; that is the last one."""
+        while True:
+            first, payload = self.receive()
+            if first == FIN | CLOSE:
+                yield {"type": "close", "code": int.from_bytes(payload[:2], "big")}
+                return
+            if first == FIN | TEXT:
+                yield json.loads(payload)
+
+    def until_closed(self) -> int:
+        *_, last = self.events()
+        return int(last["code"])
+
+
+def terminal(event: dict[str, Any]) -> bool:
+    return event["type"] in ("response.completed", "response.incomplete", "response.failed", "error", "close")
+
+
+def framed(*payloads: bytes) -> Send:
+    """Return a member that sends frames; the outcome is the kind of the first terminal event, or the close code."""
+
+    def send(daemon: Daemon) -> Outcome:
+        client = Socket.open(daemon)
+        with closing(client.opened):
+            threading.Thread(target=quietly, args=(client.opened, b"".join(payloads)), daemon=True).start()
+            last = next(filter(terminal, client.events()))
+            return int(last["code"]) if last["type"] == "close" else str(last["type"])
+
+    return send
+
+
+def quietly(opened: socket.socket, content: bytes) -> None:
+    """Send as much as the daemon takes before it refuses the rest."""
+    with suppress(OSError):
+        opened.sendall(content)
+
+
+def created(**fields: Any) -> bytes:
+    return text(json.dumps({"type": "response.create", "input": "x", "store": False, "max_output_tokens": 1, **fields}))
+
+
+def paced(one: bytes, begin: bytes = b"") -> Send:
+    """Return a member that floods for a while; the outcome tells whether the frames were read at their pace."""
+
+    def send(daemon: Daemon) -> Outcome:
+        client = Socket.open(daemon)
+        with closing(client.opened):
+            client.opened.sendall(begin)
+            client.opened.settimeout(0.1)
+            flood, num_sent, end_s = one * 1000, 0, time.monotonic() + 0.3
+            while time.monotonic() < end_s:
+                try:
+                    num_sent += client.opened.send(flood) // len(one)
+                    client.opened.recv(MIB)
+                except TimeoutError:
+                    pass
+            buffered = 8 * MIB // len(one)  # in the kernel's buffers, and one read of the daemon's
+            return "paced" if num_sent <= buffered + 20 * FRAMES_BURST else f"{num_sent} frames at once"
+
+    return send
+
+
+def cancel_storm(daemon: Daemon) -> set[Outcome]:
+    """Begin and cancel a hundred responses; each ends once."""
+    client = Socket.open(daemon)
+    with closing(client.opened):
+        storm = b"".join(
+            created(stream_id=f"l{n % 20}", max_output_tokens=50)
+            + text(json.dumps({"type": "response.cancel", "stream_id": f"l{n % 20}"})) * 3
+            for n in range(100)
+        )
+        threading.Thread(target=quietly, args=(client.opened, storm), daemon=True).start()
+        return {event["type"] for event in islice(filter(terminal, client.events()), 100)}
+
+
+def steer_storm(daemon: Daemon) -> Outcome:
+    """Steer one response hundreds of times at once; another lane goes on."""
+    client = Socket.open(daemon)
+    with closing(client.opened):
+        client.opened.sendall(created(max_output_tokens=200, logit_bias={"2041": -100}))
+        first = next(event for event in client.events() if event["type"] == "response.created")["response"]["id"]
+        steer = {"type": "response.steer", "previous_response_id": first, "input": "no, " * 500}
+        storm = text(json.dumps(steer)) * 400 + created(stream_id="other")
+        threading.Thread(target=quietly, args=(client.opened, storm), daemon=True).start()
+        ends = (event for event in client.events() if terminal(event) and event.get("stream_id") == "other")
+        return str(next(ends)["type"])
+
+
+def lanes(daemon: Daemon) -> set[Outcome]:
+    """Name more lanes than may be open; return the ends of the creates."""
+    client = Socket.open(daemon)
+    with closing(client.opened):
+        threading.Thread(
+            target=quietly, args=(client.opened, b"".join(created(stream_id=f"l{n}") for n in range(300))), daemon=True
+        ).start()
+        return {event["type"] for event in islice(filter(terminal, client.events()), 300)}
+
+
+def half_open(daemon: Daemon) -> Outcome:
+    """Open sockets and leave them, neither reading nor closing."""
+    opened = [Socket.open(daemon) for _ in range(100)]
+    for each in opened:
+        each.opened.close()
+    return "opened"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A kind of work. `bound` says what limits it. `outcomes` are the outcomes that the bound allows."""
+
+    name: str
+    bound: str
+    send: Send
+    outcomes: frozenset[Outcome] = field(default_factory=frozenset)
+
+
+def member(name: str, bound: object, send: Send, *outcomes: Outcome) -> Member:
+    return Member(name, str(bound), send, frozenset(outcomes))
+
+
+def reference(number: int) -> dict[str, Any]:
+    return {"type": "item_reference", "id": f"item_{number}"}
+
+
+MEMBERS = [
+    member("headers", MAX_HEADERS, sent("GET /health", *["X: y"] * (MAX_HEADERS + 1)), 431),
+    member("header bytes", MAX_HEADER_BYTES, sent("GET /health", "X: " + "y" * MAX_HEADER_BYTES), 431),
+    member("target", MAX_TARGET_BYTES, sent("GET /health?" + "a" * MAX_TARGET_BYTES), 414),
+    member("query", MAX_TARGET_BYTES, sent("GET /v1/models?" + "a=1&" * 2000), 200),
+    member(
+        "multipart", "no media type but JSON", posted(CHAT, b"--x\r\n" * 99, "Content-Type: multipart/form-data"), 415
+    ),
+    member(
+        "compressed",
+        "no encoding",
+        posted(CHAT, b"x" * 99, "Content-Type: application/json", "Content-Encoding: gzip"),
+        415,
+    ),
+    member("body", SERVER.max_body_bytes, posted(CHAT, b" " * (SERVER.max_body_bytes + 1)), 413),
+    member("chunks of one byte", PIECE_BYTES, chunked, 200),
+    member("pipelined requests", "one at a time", pipelined, 200),
+    member("half-sent bodies", SERVER.max_in_flight_bytes, half_bodies, 429),
+    member("half-sent frames", SERVER.max_in_flight_bytes, half_frames, 1013),
+    member("JSON depth", MAX_JSON_DEPTH, posted(CHAT, b"[" * MIB), 400),
+    member("JSON values", MAX_JSON_VALUES, posted(CHAT, b'{"x":[' + b"0," * MAX_JSON_VALUES + b"0]}"), 400),
+    member("JSON objects", MAX_JSON_OBJECTS, posted(CHAT, b'{"x":[' + b"{}," * MAX_JSON_OBJECTS + b"{}]}"), 400),
+    member("JSON integer", "64 bits", posted(CHAT, b'{"seed":' + b"9" * MIB + b"}"), 400),
+    member("JSON escapes", SERVER.max_body_bytes, posted(CHAT, b'{"model":"' + b"\\u00e9" * MIB + b'"}'), 400),
+    member(
+        "content parts",
+        MAX_JSON_OBJECTS,
+        posted(CHAT, chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 80_000}])),
+        400,
+    ),
+    member("messages", MAX_MESSAGES, posted(CHAT, chat(messages=chat()["messages"] * (MAX_MESSAGES + 1))), 400),
+    member("tools", MAX_TOOLS, posted(CHAT, chat(tools=tools(MAX_TOOLS + 1))), 400),
+    member(
+        "tools' bytes", MAX_SCHEMA_BYTES, posted(CHAT, chat(tools=tools(MAX_TOOLS, MAX_SCHEMA_BYTES - 200))), 400, 413
+    ),
+    member("schema", MAX_SCHEMA_BYTES, posted(CHAT, chat(tools=tools(1, MAX_SCHEMA_BYTES))), 400),
+    member("stops", MAX_STOPS, posted(CHAT, chat(stop=["x"] * (MAX_STOPS + 1))), 400),
+    member(
+        "logit biases",
+        MAX_LOGIT_BIASES,
+        posted(CHAT, chat(logit_bias={str(n): 1 for n in range(MAX_LOGIT_BIASES + 1)})),
+        400,
+    ),
+    member("prompts", MAX_PROMPTS, posted(COMPLETIONS, {"prompt": ["x"] * (MAX_PROMPTS + 1)}), 400),
+    member(
+        "references",
+        MAX_REFERENCES,
+        posted(RESPONSES, {"input": [reference(n) for n in range(MAX_REFERENCES + 1)]}),
+        400,
+    ),
+    member(
+        "references to nothing",
+        MAX_REFERENCES,
+        posted(RESPONSES, {"input": [reference(n) for n in range(900)]}),
+        400,
+        404,
+    ),
+    member(
+        "a long id", "of a response", posted(RESPONSES, {"input": "x", "previous_response_id": "r" * MIB}), 400, 404
+    ),
+    member("a frame", SERVER.max_frame_bytes, framed(frame(FIN | TEXT, b" " * (SERVER.max_frame_bytes + 1))), 1009),
+    member(
+        "frame with many items", MAX_JSON_OBJECTS, framed(created(input=[reference(n) for n in range(40_000)])), "error"
+    ),
+    member("pings", FRAMES_BURST, paced(frame(FIN | PING, b"x" * 125)), "paced"),
+    member("pongs", FRAMES_BURST, paced(frame(FIN | PONG, b"")), "paced"),
+    member("empty messages", FRAMES_BURST, paced(text("{}")), "paced"),
+    member("empty fragments", FRAMES_BURST, paced(frame(CONTINUATION, b""), frame(TEXT, b"{")), "paced"),
+    member("creates", MAX_WAITING, framed(created() * 500), "response.incomplete", "response.completed"),
+    member("cancels", MAX_REFUSALS, cancel_storm, "response.completed", "response.incomplete", "error"),
+    member("steers", MAX_STEERS, steer_storm, "response.incomplete", "response.completed"),
+    member("lanes", MAX_NAMED_LANES, lanes, "response.completed", "response.incomplete", "error", "close"),
+    member("half-open sockets", SERVER.max_connections, half_open, "opened"),
+]
+
+
+class Canary:
+    """A stream that runs all the while, and the time between its tokens."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._is_over = False
+        self._gaps_s: list[float] = []
+        self.num_tokens = 0
+        self.errors: list[str] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Canary:
+        self._thread.start()
+        self.wait_for_token()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self._thread.join()
+
+    def wait_for_token(self) -> None:
+        """Wait until another token has come; fail if none does."""
+        before, deadline_s = self.num_tokens, time.monotonic() + TIMEOUT_S
+        while self.num_tokens == before:
+            assert not self.errors and time.monotonic() < deadline_s, self.errors
+            time.sleep(0.005)
+
+    def largest_gap_s(self) -> float:
+        """Return the largest gap since the last call."""
+        gaps, self._gaps_s = self._gaps_s, []
+        return max(gaps, default=0.0)
+
+    def _run(self) -> None:
+        # The bundled model's token of the end is forbidden, so that the answers are long.
+        body = json.dumps(
+            {"prompt": "once upon a time", "max_tokens": 1000, "stream": True, "logit_bias": {"2041": -100}}
+        ).encode()
+        fields = ("Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close")
+        while not self._is_over:
+            try:
+                with closing(connected(self._daemon)) as opened:
+                    opened.sendall(head(self._daemon, f"POST {COMPLETIONS}", *fields) + body)
+                    self._read(opened)
+            except OSError as error:
+                self.errors.append(repr(error))
+                return
+
+    def _read(self, opened: socket.socket) -> None:
+        last_s = None
+        with opened.makefile("rb") as stream:
+            if b" 200 " not in (line := stream.readline()):
+                self.errors.append(line.decode())
+            while not self._is_over and (line := stream.readline()):
+                if line.startswith(b"data: {"):
+                    now_s = time.monotonic()
+                    if last_s is not None:
+                        self._gaps_s.append(now_s - last_s)
+                    last_s = now_s
+                    self.num_tokens += 1
+                    if b'"error"' in line:
+                        self.errors.append(line.decode())
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    running = start_daemon(tmp_path_factory.mktemp("work") / "state", "builtin")
+    yield running
+    stop_daemon(running)
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+def test_no_work_of_a_client_is_without_a_bound(daemon: Daemon, record_property: Callable[[str, object], None]) -> None:
+    process = psutil.Process(daemon.process.pid)
+    answers: dict[str, set[Outcome]] = {}
+    with Canary(daemon) as canary:
+        for each in MEMBERS:  # what is loaded lazily is not what a member keeps
+            if each.name in ("body", "half-sent frames", "creates", "messages"):
+                each.send(daemon)
+        for each in MEMBERS:
+            before_mib = process.memory_info().rss / MIB
+            canary.largest_gap_s()
+            outcome = each.send(daemon)
+            canary.wait_for_token()
+            answers[each.name] = outcome if isinstance(outcome, set) else {outcome}
+            record_property(f"largest gap of the canary, {each.name}", round(canary.largest_gap_s(), 3))
+            assert sent("GET /health")(daemon) == 200
+            assert kept_mib(process, before_mib) <= MAX_KEPT_MIB, each.name
+        assert not canary.errors
+    assert {each.name: found for each in MEMBERS if not (found := answers[each.name]) <= each.outcomes} == {}
+
+
+def kept_mib(process: psutil.Process, before_mib: float) -> float:
+    """Return how much more memory is in use than before, once it stays below the limit, or after a while."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    kept: float
+    while (kept := process.memory_info().rss / MIB - before_mib) > MAX_KEPT_MIB and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return kept
