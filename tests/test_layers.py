@@ -23,6 +23,7 @@ ROWS: list[set[str]] = [
         "types",
         "errors",
         "short_time_slices",
+        "freed_memory",
         "short_collections",
         "home",
         "durations",

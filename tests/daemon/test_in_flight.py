@@ -139,13 +139,11 @@ class TestLimit:
         trimmed, calls = asyncio.Event(), list[int]()
         loop = asyncio.get_running_loop()
 
-        class Libc:
-            @staticmethod
-            def malloc_trim(pad: int) -> None:
-                calls.append(pad)
-                loop.call_soon_threadsafe(trimmed.set)
+        def give_back() -> None:
+            calls.append(0)
+            loop.call_soon_threadsafe(trimmed.set)
 
-        monkeypatch.setattr(in_flight, "_LIBC", Libc)
+        monkeypatch.setattr(in_flight, "give_back_freed_memory", give_back)
         monkeypatch.setattr(in_flight, "TRIM_DELAY_S", 0.0)
         limit = InFlight(1 << 30)
         for num_bytes in (in_flight.TRIM_BYTES - 1, in_flight.TRIM_BYTES, 1):

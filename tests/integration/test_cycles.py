@@ -140,6 +140,10 @@ async def test_two_hundred_cycles_leave_nothing_behind(own_daemon: Daemon) -> No
     await check(own_daemon, 200)
 
 
+async def test_memory_of_purged_prompts_goes_back_to_the_system(own_daemon: Daemon) -> None:
+    await check(own_daemon, 96, request, warm_up=16, max_growth_mib=20.0)
+
+
 @pytest.mark.slow(seconds=100)
 @pytest.mark.timeout(900)
 async def test_two_thousand_requests_of_all_kinds_leave_nothing_behind(own_daemon: Daemon) -> None:

@@ -123,18 +123,18 @@ def status_of(stream: Any) -> int:
 
 
 def half_bodies(daemon: Daemon) -> set[Outcome]:
-    """Send 7 MiB of each of thirty bodies of 8 MiB, and no more; return what those that are cut get."""
+    """Send 7 MiB of each of fourteen bodies of 8 MiB, and no more; return what those that are cut get."""
     fields = ("Content-Type: application/json", f"Content-Length: {SERVER.max_body_bytes}")
     return cut_early(
-        daemon, head(daemon, f"POST {CHAT}", *fields) + b" " * (7 * MIB), 30, lambda opened: status(opened)
+        daemon, head(daemon, f"POST {CHAT}", *fields) + b" " * (7 * MIB), 14, lambda opened: status(opened)
     )
 
 
 def half_frames(daemon: Daemon) -> set[Outcome]:
-    """Send 15 MiB of each of sixteen frames of 16 MiB, and no more; return how those that are cut are closed."""
+    """Send 15 MiB of each of twelve frames of 16 MiB, and no more; return how those that are cut are closed."""
     size = SERVER.max_frame_bytes
     begun = bytes([FIN | TEXT, 0xFF]) + struct.pack("!Q", size) + bytes(4) + b" " * (size - MIB)
-    return cut_early(daemon, begun, 16, lambda opened: Socket(opened).until_closed(), is_socket=True)
+    return cut_early(daemon, begun, 12, lambda opened: Socket(opened).until_closed(), is_socket=True)
 
 
 def cut_early(

@@ -6,10 +6,10 @@ A single body or frame has a limit of its own, but a hundred that never end woul
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import sys
 import time
 from collections.abc import Callable
+
+from edgeagent.freed_memory import give_back_freed_memory
 
 # Freed memory of this size is given back to the system; that takes milliseconds, so it is not done for less.
 TRIM_BYTES = 4 << 20
@@ -60,11 +60,9 @@ class InFlight:
             self._trim_timer = asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._trim)
 
     def _trim(self) -> None:
-        """Give freed memory back to the system. The C library would keep what lies between blocks that are in use."""
         self._trim_timer = None
         self._peak_bytes = self._num_bytes
-        if _LIBC is not None:
-            asyncio.get_running_loop().run_in_executor(None, _LIBC.malloc_trim, 0)
+        asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
 
 
 class Arrival:
@@ -96,14 +94,3 @@ class Arrival:
         self.end()
         if cut is not None:
             cut()
-
-
-def _libc() -> ctypes.CDLL | None:
-    """Return the C library if it is glibc, which keeps freed memory; None otherwise."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "malloc_trim") else None
-
-
-_LIBC = _libc()

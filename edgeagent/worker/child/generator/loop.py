@@ -16,6 +16,7 @@ from edgeagent.engine.costs.cost_model import PredictionError
 from edgeagent.engine.sampling.sampler import Logprob
 from edgeagent.engine.verification import Output
 from edgeagent.errors import EdgeAgentError, NotSupported
+from edgeagent.freed_memory import give_back_freed_memory
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.types import (
     Delta,
@@ -195,6 +196,7 @@ class GeneratorLoop:
                     self._cancel(command.id)
                 case Ask(ask_id, PurgeCache(partition)):
                     num_gone = self._engine.purge(partition)
+                    give_back_freed_memory()
                     self._frames.put(AnswerPart(ask_id, QueryAnswer(str(num_gone)), is_last=True))
                 case Ask(ask_id, Embed() as query):
                     self._embeddings.add(ask_id, query)
