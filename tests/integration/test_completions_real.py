@@ -208,6 +208,21 @@ class TestCompletions:
         streamed = [value for part in scored for value in (part.token_logprobs or [])]
         assert streamed[1:] == pytest.approx((choice.logprobs.token_logprobs or [])[1:], abs=TOLERANCE)
 
+    @pytest.mark.parametrize("max_tokens", [1, 5])
+    async def test_an_echo_has_an_entry_for_the_token_that_ends_the_text(
+        self, client: AsyncOpenAI, http: httpx.AsyncClient, max_tokens: int
+    ) -> None:
+        [end], tokens = await tokens_of(http, "<|im_end|>"), await tokens_of(http, PROMPT)
+        completion = await client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=max_tokens, logprobs=1, echo=True, logit_bias={str(end): 100}
+        )
+        (choice,) = completion.choices
+        assert (choice.finish_reason, choice.text) == ("stop", PROMPT)
+        assert choice.logprobs is not None and choice.logprobs.tokens is not None
+        assert len(choice.logprobs.tokens) == len(tokens) + 1
+        assert choice.logprobs.tokens[-1] == "<|im_end|>"
+        assert choice.logprobs.text_offset is not None and choice.logprobs.text_offset[-1] == len(PROMPT)
+
     async def test_choices_of_several_prompts(self, client: AsyncOpenAI) -> None:
         alone = await client.completions.create(model="tiny", prompt="the town", max_tokens=3, temperature=0)
         several = await client.completions.create(

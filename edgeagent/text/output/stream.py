@@ -76,6 +76,11 @@ class OutputStream:
         return self._channels.num_calls > 0
 
     @property
+    def num_shown(self) -> int:
+        """How many characters of content were returned."""
+        return self._num_shown
+
+    @property
     def held_logprobs(self) -> tuple[TokenLogprob, ...]:
         """The log probabilities of the last tokens: those whose text has not been returned yet, not even in part."""
         return tuple(logprob for _, logprob in self._held_logprobs)

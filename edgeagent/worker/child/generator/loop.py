@@ -35,6 +35,7 @@ from edgeagent.types import (
     TokenLogprob,
     Usage,
     WorkerStatus,
+    replace,
 )
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.child.generator.embeddings import Embeddings
@@ -301,7 +302,8 @@ class GeneratorLoop:
             deltas += stream.cut() if reason is FinishReason.LENGTH else stream.finish()
             if output.end_logprob is not None and request.submit.request.echo:
                 # Harnesses that score texts expect an entry for each token of prompt and answer, with that of its end.
-                deltas.append(TextDelta("", (self._with_piece(output.end_logprob),)))
+                end = replace(self._with_piece(output.end_logprob), start=stream.num_shown)
+                deltas.append(TextDelta("", (end,)))
             deltas.append(self._finished(request, output, _reason(reason, stream)))
         # A step with drafts may return tokens after a stop string; they are not part of the answer.
         tokens = tuple(output.tokens[: stream.num_tokens - num_before])
