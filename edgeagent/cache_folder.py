@@ -283,6 +283,16 @@ def _store_time(folder: Path) -> float:
         return now_s
 
 
+def purge_unfinished(folder: Path) -> None:
+    """Remove the files that a worker had not finished when it died. No worker may use the folder.
+
+    Raise OSError if a file cannot be removed.
+    """
+    for name in list_names(folder) if folder.is_dir() else ():
+        if temporary_owner(name) is not None:
+            (folder / name).unlink(missing_ok=True)
+
+
 def purge(folder: Path, client: str | None = None) -> int:
     """Remove all blocks, or those of one client, with their RootRecords. Return how many blocks were removed.
 

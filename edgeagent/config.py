@@ -104,8 +104,6 @@ class ServerConfig(Section):
     """Connections at the same time. More are refused."""
     max_stored_responses: Annotated[int, Field(ge=1)] = 1000
     """Responses kept for previous_response_id. The least recently used are deleted first."""
-    persist_responses: bool = True
-    """Keep stored responses in the state folder, so that they survive a restart. Otherwise keep them in memory."""
     max_stored_bytes: Annotated[int, Field(ge=1)] = 256 << 20
     """Disk space for stored responses, which are compressed."""
     max_stored_days: Annotated[float, Field(gt=0)] = 30.0
@@ -349,6 +347,8 @@ class Config(BaseSettings):
     """Folder for the token, the runtime file and caches; private to the user."""
     route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"
     """Where requests may run; a client can only be stricter. auto: prefer_local with remotes, else local_only."""
+    forget: bool = False
+    """Keep no conversation on disk: no responses, cached prefixes or chat lines. Delete earlier ones at start."""
     server: ServerConfig = ServerConfig()
     router: RouterConfig = RouterConfig()
     engine: EngineConfig = EngineConfig()
@@ -383,6 +383,11 @@ class Config(BaseSettings):
     def draft_model(self) -> str | None:
         """The draft model that the settings name; None if `draft` is auto, none or ngram."""
         return None if self.draft in ("auto", "none", "ngram") else self.draft
+
+    @property
+    def max_cache_bytes(self) -> int:
+        """The disk space for cached prefixes; 0 if none may be written."""
+        return 0 if self.forget else self.cache.disk_bytes
 
     @property
     def cache_dir(self) -> Path:

@@ -13,6 +13,9 @@ from pathlib import Path
 from edgeagent.errors import ConfigError
 from edgeagent.file_lock import try_lock
 
+HISTORY_FILE = "history"
+"""The name of the file in the state folder that keeps the lines that were typed in chats."""
+
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.01
 

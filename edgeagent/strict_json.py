@@ -17,14 +17,17 @@ MAX_JSON_OBJECTS = 32_768
 MAX_INTEGER = 2**63 - 1
 
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
+# Python joins the halves of a pair when it decodes the escapes, so what is left has no other half.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
     """Return the value of a JSON text; raise InvalidRequest if it is not strict JSON within the limits.
 
-    The function refuses bad syntax, invalid UTF-8, a byte-order mark, lone surrogates, NUL, duplicate keys, NaN,
-    Infinity, floats that overflow, integers beyond 64 bits, nesting beyond `max_depth`, more than MAX_JSON_VALUES
-    values, and more than MAX_JSON_OBJECTS objects.
+    The function refuses bad syntax, invalid UTF-8, a byte-order mark, NUL, duplicate keys, NaN, Infinity, floats that
+    overflow, integers beyond 64 bits, nesting beyond `max_depth`, more than MAX_JSON_VALUES values, and more than
+    MAX_JSON_OBJECTS objects. Half of a surrogate pair in a string becomes U+FFFD: a text that was cut within an emoji
+    would otherwise be refused with each turn that sends it again. In a key it is refused.
     """
     try:
         raw = data.encode() if isinstance(data, str) else data
@@ -42,8 +45,8 @@ def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
         ) from error
     except RecursionError as error:
         raise InvalidRequest(f"the JSON is nested deeper than {max_depth} levels") from error
-    _check_tree(value, max_depth, is_suspect=_SUSPECT_ESCAPE.search(raw) is not None)
-    return value
+    _check_depth(value, max_depth)
+    return _mended(value, "") if _SUSPECT_ESCAPE.search(raw) else value
 
 
 def _check_size(raw: bytes) -> None:
@@ -61,7 +64,7 @@ def _check_size(raw: bytes) -> None:
     raise InvalidRequest(f"the JSON holds more than {MAX_JSON_VALUES} values")
 
 
-def _check_tree(value: object, max_depth: int, *, is_suspect: bool) -> None:
+def _check_depth(value: object, max_depth: int) -> None:
     level = [value]
     for depth in range(max_depth + 1):
         below: list[object] = []
@@ -70,20 +73,29 @@ def _check_tree(value: object, max_depth: int, *, is_suspect: bool) -> None:
                 if depth == max_depth:
                     raise InvalidRequest(f"the JSON is nested deeper than {max_depth} levels")
                 below.extend(node.values() if isinstance(node, dict) else node)
-                if is_suspect and isinstance(node, dict):
-                    below.extend(node)
-            elif is_suspect and isinstance(node, str):
-                _check_text(node)
         level = below
 
 
-def _check_text(text: str) -> None:
-    if "\0" in text:
-        raise InvalidRequest("a string holds a NUL character (\\u0000)")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest("a string holds half of a surrogate pair (\\ud800 to \\udfff alone)") from error
+def _mended(value: object, place: str) -> object:
+    """Return a value with its lone surrogates replaced. `place`: where it is, for the error of a NUL or a key."""
+    match value:
+        case str():
+            if "\0" in value:
+                raise InvalidRequest(f"{place or 'the text'} holds a NUL character (\\u0000)", param=place or None)
+            return _SURROGATE.sub("\ufffd", value)
+        case list():
+            return [_mended(each, f"{place}[{index}]") for index, each in enumerate(value)]
+        case dict():
+            for key in value:
+                if "\0" in key or _SURROGATE.search(key):
+                    where = f"a key of {place}" if place else "a key"
+                    raise InvalidRequest(
+                        f"{where} holds a NUL character or half of a surrogate pair: {ascii(key)[:64]}",
+                        param=place or None,
+                    )
+            prefix = f"{place}." if place else ""
+            return {key: _mended(each, f"{prefix}{key[:64]}") for key, each in value.items()}
+    return value
 
 
 class _Objects:

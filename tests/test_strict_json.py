@@ -18,7 +18,6 @@ BAD = {
     "utf-8 surrogate": b'"\xed\xa0\x80"',
     "utf-16": '{"a":1}'.encode("utf-16"),
     "bom": b'\xef\xbb\xbf{"a":1}',
-    "lone surrogate": b'{"a":"\\uD800"}',
     "lone surrogate key": b'{"\\udfff":1}',
     "nul": b'["\\u0000"]',
     "raw nul": b'["\x00"]',
@@ -51,6 +50,18 @@ BAD = {
 def test_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_json(body)
+
+
+def test_half_a_surrogate_pair_is_replaced_in_text_and_refused_elsewhere() -> None:
+    """A client that cut a text within an emoji sends it again with each turn, so the text must not be refused."""
+    body = b'{"messages":[{"content":["a\\ud83d","\\ude00b","\\ud83d\\ude00"]}],"\\ud83d\\ude00":1}'
+    texts = ["a\ufffd", "\ufffdb", "\N{GRINNING FACE}"]
+    assert parse_json(body) == {"messages": [{"content": texts}], "\N{GRINNING FACE}": 1}
+    with pytest.raises(InvalidRequest, match=r"^a key of tools\[0\]\.f holds .* half of a surrogate pair: 'x\\ud83d'$"):
+        parse_json(b'{"tools":[{"f":{"x\\ud83d":1}}]}')
+    with pytest.raises(InvalidRequest, match=r"^messages\[1\]\.content holds a NUL character") as caught:
+        parse_json(b'{"messages":[{},{"content":"a\\u0000"}]}')
+    assert caught.value.param == "messages[1].content"
 
 
 def test_lone_surrogate_in_a_str() -> None:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from edgeagent import __version__
+from edgeagent.cache_folder import purge, purge_unfinished
 from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
 from edgeagent.daemon.addresses import external_urls
 from edgeagent.daemon.console import console, dropped_lines
@@ -22,11 +23,12 @@ from edgeagent.daemon.publication import Publication
 from edgeagent.daemon.reporter import ConsoleReporter, LogReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, locked_state_dir, warn_if_missing
 from edgeagent.daemon.traces import tracing
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
 from edgeagent.service.service import Service
 from edgeagent.short_collections import keep_collections_short
 from edgeagent.short_time_slices import request_short_time_slices, switch_threads_often
+from edgeagent.state_files import HISTORY_FILE
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ def _forbid_cores() -> None:
 def _serve_and_report(config: Config, reporter: Reporter, build: Callable[[Config], StartableService]) -> int:
     try:
         with locked_state_dir(config.state_dir), listening(config.server) as listeners:
+            if config.forget:
+                _forget_conversations(config)
             warn_if_missing(config.store.models_dir)
             ensure_token(config.state_dir)
             # If a credential file cannot be trusted, the daemon fails here and not at the first request.
@@ -111,6 +115,21 @@ def _serve_and_report(config: Config, reporter: Reporter, build: Callable[[Confi
     except KeyboardInterrupt:
         return ExitCode.OK
     return ExitCode.OK
+
+
+def _forget_conversations(config: Config) -> None:
+    """Delete what earlier runs kept of conversations. Raise ConfigError if that fails, since the user relies on it."""
+    from edgeagent.conversation.store import FILE
+
+    try:
+        for path in (config.state_dir / HISTORY_FILE, *config.state_dir.glob(f"{FILE}*")):
+            path.unlink(missing_ok=True)
+        purge(config.cache_dir)
+        purge_unfinished(config.cache_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"forget: earlier conversations cannot be deleted: {error}; delete them, then start"
+        ) from error
 
 
 async def _run(

@@ -9,7 +9,7 @@ import pytest
 from edgeagent.api.frontend import Frontend, Frontends
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.routers import FRONTENDS, make_frontends
-from edgeagent.config import Config, ServerConfig
+from edgeagent.config import Config
 from edgeagent.conversation.store import FILE
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import running
@@ -72,7 +72,7 @@ async def test_the_daemon_tells_them_when_it_drains() -> None:
 
 async def test_files_are_in_the_daemons_folder_if_there_may_be_any(tmp_path: Path) -> None:
     for is_wanted in (True, False):
-        config = Config(server=ServerConfig(persist_responses=is_wanted))
+        config = Config(forget=not is_wanted)
         frontends = make_frontends(config, tmp_path)
         assert await frontends.get(Responses).store.body("resp_gone", "") is None
         assert (tmp_path / FILE).exists() is is_wanted

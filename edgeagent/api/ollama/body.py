@@ -6,7 +6,6 @@ fields `images`, `template` and `context` are refused unless they are empty; the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -24,6 +23,7 @@ from edgeagent.api.wire.fields import (
     EdgeagentBody,
     KeepAlive,
     ModelName,
+    Name,
     NumTopLogprobs,
     SamplingBody,
     Settings,
@@ -36,7 +36,7 @@ from edgeagent.api.wire.fields import (
     with_adapter,
 )
 from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.messages import PlainFunction, hosted_tools, read_schema, tools_of
+from edgeagent.api.wire.messages import Arguments, PlainFunction, hosted_tools, read_schema, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -99,15 +99,15 @@ def _no_images(images: object) -> None:
 class OllamaTool(Body):
     """A tool of Ollama's API; functions are the only kind."""
 
-    type: str | None = None
+    type: Name | None = None
     function: PlainFunction
 
 
 class OllamaEarlierFunction(Body):
-    """The function of an earlier call, with its arguments as a JSON object."""
+    """The function of an earlier call."""
 
-    name: str
-    arguments: Json
+    name: Name
+    arguments: Arguments
 
 
 class OllamaEarlierCall(Body):
@@ -134,8 +134,8 @@ class OllamaMessage(Body):
     ] = None
     tool_calls: Annotated[list[OllamaEarlierCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: Any = None
-    tool_name: str | None = None
-    name: str | None = None
+    tool_name: Name | None = None
+    name: Name | None = None
 
 
 class OllamaChatBody(OllamaBody):
@@ -383,4 +383,4 @@ def _message(sent: OllamaMessage, calls: _OpenCalls) -> Message:
 
 def _add(call: OllamaEarlierCall, calls: _OpenCalls) -> ToolCall:
     called = call.function
-    return calls.add(call.id, called.name, json.dumps(called.arguments, ensure_ascii=False))
+    return calls.add(call.id, called.name, called.arguments)

@@ -14,6 +14,7 @@ from edgeagent.api.wire.fields import (
     MAX_TOOLS,
     Effort,
     MaxTokens,
+    Name,
     NumTopLogprobs,
     Stops,
     TemplateKwargs,
@@ -63,7 +64,7 @@ class ChatBody(ExtendedBody):
     function_call: str | Json | None = None
     response_format: Json | None = None
     reasoning_effort: Effort | None = None
-    reasoning_format: str | None = None
+    reasoning_format: Name | None = None
     parse_tool_calls: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     continue_final_message: bool | None = None

@@ -11,12 +11,19 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
-from edgeagent.api.wire.fields import MAX_TOOLS, Body
-from edgeagent.api.wire.messages import Content, Function, HostedTool, OutputContent, discriminated_by, tools_by_type
+from edgeagent.api.wire.fields import MAX_TOOLS, Body, Name
+from edgeagent.api.wire.messages import (
+    Arguments,
+    Content,
+    Function,
+    HostedTool,
+    OutputContent,
+    discriminated_by,
+    tools_by_type,
+)
 from edgeagent.errors import InvalidRequest
-from edgeagent.types import Message, ToolCall
+from edgeagent.types import Message, ToolCall, replace
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
 OptionalName = Annotated[Name | None, BeforeValidator(lambda name: None if name == "" else name)]
 
 
@@ -30,14 +37,14 @@ class ChatTool(Body):
 class CalledFunction(Body):
     """The function that was called."""
 
-    name: str
-    arguments: Annotated[str, Field(description="A JSON object, as text.")]
+    name: Name
+    arguments: Arguments
 
 
 class ChatCall(Body):
-    """A call the model made."""
+    """A call the model made. A call without an id gets one."""
 
-    id: str
+    id: Name | None = None
     function: CalledFunction
 
 
@@ -64,11 +71,14 @@ class AssistantMessage(Body):
 
 
 class ToolMessage(Body):
-    """The result of a call in an earlier message. `tool_call_id` is the id of the call."""
+    """The result of a call in an earlier message. `tool_call_id` is the id of the call.
+
+    Without it, the result answers the first call that has no result yet.
+    """
 
     role: Literal["tool"]
     content: OutputContent
-    tool_call_id: Name
+    tool_call_id: OptionalName = None
     name: OptionalName = None
 
 
@@ -108,19 +118,26 @@ ChatTools = Annotated[
 def to_messages(sent: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Return the prompt's messages; raise InvalidRequest for a result that answers no call of an earlier message.
 
-    A call of the older form has no id, so it gets one here. Its result is matched by the function's name.
+    A call without an id gets one here, as does a call of the older form. The result of the latter is matched by the
+    function's name.
     """
-    open_calls: set[str | None] = set()
+    calls: set[str | None] = set()
+    unanswered: dict[str | None, None] = {}
     ids_by_name: dict[str, str] = {}
     messages: list[Message] = []
     for index, each in enumerate(sent):
         message = _message(each, index, ids_by_name)
-        if message.role == "tool" and message.tool_call_id not in open_calls:
+        if message.role == "tool" and isinstance(each, ToolMessage) and message.tool_call_id is None:
+            message = replace(message, tool_call_id=next(iter(unanswered), None))
+        if message.role == "tool" and message.tool_call_id not in calls:
             field = "name" if isinstance(each, FunctionMessage) else "tool_call_id"
             path = f"messages[{index}].{field}"
             value = getattr(each, field)
             raise InvalidRequest(f"{path} {value!r:.80} answers no call of an earlier message", param=path)
-        open_calls.update(call.id for call in message.tool_calls)
+        unanswered.pop(message.tool_call_id, None)
+        ids = [call.id for call in message.tool_calls]
+        calls.update(ids)
+        unanswered.update(dict.fromkeys(ids))
         messages.append(message)
     return tuple(messages)
 
@@ -133,7 +150,12 @@ def _message(sent: ChatMessage, index: int, ids_by_name: dict[str, str]) -> Mess
             return Message("tool", sent.content, tool_call_id=sent.tool_call_id, name=sent.name)
         case FunctionMessage():
             return Message("tool", sent.content, tool_call_id=ids_by_name.get(sent.name), name=sent.name)
-    calls = tuple([ToolCall(call.id, call.function.name, call.function.arguments) for call in sent.tool_calls or ()])
+    calls = tuple(
+        [
+            ToolCall(call.id or f"call_{index}_{number}", call.function.name, call.function.arguments)
+            for number, call in enumerate(sent.tool_calls or ())
+        ]
+    )
     if sent.function_call is not None and not calls:
         called = sent.function_call
         ids_by_name[called.name] = f"call_{index}"

@@ -10,7 +10,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from edgeagent.api.responses.event_json import Echo
 from edgeagent.api.responses.events import new_id
@@ -23,6 +24,7 @@ from edgeagent.api.wire.fields import (
     EdgeagentBody,
     Effort,
     ModelName,
+    Name,
     NumTopLogprobs,
     SamplingBody,
     Settings,
@@ -61,11 +63,22 @@ MAX_ECHO_BYTES = 128 << 10
 MAX_REFERENCES = 1000
 
 
+def _metadata(pairs: dict[str, str]) -> dict[str, str]:
+    # OpenAI's limits.
+    if len(pairs) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in pairs.items()):
+        message = "must hold at most 16 pairs, with keys of at most 64 characters and values of at most 512"
+        raise PydanticCustomError("metadata", message)
+    return pairs
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_metadata)]
+
+
 class Format(Settings):
     """The field `text.format`. The schema is a field of it; in chat completions it is in an object `json_schema`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: str = "response"
+    name: Name = "response"
     json_schema: Annotated[Schema | None, Field(alias="schema")] = None
     strict: bool | None = None
 
@@ -94,7 +107,7 @@ class CacheOptions(Settings):
 class ContextManagement(Settings):
     """An entry of `context_management`: above how many prompt tokens the earlier conversation is summarized."""
 
-    type: str
+    type: Name
     compact_threshold: Count | None = None
 
 
@@ -103,7 +116,7 @@ class CreateResponseBody(SamplingBody, InputBody):
 
     model: ModelName | None = None
     instructions: str | None = None
-    previous_response_id: Annotated[str, Field(min_length=1)] | None = None
+    previous_response_id: Annotated[Name, Field(min_length=1)] | None = None
     store: bool | None = None
     no_store: bool | None = None
     background: bool | None = None
@@ -112,22 +125,22 @@ class CreateResponseBody(SamplingBody, InputBody):
     ] = None
     generate: bool | None = None
     prompt_cache_options: CacheOptions | None = None
-    context_management: Annotated[list[ContextManagement], Field(fail_fast=True)] | None = None
+    context_management: Annotated[list[ContextManagement], Field(fail_fast=True, max_length=16)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: Count | None = None
     max_tool_calls: Count | None = None
     top_logprobs: NumTopLogprobs | None = None
     parallel_tool_calls: bool | None = None
-    include: Annotated[list[str], Field(fail_fast=True)] | None = None
+    include: Annotated[list[Name], Field(fail_fast=True, max_length=64)] | None = None
     tools: ResponsesTools | None = None
     tool_choice: str | Json | None = None
     text: Text | None = None
     reasoning: Reasoning | None = None
-    service_tier: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    user: str | None = None
+    service_tier: Name | None = None
+    metadata: Metadata | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    user: Name | None = None
     # llama-server's names, for parameters that the Responses API lacks.
     stop: Stops | None = None
     cache_prompt: bool | None = None

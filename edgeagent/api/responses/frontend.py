@@ -30,9 +30,9 @@ class Responses(Frontend):
     def of(cls, config: Config, folder: Path | None) -> Self:
         """Return the frontend. Its file in `folder` is opened when the first response is stored or asked for.
 
-        Without a folder, or without `server.persist_responses`, the responses are kept in memory only.
+        Without a folder, or with `forget`, the responses are kept in memory only.
         """
-        path = folder / FILE if folder is not None and config.server.persist_responses else None
+        path = folder / FILE if folder is not None and not config.forget else None
         return cls(ResponseStore(ITEM_FORMAT, path, stored_limits(config.server)))
 
     @property

@@ -16,7 +16,7 @@ from edgeagent.api.responses import background
 from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.items.as_json import item_body
 from edgeagent.api.responses.live_turn import LiveTurn, find_turn
-from edgeagent.api.wire.fields import MAX_INT32, Query, between, validate
+from edgeagent.api.wire.fields import MAX_INT32, Name, Query, between, validate
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.conversation.items import Item
 from edgeagent.errors import InvalidRequest, NotFound
@@ -57,7 +57,7 @@ class PageQuery(Query):
     """Which page to return: at most `limit` items after the item `after`. `asc` begins with the oldest item."""
 
     order: Literal["asc", "desc"] = "desc"
-    after: str | None = None
+    after: Name | None = None
     limit: Annotated[int, between(1, 100)] = 20
 
 

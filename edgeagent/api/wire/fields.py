@@ -43,7 +43,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 """The maximum number of alternatives that an answer lists for each token, with their log probabilities."""
 MAX_NAME_CHARS = 512
-"""The maximum number of characters in a model's name."""
+"""The maximum number of characters in a name: a model's, a user's, an id."""
 TOOL_NAME = "[A-Za-z0-9_.:/-]{1,128}"
 """The pattern of the names that tools may have."""
 
@@ -111,6 +111,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """How long the model is to reason before it answers. The chat template decides what an effort does."""
 Penalty = Annotated[float, between(-2, 2)]
 Fraction = Annotated[float, between(0, 1)]
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+"""A string that names something, such as an id or a user. It is short, because it is stored, indexed and repeated."""
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Stops = Annotated[
     list[Annotated[str, AfterValidator(_stop)]],

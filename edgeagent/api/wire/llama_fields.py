@@ -18,6 +18,7 @@ from edgeagent.api.wire.fields import (
     EdgeagentBody,
     MaxTokens,
     ModelName,
+    Name,
     NumTopLogprobs,
     SamplingBody,
     Settings,
@@ -104,7 +105,7 @@ class ExtendedBody(SamplingBody):
     grammar: str | None = None
     samplers: Annotated[list[str], Field(fail_fast=True, max_length=16)] | None = None
     lora: Annotated[list[Json], Field(fail_fast=True)] | None = None
-    service_tier: str | None = None
+    service_tier: Name | None = None
     edgeagent: EdgeagentBody | None = None
 
     def check_supported(self) -> None:

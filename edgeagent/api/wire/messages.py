@@ -21,6 +21,7 @@ from edgeagent.api.wire.fields import (
     NO_VARIANT_PREFIX,
     TOOL_NAME,
     Body,
+    Name,
 )
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
@@ -131,6 +132,18 @@ Parameters = Annotated[str, PlainValidator(_parameters_text, json_schema_input_t
 """A JSON schema of a function's arguments, as text. It must describe an object."""
 
 
+def _arguments_text(arguments: object) -> str:
+    if isinstance(arguments, dict):
+        return json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        raise PydanticCustomError("arguments", "must be a JSON object, or its text")
+    return arguments
+
+
+Arguments = Annotated[str, PlainValidator(_arguments_text, json_schema_input_type=str | Json)]
+"""The arguments of an earlier call: a JSON object, or its text, as the clients of all APIs send one or the other."""
+
+
 def read_schema(schema: object, path: str) -> str:
     """Return a JSON schema as text, for a field that no pydantic model reads; raise InvalidRequest, naming `path`."""
     try:
@@ -176,7 +189,7 @@ def tools_of(functions: Iterable[PlainFunction], field: str = "tools") -> tuple[
 class HostedTool(Body):
     """A tool of a type that another server runs itself, such as web_search. It is left out, and a warning names it."""
 
-    type: str
+    type: Name
 
 
 def tools_by_type(*served: str) -> Discriminator:

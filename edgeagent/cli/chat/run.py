@@ -28,14 +28,13 @@ from edgeagent.config import MAX_INT32, Config
 from edgeagent.config_sources import load_config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, PayloadTooLarge
 from edgeagent.runtime_file import find_daemon
+from edgeagent.state_files import HISTORY_FILE
 from edgeagent.store.last_use import LastUse
 from edgeagent.store.names.parsing import is_path
 from edgeagent.store.resolve import Library
 
 DEFAULT_MODEL = "default"
 """The name by which clients may request the daemon's default model."""
-HISTORY_FILE = "history"
-"""The name of the history file. It is in the state folder, and keeps the lines that were typed in chats."""
 
 
 Model = Annotated[
@@ -110,8 +109,9 @@ def run(
         chat = Chat(client, runner, fields, partial(load_in_progress, address))
         try:
             if question is None:
+                is_forgotten = no_store or no_history or settings.forget
                 print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
-                chat.repl(make_reader(settings.state_dir / HISTORY_FILE if not (no_store or no_history) else None))
+                chat.repl(make_reader(None if is_forgotten else settings.state_dir / HISTORY_FILE))
             else:
                 _answer(chat, question, as_json=as_json)
         finally:

@@ -268,8 +268,8 @@ class TestChat:
             ({"messages": [{"role": "user", "content": "hi", "images": [0] * 32_000}]}, "images are not supported"),
             ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}]}, "tool_calls[0]"),
             (
-                {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}]}]},
-                "an object",
+                {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": []}}]}]},
+                "a JSON object",
             ),
             ({"messages": "hi"}, "messages"),
             ({"messages": HI, "tools": [{"type": "function"}]}, "tools[0]"),

@@ -10,7 +10,7 @@ import pytest
 
 from edgeagent.api.responses.body import MAX_ECHO_BYTES, ResponseCreate, read_create
 from edgeagent.api.wire.fields import MAX_MESSAGES
-from edgeagent.conversation.history import ConnectionHistory, StoreResult
+from edgeagent.conversation.history import MAX_ITEMS, ConnectionHistory, StoreResult
 from edgeagent.conversation.items import CallItem, CallOutputItem, MessageItem, ReasoningItem, ReferenceItem
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -140,6 +140,10 @@ def test_what_is_ignored() -> None:
         ({"store": "yes"}, "store", ["true or false", "yes"]),
         ({"previous_response_id": 5}, "previous_response_id", ["string", "5"]),
         ({"metadata": {"a": 1}}, "metadata.a", ["string", "1"]),
+        ({"metadata": {"a": "x" * 513}}, "metadata", ["16 pairs", "512"]),
+        ({"metadata": {"x" * 65: "a"}}, "metadata", ["64"]),
+        ({"input": [{"type": "reasoning", "id": "x" * 513}]}, "input[0].id", ["at most 512 characters"]),
+        ({"input": [{"type": "reasoning"}] * (MAX_ITEMS + 1)}, "input", ["at most 8192 items"]),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", ["'low'", "huge"]),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", ["json_schema", "xml"]),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", ["JSON schema"]),
@@ -313,10 +317,10 @@ def test_prefill_only() -> None:
 def test_the_echo_stays_small_enough_for_a_frame() -> None:
     big = "x" * (MAX_ECHO_BYTES + 1)
     tools = [{**TOOL, "name": f"f{index}", "description": "x" * 2000} for index in range(100)]
-    create = read(instructions=big, tools=tools, tool_choice="required", metadata={"a": big})
+    create = read(instructions=big, tools=tools, tool_choice="required")
     echo = create.echo(SamplingParams())
     assert len(json.dumps(echo)) < MAX_ECHO_BYTES
-    assert (echo["instructions"], echo["tools"], echo["tool_choice"], echo["metadata"]) == (None, [], "auto", {})
+    assert (echo["instructions"], echo["tools"], echo["tool_choice"]) == (None, [], "auto")
     assert request_of(create).prompt == ChatPrompt(
         (Message("system", big), Message("user", "hi")), create.offered.tools, ToolChoice("required")
     )

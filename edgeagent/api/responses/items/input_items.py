@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.responses.items.as_json import custom_arguments
-from edgeagent.api.wire.fields import ROLES, Body, Settings, validate
-from edgeagent.api.wire.messages import Content, OutputContent, discriminated_by
+from edgeagent.api.wire.fields import ROLES, Body, Name, Settings, validate
+from edgeagent.api.wire.messages import Arguments, Content, OutputContent, discriminated_by
+from edgeagent.conversation.history import MAX_ITEMS
 from edgeagent.conversation.items import (
     CallItem,
     CallOutputItem,
@@ -23,6 +24,7 @@ from edgeagent.conversation.items import (
     ReferenceItem,
     summary_of,
 )
+from edgeagent.errors import InvalidRequest
 
 # Fields of another server's items that say nothing to the model.
 _UNSHOWN = frozenset({"status", "call_id", "encrypted_content", "created_by", "result"})
@@ -30,7 +32,7 @@ MAX_SHOWN_CHARS = 16_384
 _DATA_URL = re.compile(r'"data:[^"]*"')
 # Clients send anything as an id. An id that is not a string is ignored.
 ItemId = Annotated[
-    str, PlainValidator(lambda value: value if isinstance(value, str) else "", json_schema_input_type=Any)
+    Name, BeforeValidator(lambda value: value if isinstance(value, str) else "", json_schema_input_type=Any)
 ]
 
 
@@ -53,34 +55,37 @@ class InputMessage(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    phase: Annotated[str | None, BeforeValidator(lambda phase: phase if isinstance(phase, str) else None)] = None
+    phase: Annotated[Name | None, BeforeValidator(lambda phase: phase if isinstance(phase, str) else None)] = None
 
 
 class InputCall(_Item):
-    """A call the model made."""
+    """A call the model made. A call without a `call_id` gets one."""
 
     type: Literal["function_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
-    arguments: str
+    call_id: Name | None = None
+    name: Name
+    namespace: Name | None = None
+    arguments: Arguments
 
 
 class InputCustomCall(_Item):
-    """A call of a custom tool, whose input is text."""
+    """A call of a custom tool, whose input is text. A call without a `call_id` gets one."""
 
     type: Literal["custom_tool_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
+    call_id: Name | None = None
+    name: Name
+    namespace: Name | None = None
     input: str
 
 
 class InputCallOutput(_Item):
-    """A tool's result; its call is in the conversation. Images and files in it are replaced by a note."""
+    """A tool's result; its call is in the conversation. Images and files in it are replaced by a note.
+
+    Without a `call_id`, it answers the first call of the input that has no result yet.
+    """
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str
+    call_id: Name | None = None
     output: OutputContent
 
 
@@ -89,7 +94,7 @@ class InputOtherItem(_Item):
 
     model_config = ConfigDict(extra="allow")
 
-    type: str
+    type: Name
 
 
 class ReasoningPart(Body):
@@ -111,7 +116,7 @@ class InputReference(Body):
     """A reference to an item of a response that is stored, or that the connection remembers."""
 
     type: Literal["item_reference"]
-    id: str
+    id: Name
 
 
 class InputCompaction(_Item):
@@ -147,7 +152,8 @@ InputItem = Annotated[
     discriminated_by("type", _TAGS, default="message", other="#other"),
 ]
 Input = Annotated[
-    Annotated[str, Tag("#text")] | Annotated[list[InputItem], Field(fail_fast=True), Tag("#items")],
+    Annotated[str, Tag("#text")]
+    | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("#items")],
     Discriminator(
         lambda value: {str: "#text", list: "#items"}.get(type(value)),
         custom_error_type="input",
@@ -166,20 +172,47 @@ def to_items(sent: Input | None) -> tuple[Item, ...]:
     """Return the items of a checked `input`. Summaries of other services are left out."""
     if isinstance(sent, str):
         return (MessageItem("", "user", sent),)
-    return tuple([item for each in sent or () if (item := _item(each)) is not None])
+    calls = _Calls()
+    made = [_item(each, calls, f"input[{index}]") for index, each in enumerate(sent or ())]
+    return tuple([item for item in made if item is not None])
 
 
-def _item(sent: InputItem) -> Item | None:
+class _Calls:
+    """The ids of the calls of an input. It makes those that a client left out."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._unanswered: dict[str, None] = {}
+
+    def made(self, call_id: str | None) -> str:
+        """Return the id of the next call."""
+        self._num += 1
+        call_id = call_id or f"call_{self._num}"
+        self._unanswered[call_id] = None
+        return call_id
+
+    def answered(self, call_id: str | None, place: str) -> str:
+        """Return the id of the call that a result answers; raise InvalidRequest if it has none and no call waits."""
+        call_id = call_id or next(iter(self._unanswered), None)
+        if call_id is None:
+            path = f"{place}.call_id"
+            raise InvalidRequest(f"{path} is required: no call before it in the input waits for a result", param=path)
+        self._unanswered.pop(call_id, None)
+        return call_id
+
+
+def _item(sent: InputItem, calls: _Calls, place: str) -> Item | None:
     match sent:
         case InputMessage():
             return MessageItem(sent.id, ROLES[sent.role], sent.content, sent.phase)
         case InputCall():
-            return CallItem(sent.id, sent.call_id, sent.name, sent.arguments, sent.namespace or "")
+            return CallItem(sent.id, calls.made(sent.call_id), sent.name, sent.arguments, sent.namespace or "")
         case InputCustomCall():
-            arguments = custom_arguments(sent.input)
-            return CallItem(sent.id, sent.call_id, sent.name, arguments, sent.namespace or "", is_custom=True)
+            call_id, arguments = calls.made(sent.call_id), custom_arguments(sent.input)
+            return CallItem(sent.id, call_id, sent.name, arguments, sent.namespace or "", is_custom=True)
         case InputCallOutput():
-            return CallOutputItem(sent.id, sent.call_id, sent.output, sent.type == "custom_tool_call_output")
+            is_custom = sent.type == "custom_tool_call_output"
+            return CallOutputItem(sent.id, calls.answered(sent.call_id, place), sent.output, is_custom)
         case InputOtherItem():
             return _as_text(sent)
         case InputReasoning():

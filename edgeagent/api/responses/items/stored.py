@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edgeagent.api.responses.items.as_json import item_body
+from edgeagent.api.responses.items.as_json import custom_arguments, item_body
 from edgeagent.conversation.items import (
     CallItem,
     CallOutputItem,
@@ -51,9 +51,20 @@ class _Call(_Stored, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str = ""
 
     def item(self) -> Item:
-        return CallItem(self.id, self.call_id, self.name, self.arguments)
+        return CallItem(self.id, self.call_id, self.name, self.arguments, self.namespace)
+
+
+class _CustomCall(_Stored, tag="custom_tool_call"):
+    call_id: str
+    name: str
+    input: str
+    namespace: str = ""
+
+    def item(self) -> Item:
+        return CallItem(self.id, self.call_id, self.name, custom_arguments(self.input), self.namespace, is_custom=True)
 
 
 class _Output(_Stored, tag="function_call_output"):
@@ -64,6 +75,14 @@ class _Output(_Stored, tag="function_call_output"):
         return CallOutputItem(self.id, self.call_id, self.output)
 
 
+class _CustomOutput(_Stored, tag="custom_tool_call_output"):
+    call_id: str
+    output: str
+
+    def item(self) -> Item:
+        return CallOutputItem(self.id, self.call_id, self.output, is_custom=True)
+
+
 class _Compaction(_Stored, tag="compaction"):
     encrypted_content: str
 
@@ -71,7 +90,9 @@ class _Compaction(_Stored, tag="compaction"):
         return CompactionItem(self.id, self.encrypted_content, summary_of(self.encrypted_content) or "")
 
 
-_DECODER = msgspec.json.Decoder(list[_Message | _Reasoning | _Call | _Output | _Compaction])
+_DECODER = msgspec.json.Decoder(
+    list[_Message | _Reasoning | _Call | _CustomCall | _Output | _CustomOutput | _Compaction]
+)
 
 
 def encode_items(items: Sequence[Item]) -> bytes:

@@ -82,7 +82,7 @@ class Pool:
         )
         self._resolve = resolve
         self._offer = offer
-        save_s = config.server.drain_s if config.cache.disk_bytes else 0.0
+        save_s = config.server.drain_s if config.max_cache_bytes else 0.0
         self._limits = limits or replace(SupervisionLimits.from_config(config.engine), save_s=save_s)
         self._clock = clock
         self._models: dict[str, PoolModel] = {}

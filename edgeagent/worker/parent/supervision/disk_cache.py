@@ -25,7 +25,7 @@ def prepare_disk_cache(config: Config) -> DiskCache | None:
 
     Return None if no disk cache is configured. If the folder or the secret cannot be used, log why and return None.
     """
-    if config.cache.disk_bytes == 0:
+    if config.max_cache_bytes == 0:
         return None
     folder = config.cache_dir.absolute()
     try:
@@ -40,7 +40,7 @@ def prepare_disk_cache(config: Config) -> DiskCache | None:
     return DiskCache(
         folder=str(folder),
         secret=secret,
-        max_bytes=config.cache.disk_bytes,
+        max_bytes=config.max_cache_bytes,
         min_free_bytes=config.cache.min_free_bytes,
         max_unused_s=config.cache.max_unused_days * _DAY_S,
         max_bytes_per_hour=config.cache.max_bytes_per_hour,
