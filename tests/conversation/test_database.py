@@ -6,6 +6,7 @@ import os
 import random
 import sqlite3
 import stat
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import pytest
 
 from edgeagent.api.responses.frontend import ITEM_FORMAT
 from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase
-from edgeagent.conversation.history import StoredResponse
+from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, StoredResponse
 from edgeagent.conversation.items import Item, MessageItem
+from edgeagent.errors import InvalidRequest
 from edgeagent.types import RouteMode
 from tests.integrity import check_integrity
 
@@ -143,6 +145,34 @@ def test_ids_count_as_bytes_too(tmp_path: Path) -> None:
     store.close()
     # Without the ids, which compress well, all eight would fit.
     assert (tmp_path / "r").stat().st_size > 100_000
+
+
+def test_a_conversation_that_compresses_well_is_read_within_bounds() -> None:
+    """A client can store many times what its disk space holds, so a long chain is refused before all of it is read."""
+    store, previous = database(), None
+    for name in "abcdefghijkl":
+        inherited = previous.items if previous else ()
+        previous_id = previous.id if previous else None
+        previous = StoredResponse(name, (*inherited, said(name, "a" * (6 << 20))), (), len(inherited), previous_id)
+        store.add(previous, b"{}")
+    assert store.get("b", "") is not None
+    tracemalloc.start()
+    with pytest.raises(InvalidRequest, match="the conversation is too long"):
+        store.get("l", "")
+    with pytest.raises(InvalidRequest, match="too many or too large responses"):
+        store.find_items([f"msg_{name}" for name in "abcdefghijkl"], "")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 * MAX_CONVERSATION_BYTES
+
+
+def test_the_items_that_are_found_are_the_newest_with_their_ids() -> None:
+    store = database()
+    for number in range(100):
+        items = (said("one", f"copy {number}"), said("two", "x"))
+        store.add(StoredResponse(f"{number}", items, ()), b"{}")
+    found, _ = store.find_items(["msg_one", "msg_one", "msg_two"], "")
+    assert found == {"msg_one": said("one", "copy 99"), "msg_two": said("two", "x")}
 
 
 def test_old_ones_go() -> None:

@@ -1,6 +1,6 @@
 """The body of `response.create` and of POST /v1/responses: every field is read once, checked and converted.
 
-Unknown fields are ignored. On a WebSocket, `stream` and `background` have no meaning, and are ignored too. If a feature
+Unknown fields are ignored. On a WebSocket, `stream` has no meaning and is ignored too. If a feature
 is not supported, and ignoring its field would change the answer, the request is refused. The error names the field.
 """
 
@@ -119,7 +119,10 @@ class CreateResponseBody(SamplingBody, InputBody):
     previous_response_id: Annotated[Name, Field(min_length=1)] | None = None
     store: bool | None = None
     no_store: bool | None = None
-    background: bool | None = None
+    background: Annotated[
+        bool | None,
+        Field(description="Run to the end without a connection, and be asked for by id. Refused on a WebSocket."),
+    ] = None
     stream: Annotated[
         bool | None, Field(description="Server-sent events instead of one body; without effect on a WebSocket.")
     ] = None

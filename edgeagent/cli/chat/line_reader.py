@@ -110,11 +110,14 @@ def replace_surrogates(text: str) -> str:
 
 
 def _keys() -> KeyBindings:
+    from prompt_toolkit.filters import is_searching
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
+    # A search in the history (Ctrl-R) has its own meaning of these keys, and ends with each of them.
+    is_typing = ~is_searching
 
-    @keys.add("enter")
+    @keys.add("enter", filter=is_typing)
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if is_open(buffer.text):
@@ -122,14 +125,14 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    @keys.add("c-c")
+    @keys.add("c-c", filter=is_typing)
     def _(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()
         else:
             event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
 
-    @keys.add("c-d")
+    @keys.add("c-d", filter=is_typing)
     def _(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.delete()

@@ -133,6 +133,20 @@ def test_a_history_that_cannot_be_kept_costs_no_chat(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a terminal of POSIX")
+@pytest.mark.parametrize("end", ["\x03", "\x07"], ids=["ctrl-c", "ctrl-g"])
+def test_a_search_in_the_history_can_be_left(end: str, tmp_path: Path) -> None:
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        reader = TerminalReader(tmp_path / "history")
+        keys.send_text("first\r")
+        assert reader.read() == "first"
+        keys.send_text(f"\x12fir{end}second\r")
+        assert reader.read() == "second"
+        # Enter takes what was found, and a second one sends it.
+        keys.send_text("\x12fir\r\r")
+        assert reader.read() == "first"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal of POSIX")
 def test_a_history_that_cannot_be_kept_any_more_costs_its_lines(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

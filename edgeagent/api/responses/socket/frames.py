@@ -11,7 +11,7 @@ from edgeagent.api.responses.body import ResponseCreate, read_create
 from edgeagent.api.wire.json_body import parse_object
 from edgeagent.api.wire.known_fields import FieldWarning
 from edgeagent.api.wire.shape import Json
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, NotSupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,11 @@ def _read_create(fields: Json) -> ResponseCreate | RefusedFrame:
     # `stream` has no effect on a WebSocket. Some clients send it always, and none may be refused for it.
     fields = {name: value for name, value in fields.items() if name != "stream"}
     try:
-        return read_create(fields)
+        create = read_create(fields)
+        if create.body.background:
+            # The response would end with the connection, and the client relies on the opposite.
+            message = "background is not supported on a WebSocket; send it with POST /v1/responses"
+            raise NotSupported(message, param="background")
+        return create
     except EdgeAgentError as error:
         return RefusedFrame(error, fields.get("previous_response_id"))
