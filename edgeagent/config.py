@@ -118,7 +118,12 @@ class ServerConfig(Section):
     def _are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         """Reject values that no browser sends as an Origin. They would never match a request."""
         for origin in origins:
-            if origin != "null" and not _ORIGIN.fullmatch(origin):
+            if origin == "null":
+                raise ValueError(
+                    "null is the Origin of all sandboxed pages and local files and cannot be allowed: serve the page "
+                    "from an address, e.g. http://localhost:3000"
+                )
+            if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     f"{origin} is not an Origin: give a scheme and a host, e.g. http://localhost:3000, and no path or *"
                 )

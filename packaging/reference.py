@@ -40,6 +40,11 @@ TAGS = {
 }
 
 
+_TOOL_EXAMPLE = """\
+{"type": "response.create", "input": "Set a timer for 7 minutes.", "tools": [{"type": "function", "name": "set_timer",
+  "parameters": {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]}}]}"""
+
+
 def pages() -> dict[str, str]:
     """Return the name and the text of each reference page."""
     made = {
@@ -156,19 +161,25 @@ def http_page() -> str:
 
 def _bodies(document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the schemas that clients send, and of those nested in them, each once."""
-    seen: set[str] = set()
-    waiting = [
+    sent = [
         operation["requestBody"]
         for methods in document["paths"].values()
         for operation in methods.values()
         if "requestBody" in operation
     ]
+    yield from _reachable(sent, document["components"]["schemas"])
+
+
+def _reachable(nodes: Iterable[Any], schemas: Mapping[str, Any]) -> list[str]:
+    """Return the names of the schemas that the nodes refer to, and of those nested in them, each once and sorted."""
+    seen: set[str] = set()
+    waiting = list(nodes)
     while waiting:
         for name in _refs(waiting.pop(0)):
             if name not in seen:
                 seen.add(name)
-                waiting.append(document["components"]["schemas"][name])
-    yield from sorted(seen)
+                waiting.append(schemas[name])
+    return sorted(seen)
 
 
 def _refs(node: Any) -> Iterator[str]:
@@ -191,13 +202,20 @@ def websocket_page() -> str:
         "`ws://127.0.0.1:8127/v1/responses` speaks OpenAI's Responses API in WebSocket mode. "
         "[asyncapi.json](../asyncapi.json) describes it for tools.",
         document["info"]["description"],
+        "Tools have the flat form of the Responses API, without an object `function`:",
+        f"```json\n{_TOOL_EXAMPLE}\n```",
     ]
+    payloads = []
     for title, operation in (("Frames from the client", "receiveFrames"), ("Events from the daemon", "sendEvents")):
         names = [ref["$ref"].rpartition("/")[2] for ref in document["operations"][operation]["messages"]]
         rows = ([f"[`{name}`](#{_anchor(name)})", messages[name]["summary"]] for name in names)
         parts += [f"## {title}", table(["type", "meaning"], rows)]
         for name in names:
-            parts += [f"### {name}", *_schema(schemas[messages[name]["payload"]["$ref"].rpartition("/")[2]])]
+            payloads.append(schemas[messages[name]["payload"]["$ref"].rpartition("/")[2]])
+            parts += [f"### {name}", *_schema(payloads[-1])]
+    parts.append("## Types")
+    for name in _reachable(payloads, schemas):
+        parts += [f"### {name}", *_schema(schemas[name])]
     return "\n\n".join(parts)
 
 
@@ -225,7 +243,8 @@ def _schema_link(schema: Mapping[str, Any]) -> str:
 def _type(field: Mapping[str, Any]) -> str:
     """Return a field's type in words."""
     if "$ref" in field:
-        return str(field["$ref"]).rpartition("/")[2]
+        name = str(field["$ref"]).rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
     for key in ("anyOf", "oneOf", "allOf"):
         if key in field:
             parts = dict.fromkeys(_type(part) for part in field[key])

@@ -156,7 +156,9 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(option: str, valu
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="is not an Origin"):
         load_config({"server.allowed_origins": f"http://a,{origin}"})
-    assert load_config({"server.allowed_origins": "http://a:1,tauri://localhost,file://,null"}).config
+    assert load_config({"server.allowed_origins": "http://a:1,tauri://localhost,file://"}).config
+    with pytest.raises(ConfigError, match="null is the Origin of all sandboxed pages"):
+        load_config({"server.allowed_origins": "http://a,null"})
 
 
 @pytest.mark.parametrize("host", ["http://box", "box/", "*.example"])

@@ -31,6 +31,8 @@ from edgeagent.service.probe import Probe
 from edgeagent.service.service import Service
 from edgeagent.store.hub.background import Pulls
 
+# What is served with server.docs only.
+_DOCS = ("/docs", "/openapi.json", "/asyncapi.json")
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
 # FastAPI's telemetry would record the texts of exceptions. Environment variables can make it export them.
@@ -138,11 +140,9 @@ async def _answer_http_exception(request: Request, error: Exception) -> JSONResp
     assert isinstance(error, HTTPException)
     path: str = request.scope["path"]
     places = "/api/chat, /api/generate, /api/tags" if path.startswith(OLLAMA_PREFIX) else _PLACES
+    missing = f"{path} needs `edgeagent serve --docs`" if path in _DOCS else f"there is no {path[:256]}; see {places}"
     code, message = {
-        HTTPStatus.NOT_FOUND: (
-            "not_found",
-            f"there is no {path[:256]}; see {places}",
-        ),
+        HTTPStatus.NOT_FOUND: ("not_found", missing),
         HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", f"{request.method} is not possible on {path[:256]}"),
     }.get(HTTPStatus(error.status_code), ("invalid_value", str(error.detail)))
     body: Error = {

@@ -25,6 +25,13 @@ _SAME |= {"copy": "cp", "alias": "cp", "tag": "cp", "adopt": "import", "gc": "pr
 _SAME |= {"kill": "stop", "quit": "stop", "down": "stop", "up": "serve", "server": "serve", "daemon": "serve"}
 _SAME |= {"benchmark": "bench", "tokens": "token", "settings": "config", "generate": "ask"}
 
+# Options of similar programs, and what to use here instead.
+_OTHER_OPTIONS = {
+    **dict.fromkeys(("--verbose", "-v", "--debug"), "`serve --log-level debug` logs more"),
+    "--quiet": "`serve --log-level error` logs less",
+    "--version": "`edgeagent version` shows the versions",
+}
+
 _NO_COMMAND = re.compile(r"No such command '(?P<name>[^']*)'\.? ?(?P<hint>.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"Option '(?P<option>[^']*)' requires an argument\.")
 _BAD_VALUE = re.compile(r"Invalid value(?: for (?P<option>.+?))?: (?P<why>.*)", re.DOTALL)
@@ -56,6 +63,8 @@ def usage_message(error: typer.TyperException, arguments: Sequence[str]) -> str:
         return f"{option}: {why} (see `{_path(error)} --help`)" if option else f"{why} (see `{_path(error)} --help`)"
     if no_option := _NO_OPTION.fullmatch(message):
         # For a name that resembles no option, typer suggests --help, which the line ends with anyway.
+        if other := _OTHER_OPTIONS.get(no_option["name"]):
+            return f"there is no option {no_option['name']}; {other} (see `{_path(error)} --help`)"
         names = [name for name in (no_option["near"] or "").split(", ") if name not in ("", "--help")]
         near = f"; did you mean {_choice(names)}?" if names else ""
         return f"there is no option {no_option['name']}{near} (see `{_path(error)} --help`)"

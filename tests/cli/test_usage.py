@@ -32,6 +32,10 @@ from edgeagent.cli.usage import _SAME, ELSEWHERE
         ("run --model x", "there is no option --model (see `edgeagent run --help`)"),
         ("run -p x --max-tokens 0", "--max-tokens: must be 1 or more, not '0' (see `edgeagent run --help`)"),
         ("run -p x --temperature 5", "--temperature: must be 2 or less, not '5' (see `edgeagent run --help`)"),
+        (
+            "serve --verbose",
+            "there is no option --verbose; `serve --log-level debug` logs more (see `edgeagent serve --help`)",
+        ),
         ("status --xyzzy", "there is no option --xyzzy (see `edgeagent status --help`)"),
         ("serve a b c", "too many arguments: b c (see `edgeagent serve --help`)"),
         ("rm", "missing argument 'NAME' (see `edgeagent rm --help`)"),

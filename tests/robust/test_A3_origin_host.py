@@ -21,9 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def daemon() -> AsyncIterator[Running]:
-    server = ServerConfig(
-        allowed_origins=(PAGE, "null"), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443")
-    )
+    server = ServerConfig(allowed_origins=(PAGE,), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443"))
     async with running(FakeBackend(), Config(server=server)) as daemon:
         yield daemon
 
@@ -36,9 +34,7 @@ class Pages(Frontend):
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def with_pages() -> AsyncIterator[Running]:
-    server = ServerConfig(
-        allowed_origins=(PAGE, "null"), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443")
-    )
+    server = ServerConfig(allowed_origins=(PAGE,), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443"))
     frontends = Frontends([*(kind.of(Config(), None) for kind in FRONTENDS), Pages()])
     async with running(FakeBackend(), Config(server=server), frontends=frontends) as daemon:
         yield daemon

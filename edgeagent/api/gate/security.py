@@ -81,8 +81,7 @@ class Policy:
         """`has_pages`: the daemon serves web pages, so its own origin is allowed."""
         self._has_pages = has_pages
         self._hosts = Hosts(server)
-        # Every sandboxed page and local file has the origin `null`: it identifies no page.
-        self._origins = frozenset(origin.encode() for origin in server.allowed_origins if origin != "null")
+        self._origins = frozenset(origin.encode() for origin in server.allowed_origins)
         self._access = Access(keys, is_token_required=server.is_token_needed)
 
     async def admit(self, scope: Scope) -> Admission:
