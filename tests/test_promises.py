@@ -103,8 +103,11 @@ def test_each_promise_stands_there_and_has_its_test(page: str, sentence: str, te
 
 @pytest.mark.parametrize("page", [KIOSK, SECURITY, DESKTOP])
 def test_no_promise_is_left_out(page: str) -> None:
-    """A line with an absolute word is a promise."""
+    """A sentence with an absolute word is a promise."""
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     told = [sentence for each, sentence, _ in PROMISES if each == page]
     for found in re.finditer(r"[^.|:]*\b([Nn]ever|[Nn]othing|is deleted|runs to its end)\b[^.|:]*", text):
-        assert any(sentence.rstrip(".") in found[0] or found[0].strip() in sentence for sentence in told), found[0]
+        is_sentence = " " in found[0].strip()
+        assert not is_sentence or any(
+            sentence.rstrip(".") in found[0] or found[0].strip() in sentence for sentence in told
+        ), found[0]
