@@ -25,7 +25,7 @@ from edgeagent.conversation.items import (
     ReferenceItem,
 )
 from edgeagent.conversation.prompt import extended
-from edgeagent.errors import InvalidRequest, ResponseNotFound
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ResponseNotFound
 from edgeagent.router.modes import strictest
 from edgeagent.types import Message, RouteMode
 
@@ -129,7 +129,7 @@ class StoreResult:
     previous: StoredResponse | None = None
     items: Mapping[str, Item] = field(default_factory=dict)
     route: RouteMode | None = None
-    refusal: InvalidRequest | None = None
+    refusal: EdgeAgentError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
@@ -122,7 +122,8 @@ async def list_input_items(request: Request, response_id: str) -> Response:
         if stored is None:
             raise _unknown(response_id)
         items = stored.context
-    return JSONResponse(_page(items, request))
+    # Items may be large, so their JSON is made beside the event loop.
+    return Response(await asyncio.to_thread(lambda: to_json(_page(items, request))), media_type=_JSON)
 
 
 def _page(items: tuple[Item, ...], request: Request) -> ItemPage:

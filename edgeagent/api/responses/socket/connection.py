@@ -24,6 +24,7 @@ from edgeagent.api.socket.actions import Send
 from edgeagent.api.socket.pump import Pump
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.history import StoreResult
 from edgeagent.errors import InternalError
 
 # After this time a request that is neither refused nor started is announced as begun, since clients time out without an
@@ -183,7 +184,11 @@ class Connection(Pump[Frame, OwnAction]):
             self._live.mark_delivered(live)  # one that was refused has no terminal event
 
     async def _fetch(self, fetch: Fetch) -> None:
-        self.perform(self._session.fetched(fetch.lane, await self._store.find(fetch.missing, self._partition)))
+        try:
+            found = await self._store.find(fetch.missing, self._partition)
+        except Exception as error:  # otherwise the lane would wait for ever
+            found = StoreResult(refusal=to_client_error("a WebSocket", error))
+        self.perform(self._session.fetched(fetch.lane, found))
 
     async def _run_turn(self, live: LaneTurn) -> None:
         """Send the events of one request's steps to the client. Every outcome gives exactly one terminal event."""
