@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from edgeagent.conversation.store import FILE
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
@@ -59,7 +60,7 @@ def canary(daemon: Daemon) -> Iterator[None]:
     assert set(outcomes) <= {"response.completed", "response.incomplete"}
 
 
-def create(socket: ClientConnection, **fields: Any) -> Iterator[dict[str, Any]]:
+def create(socket: Connection, **fields: Any) -> Iterator[dict[str, Any]]:
     socket.send(json.dumps({"type": "response.create", **fields}))
     while True:
         event = json.loads(socket.recv(timeout=120))
@@ -68,7 +69,7 @@ def create(socket: ClientConnection, **fields: Any) -> Iterator[dict[str, Any]]:
             return
 
 
-def prefill(socket: ClientConnection, **fields: Any) -> dict[str, Any]:
+def prefill(socket: Connection, **fields: Any) -> dict[str, Any]:
     *_, last = create(socket, generate=False, **fields)
     return last
 
