@@ -49,6 +49,25 @@ def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
     return _mended(value, "") if _SUSPECT_ESCAPE.search(raw) else value
 
 
+def load_generated(text: str) -> object:
+    """Return the value of JSON that a model wrote, with U+FFFD for each half of a surrogate pair, in keys too.
+
+    A model may write half of an emoji as an escape, and no UTF-8 can hold it. Raise ValueError or RecursionError.
+    """
+    return _replaced(json.loads(text)) if "\\u" in text else json.loads(text)
+
+
+def _replaced(value: object) -> object:
+    match value:
+        case str():
+            return _SURROGATE.sub("\ufffd", value)
+        case list():
+            return [_replaced(each) for each in value]
+        case dict():
+            return {_SURROGATE.sub("\ufffd", key): _replaced(each) for key, each in value.items()}
+    return value
+
+
 def _check_size(raw: bytes) -> None:
     # Values are counted by the commas between them. Commas inside strings do not count. Strings, which are every second
     # piece between unescaped quotes, are left out only if there are many commas.

@@ -5,7 +5,6 @@ The module does not use sockets, and does not depend on where the deltas come fr
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
 from edgeagent.api.wire.logprobs import Scored
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import Run
+from edgeagent.strict_json import load_generated
 from edgeagent.types import (
     Delta,
     Finished,
@@ -226,7 +226,7 @@ class OllamaAnswer:
 def _call(started: ToolCallStarted, arguments: str) -> OllamaCall | None:
     """Return a call; None if its arguments are not a JSON object, for example if the answer ended inside them."""
     try:
-        value = json.loads(arguments or "{}")
+        value = load_generated(arguments or "{}")
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeagent.errors import InvalidToolSchema
-from edgeagent.strict_json import kind_of
+from edgeagent.strict_json import kind_of, load_generated
 from edgeagent.text.template.rendered import Mark
 from edgeagent.text.template.sandbox import RawJson
 from edgeagent.types import Message, Tool, ToolCall, replace
@@ -240,7 +240,7 @@ def _arguments(text: str, mark: Mark) -> object:
     """
     text = text or "{}"
     try:
-        value = json.loads(text)
+        value = load_generated(text)
     except (ValueError, RecursionError):
         return text
     return RawJson(_marked(value, mark), text) if isinstance(value, dict) else text

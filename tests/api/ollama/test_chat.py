@@ -100,6 +100,19 @@ class TestChat:
         check_end(last, "length")
         assert "tool_calls" not in (await body_of(daemon, "chat", messages=HI))["message"]
 
+    @pytest.mark.parametrize("is_streamed", [True, False])
+    async def test_half_of_an_emoji_in_a_call_is_replaced(
+        self, daemon: Running, backend: FakeBackend, is_streamed: bool
+    ) -> None:
+        """A model may write it as an escape, and no UTF-8 can hold it."""
+        call: tuple[Delta, ...] = (ToolCallStarted(0, "call_a", "add"), ToolCallDelta(0, r'{"\udc00": "a\ud83d"}'))
+        backend.script = playing(Started(8, 4), call, finished(FinishReason.TOOL_CALLS))
+        if is_streamed:
+            first, _ = await lines_of(daemon, "chat", messages=HI)
+        else:
+            first = await body_of(daemon, "chat", messages=HI)
+        assert first["message"]["tool_calls"][0]["function"]["arguments"] == {"\ufffd": "a\ufffd"}
+
     async def test_log_probabilities(self, daemon: Running, backend: FakeBackend) -> None:
         token = TokenLogprob(5, b"hi", -0.5, top=(TokenLogprob(5, b"hi", -0.5), TokenLogprob(6, b"\xff", -2.0)))
         backend.script = playing(Started(8, 4), TextDelta("hi", (token,)), finished())

@@ -111,3 +111,10 @@ def test_marking_reaches_every_text() -> None:
     assert turn["tool_calls"][0]["function"]["arguments"] == {"E": ["F"]}
     (definition,) = tool_definitions((Tool("a", "b", '{"c": ["d", 1]}'),), str.upper)
     assert definition["function"] == {"name": "A", "description": "B", "parameters": {"C": ["D", 1]}}
+
+
+def test_half_of_an_emoji_in_an_earlier_call_is_replaced() -> None:
+    """Otherwise no later turn of the conversation could be rendered."""
+    call = ToolCall("call_1", "add", r'{"item": "\ud83d", "whole": "\ud83d\ude00"}')
+    [turn] = turns((Message("assistant", tool_calls=(call,)),), Style(), str)
+    assert turn["tool_calls"][0]["function"]["arguments"] == {"item": "\ufffd", "whole": "\N{GRINNING FACE}"}
