@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -41,7 +42,10 @@ class LlamaProbe:
         self._runner = _ProbeRunner(model, config, attention, num_probe_cells(depth), self._callback)
 
     def measure(self, num_tokens: int, num_layers: int, deadline_s: float) -> Sample | None:
-        """See attention.Probe. Also return None if the nodes of llama.cpp's graph do not show where a layer ends."""
+        """See attention.Probe. Also return None if the nodes of llama.cpp's graph do not show where a layer ends.
+
+        With one thread, its CPU time is measured, which other programs do not disturb.
+        """
         runner, self._deadline_s = self._runner, deadline_s
         if runner.length(0) != self._depth and not runner.trim(0, self._depth):
             self._fill()  # a recurrent state cannot be cut
@@ -50,8 +54,11 @@ class LlamaProbe:
         started_s, used_s = time.monotonic(), time.process_time()
         runner.decode([part])
         took_s, used_s = time.monotonic() - started_s, time.process_time() - used_s
-        is_known = self._is_cut or num_layers >= runner.model.num_layers
-        return None if self._is_late or not is_known else Sample(took_s, used_s / (took_s * runner.num_threads))
+        if self._is_late or not (self._is_cut or num_layers >= runner.model.num_layers):
+            return None
+        if runner.num_threads == 1 and sys.platform == "linux":  # elsewhere, CPU time has coarse ticks
+            return Sample(used_s)
+        return Sample(took_s, used_s / (took_s * runner.num_threads))
 
     def close(self) -> None:
         """Free the context."""

@@ -12,6 +12,7 @@ from msgspec import structs
 from edgeagent.config import EngineConfig
 from edgeagent.engine import attention
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.llama.probe import LlamaProbe
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.types import MemoryKind
 from edgeagent.types.choices import SavedTuning
@@ -153,6 +154,22 @@ def test_what_was_cut_off_is_tried_again_but_not_at_each_load(load: Load) -> Non
     assert load.num_measured == 4
 
 
+def test_one_thread_is_measured_if_the_cores_of_all_are_busy(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disturbed(LlamaProbe):
+        def measure(self, num_tokens: int, num_layers: int, deadline_s: float) -> attention.Sample | None:
+            sample = super().measure(num_tokens, num_layers, deadline_s)
+            if sample is None or self._runner.num_threads == 1:
+                return sample
+            return attention.Sample(1.0, 0.3)
+
+    monkeypatch.setattr(attention, "_UNDISTURBED", 0.8)
+    monkeypatch.setattr(choosing, "LlamaProbe", Disturbed)
+    chosen = load(threads=2)
+    assert chosen.choice.by == "measurement"
+    assert chosen.tuning.measurements is not None
+    assert all(form.prompt_s < 1.0 for form in chosen.tuning.measurements.forms)
+
+
 def test_options_override_and_a_choice_may_be_left_out(load: Load) -> None:
     assert load(flash_attention="off").attention.flash == "off"
     load.num_measured = 0
@@ -203,7 +220,7 @@ def test_all_kinds_of_layers_are_measured(model: Model, layers: list[LayerShape]
 
 
 def test_a_model_that_fails_is_left_to_its_trial(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, depth: int) -> None:
         raise OutOfCells
 
     monkeypatch.setattr(choosing, "LlamaProbe", fail)
