@@ -29,6 +29,21 @@ MAX_GRAMMAR_CHARS = 1 << 20
 Grammar = dict[str, Any]
 
 
+# Errors must not carry the client's schema into logs. Without the large lexemes, a first mask takes longer and each
+# grammar less.
+_LIMITS = LLParserLimits(
+    verbose_errors=False, precompute_large_lexemes=False, max_grammar_size=200_000, max_lexer_states=50_000
+)
+
+
+def grammar_fault(grammar: str) -> str:
+    """Return why a grammar cannot be compiled, on one line; empty if it can.
+
+    The time and the memory that this takes have no limit, so call it where both are limited.
+    """
+    return reason(fault) if (fault := LLMatcher.validate_grammar(grammar, limits=_LIMITS)) else ""
+
+
 class _TokenizerAdapter:
     """Gives a vocabulary the interface that LLTokenizer requires."""
 
@@ -52,19 +67,23 @@ class _TokenizerAdapter:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and caches the latest ones."""
+    """Compiles grammars for one vocabulary and caches the latest ones.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    `check` is called before a grammar is compiled for the first time. It returns why the grammar cannot be compiled, or
+    takes too much time or memory; an empty text if it can be compiled.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, check: Callable[[str], str] = grammar_fault) -> None:
+        self._check = check
         self.vocabulary = vocabulary
         self.end_tokens = list(vocabulary.end_tokens)
         self.max_trigger_bytes = max(len(call_opener(tool_format)) for tool_format in ToolFormat)
         self._tokenizer: LLTokenizer | None = None
         self._starts: TokenStarts | None = None
-        self._prototypes: OrderedDict[str, LLMatcher] = OrderedDict()
+        # By grammar: its matcher, or why it was refused.
+        self._prototypes: OrderedDict[str, LLMatcher | str] = OrderedDict()
         self._reader = SchemaReader(self._try)
         self._bans: dict[ToolFormat, tuple[BannedText, ...]] = {}
-        # Errors must not carry the client's schema into logs.
-        self._limits = LLParserLimits(verbose_errors=False, precompute_large_lexemes=False, max_grammar_size=200_000)
 
     @cached_property
     def quote(self) -> int | None:
@@ -153,35 +172,34 @@ class GrammarCompiler:
 
     def _prototype(self, grammar: str) -> LLMatcher:
         """Return a grammar's matcher in its initial state, which callers must copy. Raise _RefusedError."""
-        prototype = self._prototypes.get(grammar)
-        if prototype is None:
-            prototype = self._compile(grammar)
-            self._prototypes[grammar] = prototype
+        if grammar not in self._prototypes:
+            self._prototypes[grammar] = self._compile(grammar)
             if len(self._prototypes) > MAX_CACHED_GRAMMARS:
                 self._prototypes.popitem(last=False)
         self._prototypes.move_to_end(grammar)
+        prototype = self._prototypes[grammar]
+        if isinstance(prototype, str):
+            raise _RefusedError(prototype)
         return prototype
 
-    def _compile(self, grammar: str) -> LLMatcher:
+    def _compile(self, grammar: str) -> LLMatcher | str:
+        """Return a grammar's matcher in its initial state, or why the grammar is refused."""
         self.prepare()
         assert self._tokenizer is not None
         if len(grammar) > MAX_GRAMMAR_CHARS:
-            raise _RefusedError(f"the schemas have {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS}")
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+            return f"the schemas have {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS}"
+        if fault := self._check(grammar):
+            return fault
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             # A grammar that matches no text (e.g. a schema that refers to itself) fails only on first use.
             matcher.compute_bitmask()
-        if matcher.is_error():
-            raise _RefusedError(reason(matcher.get_error()))
-        return matcher
+        return reason(matcher.get_error()) if matcher.is_error() else matcher
 
     def _try(self, schema: Schema) -> str | None:
         """Return why a schema cannot be followed; None if it can."""
-        try:
-            self._compile(_joined("start: @answer", [{"name": "answer", "json_schema": schema}]))
-        except _RefusedError as error:
-            return str(error)
-        return None
+        made = self._compile(_joined("start: @answer", [{"name": "answer", "json_schema": schema}]))
+        return made if isinstance(made, str) else None
 
 
 class _RefusedError(Exception):

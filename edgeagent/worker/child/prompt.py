@@ -33,7 +33,7 @@ from edgeagent.types import (
 )
 from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
 from edgeagent.worker.render.protocol import Open
-from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
+from edgeagent.worker.render.renderer import MakeTemplate, Renderer, Template, open_here
 
 _USUAL_PIECE = 8  # a text with at most this many characters per cell of the context may fit, and is tokenized fast
 _MOST_BYTES = 16  # bytes per token, on average; a conversation with more cannot fit and is not even rendered
@@ -78,7 +78,7 @@ class _Written:
     tokens: list[int]
 
 
-def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Template:
+def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Renderer:
     """Make the model's chat template. Each thread must make its own.
 
     Raise TemplateTooSlow if opening the template takes too much time or memory.

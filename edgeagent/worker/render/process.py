@@ -1,9 +1,11 @@
 """The renderers: processes that run a model's chat template, apart from the worker that runs the model.
 
-If a renderer is ended, only its own request fails. Jinja's work in C (comparing, sorting, formatting) does not check
-budgets, and blocks all other threads of its process. So the kernel limits a renderer: a CPU timer ends the process, and
-a limit of the address space makes allocations fail. When a renderer ends early, the keeper process reports this to the
-worker and starts another renderer. The keeper runs no template code.
+They also compile each grammar of a client once before the worker does, since the work may double with each part of a
+schema. If a renderer is ended, only its own request fails. Jinja's work in C (comparing, sorting, formatting) does not
+check budgets, and blocks all other threads of its process; llguidance's does not check them either. So the kernel
+limits a renderer: a CPU timer ends the process, and a limit of the address space makes allocations fail. When a
+renderer ends early, the keeper process reports this to the worker and starts another renderer. The keeper runs no
+template code.
 
 The worker forks the keeper before it starts threads and enters its sandbox, since the sandbox forbids new processes.
 """
@@ -24,9 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest
+from edgeagent.text.grammar.compiler import grammar_fault
 from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.text.template.rendered import Rendered
 from edgeagent.worker.render.protocol import (
+    Check,
+    Checked,
     Done,
     Ended,
     Frames,
@@ -183,12 +188,15 @@ def _serve(params: _RendererParams) -> None:
             if isinstance(message, Open):
                 template = None
                 template, frame = _open(message)
+            elif isinstance(message, Check):
+                fault = grammar_fault(message.grammar)
+                frame = encode(Checked(message.number, fault, time.process_time() - began_s))
             else:
                 frame = _render(template, message, began_s)
         except EdgeAgentError as error:
             frame = _refusal(message, error, began_s)
         except MemoryError:
-            too_much = InvalidRequest("the model's chat template takes too much memory")
+            too_much = InvalidRequest("the model's chat template, or the schema, takes too much memory")
             frame = _refusal(message, too_much, began_s)
         except Exception:
             _write_traceback()

@@ -1,10 +1,11 @@
-"""The messages between a worker and the process that renders its chat template, over a pair of pipes.
+"""The messages between a worker and the process that does untrusted work for it, over a pair of pipes.
 
-Each Open and each Render has a number and is answered by one frame with that number, unless the process ends first. A
-process may be ended at any moment, even in the middle of a frame, and the next one uses the same pipe. So each frame
-begins with random bytes that no template can know, and ends with zeros; a broken frame is skipped.
+The work is the model's chat template, and the first compilation of clients' grammars. Each message has a number and is
+answered by one frame with that number, unless the process ends first. A process may be ended at any moment, even in the
+middle of a frame, and the next one uses the same pipe. So each frame begins with random bytes that no template can
+know, and ends with zeros; a broken frame is skipped.
 
-Each Open and each Render also has `num_ended`: how many processes have ended, as far as the worker knows. If more have
+Each message also has `num_ended`: how many processes have ended, as far as the worker knows. If more have
 ended, the process answers NotOpen.
 """
 
@@ -47,6 +48,23 @@ class Render(Struct, frozen=True, tag="render"):
     number: int
     prompt: ChatPrompt
     num_ended: int
+    cpu_s: float
+
+
+class Check(Struct, frozen=True, tag="check"):
+    """Compile a grammar for the first time, using at most `cpu_s` seconds of CPU time."""
+
+    number: int
+    grammar: str
+    num_ended: int
+    cpu_s: float
+
+
+class Checked(Struct, frozen=True, tag="checked"):
+    """The grammar was compiled in `cpu_s` seconds of CPU time. `fault`: why it was refused; empty if it was not."""
+
+    number: int
+    fault: str
     cpu_s: float
 
 
@@ -93,8 +111,8 @@ class Ended(Struct, frozen=True, tag="ended"):
     signal: int
 
 
-ToRenderer = Open | Render
-FromRenderer = Opened | Done | NotOpen | RenderFailed | Ended
+ToRenderer = Open | Render | Check
+FromRenderer = Opened | Done | Checked | NotOpen | RenderFailed | Ended
 
 _encoder = msgspec.msgpack.Encoder()
 _to_renderer: msgspec.msgpack.Decoder[ToRenderer] = msgspec.msgpack.Decoder(ToRenderer)

@@ -1,6 +1,6 @@
-"""The worker's side of the separate process that runs a model's chat template.
+"""The worker's side of the separate process that runs a model's chat template, and first compiles clients' grammars.
 
-A rendering that takes too long, or kills its process, fails only its own request.
+A rendering or a grammar that takes too long, or kills its process, fails only its own request.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from edgeagent.errors import InternalError, InvalidRequest, TemplateTooSlow, from_code
+from edgeagent.text.grammar.compiler import grammar_fault
 from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import ToolFormat
@@ -23,6 +24,8 @@ from edgeagent.types import ChatPrompt
 from edgeagent.worker.exit_cause import is_from_outside
 from edgeagent.worker.render.process import MAX_MEMORY_BYTES, OPEN_CPU_S, Pipes, keep
 from edgeagent.worker.render.protocol import (
+    Check,
+    Checked,
     Done,
     Ended,
     Frames,
@@ -57,12 +60,22 @@ class Template(Protocol):
         ...
 
     def renew(self) -> None:
-        """Start a new budget of CPU time, which all renderings for one request share."""
+        """Start a new budget of CPU time, which all renderings and grammars of one request share."""
+        ...
+
+
+class Renderer(Template, Protocol):
+    """A chat template that also tries grammars, within the same limits."""
+
+    def check_grammar(self, grammar: str) -> str:
+        """Return why a grammar cannot be compiled, or not within the limits of time and memory; empty if it can."""
         ...
 
 
 # CPU time for all renderings of one request. A conversation to be truncated is rendered again for each length tried.
 REQUEST_CPU_S = 3.0
+# CPU time for one grammar. The largest of real clients take 0.1 s.
+GRAMMAR_CPU_S = 1.0
 # The least CPU time for a rendering. With less, even a short rendering could exceed the limit and end its process.
 _LEAST_CPU_S = 0.05
 # How often a message is sent, at most. It is sent again if the process ended before or after its work on the message,
@@ -70,12 +83,20 @@ _LEAST_CPU_S = 0.05
 _MAX_TRIES = 4
 _END_TRIES, _END_WAIT_S = 20, 0.01
 
-MakeTemplate = Callable[[Open], Template]
+MakeTemplate = Callable[[Open], Renderer]
 
 
-def open_here(opening: Open) -> ChatTemplate:
+class _LocalTemplate(ChatTemplate):
+    """A template in this process. Nothing here limits the CPU time of grammars."""
+
+    def check_grammar(self, grammar: str) -> str:
+        """Return why a grammar cannot be compiled; empty if it can."""
+        return grammar_fault(grammar)
+
+
+def open_here(opening: Open) -> Renderer:
     """Return a template that runs in this process; for platforms without fork."""
-    return ChatTemplate(
+    return _LocalTemplate(
         opening.source,
         bos_text=opening.bos_text,
         eos_text=opening.eos_text,
@@ -155,18 +176,39 @@ class RemoteTemplate:
         """
         for _ in range(_MAX_TRIES):
             if self._left_s < _LEAST_CPU_S:
-                raise _ended(signal.SIGPROF, REQUEST_CPU_S)
-            answer = self._ask(Render(next(self._numbers), prompt, self._num_ended, self._left_s), REQUEST_CPU_S)
+                raise _too_slow(signal.SIGPROF, REQUEST_CPU_S)
+            try:
+                answer = self._ask(Render(next(self._numbers), prompt, self._num_ended, self._left_s))
+            except _EndedError as error:
+                self._left_s = 0.0 if error.signal == signal.SIGPROF else self._left_s
+                raise _too_slow(error.signal, REQUEST_CPU_S) from None
             if isinstance(answer, Done):
                 self._left_s -= answer.cpu_s
                 return answer.rendered
             if not isinstance(answer, NotOpen):
                 raise InternalError(f"the chat template's process answered a prompt with {type(answer).__name__}")
             self._open()
-        raise _ended(signal.SIGKILL, REQUEST_CPU_S)
+        raise _too_slow(signal.SIGKILL, REQUEST_CPU_S)
+
+    def check_grammar(self, grammar: str) -> str:
+        """Return why a grammar cannot be compiled, also if it exceeds the limits of time or memory; empty if it can."""
+        for _ in range(_MAX_TRIES):
+            cpu_s = min(GRAMMAR_CPU_S, self._left_s)
+            if cpu_s < _LEAST_CPU_S:
+                return f"the schemas of this request take more than {REQUEST_CPU_S:g} s of CPU time"
+            try:
+                answer = self._ask(Check(next(self._numbers), grammar, self._num_ended, cpu_s))
+            except _EndedError as error:
+                is_late = error.signal == signal.SIGPROF
+                self._left_s -= cpu_s if is_late else 0.0
+                return f"it takes more than {cpu_s:.2g} s of CPU time" if is_late else "it takes too much memory"
+            if isinstance(answer, Checked):
+                self._left_s -= answer.cpu_s
+                return answer.fault
+        return "the process that compiles it was ended again and again"
 
     def renew(self) -> None:
-        """Give the next renderings a new budget of CPU time, which all renderings for one request share."""
+        """Give the next renderings and grammars a new budget of CPU time, which those of one request share."""
         self._left_s = REQUEST_CPU_S
 
     def close(self) -> None:
@@ -179,22 +221,25 @@ class RemoteTemplate:
         for _ in range(_MAX_TRIES):
             number = next(self._numbers)
             opening = msgspec.structs.replace(self._opening, number=number, num_ended=self._num_ended)
-            answer = self._ask(opening, OPEN_CPU_S)
+            try:
+                answer = self._ask(opening)
+            except _EndedError as error:
+                raise _too_slow(error.signal, OPEN_CPU_S) from None
             if isinstance(answer, Opened):
                 return answer
             if not isinstance(answer, NotOpen):
                 raise InternalError(f"the chat template's process answered a template with {type(answer).__name__}")
-        raise _ended(signal.SIGKILL, OPEN_CPU_S)
+        raise _too_slow(signal.SIGKILL, OPEN_CPU_S)
 
     def _count_ends(self) -> None:
         """Count the processes that ended since the last message. Without this, the next answer would be NotOpen."""
         while (body := self._frames.receive_now()) is not None:
             self._num_ended += isinstance(decode_from_renderer(body), Ended)
 
-    def _ask(self, message: ToRenderer, cpu_s: float) -> FromRenderer:
+    def _ask(self, message: ToRenderer) -> FromRenderer:
         """Send a message and return the answer; NotOpen if the message must be sent again because a process ended.
 
-        Raise the error of a RenderFailed. Raise TemplateTooSlow if the process ended during its work on this message.
+        Raise the error of a RenderFailed. Raise _EndedError if the process ended during its work on this message.
         """
         try:
             self._count_ends()
@@ -215,16 +260,22 @@ class RemoteTemplate:
                 # The process may have been idle, or may have just read or answered this message.
                 return NotOpen(message.number)
             case Ended(signal=number):
-                if number == signal.SIGPROF:
-                    self._left_s = 0.0
-                raise _ended(number, cpu_s)
+                raise _EndedError(number)
             case RenderFailed(code=code, message=text, param=param, cpu_s=spent_s):
                 self._left_s -= spent_s
                 raise from_code(code, text, param=param)
         return answer
 
 
-def _ended(number: int, cpu_s: float) -> InvalidRequest:
+class _EndedError(Exception):
+    """The process ended during its work on a message, by this signal; 0 if it exited by itself."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+def _too_slow(number: int, cpu_s: float) -> InvalidRequest:
     if number == signal.SIGPROF:
         why = f"took more than {cpu_s:g} s of CPU time"
     elif number == signal.SIGKILL:

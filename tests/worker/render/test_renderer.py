@@ -5,6 +5,7 @@ These tests check the kernel's limits: the templates do work that the budgets co
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import re
@@ -130,6 +131,44 @@ def test_what_takes_too_long_is_ended_and_the_next_is_served(
             render(template, prompt("work"))
         assert caught.value.param == "messages"
         assert render(template, prompt("hi")).text == "hi"
+
+
+def grammar(schema: dict[str, Any]) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": "start: @a"}, {"name": "a", "json_schema": schema}]})
+
+
+def joined(num_patterns: int) -> dict[str, Any]:
+    """Return a schema whose work doubles with each pattern. The patterns are joined where no count finds them."""
+    members = [{"properties": {"a": {"type": "string", "pattern": f".*{index}x.*"}}} for index in range(num_patterns)]
+    return {"type": "object", "allOf": members}
+
+
+GRAMMARS = {
+    "patterns joined": joined(60),
+    "pairs of patterns": {"type": "object", "patternProperties": {f"^a{index}[a-z]*$": {} for index in range(2_500)}},
+}
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_grammar_that_takes_too_long_is_refused_and_the_next_is_tried(opened: Any, name: str) -> None:
+    template = opened(CHATML)
+    assert "of CPU time" in template.check_grammar(grammar(GRAMMARS[name]))
+    assert "of CPU time" in template.check_grammar(grammar({"type": "string"})), "the request's time is used up"
+    template.renew()
+    assert template.check_grammar(grammar({"type": "string"})) == ""
+    assert "look-around" in template.check_grammar(grammar({"type": "string", "pattern": "(?=a)"}))
+    assert render(template, prompt("hi")).text.endswith("assistant\n")
+
+
+def test_a_grammar_that_takes_too_much_memory_is_refused(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_process, "MAX_MEMORY_BYTES", 4 << 20)
+    monkeypatch.setattr(renderer, "REQUEST_CPU_S", 3.0)
+    template = opened(CHATML)
+    forks: list[dict[str, Any]] = [
+        {"anyOf": [{"properties": {f"{x}{index}": {}}} for x in "ab"]} for index in range(10)
+    ]
+    assert template.check_grammar(grammar({"type": "object", "allOf": forks})) == "it takes too much memory"
+    assert template.check_grammar(grammar({"type": "string"})) == ""
 
 
 def test_all_renderings_of_a_request_share_its_time(opened: Any) -> None:

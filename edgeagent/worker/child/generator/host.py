@@ -57,7 +57,7 @@ from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.child.text_reader import TextReader
 from edgeagent.worker.protocol import MEASUREMENTS, NOTHING_DELIVERED, Delivered, Load
-from edgeagent.worker.render.renderer import MakeTemplate, Template, open_here
+from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
 
 _OPEN_S = 1.0  # how long to wait for the list of the disk's blocks; the rest of a longer list is added afterwards
 
@@ -249,7 +249,7 @@ class Host:
         warnings = constraint.warnings if isinstance(constraint, Constraint) else ()
         return PreparedRequest(spec, output, render_ms, echo, prompt.num_dropped_items, warnings, earlier, respelling)
 
-    def _try_template(self) -> Template:
+    def _try_template(self) -> Renderer:
         try:
             return self._make_template()
         except TemplateTooSlow as error:
@@ -262,6 +262,7 @@ class Host:
         self, request: GenerateRequest, prompt: ReadPrompt, chat: ChatPrompt
     ) -> Constraint | CallBan | None:
         """Return what constrains a request's answer to its format and to the tools that it may call."""
+        self._template.renew()
         return self._grammars.compile(
             request.format,
             tools=chat.tools,
@@ -292,7 +293,7 @@ class Host:
         self._make_template = partial(make_template, self.model, self._special, make)
         self._template = self._try_template()
         self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
-        self._grammars = GrammarCompiler(self.model)
+        self._grammars = GrammarCompiler(self.model, self._template.check_grammar)
         self.embedder = Embedder(self.model, config, self.engine.context_length)
         self._embedding_length = 0 if self.embedder.pooling is None else self.model.embedding_length
         self.read_texts = TextReader(

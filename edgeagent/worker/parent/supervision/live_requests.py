@@ -259,14 +259,17 @@ class ModelRequests:
         error = from_code(failed.code, failed.message, param=failed.param)
         self.fail(self._sent(failed.id), error)
 
-    def blame(self, request_id: str, cause: str) -> None:
+    def blame(self, request_id: str, cause: str) -> bool:
         """End the request that hung the worker, with an error, so that it does not hang the next worker.
 
-        Do nothing if the id is unknown, or if the request is unsent or cancelled.
+        A cancelled request ends as cancelled. Return False if the worker does not have the request.
         """
         live = self._live.get(request_id)
-        if live is not None and live.is_sent and live.cancelled_at_s is None:
+        if live is None or not live.is_sent:
+            return False
+        if live.cancelled_at_s is None:
             self.fail(live, stuck(cause))
+        return True
 
     def on_worker_end(self, cause: str, kind: EndKind) -> None:
         """Settle the requests of a dead worker: each is cancelled, fails, or waits for the next worker."""

@@ -18,6 +18,7 @@ class WorkerEnd:
     - `is_short_of_memory`: the load ran out of memory, and the next one may use less.
     - `omitted_part`: what the next load leaves out, because its trial ended the process or hung; "" for nothing. See
       `LoadProgress.part`.
+    - `has_culprit`: one request caused the end, and it fails. The model is not at fault.
     """
 
     cause: str
@@ -26,6 +27,7 @@ class WorkerEnd:
     error: EdgeAgentError | None = None
     is_short_of_memory: bool = False
     omitted_part: str = ""
+    has_culprit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class RestartPolicy:
        applies to such hangs, because noticing a hang can take longer than the window.
     3. After the first crash of a worker that had been ready, restart at once.
     4. After any other crash, restart after 0.5, 1, 2 … 30 s.
-    5. A kill of a ready worker from outside is not the model's fault. Restart at once, then after 0.5, 1, 2 … s.
+    5. A kill of a ready worker from outside, or its end by a request that is known, is not the model's fault.
+       Restart at once, then after 0.5, 1, 2 … s.
        But quarantine after `max_kills` kills within the window.
     """
 
@@ -65,7 +68,7 @@ class RestartPolicy:
 
     def on_end(self, now_s: float, end: WorkerEnd, *, has_worked: bool) -> Restart | Quarantine:
         """Return what follows a worker's end. `has_worked`: the worker had finished a step."""
-        if end.kind is EndKind.KILLED:
+        if end.kind is EndKind.KILLED or end.has_culprit:
             return self.on_kill(now_s, end.ready_for_s)
         hung_at_once = end.kind is EndKind.HUNG and not has_worked
         return self.on_crash(now_s, end.ready_for_s, hung_at_once=hung_at_once)

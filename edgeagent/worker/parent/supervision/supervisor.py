@@ -266,8 +266,9 @@ class Supervisor:
             pending = PendingWork(is_busy, self._requests.oldest_cancel_s(), self._queries.sent_at_s)
         hang = self._worker.vitals.tick(elapsed_s, channel.signs(), pending)
         if hang is not None:
-            self._requests.blame(self._worker.vitals.culprit, hang)
-            self._request_end(self._worker.hung_end(hang, self._omit_part))
+            has_culprit = self._requests.blame(self._worker.vitals.culprit, hang)
+            end = self._worker.hung_end(hang, self._omit_part)
+            self._request_end(replace(end, has_culprit=has_culprit))
         elif (ping := self._worker.vitals.ping()) is not None:
             channel.send(ping)
 

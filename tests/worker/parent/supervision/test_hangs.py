@@ -93,6 +93,14 @@ async def test_a_request_that_ignores_its_cancel_is_noticed_beside_one_that_runs
     assert stream.tokens == list(range(1000, 1000 + len(stream.tokens)))
 
 
+async def test_requests_whose_preparation_hangs_do_not_cost_the_model_its_place(make: Make) -> None:
+    supervisor = make(limits=replace(QUICK, hang_timeout_s=0.3))
+    for index in range(QUICK.max_crashes + 1):
+        stuck = submit(supervisor, "prepare", f"r{index}")
+        assert isinstance((await stuck.end()).error, WorkerCrashed)
+        assert (await submit(supervisor, "answer 1", f"other{index}").end()).text == "0 "
+
+
 async def test_a_prompt_that_is_prepared_for_ever_is_noticed_beside_a_stream(make: Make) -> None:
     supervisor = make(limits=replace(QUICK, hang_timeout_s=0.3))
     stream, stuck = submit(supervisor, "stream"), submit(supervisor, "prepare", "r2")
