@@ -1,13 +1,15 @@
 """Limits generated JSON in ways that JSON's grammar does not.
 
-The limits are on the digits of a number, on unusual white space, and on a digit or white space that is repeated in a
-string. Without them, a model that has begun to repeat a digit may repeat it until its context is full. A blank before a
-colon or a comma is valid JSON too, but models were not trained on such text and continue it badly.
+The limits are on the digits of a number, on unusual white space, and on what repeats: text in a string, equal elements
+of an array, and keys of an object. Without them, a model that has begun to repeat a digit may repeat it until its
+context is full. A blank before a colon or a comma is valid JSON too, but models were not trained on such text and
+continue it badly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,10 @@ MAX_EXPONENT_DIGITS = 2
 # The longest run of one digit, or of white space, in a string. Hashes and tables have no longer runs. A model that
 # writes a longer run does not end it.
 MAX_REPEATS = 128
+# A string also has to end if its last bytes are one text of at most MAX_PERIOD bytes, again and again.
+MAX_PERIODIC_BYTES, MAX_PERIOD = 1024, 64
+# How many equal elements may follow one another in an array.
+MAX_EQUAL_ELEMENTS = 128
 _DIGITS = frozenset(b"0123456789")
 _BLANKS = frozenset(b" \t")
 _SPACE_ESCAPES = frozenset(b"nrt")
@@ -51,6 +57,56 @@ class TokenStarts:
         self.separators = np.concatenate((beginning(b",:"), np.array(spaced, dtype=np.int64)))
         self.is_separator = np.zeros(len(pieces), dtype=np.bool_)
         self.is_separator[self.separators] = True
+        self._pieces = pieces
+        self.commas = np.array([token for token, piece in enumerate(pieces) if b"," in piece], dtype=np.int64)
+        self.has_comma = np.zeros(len(pieces), dtype=np.bool_)
+        self.has_comma[self.commas] = True
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+        return self._pieces[token]
+
+
+@dataclass(slots=True)
+class _Container:
+    """An open object or array.
+
+    `text`: the current key or element; a nested container is in it as a hash. `keys`: the hashes of the object's keys.
+    `num_equal`: how often the array's last element, with the hash `element`, was repeated. `must_close`: nothing more
+    may be written into it, because an object has a key twice, or an array has too many equal elements.
+    """
+
+    is_object: bool
+    text: bytearray = field(default_factory=bytearray)
+    keys: set[int] = field(default_factory=set)
+    element: int = 0
+    num_equal: int = 0
+    digest: int = 0
+    must_close: bool = False
+
+    def copy(self) -> _Container:
+        """Return an independent copy."""
+        return replace(self, text=self.text[:], keys=set(self.keys))
+
+    def end_key(self) -> None:
+        """Record that the current key is complete."""
+        key = hash(bytes(self.text))
+        self.must_close |= key in self.keys
+        self.keys.add(key)
+
+    def end_element(self) -> None:
+        """Record that the current element, or pair of key and value, is complete."""
+        element = hash(bytes(self.text))
+        self.text.clear()
+        self.digest = hash((self.digest, element))
+        self.num_equal = self.num_equal + 1 if element == self.element else 0
+        self.element = element
+        self.must_close |= not self.is_object and self.num_equal >= MAX_EQUAL_ELEMENTS - 1
+
+    @property
+    def may_overrun(self) -> bool:
+        """Whether another element may be too much."""
+        return self.must_close or (not self.is_object and self.num_equal >= MAX_EQUAL_ELEMENTS - 2)
 
 
 class JsonGuard:
@@ -66,6 +122,11 @@ class JsonGuard:
         self._is_on_new_line = False
         # How often a string has repeated its last character, if that is a digit or white space.
         self._num_repeats, self._last_in_string = 0, 0
+        self._end_of_string = bytearray()
+        self._is_periodic = False
+        self._open: list[_Container] = []
+        # Whether a container got more although it must close.
+        self._has_overrun = False
 
     def copy(self) -> JsonGuard:
         """Return an independent copy of the guard."""
@@ -74,6 +135,8 @@ class JsonGuard:
         twin._is_exponent, twin._num_digits = self._is_exponent, self._num_digits
         twin._depth, twin._last, twin._is_on_new_line = self._depth, self._last, self._is_on_new_line
         twin._num_repeats, twin._last_in_string = self._num_repeats, self._last_in_string
+        twin._end_of_string, twin._is_periodic = self._end_of_string[:], self._is_periodic
+        twin._open, twin._has_overrun = [each.copy() for each in self._open], self._has_overrun
         return twin
 
     @property
@@ -83,6 +146,8 @@ class JsonGuard:
 
     def refuses(self, token: int) -> bool:
         """Whether a token exceeds the limits. If the grammar allows no other token, `narrowed` still allows it."""
+        if self._overruns(token):
+            return True
         if self._is_in_string:
             return self._has_to_end and not self._starts.is_quote[token]
         if self._starts.is_space[token]:
@@ -94,6 +159,8 @@ class JsonGuard:
 
     def narrowed(self, mask: Mask) -> Mask:
         """Return the mask without the tokens that exceed the limits; the unchanged mask if no other token is left."""
+        if any(each.may_overrun for each in self._open) and (self._is_in_string or mask[self._starts.closing].any()):
+            mask = _without(mask, [token for token in self._starts.commas if mask[token] and self._overruns(token)])
         if self._is_in_string:
             return self._with_quotes(mask) if self._has_to_end else mask
         if self._depth > 0:
@@ -134,11 +201,23 @@ class JsonGuard:
                 self._feed_string(byte)
             else:
                 self._feed_plain(byte)
+        end = self._end_of_string
+        if self._is_in_string and len(end) >= MAX_PERIODIC_BYTES:
+            del end[:-MAX_PERIODIC_BYTES]
+            self._is_periodic = any(end[period:] == end[:-period] for period in range(1, MAX_PERIOD + 1))
 
     @property
     def _has_to_end(self) -> bool:
-        """Whether the current string must end: it repeats one character too often, and a quote mark would end it."""
-        return self._num_repeats >= MAX_REPEATS and not self._is_escaped
+        """Whether the current string must end: it repeats itself too often, and a quote mark would end it."""
+        return (self._num_repeats >= MAX_REPEATS or self._is_periodic) and not self._is_escaped
+
+    def _overruns(self, token: int) -> bool:
+        """Whether a token adds to a container that must close."""
+        if not (self._starts.has_comma[token] and any(each.may_overrun for each in self._open)):
+            return False
+        after = self.copy()
+        after.feed(self._starts.piece(token))
+        return after._has_overrun
 
     @property
     def _room(self) -> int:
@@ -158,13 +237,40 @@ class JsonGuard:
             self._is_in_string = byte == ord('"')
             self._num_repeats, self._last_in_string = 0, byte
             self._depth += (byte in b"{[") - (byte in b"}]")
+        if byte not in b" \t\r\n":
+            self._feed_container(byte)
+
+    def _feed_container(self, byte: int) -> None:
+        """Follow the innermost container. `byte` is not within a string, and is not white space."""
+        if byte in b"{[":
+            self._open.append(_Container(byte == ord("{")))
+            return
+        if not self._open:
+            return
+        container = self._open[-1]
+        if byte == ord(","):
+            container.end_element()
+            self._has_overrun |= container.must_close
+        elif byte in b"}]":
+            container.end_element()
+            self._open.pop()
+            if self._open:
+                self._open[-1].text += container.digest.to_bytes(8, "little", signed=True)
+        elif byte == ord(":"):
+            container.end_key()
+        else:
+            container.text.append(byte)
 
     def _feed_string(self, byte: int) -> None:
+        if self._open:
+            self._open[-1].text.append(byte)
+        self._end_of_string.append(byte)
         if byte == ord("\\") and not self._is_escaped:
             self._is_escaped = True  # the next character decides
             return
         if byte == ord('"') and not self._is_escaped:
-            self._is_in_string = False
+            self._is_in_string = self._is_periodic = False
+            self._end_of_string.clear()
         # All white space counts as the same character, because a model may also alternate line breaks and blanks.
         is_space = byte in (_SPACE_ESCAPES if self._is_escaped else _BLANKS)
         char = ord(" ") if is_space else byte
@@ -178,7 +284,7 @@ def _num_digits(piece: bytes) -> int:
     return next((count for count, byte in enumerate(piece) if byte not in _DIGITS), len(piece))
 
 
-def _without(mask: Mask, tokens: Tokens) -> Mask:
+def _without(mask: Mask, tokens: Tokens | list[np.int64]) -> Mask:
     """Return a copy of the mask without the tokens, or the mask itself if no token would be left."""
     less = mask.copy()
     less[tokens] = False

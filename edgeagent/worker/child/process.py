@@ -24,7 +24,6 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from queue import Empty
 from typing import Any, BinaryIO
 
 import psutil
@@ -67,7 +66,6 @@ from edgeagent.worker.render.renderer import MakeTemplate, start_renderers
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits
 
 _PROGRESS_EVERY = 0.01  # as a fraction of the file
-_IDLE_S = 1.0
 
 
 class _Reader(threading.Thread):
@@ -151,12 +149,6 @@ class _PromptPreparer(threading.Thread):
         self._loop = loop
 
     def run(self) -> None:
-        try:
-            self._prepare(self._loop.to_prepare.get(timeout=_IDLE_S))
-        except Empty:
-            # Prepare grammars while idle. For an unsuitable vocabulary, the first request with a schema gets the error.
-            with contextlib.suppress(BaseException):
-                self._host.prepare_grammars()
         while True:
             self._prepare(self._loop.to_prepare.get())
 

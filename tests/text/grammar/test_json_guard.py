@@ -5,7 +5,7 @@ import pytest
 
 from edgeagent.text.grammar.compiler import GrammarCompiler
 from edgeagent.text.grammar.constraint import Constraint
-from edgeagent.text.grammar.json_guard import MAX_REPEATS
+from edgeagent.text.grammar.json_guard import MAX_EQUAL_ELEMENTS, MAX_PERIODIC_BYTES, MAX_REPEATS
 from edgeagent.text.tool_format import ToolFormat
 from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, TextFormat, Tool, ToolChoice
 from tests.text.fake_vocabulary import FakeVocabulary
@@ -178,3 +178,45 @@ class TestTheEndWithinAString:
     )
     def test_it_does_not_where_a_quote_would_not_end_the_text(self, schema: dict[str, Any], text: str) -> None:
         assert self.state(schema, text).instead_of(MARKED.end_tokens[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a": 1, "b": 1, "c": {"a": 1}}', True),
+        ('{"a": 1, "a": 2}', True),
+        ('{"a": 1, "a": 2, "b": 3}', False),
+        ('{"a": "x", "a": "x", "a": "x"}', False),
+        ('{"a": {"b": 1}, "a": {"b": 1}, "c": 2}', False),
+        ('{"a": {"b": 1}, "a": {"b": [1, 2], "c": "1, 2"}}', True),
+        ('[{"a": 1, "a": {"b": 1, "c": [1, 2]}}, 1]', True),
+        ('{"a": [{"a": 1}, {"a": 1}, {"a": 2}]}', True),
+    ],
+)
+def test_an_object_that_repeats_a_key_has_to_end(text: str, expected: bool) -> None:
+    assert accepts(constraint(JsonSchemaFormat("{}")), text) is expected
+
+
+@pytest.mark.parametrize("element", ["0", '"a"', "[1, 2]", '{"a": "b, c"}', "null"])
+def test_an_array_of_equal_elements_has_to_end(element: str) -> None:
+    state = constraint(JsonSchemaFormat("{}"))
+    assert accepts(state.copy(), "[" + ", ".join([element] * MAX_EQUAL_ELEMENTS) + "]")
+    assert not accepts(state.copy(), "[" + ", ".join([element] * (MAX_EQUAL_ELEMENTS + 1)) + "]")
+    mixed = [element if index % 100 else "7" for index in range(3 * MAX_EQUAL_ELEMENTS)]
+    assert accepts(state, "[" + ", ".join(mixed) + "]")
+
+
+def test_an_array_goes_on_if_the_schema_asks_for_more_equal_elements() -> None:
+    many = MAX_EQUAL_ELEMENTS + 10
+    schema = {"type": "array", "items": {"const": 1}, "minItems": many}
+    assert accepts(constraint(JsonSchemaFormat(json.dumps(schema))), json.dumps([1] * many))
+
+
+@pytest.mark.parametrize("phrase", ["la ", "no, never! ", "-", "ab\\n"])
+def test_a_string_that_repeats_a_phrase_has_to_end(phrase: str) -> None:
+    state = constraint(JsonSchemaFormat('{"type": "string"}'))
+    often = phrase * (MAX_PERIODIC_BYTES // len(phrase) - 1)
+    assert accepts(state.copy(), f'"{often} and more"')
+    assert not accepts(state.copy(), f'"{often + phrase * 3}and more"')
+    varied = "".join(f"{phrase}{index} " for index in range(200))
+    assert accepts(state, f'"{varied}"')

@@ -63,7 +63,7 @@ _OPEN_S = 1.0  # how long to wait for the list of the disk's blocks; the rest of
 
 
 class Host:
-    """One model, ready to serve. While `Engine.step` runs, one other thread may call `prepare` and `prepare_grammars`.
+    """One model, ready to serve. While `Engine.step` runs, one other thread may call `prepare`.
 
     Only the engine's thread may call the other methods, except where a docstring allows other threads.
     """
@@ -182,14 +182,6 @@ class Host:
         """How many KV cells the context has; any thread may read this."""
         return self._runner.num_cells
 
-    def prepare_grammars(self) -> None:
-        """Build the grammars' vocabulary tables before the first schema needs them.
-
-        This takes up to a second for a large vocabulary. Call it on the thread that calls `prepare`. `Engine.step` may
-        run at the same time on another thread.
-        """
-        self._grammars.prepare()
-
     def make_answerer(self) -> Callable[[TextQuery], QueryAnswer]:
         """Return a function that answers queries; raise TemplateTooSlow if the chat template exceeds its limits.
 
@@ -294,6 +286,9 @@ class Host:
         self._template = self._try_template()
         self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
         self._grammars = GrammarCompiler(self.model, self._template.check_grammar)
+        if self.model.end_tokens:
+            # Later it would stop all streams: llguidance holds the interpreter's lock for up to seconds.
+            self._grammars.prepare()
         self.embedder = Embedder(self.model, config, self.engine.context_length)
         self._embedding_length = 0 if self.embedder.pooling is None else self.model.embedding_length
         self.read_texts = TextReader(

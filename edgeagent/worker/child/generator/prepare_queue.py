@@ -25,11 +25,11 @@ class PrepareQueue:
         """Add a request; any thread may call it."""
         self._arrived.put(submit)
 
-    def get(self, timeout: float | None = None) -> Submit:
-        """Wait for the next request and remove it; raise Empty after `timeout` seconds."""
+    def get(self) -> Submit:
+        """Wait for the next request and remove it."""
         if not self._waiting:
             self._served_at.clear()
-            self._waiting.append(self._arrived.get(timeout=timeout))
+            self._waiting.append(self._arrived.get())
         with contextlib.suppress(Empty):
             while True:
                 self._waiting.append(self._arrived.get_nowait())
