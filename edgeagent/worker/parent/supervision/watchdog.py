@@ -248,7 +248,11 @@ class StepWatch:
         ):
             wait.add(key, elapsed)
             if overrun := wait.overrun(most_s):
-                self.culprit = self._status.preparing_id if wait is self._prompt else ""
+                # Without other streams, no step ends while a prompt is prepared. The wait for the step is a little
+                # longer, since the worker says later than the request was sent that it prepares it.
+                is_prompt = wait is self._prompt or (wait is self._step and self._prompt.overrun(limit_s / 2))
+                self.culprit = self._status.preparing_id if is_prompt else ""
+                words = "preparing one prompt took longer than" if is_prompt else words
                 return f"hung: {words} {overrun}"
         cache_bytes = cache.num_bytes if (cache := self._status.memory_cache) else 0
         for growth, key, words in (
