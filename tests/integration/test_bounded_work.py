@@ -90,14 +90,11 @@ def _patterns(num: int) -> list[dict[str, str]]:
     return [{"pattern": f".*{index}x.*"} for index in range(num)]
 
 
-HIDDEN: dict[str, Any] = {"allOf": [{"properties": {"a": {"type": "string", **each}}} for each in _patterns(60)]}
+HIDDEN: dict[str, Any] = {"allOf": [{"properties": {"a": {"type": "string", **each}}} for each in _patterns(24)]}
 PAIRS = {"type": "object", "patternProperties": {f"^a{index}[a-z]*$": {} for index in range(2_500)}}
 FORKS: dict[str, Any] = {"allOf": [{"anyOf": [{"properties": {f"{x}{n}": {}}} for x in "ab"]} for n in range(14)]}
 CHAIN = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}", "required": ["a"]} for index in range(MAX_CHAIN + 2)}
-NAMES: dict[str, Any] = {
-    "anyOf": [{"properties": {f"k{n}": {}}, "required": ["z"]} for n in range(1_200)],
-    "properties": {"z": {}},
-}
+NAMES: dict[str, Any] = {"allOf": [{"anyOf": [{"properties": {f"p{n}": {}}}]} for n in range(1_200)], "properties": {}}
 BIG = {"type": "object", "properties": {"a": {"enum": [f"{n:030}" for n in range(MAX_GRAMMAR_CHARS // 128 // 32)]}}}
 
 MEMBERS = (
@@ -106,16 +103,18 @@ MEMBERS = (
     Member("CPU time of a grammar, by pairs", _format(PAIRS), "s of CPU time"),
     Member("CPU time of a tool", _tools([{"type": "object", **HIDDEN}]), "parameters of tool 't0': "),
     Member("alternatives of alternatives", _format({"type": "object", **FORKS}), "cannot be followed"),
-    Member("bytes of a schema", _format({"const": "x" * MAX_SCHEMA_BYTES}), f"at most {MAX_SCHEMA_BYTES}"),
+    Member("bytes of a schema", _format({"const": "x" * MAX_SCHEMA_BYTES}), f"larger than {MAX_SCHEMA_BYTES}"),
     Member("depth of a schema", _format(_nested(MAX_SCHEMA_DEPTH + 1)), f"deeper than {MAX_SCHEMA_DEPTH}"),
     Member("references in a row", _format({"$defs": CHAIN, "properties": {"x": CHAIN["d0"]}}), "lead"),
     Member("keys of combined alternatives", _format(NAMES), f"more than {MAX_NAMES} keys"),
     Member("tools", _tools([{}] * (MAX_TOOLS + 1)), f"at most {MAX_TOOLS}"),
-    Member("characters of all tools", _tools([BIG] * MAX_TOOLS), f"at most {MAX_GRAMMAR_CHARS}"),
+    # Tools are written into the prompt, so the context ends before their grammar does.
+    Member("characters of all tools", _tools([BIG] * MAX_TOOLS), "context"),
     Member("stop strings", {"stop": ["x"] * (MAX_STOPS + 1)}, "stop"),
     Member("bytes of a stop string", {"stop": "x" * (MAX_STOP_BYTES + 1)}, "stop"),
     Member("text to render", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}, "context"),
-    Member("messages to render", {"messages": ASKED * 20_000}, "context"),
+    Member("messages to render", {"messages": ASKED * 4_097}, "at most 4096"),
+    Member("messages that fit", {"messages": ASKED * 4_096}, "context"),
     Member("text to tokenize", {"messages": None, "prompt": "word " * 1_000_000}, "context", "/v1/completions"),
     Member("template variables", {"chat_template_kwargs": {"other": "x" * 100_000}}, "chat_template_kwargs"),
 )

@@ -37,7 +37,7 @@ TYPES: dict[str, tuple[str, dict[str, Any]]] = {
 TOOLS = {
     "set_timer": _object(minutes=INTEGER),
     "get_weather": _object(city=TEXT, unit={"enum": ["celsius", "fahrenheit"]}),
-    "send_mail": _object(to={"type": "string", "format": "email"}, subject=TEXT),
+    "send_mail": _object(to={"type": "string", "format": "email"}, is_urgent={"type": "boolean"}),
 }
 
 
@@ -69,13 +69,15 @@ def test_an_answer_of_this_type_is_whole(real: Daemon, name: str) -> None:
 def test_a_call_fits_its_tool(real: Daemon, name: str) -> None:
     tools = [{"type": "function", "function": {"name": each, "parameters": TOOLS[each]}} for each in TOOLS]
     named = {"type": "function", "function": {"name": name}}
-    choice = _choice(real, "Please help me with this.", tools=tools, tool_choice=named)
+    asked = "Please do this: " + name.replace("_", " ")
+    choice = _choice(real, asked, tools=tools, tool_choice=named, parallel_tool_calls=False)
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == name
     arguments = json.loads(call["function"]["arguments"])
     assert jsonschema_rs.is_valid(TOOLS[name], arguments, validate_formats=True), choice
 
 
+@pytest.mark.slow
 def test_any_object_ends_without_a_limit(real: Daemon) -> None:
     """A small model repeats itself. What it may repeat is bounded, so that it does not fill its context."""
     choice = _choice(real, "Describe a cat as JSON.", response_format={"type": "json_object"}, max_tokens=None)

@@ -28,7 +28,9 @@ _FORMATS: dict[str, int | None] = {
     "date-time": 35,
     "time": 24,
     "duration": 32,
-    **dict.fromkeys(("date", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")),
+    "email": 96,  # the standard allows 254, and a small model does not end an address by itself
+    "hostname": 253,
+    **dict.fromkeys(("date", "ipv4", "ipv6", "uuid", "uri")),
 }
 # Keywords without effect on the values that fit a schema.
 _ANNOTATIONS = frozenset({"$schema", "$id", "$defs", "definitions", "title", "description"})
@@ -157,14 +159,14 @@ def _adapted(schema: Any) -> Any:
 
 
 def _with_format(schema: Schema) -> Schema:
-    """Return the schema without an unknown format. Add a `maxLength` if the compiler does not limit the format."""
+    """Return the schema without an unknown format. Add a `maxLength` if nothing else limits the text."""
     name = schema.get("format")
     if not isinstance(name, str):
         return schema
     if name not in _FORMATS:
         return {key: value for key, value in schema.items() if key != "format"}
     bound, longest = _FORMATS[name], schema.get("maxLength")
-    if bound is None or (isinstance(longest, int) and longest <= bound):
+    if bound is None or "pattern" in schema or (isinstance(longest, int) and longest <= bound):
         return schema
     return {**schema, "maxLength": bound}
 
