@@ -18,8 +18,9 @@ from edgeagent.text.schema.check import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from edgeagent.text.schema.closing import MAX_CHAIN, MAX_NAMES
 from edgeagent.text.schema.faults import MAX_JOINED
 from tests.integration.conftest import Daemon
+from tests.patience import patient
 
-PATIENCE_S = 60.0
+PATIENCE_S = patient(20.0)
 ASKED = [{"role": "user", "content": "Hello!"}]
 
 

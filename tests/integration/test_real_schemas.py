@@ -11,7 +11,8 @@ import jsonschema_rs
 import pytest
 
 from tests.integration.conftest import Daemon
-from tests.integration.test_real_weights import MODEL, running
+from tests.integration.test_real_weights import running
+from tests.smollm2 import MODEL
 
 MAX_TOKENS = 160
 
