@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,6 +33,21 @@ _WORDS = {
     errno.EACCES: "permission denied",
     errno.EPERM: "not permitted",
 }
+
+
+# ERROR_SHARING_VIOLATION: Windows neither renames nor removes a file that is open.
+_IN_USE = 32
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Raise BlockingIOError instead of Windows' error for a file that is in use."""
+    try:
+        yield
+    except PermissionError as error:
+        if getattr(error, "winerror", None) == _IN_USE:
+            raise BlockingIOError(errno.EAGAIN, "the file is in use", error.filename) from error
+        raise
 
 
 class Files:
@@ -88,18 +103,22 @@ class Files:
     def rename(self, name: str, new_name: str) -> None:
         """Rename a file atomically, and replace any file of the new name.
 
-        Raise IsADirectoryError if a folder has the new name.
+        Raise IsADirectoryError if a folder has the new name, and BlockingIOError if the file is being read (Windows).
         """
         try:
-            (self.folder / name).replace(self.folder / new_name)
+            with _translated():
+                (self.folder / name).replace(self.folder / new_name)
+        except BlockingIOError:
+            raise
         except OSError as error:
             if (self.folder / new_name).is_dir():  # Windows reports a missing permission
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new_name) from error
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        (self.folder / name).unlink(missing_ok=True)
+        """Remove a file, if it is there. Raise BlockingIOError if it is being read (Windows)."""
+        with _translated():
+            (self.folder / name).unlink(missing_ok=True)
 
     def stamp(self, name: str, used_s: float) -> None:
         """Set a file's times to `used_s`: the store's time in seconds at which the file's block was last used."""

@@ -194,6 +194,8 @@ class Folder:
             except IsADirectoryError:
                 self._name_trouble = self._files.in_the_way(raised.name.file_name)
                 return
+            except BlockingIOError:  # it is being read, and keeps its importance
+                return
             self._index.add(raised)
 
     def discard(self, key: BlockKey) -> None:
@@ -383,7 +385,9 @@ class Folder:
     def _remove(self, blocks: Iterable[IndexEntry]) -> None:
         for entry in blocks:
             self._index.remove(entry.name.key)  # first, so that no lookup finds a block whose file is gone
-            self._files.remove(entry.name.file_name)
+            # A file that is being read stays, and the next scan finds it.
+            with contextlib.suppress(BlockingIOError):
+                self._files.remove(entry.name.file_name)
 
     def _label(self, root: bytes) -> None:
         """Write the description of a partition to the folder, if it is known and not written yet."""

@@ -396,3 +396,27 @@ def test_a_file_that_another_process_deletes_while_ages_are_set(tmp_path: Path) 
     later.open()
     assert next(stamps) == 3
     assert later.trouble is None
+
+
+def test_a_block_that_is_being_read_on_windows_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows neither renames nor removes an open file."""
+    store, (block,), (other,) = make_store(tmp_path / "cache"), make_chain(1), make_chain(1, seed=1)
+    store.offer(block, Importance.NORMAL)
+    store.work()
+
+    def in_use(path: Path, *_: object, **__: object) -> None:
+        error = PermissionError(errno.EACCES, "The process cannot access the file")
+        vars(error)["winerror"] = 32
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", in_use)
+        store._folder.set_importance(block.key, Importance.PINNED)
+        assert store._folder.trouble is None
+        patch.setattr(Path, "unlink", in_use)
+        store._folder.discard(block.key)
+        assert store._folder.trouble is None
+    store.offer(other, Importance.NORMAL)
+    store.work()
+    assert store.stats().trouble is None and other.key in {entry.name.key for entry in store._index.all()}
+    close_now(store)
