@@ -164,7 +164,7 @@ NEUTRAL_NUMBERS: dict[str, tuple[int, ...]] = {
     "top_n": (0, -1),
 }
 # Optional fields in which an empty value has a meaning of its own.
-MEANT_EMPTY = frozenset({"input", "json_schema", "format"})
+MEANT_EMPTY = frozenset({"input", "json_schema", "format", "samplers"})
 
 
 class Settings(Body):
