@@ -116,6 +116,7 @@ DEFAULTS: dict[str, object] = {
     "worker.parent.supervision.channel.OUTPUT_GRACE_S": 0.5,
     "worker.parent.pool.known_names._MAX_NAMES": 4096,
     "worker.protocol.LENGTH_BYTES": 4,
+    "worker.render.process.MAX_MEMORY_BYTES": 256 * MIB,
     "worker.protocol.MAX_FRAME_FROM_WORKER_BYTES": MIB,
     "worker.protocol.MAX_FRAME_TO_WORKER_BYTES": 32 * MIB,
     "worker.protocol._MAX_ERROR_CHARS": 4096,

@@ -18,6 +18,7 @@ from edgeagent.store.gguf.header import validate_model
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.last_use import LastUse
 from edgeagent.store.names.catalog import match_entry
+from edgeagent.store.names.near import near_names
 from edgeagent.store.names.own import Imported, OwnNamesFile, with_alias, with_import
 from edgeagent.store.names.parsing import CatalogName, is_short_name, parse_name, without_latest
 from edgeagent.store.resolve import DEFAULT_NAMES, Found, Library
@@ -61,7 +62,7 @@ class LibraryEditor:
             raise InvalidRequest("name the model to remove", param="model")
         if name in own.imports:
             return Removal(name, None, aliases=own.aliases_of(name))
-        found = self._library.find(name)
+        found = self._find(name)
         if found.origin == "builtin":
             raise InvalidRequest("builtin comes with edgeagent and cannot be removed", param="model")
         if found.origin == "path":
@@ -70,6 +71,15 @@ class LibraryEditor:
         aliases = tuple(dict.fromkeys(alias for each in names for alias in own.aliases_of(each)))
         files = found.paths if found.origin == "folder" else self._cache().removable(found.paths)
         return Removal(found.name, found, files, sum(map(_size, files)), aliases)
+
+    def _find(self, name: str) -> Found:
+        """Return a model of this machine. Raise ModelNotFound with the names of those that are here."""
+        try:
+            return self._library.find(name)
+        except ModelNotFound:
+            here = {model.name for model in self._library.models()}
+            near = near_names(name, here, "their aliases")
+            raise ModelNotFound(f"no model is called {name[:80]} here; {near}", param="model") from None
 
     def remove(self, removal: Removal) -> None:
         """Carry out a planned removal. Raise StoreError if a file cannot be deleted, or the names cannot be changed."""
@@ -106,7 +116,7 @@ class LibraryEditor:
             raise InvalidRequest(f"{alias!r} has a meaning of its own; choose another name")
         if not is_short_name(alias):
             raise InvalidRequest(f"{alias[:80]!r} cannot be a model's name here: use letters, digits and . _ - :")
-        found = self._library.find(source)
+        found = self._find(source)
         target = str(found.paths[0].resolve()) if found.origin in ("alias", "path") else found.name
         if alias == target:
             raise InvalidRequest(f"{alias} is that model's name already")
