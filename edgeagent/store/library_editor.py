@@ -79,7 +79,7 @@ class LibraryEditor:
         except ModelNotFound:
             here = {model.name for model in self._library.models()}
             near = near_names(name, here, "their aliases")
-            raise ModelNotFound(f"no model is called {name[:80]} here; {near}", param="model") from None
+            raise ModelNotFound(f"{name[:80]} is not on this machine; {near}", param="model") from None
 
     def remove(self, removal: Removal) -> None:
         """Carry out a planned removal. Raise StoreError if a file cannot be deleted, or the names cannot be changed."""

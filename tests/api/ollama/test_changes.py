@@ -153,7 +153,7 @@ async def test_what_cannot_be_deleted(client: AsyncClient, name: str, status: in
 @pytest.mark.parametrize(
     ("source", "destination", "status", "text"),
     [
-        ("none", "mine", 404, "model 'none' not found: no model is called none"),
+        ("none", "mine", 404, "model 'none' not found: none is not on this machine"),
         ("other", "a/b", 400, "cannot be a model's name"),
         ("other", "served", 400, "served is a model's name already"),
         ("other", "qwen3-4b", 400, "a name of the catalog"),
