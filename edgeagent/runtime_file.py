@@ -40,7 +40,8 @@ class Runtime:
     """A running daemon. `started_at_s` is the start of its process in seconds since 1970, as psutil reports it.
 
     `token` is the owner's token, None if there is no token file. `certificate` is the path of the daemon's TLS
-    certificate, None without TLS. A client that found the path here trusts no other certificate.
+    certificate, None without TLS. A client that found the path here trusts no other certificate. `forgets`: the daemon
+    keeps no conversation on the disk, so its clients must not keep any either.
     """
 
     pid: int
@@ -50,6 +51,7 @@ class Runtime:
     version: str
     token: str | None = None
     certificate: str | None = None
+    forgets: bool = False
 
 
 def bracketed(host: str) -> str:
@@ -226,7 +228,8 @@ def _read_fields(path: Path) -> dict[str, Any] | None:
             } if pid > 0:
                 certificate = fields.get("certificate")
                 known = {name: fields[name] for name in ("pid", "started_at_s", "port", "url", "version")}
-                return known | {"certificate": certificate if isinstance(certificate, str) else None}
+                certificate = certificate if isinstance(certificate, str) else None
+                return known | {"certificate": certificate, "forgets": fields.get("forgets") is True}
     return None
 
 

@@ -32,7 +32,7 @@ from edgeagent.state_files import HISTORY_FILE
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
-    from edgeagent.config import Config, ServerConfig
+    from edgeagent.config import Config
     from edgeagent.service.live_service import Trace
 
 WATCH_LOADING_S = 0.05
@@ -171,7 +171,7 @@ async def _serve(
     from edgeagent.daemon.server import make_server
 
     frontends = make_frontends(config, config.state_dir)
-    runtime = _runtime(config.server, listeners.tcp)
+    runtime = _runtime(config, listeners.tcp)
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
     publication = Publication(config.state_dir, runtime)
@@ -208,13 +208,15 @@ async def _serve(
                 await frontends.close()
 
 
-def _runtime(server: ServerConfig, listener: socket.socket) -> Runtime:
+def _runtime(config: Config, listener: socket.socket) -> Runtime:
     import psutil
 
+    server = config.server
     port = listener.getsockname()[1]
     certificate = str(server.tls_certificate.absolute()) if server.tls_certificate else None
     url = local_url(server.host, port, is_encrypted=certificate is not None)
-    return Runtime(os.getpid(), psutil.Process().create_time(), port, url, __version__, certificate=certificate)
+    started_at_s = psutil.Process().create_time()
+    return Runtime(os.getpid(), started_at_s, port, url, __version__, certificate=certificate, forgets=config.forget)
 
 
 async def _watch(service: StartableService, reporter: Reporter, stop: StopRequest) -> None:

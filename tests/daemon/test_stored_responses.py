@@ -45,6 +45,7 @@ def test_a_damaged_file_does_not_keep_the_daemon_from_serving(tmp_path: Path) ->
 def test_kept_in_memory_alone(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     with serving(state_dir, "--forget") as daemon:
+        assert daemon.runtime.forgets, "what tells a chat to keep no lines"
         first = ask(daemon.runtime.url, input="one")
         assert ask(daemon.runtime.url, input="two", previous_response_id=first["id"])["status"] == "completed"
         assert not list(state_dir.glob(f"{FILE}*"))

@@ -109,7 +109,7 @@ def run(
         chat = Chat(client, runner, fields, partial(load_in_progress, address))
         try:
             if question is None:
-                is_forgotten = no_store or no_history or settings.forget
+                is_forgotten = no_store or no_history or settings.forget or _is_forgetful(settings)
                 print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
                 chat.repl(make_reader(None if is_forgotten else settings.state_dir / HISTORY_FILE))
             else:
@@ -145,6 +145,12 @@ def _served_here(settings: Config) -> set[str]:
     if found is not None:
         names |= set(_served_names(address_of(found)))
     return names
+
+
+def _is_forgetful(settings: Config) -> bool:
+    """Whether a daemon runs with this state folder that keeps no conversation on the disk."""
+    found = find_daemon(settings.state_dir)
+    return found is not None and found.forgets
 
 
 def _question(prompt: str | None, typed: str | None, max_bytes: int) -> str | None:

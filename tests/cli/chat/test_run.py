@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.cli.chat import run
+from edgeagent.cli.chat import line_reader, run
 from edgeagent.client import Address
 from edgeagent.errors import ModelNotFound
 from edgeagent.runtime_file import Runtime
@@ -49,6 +49,33 @@ def _running(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub, *names: str, **s
         return {"id": spelled}
 
     monkeypatch.setattr(run, "ask", ask)
+
+
+class _Terminal(io.StringIO):
+    """A keyboard at which nobody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_chat_keeps_no_lines_if_its_daemon_forgets(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, forgets: bool
+) -> None:
+    stub = start_stub()
+    _running(monkeypatch, stub, "builtin")
+    daemon = Runtime(pid=1, started_at_s=0, port=1, url=stub.url, version="0", token="secret", forgets=forgets)
+    monkeypatch.setattr(run, "find_daemon", lambda state_dir: daemon)
+    monkeypatch.setattr("sys.stdin", _Terminal())
+    kept: list[Path | None] = []
+
+    def make_reader(history: Path | None) -> Any:
+        kept.append(history)
+        return line_reader.PlainReader()
+
+    monkeypatch.setattr(run, "make_reader", make_reader)
+    assert main(["run", "builtin"]) == 0
+    assert kept == [None if forgets else tmp_path / "state" / "history"]
 
 
 def _startable(monkeypatch: pytest.MonkeyPatch, stub: DaemonStub) -> list[list[str]]:
