@@ -141,10 +141,14 @@ class RouteChooser:
         return Order(routes, None if routes else patience_s(local, self._targets[request.tier]))
 
     def can_take_over(self, request: GenerateRequest, left_out: Mapping[str, str]) -> bool:
-        """Whether a remote can serve a request now whose backend is late. `left_out` includes this backend."""
+        """Whether a remote can serve a request now whose backend is late. `left_out` includes this backend.
+
+        Remotes that are only a last resort do not count: the late backend is one too, and has already begun.
+        """
         mode = self.mode(request)
         estimates, _ = self._estimates(request, mode, left_out)
-        return bool(choose_routes(request, mode, list(estimates.values()), left_out=left_out).routes)
+        able = [estimate for estimate in estimates.values() if not estimate.obstacle]
+        return bool(choose_routes(request, mode, able, left_out=left_out).routes)
 
     def _estimates(
         self, request: GenerateRequest, mode: RouteMode, left_out: Mapping[str, str]

@@ -472,7 +472,7 @@ class TestALateMachine:
             case "full":
                 gpu.expects = replace(gpu.expects, num_live=100)
             case _:
-                gpu.expects = replace(gpu.expects, obstacle="unreachable")
+                gpu.expects = replace(gpu.expects, obstacle="unreachable", is_last_resort=True)
         await gate.reached.wait()
         gate.opened.set()
         answer = await running
