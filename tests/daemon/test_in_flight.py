@@ -7,11 +7,14 @@ import json
 import struct
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from edgeagent.api.gate import in_flight
+from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.api.gate.in_flight import Arrival, InFlight
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
+from edgeagent.errors import Overloaded
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, exchange, read_reply, running
 from tests.fakes import FakeClock
@@ -102,6 +105,38 @@ async def test_pieces_of_a_message_count_together_and_a_read_message_does_not() 
         assert await pieces.closed() == 1013
         for peer in (*frames, pieces):
             peer.writer.transport.abort()
+
+
+async def test_a_body_whose_time_has_just_ended_is_cut_without_harm_to_the_other() -> None:
+    limit, loop, faults = InFlight(100), asyncio.get_running_loop(), list[Exception]()
+    other = limit.begin(lambda: None)
+
+    def arrive() -> None:
+        try:
+            other.hold(60, is_whole=True)
+        except Exception as error:
+            faults.append(error)
+
+    pieces: list[Message] = [{"type": "http.request", "body": b" " * 60, "more_body": True}]
+
+    async def receive() -> Message:
+        if not pieces:
+            loop.call_soon(arrive)  # just after the end of the time, before the body's task runs again
+            await asyncio.Event().wait()
+        return pieces.pop()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while True:
+            await receive()
+
+    async def send(message: Message) -> None:
+        raise AssertionError("the application sends nothing")
+
+    with pytest.raises(Overloaded):
+        await BodyLimit(app, 1000, limit, grace_s=-1.0)(
+            {"type": "http", "headers": [(b"content-length", b"100")]}, receive, send
+        )
+    assert faults == []
 
 
 class TestLimit:

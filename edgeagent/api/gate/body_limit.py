@@ -98,7 +98,7 @@ class _Body:
 
     def _cut(self) -> None:
         self._is_cut = True
-        if self._timeout is not None:
+        if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(0)
 
     def _check_cut(self) -> None:
