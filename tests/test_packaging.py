@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import plistlib
+import re
 import shutil
 import subprocess
 import sys
@@ -94,7 +95,10 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     command = ["systemd-analyze", "verify", "--user", "--man=no", str(unit)]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     answer = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert "edgeagent.service" not in answer.stdout + answer.stderr
+    # Systemd before 254 ignores the limits of the pause between restarts.
+    newer = "Unknown key 'Restart(Steps|MaxDelaySec)'"
+    lines = (answer.stdout + answer.stderr).splitlines()
+    assert not [line for line in lines if "edgeagent.service" in line and not re.search(newer, line)]
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ FOLLOWED = {
 }
 # Within a tool, a reference to itself means the tool's own parameters, and constraints that cannot be enforced are
 # ignored.
-FOLLOWED_IN_A_TOOL = FOLLOWED | {"a reference to itself", "no value at all"}
+FOLLOWED_IN_A_TOOL = FOLLOWED | {"a reference to itself"}
 # A tool's schema is part of the prompt, which has room for 512 tokens, and is nested one level deeper.
 FOLLOWED_IN_A_TOOL -= {"thousands of words", "choices of choices", "as deep as allowed"}
 TOO_LONG_FOR_A_TOOL = FOLLOWED | {"a thousand choices for one object"}
@@ -180,11 +180,23 @@ class TestSchemas:
     @pytest.mark.parametrize("name", SCHEMAS)
     def test_as_a_tool(self, small: Daemon, name: str) -> None:
         parameters = {"type": "object", "properties": {"a": SCHEMAS[name]}, "required": ["a"]}
-        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
         reply = chat(small, tools=[tool], tool_choice="required")
         assert reply.status_code == (200 if name in FOLLOWED_IN_A_TOOL else 400), reply.text
         too_long = ("context_length_exceeded",) * (name in TOO_LONG_FOR_A_TOOL)
         assert reply.status_code == 200 or code(reply) in ("invalid_tool_schema", *too_long), reply.text
+
+    @pytest.mark.parametrize("name", SCHEMAS)
+    def test_as_a_tool_that_is_not_strict(self, small: Daemon, name: str) -> None:
+        """What cannot be followed is left out with a warning; only what is too much is refused."""
+        parameters = {"type": "object", "properties": {"a": SCHEMAS[name]}, "required": ["a"]}
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        reply = chat(small, tools=[tool], tool_choice="required")
+        if reply.status_code == 200:
+            assert name in FOLLOWED_IN_A_TOOL or "tool 'f'" in reply.headers["x-edgeagent-warning"]
+        else:
+            assert reply.status_code == 400
+            assert code(reply) in ("invalid_tool_schema", "context_length_exceeded"), reply.text
 
     def test_when_the_grammar_is_at_its_end(self, small: Daemon) -> None:
         schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}

@@ -85,11 +85,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "2",
     ): "No token of ours has a colon, so it is a part of its own either way.",
     (
-        "edgeagent/credentials/decision.py",
-        "if now_s - self._since_s > FAILURES_WINDOW_S:",
-        "(now_s - self._since_s >= FAILURES_WINDOW_S)",
-    ): "One instant of a clock.",
-    (
         "edgeagent/engine/scheduler.py",
         "return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]",
         "4",

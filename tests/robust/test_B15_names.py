@@ -47,6 +47,9 @@ def test_over_the_wire(tmp_path: Path) -> None:
         assert set(statuses[path].pop("500")) == repos
     # The root path itself gives Ollama's greeting.
     assert set(statuses["/"].pop("200")) <= {"", "/", ".", "..", "?"}
+    # A blank name is as if there were none: the default model, or no earlier response.
+    for path in ("/v1/chat/completions", "/v1/responses", "/api/chat"):
+        assert set(statuses[path].pop("200", ())) <= {""}, path
     assert {status for by_status in statuses.values() for status in by_status} == {"400", "404"}, statuses
     harmless = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "/etc/ssl", "/usr/lib", "/dev/null")
     # The hub's token is read for every pull, and is sent only to the hub.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgeagent.api.documents import openapi_document
 from edgeagent.api.documents.openapi import OPERATIONS
+from edgeagent.api.wire.fields import NEUTRAL_NUMBERS
 from tests.examples import examples
 from tests.robust.asgi import Caller, calling
 
@@ -25,7 +26,8 @@ BASE: dict[str, dict[str, Any]] = {
     "/api/generate": {"prompt": "hi", "stream": False},
 }
 ROUTES = [route for route in BASE if f"POST {route}" in OPERATIONS]
-NO_NUMBERS = ["true", "false", '"1"', "[1]", "{}", '""']
+NO_NUMBERS = ["true", "false", '"1"', "[1]", "{}"]
+ABSENT = ["null", '""']
 TOO_LARGE = [str(2**63), str(-(2**63)), "9" * 5000, "1e400", "-1e400", "NaN", "Infinity", "-Infinity"]
 
 
@@ -96,8 +98,9 @@ def test_the_bounds_are_where_they_are_said_to_be(
         assert answer.status == 200, (value, answer.body)
     step = 1 if is_whole else 0.001
     for value in (low - step, high + step):
-        # Ollama's top_k of -1 means none.
-        if abs(value) < 2**63 and (parent, value) != ("options", -1):
+        # Some fields take -1 or 0 for "not set"; Ollama's take -1.
+        is_neutral = value in NEUTRAL_NUMBERS.get(name, ()) or (parent, value) == ("options", -1)
+        if abs(value) < 2**63 and not is_neutral:
             answer = caller.post(route, body_with(route, parent, name, json.dumps(value)))
             assert answer.status == 400
             message = answer.error()["message"]
@@ -105,15 +108,17 @@ def test_the_bounds_are_where_they_are_said_to_be(
     for literal in [*TOO_LARGE, *(NO_NUMBERS[: None if is_whole else -1])]:
         answer = caller.post(route, body_with(route, parent, name, literal))
         assert answer.status == 400, (literal, answer.body)
+    for literal in ABSENT:
+        assert caller.post(route, body_with(route, parent, name, literal)).status == 200, literal
     if is_whole:
         assert caller.post(route, body_with(route, parent, name, "1.5")).status == 400
-        # Ollama's clients send whole numbers as 40.0.
-        whole = caller.post(route, body_with(route, parent, name, "2.0"))
-        assert whole.status == (200 if parent == "options" else 400), whole.body
+        # Typed clients send whole numbers as 40.0.
+        whole = caller.post(route, body_with(route, parent, name, f"{min(max(2, low), high)}.0"))
+        assert whole.status == 200, whole.body
 
 
 NASTY = st.sampled_from(
-    ["null", "-0", "-0.0", "0", "1", "-1", str(2**31 - 1), str(2**31), str(2**32), str(2**53), *TOO_LARGE, *NO_NUMBERS]
+    ["-0", "-0.0", "0", "1", "-1", str(2**31 - 1), str(2**31), str(2**32), str(2**53), *TOO_LARGE, *NO_NUMBERS, *ABSENT]
 )
 
 
@@ -142,7 +147,7 @@ def test_whatever_a_number_is(caller: Caller, field: tuple[str, str, str, dict[s
         {"1": "0"},
         {"1": True},
         {str(token): 0 for token in range(20_000)},
-        [],
+        [7],
         7,
     ],
     ids=lambda bias: str(bias)[:20],

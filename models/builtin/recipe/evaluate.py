@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp import Llama
 
 from edgeagent.config import EngineConfig
 from edgeagent.types import (
@@ -147,6 +146,9 @@ class Draft:
     """The draft model in llama.cpp. It predicts the next token at each position of the target's replies."""
 
     def __init__(self, path: Path, threads: int) -> None:
+        # All of llama_cpp is imported only here: tests import this module beside edgeagent's own bindings.
+        from llama_cpp import Llama
+
         self.llama = Llama(
             str(path), n_ctx=2048, n_threads=threads, n_threads_batch=threads, logits_all=True, verbose=False
         )

@@ -165,7 +165,7 @@ def test_a_grammar_that_takes_too_much_memory_is_refused(opened: Any, monkeypatc
     monkeypatch.setattr(renderer, "REQUEST_CPU_S", 3.0)
     template = opened(CHATML)
     forks: list[dict[str, Any]] = [
-        {"anyOf": [{"properties": {f"{x}{index}": {}}} for x in "ab"]} for index in range(10)
+        {"anyOf": [{"properties": {f"{x}{index}": {}}} for x in "ab"]} for index in range(14)
     ]
     assert template.check_grammar(grammar({"type": "object", "allOf": forks})) == "it takes too much memory"
     assert template.check_grammar(grammar({"type": "string"})) == ""
