@@ -25,6 +25,8 @@ from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, Te
 
 MAX_CACHED_GRAMMARS = 64
 MAX_GRAMMAR_CHARS = 1 << 20
+# llguidance panics at a longer token. Answers that must follow a grammar do not get such tokens.
+_MAX_TOKEN_BYTES = 1024
 
 Grammar = dict[str, Any]
 
@@ -56,9 +58,10 @@ class _TokenizerAdapter:
         self.special_token_ids = [token for token in range(vocabulary.num_tokens) if vocabulary.is_control(token)]
         # llguidance marks special tokens with a leading 0xff byte, which no UTF-8 text has.
         special = set(self.special_token_ids)
-        self.tokens = [
+        pieces = [
             (b"\xff" if token in special else b"") + vocabulary.piece(token) for token in range(vocabulary.num_tokens)
         ]
+        self.tokens = [piece if len(piece) <= _MAX_TOKEN_BYTES else b"" for piece in pieces]
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):

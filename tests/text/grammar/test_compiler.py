@@ -464,6 +464,15 @@ def test_the_last_grammars_are_kept() -> None:
     assert not any('"const": 1,' in grammar for grammar in compiler._prototypes)
 
 
+@pytest.mark.parametrize("num_bytes", [1024, 1025, 70_000])
+def test_a_vocabulary_with_a_very_long_token_can_be_constrained(num_bytes: int) -> None:
+    vocabulary = FakeVocabulary(("!" * num_bytes,), user_defined=("-" * num_bytes,))
+    compiler = GrammarCompiler(vocabulary)
+    made = compiler.compile(JsonObjectFormat(), (), ToolChoice(), True, ToolFormat.HERMES)
+    assert isinstance(made, Constraint)
+    assert accepts(made, '{"city": "--"}', vocabulary)
+
+
 def test_a_vocabulary_without_an_end_cannot_be_constrained() -> None:
     vocabulary = FakeVocabulary()
     vocabulary.end_tokens = ()
