@@ -163,8 +163,16 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the input of a custom tool: the inverse of `custom_arguments`."""
-    return str(json.loads(arguments)[CUSTOM_INPUT])
+    """Return the input of a custom tool: the inverse of `custom_arguments`.
+
+    Arguments that are no object with a text as input, as another server's model may write them, are the input as such.
+    """
+    try:
+        fields = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = fields.get(CUSTOM_INPUT) if isinstance(fields, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def _message(item: MessageItem, part: Json) -> Json:

@@ -75,3 +75,9 @@ def test_every_kind_of_item_is_read_back_from_the_file() -> None:
     ]
     assert decode_items(encode_items(made)) == tuple(made)
     assert {type(item) for item in made} == set(get_args(Item)) - {ReferenceItem}
+
+
+@pytest.mark.parametrize("arguments", ["{}", '{"patch": "x"}', '{"input": ["x"]}', '["x"]', '{"inp', "", "plain text"])
+def test_arguments_that_are_no_input_are_the_input_of_a_custom_call(arguments: str) -> None:
+    """Another server's model may write them, and nothing that it wrote is lost."""
+    assert item_body(CallItem("d", "call", "f", arguments, is_custom=True))["input"] == arguments
