@@ -30,6 +30,7 @@ LOGIT_STD = 3.0
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 INFILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+FILE_TOKENS = ("<|repo_name|>", "<|file_sep|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 # Each merge is a pair of pieces; a piece must be merged before another merge can use it.
 MERGES = [
@@ -84,6 +85,7 @@ def make_tiny_model(
     num_layers: int = NUM_LAYERS,
     matrix_type: GGMLQuantizationType = GGMLQuantizationType.F32,
     infill: bool = False,
+    with_files: bool = False,
     num_heads: int = NUM_HEADS,
     metadata: Mapping[str, float] = {},
     max_short_context: int = 0,
@@ -93,11 +95,13 @@ def make_tiny_model(
     Matrices are quantized only if `matrix_type` is a quantized type: llama.cpp rounds what it multiplies with a
     quantized matrix, and on some processors logits then change by a hundredth with the size of a step.
 
-    All share one vocabulary; `infill` adds the tokens to fill gaps. Heads share the width; quantized KV cells need
+    All share one vocabulary; `infill` adds the tokens to fill gaps, and `with_files` those that
+    mark other files. Heads share the width; quantized KV cells need
     heads of width 32, so two at most. `metadata` is added to the file's. `max_short_context`: contexts of more
     tokens get the RoPE factors for long texts, as in Phi-3 and MiniCPM; 0 means that there are none.
     """
-    model = _TinyModel(path, kind, seed, num_layers, matrix_type, infill=infill, num_heads=num_heads)
+    controls = (*(INFILL_TOKENS if infill else ()), *(FILE_TOKENS if with_files else ()))
+    model = _TinyModel(path, kind, seed, num_layers, matrix_type, controls=controls, num_heads=num_heads)
     return model.write(metadata, max_short_context)
 
 
@@ -129,7 +133,7 @@ class _TinyModel:
         num_layers: int,
         matrix_type: GGMLQuantizationType,
         *,
-        infill: bool,
+        controls: tuple[str, ...],
         num_heads: int,
     ) -> None:
         self._path = path
@@ -141,7 +145,7 @@ class _TinyModel:
         self._head_width = WIDTH // num_heads
         self._random = np.random.default_rng(seed)
         self._writer = GGUFWriter(path, ARCHITECTURES[kind])
-        self._controls = (*CONTROL_TOKENS, *(INFILL_TOKENS if infill else ()))
+        self._controls = (*CONTROL_TOKENS, *controls)
         self._pieces = [
             *byte_alphabet(),
             *(merge.replace(" ", "") for merge in MERGES),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgeagent.api.frontend import Frontend, Frontends
-from edgeagent.api.llama_server import props, rerank, text_tools
+from edgeagent.api.llama_server import completion, embedding, props, rerank, text_tools
 from edgeagent.api.ollama import routes as ollama
 from edgeagent.api.openai import completions, embeddings, models
 from edgeagent.api.ops import cache, metrics, model_pulls, remotes, status
@@ -20,7 +20,8 @@ from edgeagent.config import Config
 ROUTERS = tuple(
     module.router
     for module in (
-        *(completions, embeddings, rerank, text_tools, props, routes, compaction_routes, stored_routes, connection),
+        *(completions, embeddings, completion, embedding, rerank, text_tools, props),
+        *(routes, compaction_routes, stored_routes, connection),
         *(models, model_pulls, ollama, status, cache, remotes, metrics),
     )
 )

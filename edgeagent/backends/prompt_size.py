@@ -12,8 +12,8 @@ def prompt_bytes(request: GenerateRequest) -> int:
     match request.prompt:
         case ChatPrompt(messages):
             return tools_bytes(request.prompt) + sum(map(message_bytes, messages))
-        case TextPrompt(text, suffix):
-            return _num_bytes(text) + _num_bytes(suffix or "")
+        case TextPrompt(text, suffix, files=files):
+            return _num_bytes(text) + _num_bytes(suffix or "") + sum(_num_bytes(name + file) for name, file in files)
         case prompt:
             return _TOKEN_ID_BYTES * len(prompt.tokens)
 

@@ -167,11 +167,15 @@ class ToolCallDelta(Struct, frozen=True, tag="args"):
 
 
 class Finished(Struct, frozen=True, tag="finished"):
-    """The last delta of an answer. An answer that fails has no Finished delta: it ends with an exception."""
+    """The last delta of an answer. An answer that fails has no Finished delta: it ends with an exception.
+
+    `stop`: the stop string that ended the answer; "" if none did, or if a remote does not say which.
+    """
 
     reason: FinishReason
     usage: Usage
     timings: Timings
+    stop: str = ""
 
 
 Output = PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta

@@ -83,12 +83,14 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
 class TextPrompt(Struct, frozen=True, tag="text"):
     """Raw text, without a template. With `suffix`, fill in the middle, if the model supports it.
 
-    `parse_special`: the text of a control token becomes that token.
+    `parse_special`: the text of a control token becomes that token. `files`: names and texts of other files, which the
+    model reads before it fills the gap.
     """
 
     text: str
     suffix: str | None = None
     parse_special: bool = False
+    files: tuple[tuple[str, str], ...] = ()
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens"):

@@ -19,7 +19,20 @@ from edgeagent.types import ChatPrompt, GenerateRequest
 
 # The model reads these.
 CONTENT = {
-    *("content", "text", "input", "instructions", "prompt", "suffix", "system", "query", "documents", "output"),
+    *(
+        "content",
+        "text",
+        "input",
+        "instructions",
+        "prompt",
+        "suffix",
+        "input_prefix",
+        "input_suffix",
+        "system",
+        "query",
+        "documents",
+        "output",
+    ),
     *(
         "description",
         "reasoning_content",

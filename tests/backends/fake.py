@@ -53,7 +53,7 @@ class Gate:
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Act = Delta | tuple[Delta, ...] | Gate | Exception
+Act = Delta | tuple[Delta, ...] | Step | Gate | Exception
 Script = Callable[[GenerateRequest], Iterable[Act]]
 
 TIMINGS = Timings(
@@ -155,6 +155,8 @@ class FakeBackend:
                     case Exception():
                         is_over = True
                         raise act
+                    case Step():
+                        yield act
                     case deltas:
                         step = deltas if isinstance(deltas, tuple) else (deltas,)
                         is_over = isinstance(step[-1], Finished)

@@ -268,6 +268,26 @@ class TestCompletions:
         assert filled.usage is not None
         assert filled.usage.prompt_tokens == len(by_hand)
 
+    async def test_llama_servers_own_routes(self, client: AsyncOpenAI, http: httpx.AsyncClient) -> None:
+        fields = {"prompt": PROMPT, "n_predict": 10, "temperature": 0}
+        whole = await client.completions.create(model="tiny", prompt=PROMPT, max_tokens=10, temperature=0)
+        text = whole.choices[0].text
+        body = (await http.post("/completion", json=fields)).json()
+        assert (body["content"], body["stop_type"], body["tokens_predicted"]) == (text, "limit", 10)
+        stop = text[5:7]
+        body = (await http.post("/completion", json={**fields, "stop": [stop]})).json()
+        assert (body["content"], body["stop_type"]) == (text[: text.index(stop)], "word")
+        assert body["stopping_word"] == stop
+        gap = {"input_prefix": "the boy ", "input_suffix": " the town", "n_predict": 8, "temperature": 0}
+        filled = await client.completions.create(
+            model="tiny", prompt="the boy ", suffix=" the town", max_tokens=8, temperature=0
+        )
+        reply = await http.post("/infill", json={**gap, "stream": True})
+        events = [json.loads(event[6:]) for event in reply.text.split("\n\n")[:-1]]
+        assert "".join(event["content"] for event in events) == filled.choices[0].text
+        assert [event["stop"] for event in events].count(True) == 1
+        assert sum(len(event["tokens"]) for event in events) == 8
+
     async def test_usage_tells_what_was_cached(self, client: AsyncOpenAI) -> None:
         prompt = "once more and again to the other side " * 4
         usages = []

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from edgeagent import __version__
 from edgeagent.api.documents.components import Components
 from edgeagent.api.gate.access import NEEDS
-from edgeagent.api.llama_server import props, rerank, text_tools
+from edgeagent.api.llama_server import completion_answer, completion_body, embedding, props, rerank, text_tools
 from edgeagent.api.ollama import answer as ollama_answer
 from edgeagent.api.ollama import body as ollama_body
 from edgeagent.api.ollama import embed as ollama_embed
@@ -96,6 +96,11 @@ OPERATIONS: dict[str, Operation] = {
     "GET /edgeagent/egress": Operation("daemon", answer=remotes.EgressRows, query=remotes.EgressQuery),
     "POST /edgeagent/egress/purge": Operation("daemon", answer=remotes.EgressPurged),
     "POST /edgeagent/egress/test": Operation("daemon", answer=remotes.RemoteTest, fields=remotes.RemoteChoice),
+    "POST /completion": Operation(
+        "llama-server", completion_body.LlamaCompletionBody, completion_answer.LlamaCompletion, SSE
+    ),
+    "POST /infill": Operation("llama-server", completion_body.InfillBody, completion_answer.LlamaCompletion, SSE),
+    "POST /embedding": Operation("llama-server", embedding.EmbeddingBody, list[embedding.TextEmbedding]),
     "POST /tokenize": Operation("llama-server", text_tools.TokenizeBody, text_tools.Tokens),
     "POST /detokenize": Operation("llama-server", text_tools.DetokenizeBody, text_tools.Content),
     "POST /apply-template": Operation("llama-server", chat_body.ChatBody, text_tools.RenderedPrompt),

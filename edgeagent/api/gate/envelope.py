@@ -27,6 +27,8 @@ ALIASES = {
     "/v1/health": "/health",
     "/models": "/v1/models",
     "/chat/completions": "/v1/chat/completions",
+    "/completions": "/completion",
+    "/embeddings": "/embedding",
     "/responses": "/v1/responses",
     **dict.fromkeys(("/rerank", "/reranking", "/v1/reranking"), "/v1/rerank"),
 }

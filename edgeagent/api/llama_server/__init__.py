@@ -1,1 +1,2 @@
-"""The routes of llama-server that OpenAI's API does not have: properties, slots, tokens, templates, rerank."""
+"""The routes of llama-server that OpenAI's API does not have: completions, infill, embeddings, properties, slots,
+tokens, templates, rerank."""

@@ -15,6 +15,7 @@ from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.progress import GenerationProgress
 from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.sse import DONE
 from edgeagent.api.wire.usage import ChatUsage, LlamaTimings, Run, chat_usage, edgeagent_body, timings_body
 from edgeagent.errors import BackendUnavailable
 from edgeagent.types import Finished, FinishReason, Step, Usage
@@ -99,7 +100,12 @@ class Answer(ABC):
 
 
 class Chunks(ABC):
-    """Converts the steps of an answer into the chunks of a stream. `kind` is the value of each chunk's `object`."""
+    """Converts the steps of an answer into the chunks of a stream. `kind` is the value of each chunk's `object`.
+
+    `end_mark` is written behind the last chunk.
+    """
+
+    end_mark = DONE
 
     def __init__(self, answer: Answer, delivery: Delivery, kind: str) -> None:
         self._answer = answer

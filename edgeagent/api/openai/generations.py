@@ -18,7 +18,7 @@ from edgeagent.api.context import context_of
 from edgeagent.api.openai.answer import Answer, Chunks
 from edgeagent.api.wire.errors import error_body, to_client_error
 from edgeagent.api.wire.placement import PlacementHeaders
-from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
+from edgeagent.api.wire.sse import EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.fan_out import NumberedSteps, run_all
 from edgeagent.service.first_step import wait_for_first_step
@@ -87,9 +87,9 @@ async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
 async def _events(
     steps: NumberedSteps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream as bytes: the events of each step together, then [DONE] or one error.
+    """Yield the events of a stream as bytes: the events of each step together, then the closing chunk or one error.
 
-    A step without events yields nothing. The usage chunk, if the client asked for it, is yielded with [DONE].
+    A step without events yields nothing. The usage chunk, if the client asked for it, is yielded with the end mark.
     """
     try:
         async with aclosing(steps):
@@ -99,7 +99,8 @@ async def _events(
                 if written:
                     yield written
                 answer.delivered(step)
-        yield b"".join(map(event, chunks.closing())) + DONE
+        if closing := b"".join(map(event, chunks.closing())) + chunks.end_mark:
+            yield closing
     except Exception as error:
         yield _error_event(reworded(to_client_error(answer.id, error)))
 

@@ -109,14 +109,14 @@ class TextAnswer(Answer):
         """Add a step of the choice `index` to the answer."""
         self.choices[index].take(step)
 
-    def body(self) -> TextCompletion:
+    def body(self) -> object:
         """Return the whole completion, with the best choices of each prompt.
 
         Raise BackendUnavailable if one of these choices was cancelled.
         """
         kept = [choice for group in self._groups() for choice in self._best(group)]
         choices = [self.choice_body(index, choice.whole(), choice.end()) for index, choice in enumerate(kept)]
-        return {
+        body: TextCompletion = {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
@@ -125,6 +125,7 @@ class TextAnswer(Answer):
             "usage": self.usage(),
             **self.generation_metrics(kept[0]),
         }
+        return body
 
     def choice_body(self, index: int, piece: Piece, finished: Finished | None = None) -> TextChoice:
         """Return a choice's JSON. `piece`: its text, or what a step adds. `finished`: None if the choice goes on."""

@@ -72,32 +72,46 @@ def read_completion(fields: Json, *, completion_id: str, default_model: str, par
     """
     body = validate(CompletionBody, fields)
     body.check_supported()
-    prompts = _read_prompts(body)
-    num_kept, num_tried = _read_counts(body, len(prompts))
+    prompts = read_prompts(body.prompt, body.suffix or None)
+    if body.suffix and body.echo:
+        raise NotSupported("echo and suffix exclude each other", param="echo")
+    num_kept, num_tried = _read_counts(body)
     num_alternatives = body.logprobs if body.logprobs is not None else body.n_probs or None
     limit = body.limit(body.max_tokens)
     if limit is None and body.max_tokens is None and body.n_predict is None:
         limit = DEFAULT_MAX_TOKENS
-    groups = tuple(
-        choices_of(
-            replace(
-                body.request(completion_id, default_model, partition, prompt),
-                id=completion_id if index == 0 else f"{completion_id}-p{index}",
-                format=body.schema_format(TextFormat()),
-                max_tokens=limit,
-                stop=tuple(body.stop or ()),
-                # The best choices are those whose tokens have the highest probability.
-                logprobs=0 if num_alternatives is None and num_tried > num_kept else num_alternatives,
-                echo=bool(body.echo),
-            ),
-            num_tried,
-        )
-        for index, prompt in enumerate(prompts)
+    request = replace(
+        body.request(completion_id, default_model, partition, prompts[0]),
+        format=body.schema_format(TextFormat()),
+        max_tokens=limit,
+        stop=tuple(body.stop or ()),
+        # The best choices are those whose tokens have the highest probability.
+        logprobs=0 if num_alternatives is None and num_tried > num_kept else num_alternatives,
+        echo=bool(body.echo),
     )
-    return CompletionCreate(groups, num_kept, num_alternatives, body.delivery())
+    return CompletionCreate(groups_of(request, prompts, num_tried), num_kept, num_alternatives, body.delivery())
 
 
-def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:
+def groups_of(
+    request: GenerateRequest, prompts: Sequence[Prompt], num_choices: int
+) -> tuple[tuple[GenerateRequest, ...], ...]:
+    """Return for each prompt `num_choices` copies of a request. The first copy keeps the id, and the others extend it.
+
+    Raise InvalidRequest for too many copies.
+    """
+    if num_choices * len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"{len(prompts)} prompts with {num_choices} answers each are too many; at most {MAX_PROMPTS} at a time",
+            param="prompt",
+        )
+    ids = (request.id, *(f"{request.id}-p{index}" for index in range(1, len(prompts))))
+    return tuple(
+        choices_of(replace(request, id=each_id, prompt=prompt), num_choices)
+        for each_id, prompt in zip(ids, prompts, strict=True)
+    )
+
+
+def _read_counts(body: CompletionBody) -> tuple[int, int]:
     """Return how many choices of each prompt to send, and how many to generate; raise InvalidRequest."""
     num_kept = body.n or 1
     num_tried = body.best_of or num_kept
@@ -105,37 +119,32 @@ def _read_counts(body: CompletionBody, num_prompts: int) -> tuple[int, int]:
         raise InvalidRequest(f"best_of is {num_tried}; it must be at least n, which is {num_kept}", param="best_of")
     if num_tried > num_kept and body.stream:
         raise InvalidRequest("best_of over n cannot be streamed: which are best is known at the end", param="best_of")
-    if num_tried * num_prompts > MAX_PROMPTS:
-        raise InvalidRequest(
-            f"{num_prompts} prompts with {num_tried} answers each are too many; at most {MAX_PROMPTS} at a time",
-            param="prompt",
-        )
     return num_kept, num_tried
 
 
-def _read_prompts(body: CompletionBody) -> list[Prompt]:
-    """Return the prompts of a body; raise InvalidRequest or NotSupported."""
-    match body.prompt:
+def read_prompts(raw: str | list[Any], suffix: str | None = None) -> list[Prompt]:
+    """Return the prompts of the field `prompt`; raise InvalidRequest or NotSupported.
+
+    `suffix`: the text after the gap that follows each prompt; None if there is no gap.
+    """
+    match raw:
         case str() | [int(), *_]:
-            prompts = [_read_prompt(body.prompt, body.suffix, "prompt")]
+            return [_read_prompt(raw, suffix, "prompt")]
         case []:
             raise InvalidRequest("prompt must be text, a list of texts, or token ids; it is empty", param="prompt")
         case list(items):
             if len(items) > MAX_PROMPTS:
                 raise InvalidRequest(f"prompt holds {len(items)} prompts; at most {MAX_PROMPTS}", param="prompt")
-            prompts = [_read_prompt(item, body.suffix, f"prompt[{index}]") for index, item in enumerate(items)]
-    if body.suffix and body.echo:
-        raise NotSupported("echo and suffix exclude each other", param="echo")
-    return prompts
+            return [_read_prompt(item, suffix, f"prompt[{index}]") for index, item in enumerate(items)]
 
 
 def _read_prompt(raw: object, suffix: str | None, path: str) -> Prompt:
     match raw:
         case str():
             # The text is the client's own from end to end, so control tokens in it are meant as such.
-            return TextPrompt(raw, suffix or None, parse_special=True)
+            return TextPrompt(raw, suffix, parse_special=True)
         case list() if raw:
-            if suffix:
+            if suffix is not None:
                 raise NotSupported("suffix needs a prompt of text, not token ids", param="suffix")
             return TokenPrompt(read_tokens(raw, path))
     raise InvalidRequest(f"{path} must be text or a list of token ids", param=path)

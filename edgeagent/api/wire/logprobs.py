@@ -33,6 +33,18 @@ class ChatLogprobs(Shape):
     refusal: None
 
 
+class LlamaRival(Rival):
+    """A token with its id, as llama-server writes it."""
+
+    id: int
+
+
+class LlamaScored(LlamaRival):
+    """A token that was generated, and the likeliest tokens at its position, as llama-server writes them."""
+
+    top_logprobs: list[LlamaRival]
+
+
 class TextLogprobs(Shape):
     """Log probabilities of tokens, in lists of equal length. The first token of a prompt has null.
 
@@ -48,6 +60,18 @@ class TextLogprobs(Shape):
 def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Scored]:
     """Return the JSON of tokens: each token's log probability, and its alternatives with their log probabilities."""
     return [{**_body(token), "top_logprobs": [_body(alternative) for alternative in token.top]} for token in tokens]
+
+
+def llama_logprobs(tokens: Sequence[TokenLogprob]) -> list[LlamaScored]:
+    """Return the JSON of tokens as `token_logprobs` does, with the tokens' ids."""
+    return [
+        {**_llama_body(token), "top_logprobs": [_llama_body(alternative) for alternative in token.top]}
+        for token in tokens
+    ]
+
+
+def _llama_body(token: TokenLogprob) -> LlamaRival:
+    return {"id": token.token, **_body(token)}
 
 
 def _body(token: TokenLogprob) -> Rival:

@@ -112,11 +112,16 @@ def _metadata(handle: object, key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The tokens that mark the text before a gap, the text after the gap, and where the model fills the gap."""
+    """The tokens that mark the text before a gap, the text after the gap, and where the model fills the gap.
+
+    `repository`: begins a repository. `file`: begins each of its files. Each is negative if the model has none.
+    """
 
     prefix: int
     suffix: int
     middle: int
+    repository: int
+    file: int
 
 
 class Model:
@@ -265,6 +270,8 @@ class Model:
             lib.llama_vocab_fim_pre(self._vocab),
             lib.llama_vocab_fim_suf(self._vocab),
             lib.llama_vocab_fim_mid(self._vocab),
+            lib.llama_vocab_fim_rep(self._vocab),
+            lib.llama_vocab_fim_sep(self._vocab),
         )
         return marks if min(marks.prefix, marks.suffix, marks.middle) >= 0 else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from edgeagent.engine.context_room import longer_context
-from edgeagent.engine.llama.model import Model
+from edgeagent.engine.llama.model import InfillTokens, Model
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.template.rendered import Rendered, tokenize_rendered
@@ -35,6 +35,8 @@ from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
 from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, Template, open_here
 
+# The names of the repository and of the file with the gap, which the request does not have; those of llama-server.
+_REPOSITORY, _OPEN_FILE = "myproject", "filename"
 _USUAL_PIECE = 8  # a text with at most this many characters per cell of the context may fit, and is tokenized fast
 _MOST_BYTES = 16  # bytes per token, on average; a conversation with more cannot fit and is not even rendered
 _ROUGHLY_BYTES = 4  # bytes per token, if a conversation is too long to count its tokens
@@ -115,10 +117,10 @@ class PromptReader:
                 written = self._write_shortened(prompt, max_tokens) if prompt.truncate else self._write(prompt)
                 num_dropped = num_items(prompt.messages) - num_items(written.prompt.messages)
                 return self._read_chat(written, num_dropped)
-            case TextPrompt(text=text, suffix=suffix, parse_special=parse_special):
-                self._check_length(text + (suffix or ""))
+            case TextPrompt(text=text, suffix=suffix, parse_special=parse_special, files=files):
+                self._check_length("".join((text, suffix or "", *(part for file in files for part in file))))
                 if suffix is not None:
-                    return ReadPrompt(self._infill_tokens(text, suffix))
+                    return ReadPrompt(self._infill_tokens(text, suffix, files))
                 return self._read_text(text, parse_special=parse_special)
             case TokenPrompt(tokens=tokens):
                 check_tokens(self._model, tokens, "prompt")
@@ -203,18 +205,36 @@ class PromptReader:
         tokens = self._vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos)
         return ReadPrompt(tokens, text, int(add_bos and self._model.bos_token is not None))
 
-    def _infill_tokens(self, prefix: str, suffix: str) -> list[int]:
-        """Return the tokens of prefix and suffix with the model's infill marks, in prefix-suffix-middle (PSM) order."""
+    def _infill_tokens(self, prefix: str, suffix: str, files: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the tokens of prefix and suffix with the model's infill marks, in prefix-suffix-middle (PSM) order.
+
+        The files come first, as the model's repository if it has marks for that.
+        """
         marks = self._model.infill_tokens
         if marks is None:
             raise NotSupported(
-                "This model cannot fill in the middle: its file names no tokens for that. Leave out `suffix`, or serve "
-                "a model for code.",
+                "This model cannot fill in the middle: its file names no tokens for that. Leave out the suffix, or "
+                "serve a model for code.",
                 param="suffix",
             )
         bos = self._model.bos_token
-        head, tail = (self._vocabulary.tokenize(text, parse_special=False) for text in (prefix, suffix))
-        return [*([] if bos is None else [bos]), marks.prefix, *head, marks.suffix, *tail, marks.middle]
+        head, tail = map(self._plain_tokens, (prefix, suffix))
+        before = self._file_tokens(marks, files) if files else []
+        return [*([] if bos is None else [bos]), *before, marks.prefix, *head, marks.suffix, *tail, marks.middle]
+
+    def _file_tokens(self, marks: InfillTokens, files: Sequence[tuple[str, str]]) -> list[int]:
+        """Return the tokens of the files that stand before the file with the gap."""
+        if marks.file < 0:
+            return self._plain_tokens("".join(f"{name}\n{text}\n\n" for name, text in files))
+        tokens: list[int] = []
+        if marks.repository >= 0:
+            tokens = [marks.repository, *self._plain_tokens(f"{_REPOSITORY}\n")]
+        for name, text in files:
+            tokens += [marks.file, *self._plain_tokens(f"{name}\n{text}")]
+        return [*tokens, marks.file, *self._plain_tokens(f"{_OPEN_FILE}\n")]
+
+    def _plain_tokens(self, text: str) -> list[int]:
+        return self._vocabulary.tokenize(text, parse_special=False)
 
     def _check_length(self, text: str) -> None:
         """Raise ContextLengthExceeded for a text that cannot fit.

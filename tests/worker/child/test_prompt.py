@@ -105,6 +105,34 @@ def test_what_is_no_prompt_is_refused(tools: Tools) -> None:
             tools.reader.read(prompt)
 
 
+@pytest.mark.parametrize("with_files", [True, False])
+def test_other_files_stand_before_a_gap(tmp_path: Path, with_files: bool) -> None:
+    """Each file has the model's mark, or its name alone if there is no mark."""
+    tools = Tools(
+        make_tiny_model(tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION, infill=True, with_files=with_files)
+    )
+    files = (("a.py", "A = 1\n"), ("b.py", "<|fim_middle|>"))
+    gap = tools.reader.read(TextPrompt("the boy ", " the town"))
+    read = tools.reader.read(TextPrompt("the boy ", " the town", files=files))
+    num_bos = int(tools.model.bos_token is not None)
+    assert read.tokens[-len(gap.tokens[num_bos:]) :] == gap.tokens[num_bos:]
+    assert (
+        b"".join(map(tools.model.piece, read.tokens))
+        .decode()
+        .endswith(
+            "<|repo_name|>myproject\n<|file_sep|>a.py\nA = 1\n<|file_sep|>b.py\n<|fim_middle|><|file_sep|>filename\n"
+            "<|fim_prefix|>the boy <|fim_suffix|> the town<|fim_middle|>"
+            if with_files
+            else "a.py\nA = 1\n\n\nb.py\n<|fim_middle|>\n\n<|fim_prefix|>the boy <|fim_suffix|> the town<|fim_middle|>"
+        )
+    )
+    marks = tools.model.infill_tokens
+    assert marks is not None
+    assert read.tokens.count(marks.middle) == 1  # a mark in a file is plain text
+    with pytest.raises(ContextLengthExceeded):
+        tools.reader.read(TextPrompt("a", "b", files=(("a.py", "x" * 100_000),)))
+
+
 def test_instructions_are_the_tokens_that_another_question_begins_with_too(tools: Tools) -> None:
     def read(question: str, *system: Message, **options: object) -> ReadPrompt:
         return tools.reader.read(ChatPrompt((*system, Message("user", question)), **options))  # type: ignore[arg-type]

@@ -353,6 +353,7 @@ class GeneratorLoop:
                 num_draft_tokens=sequence.num_drafted,
                 num_accepted_tokens=sequence.num_accepted,
             ),
+            stop=prepared.output.stopped or "",
         )
 
     @property
