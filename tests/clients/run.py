@@ -44,6 +44,7 @@ CLIENTS = {
     "agents": ("agents.py", HERE / "requirements-agents.txt"),
     "lm-eval": ("lm_eval_client.py", HERE / "requirements-lm-eval.txt"),
     "aider": ("aider_cli.py", HERE / "requirements-aider.txt"),
+    "home assistant": ("home_assistant_client.py", HERE / "requirements-home-assistant.txt"),
 }
 """The script of each client, and the file that pins its environment."""
 LIMIT_S = 1800.0
