@@ -299,21 +299,22 @@ class Run:
         return Step((*(deltas or ()), finished), self._new_tokens(answer), time.monotonic())
 
     def _total(self, usage: Usage) -> Usage:
-        """Return the token counts of the whole answer.
-
-        Other servers than edgeagent count the earlier part of the answer as prompt.
-        """
+        """Return the token counts of the whole answer."""
         if self._so_far is None:
             return usage
-        num_before = self._so_far.num_tokens
-        counted_there = 0 if self._endpoint is not None and self._endpoint.dialect is EDGEAGENT else num_before
-        num_prompt = max(0, usage.num_prompt_tokens - counted_there)
+        num_prompt = max(0, usage.num_prompt_tokens - self._num_before_in_prompt)
         return Usage(
             num_prompt,
             min(num_prompt, usage.num_cached_tokens),
-            usage.num_output_tokens + num_before,
+            usage.num_output_tokens + self._so_far.num_tokens,
             usage.num_reasoning_tokens,
         )
+
+    @property
+    def _num_before_in_prompt(self) -> int:
+        """How many tokens of the earlier part of the answer the remote counts as prompt: all, but edgeagent none."""
+        is_counted = self._endpoint is None or self._endpoint.dialect is not EDGEAGENT
+        return self._so_far.num_tokens if self._so_far is not None and is_counted else 0
 
     def _end_early(self) -> Step:
         """Return the last step of a cancelled request; raise RemoteUnavailable if the permit was withdrawn."""
@@ -331,9 +332,9 @@ class Run:
         num_prompt, num_output, differs = 0, 0, False
         if self._attempt is not None and self._attempt.was_sent and (self._first_s or outcome not in _REFUSALS):
             answer = self._attempt.answer
-            num_prompt, num_output, differs = settled(
-                answer.usage, self._num_prompt_tokens, max(answer.num_tokens, answer.num_chars // _MAX_CHARS_PER_TOKEN)
-            )
+            num_here = num_prompt_tokens(self._request) + self._num_before_in_prompt
+            num_there = max(answer.num_tokens, answer.num_chars // _MAX_CHARS_PER_TOKEN)
+            num_prompt, num_output, differs = settled(answer.usage, num_here, num_there)
         if differs:
             logger.warning("%s states fewer tokens than were counted here", self._cluster.name)
         self._cluster.ledger.end(row, outcome, num_prompt, num_output, differs=differs)

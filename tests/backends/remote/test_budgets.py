@@ -17,8 +17,8 @@ from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import days, file_of, folder_of, read_lines
 from edgeagent.errors import EdgeAgentError
 from edgeagent.remotes import Budget, EndpointConfig, Limits, Remote
-from edgeagent.types import ChatPrompt, GenerateRequest, Message, Permit, ProbePermit, RouteMode, TextDelta
-from tests.backends.remote.fault_server import Act, FaultServer, Script, faults, half, plain, stream
+from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest, Message, Permit, ProbePermit, RouteMode, TextDelta
+from tests.backends.remote.fault_server import Act, FaultServer, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, chunk, usage
 
 LIMITS = Limits(max_concurrent=100, first_token_s=5.0, idle_s=5.0)
@@ -215,3 +215,22 @@ async def test_what_was_sent_is_paid_for(tmp_path: Path, script: Script, tokens:
     (end, *_) = Book.of(tmp_path).ended.values()
     assert (end.num_prompt_tokens, end.num_output_tokens) == tokens
     assert end.differs == (tokens in ((5, 10), (5, 9)))
+
+
+@pytest.mark.parametrize(("owner", "num_prompt", "differs"), [("edgeagent", 5, False), ("vllm", 105, True)])
+async def test_a_continuation_is_paid_as_its_kind_of_server_counts(
+    tmp_path: Path, owner: str, num_prompt: int, differs: bool
+) -> None:
+    """edgeagent does not count the answer's beginning as prompt. Other servers that leave it out state too little."""
+    script = stream(chunk({"content": "a"}), chunk(finish="stop"), usage(5, 1), DONE)
+    async with faults(script, gets={"/v1/models": models("tiny", owner=owner)}) as server:
+        owned = Remote("gpu", (EndpointConfig(server.url),), limits=LIMITS)
+        remote = RemoteBackend(owned, keys=lambda key: "", ledger=Ledger(tmp_path, Owner(owned)))
+        request = GenerateRequest("r1", "tiny", ChatPrompt((Message("user", "twenty characters..."),)))
+        permit = Permit("r1", "gpu", RouteMode.REMOTE_ONLY, "remote_only")
+        async with aclosing(remote.generate(request, permit, AnswerSoFar("b" * 400, "", 100))) as steps:
+            async for _ in steps:
+                pass
+        await remote.stop()
+    end = list(Book.of(tmp_path).ended.values())[-1]
+    assert (end.num_prompt_tokens, end.num_output_tokens, end.differs) == (num_prompt, 1, differs)
