@@ -153,8 +153,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "text": {
         "template": {"long_text", "tool_format", "vocabulary"},
         "output": {"tool_format", "vocabulary"},
-        "schema": set(),
-        "grammar": {"schema", "tool_format", "vocabulary"},
+        "schema": {"partition_cache"},
+        "grammar": {"partition_cache", "schema", "tool_format", "vocabulary"},
     },
     "cli": {
         "models": {"completion", "display"},

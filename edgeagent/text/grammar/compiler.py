@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from edgeagent.text.grammar.call_ban import BannedText, CallBan, banned_texts
 from edgeagent.text.grammar.call_grammar import CallRules, callable_tools
 from edgeagent.text.grammar.constraint import Constraint, GrammarPlan, reason
 from edgeagent.text.grammar.json_guard import TokenStarts
+from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.schema.check import SchemaError, followable
 from edgeagent.text.schema.closing import Schema, WorkLimit
 from edgeagent.text.schema.reading import ReadSchema, SchemaReader, Wanted
@@ -70,10 +70,10 @@ class _TokenizerAdapter:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and caches the latest ones.
+    """Compiles grammars for one vocabulary and caches the latest ones, for each partition its own.
 
-    `check` is called before a grammar is compiled for the first time. It returns why the grammar cannot be compiled, or
-    takes too much time or memory; an empty text if it can be compiled.
+    `check` is called before a grammar is compiled for the first time in a partition. It returns why the grammar cannot
+    be compiled, or takes too much time or memory; an empty text if it can be compiled.
     """
 
     def __init__(self, vocabulary: Vocabulary, check: Callable[[str], str] = grammar_fault) -> None:
@@ -83,8 +83,8 @@ class GrammarCompiler:
         self.max_trigger_bytes = max(len(call_opener(tool_format)) for tool_format in ToolFormat)
         self._tokenizer: LLTokenizer | None = None
         self._starts: TokenStarts | None = None
-        # By grammar: its matcher, or why it was refused.
-        self._prototypes: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        # By partition and grammar: its matcher, or why it was refused.
+        self._prototypes: PartitionCache[str, LLMatcher | str] = PartitionCache(MAX_CACHED_GRAMMARS)
         self._reader = SchemaReader(self._try)
         self._bans: dict[ToolFormat, tuple[BannedText, ...]] = {}
 
@@ -123,31 +123,32 @@ class GrammarCompiler:
         parallel_tool_calls: bool,
         tool_format: ToolFormat,
         *,
+        partition: str,
         open_reasoning: ReasoningMarkers | None = None,
         has_called: bool = False,
     ) -> Constraint | CallBan | None:
         """Return the constraint of a request; None if the model may write anything.
 
-        open_reasoning: the markers of reasoning that the prompt leaves open. has_called: the conversation contains
-        calls. If the answer is to be free text without calls, and the request has `tools` or `has_called`, the result
-        is a CallBan, because the model may imitate what it sees. Keywords that cannot be followed are left out of a
-        schema that is not strict; the constraint's `warnings` name them. Raise InvalidRequest for a format or a tool
-        choice that cannot be followed, InvalidToolSchema for a tool with an unusable name or schema, and NotSupported
-        if the vocabulary has no token that ends an answer.
+        partition: the client, see CachePolicy. open_reasoning: the markers of reasoning that the prompt leaves open.
+        has_called: the conversation contains calls. If the answer is to be free text without calls, and the request has
+        `tools` or `has_called`, the result is a CallBan, because the model may imitate what it sees. Keywords that
+        cannot be followed are left out of a schema that is not strict; the constraint's `warnings` name them. Raise
+        InvalidRequest for a format or a tool choice that cannot be followed, InvalidToolSchema for a tool with an
+        unusable name or schema, and NotSupported if the vocabulary has no token that ends an answer.
         """
         usable = callable_tools(tools, tool_choice)
         if not usable and isinstance(format, TextFormat):
             return CallBan(self.vocabulary, self._banned(tool_format)) if tools or has_called else None
         rules = CallRules(tool_format, usable, self.vocabulary)
         limit, schemas = WorkLimit(), _Schemas(format, usable)
-        read = schemas.each(lambda wanted: self._reader.read(wanted, limit))
+        read = schemas.each(lambda wanted: self._reader.read(partition, wanted, limit))
         try:
-            return self._constraint(rules, read, tool_choice, parallel_tool_calls, open_reasoning)
+            return self._constraint(partition, _plan(rules, read, tool_choice, parallel_tool_calls, open_reasoning))
         except _RefusedError as refused:
             why = str(refused)
-        read = schemas.each(lambda wanted: self._reader.relax(wanted, why))
+        read = schemas.each(lambda wanted: self._reader.relax(partition, wanted, why))
         try:
-            return self._constraint(rules, read, tool_choice, parallel_tool_calls, open_reasoning)
+            return self._constraint(partition, _plan(rules, read, tool_choice, parallel_tool_calls, open_reasoning))
         except _RefusedError as refused:  # each schema alone can be followed
             raise InvalidToolSchema(f"the tools together cannot be followed: {refused}", param="tools") from None
 
@@ -156,32 +157,22 @@ class GrammarCompiler:
         assert self._tokenizer is not None
         return self._tokenizer.tokenize_bytes(text)
 
-    def _constraint(
-        self,
-        rules: CallRules,
-        read: _Read,
-        tool_choice: ToolChoice,
-        parallel_tool_calls: bool,
-        open_reasoning: ReasoningMarkers | None,
-    ) -> Constraint:
-        """Return the constraint of a request with these schemas; raise _RefusedError."""
-        plan = _plan(rules, read, tool_choice, parallel_tool_calls, open_reasoning)
-        text = None if plan.text_grammar is None else self._prototype(plan.text_grammar)
-        return Constraint(self, plan, self._prototype(plan.grammar), text)
+    def _constraint(self, partition: str, plan: GrammarPlan) -> Constraint:
+        """Return the constraint of a plan; raise _RefusedError."""
+        text = None if plan.text_grammar is None else self._prototype(partition, plan.text_grammar)
+        return Constraint(self, plan, self._prototype(partition, plan.grammar), text)
 
     def _banned(self, tool_format: ToolFormat) -> tuple[BannedText, ...]:
         if tool_format not in self._bans:
             self._bans[tool_format] = banned_texts(tool_format, self.vocabulary)
         return self._bans[tool_format]
 
-    def _prototype(self, grammar: str) -> LLMatcher:
+    def _prototype(self, partition: str, grammar: str) -> LLMatcher:
         """Return a grammar's matcher in its initial state, which callers must copy. Raise _RefusedError."""
-        if grammar not in self._prototypes:
-            self._prototypes[grammar] = self._compile(grammar)
-            if len(self._prototypes) > MAX_CACHED_GRAMMARS:
-                self._prototypes.popitem(last=False)
-        self._prototypes.move_to_end(grammar)
-        prototype = self._prototypes[grammar]
+        prototype = self._prototypes.get(partition, grammar)
+        if prototype is None:
+            prototype = self._compile(grammar)
+            self._prototypes.put(partition, grammar, prototype)
         if isinstance(prototype, str):
             raise _RefusedError(prototype)
         return prototype

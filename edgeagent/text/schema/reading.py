@@ -6,10 +6,10 @@ a warning names them: an unused tool must not cost an agent its answers.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.schema.check import SchemaError, followable, object_schema, parse_schema
 from edgeagent.text.schema.closing import Schema, WorkLimit
 from edgeagent.text.schema.faults import (
@@ -45,20 +45,23 @@ class ReadSchema:
 
 
 class SchemaReader:
-    """Reads schemas, and caches the latest relaxed ones. `try_schema` compiles one alone; see `faults.Try`."""
+    """Reads schemas, and caches the latest relaxed ones, for each partition (see CachePolicy) its own.
+
+    `try_schema` compiles a schema alone; see `faults.Try`.
+    """
 
     def __init__(self, try_schema: Try) -> None:
         self._try = try_schema
-        self._relaxed: OrderedDict[Wanted, ReadSchema] = OrderedDict()
+        self._relaxed: PartitionCache[Wanted, ReadSchema] = PartitionCache(MAX_CACHED)
 
-    def read(self, wanted: Wanted, limit: WorkLimit) -> ReadSchema:
+    def read(self, partition: str, wanted: Wanted, limit: WorkLimit) -> ReadSchema:
         """Return a schema that may still be refused by the compiler; then call `relax`. `limit` is the request's.
 
         Raise SchemaError if it cannot be used.
         """
-        return self._relaxed.get(wanted) or self._without(wanted, forbidden_keywords, limit)
+        return self._relaxed.get(partition, wanted) or self._without(wanted, forbidden_keywords, limit)
 
-    def relax(self, wanted: Wanted, why: str) -> ReadSchema:
+    def relax(self, partition: str, wanted: Wanted, why: str) -> ReadSchema:
         """Return a schema that the compiler accepts; raise SchemaError if it is strict. `why`: why it was refused."""
         parts = (forbidden_keywords, plain_faults, lambda schema: pattern_faults(schema, self._try))
         relaxed = self._without(wanted, lambda schema: [fault for find in parts for fault in find(schema)], WorkLimit())
@@ -69,9 +72,7 @@ class SchemaReader:
             anything = {"type": "object"} if wanted.is_call else {}
             warning = f"the schema cannot be followed and is ignored: {reason}"
             relaxed = ReadSchema(followable(anything, lenient=True), warning)
-        self._relaxed[wanted] = relaxed
-        if len(self._relaxed) > MAX_CACHED:
-            self._relaxed.popitem(last=False)
+        self._relaxed.put(partition, wanted, relaxed)
         return relaxed
 
     def _without(self, wanted: Wanted, find: Callable[[Schema], list[Fault]], limit: WorkLimit) -> ReadSchema:

@@ -10,6 +10,7 @@ from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import InfillTokens, Model
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.template.rendered import Rendered, tokenize_rendered
 from edgeagent.text.template.shortening import cut_before, cut_places, num_items, text_of
 from edgeagent.text.tool_format import KNOWN_MARKERS, ReasoningMarkers
@@ -100,21 +101,22 @@ class PromptReader:
         self._vocabulary = vocabulary
         self._template = template
         self._context_length = context_length
-        self._sizes: dict[bytes, int] = {}
+        self._sizes: PartitionCache[bytes, int] = PartitionCache(_MAX_SIZES)
 
-    def read(self, prompt: Prompt, max_tokens: int | None = None) -> ReadPrompt:
+    def read(self, prompt: Prompt, max_tokens: int | None = None, *, partition: str = "") -> ReadPrompt:
         """Return a prompt's tokens. Raise InvalidRequest or NotSupported if the prompt cannot be used.
 
         Raise ContextLengthExceeded if a text is too long for its tokens to fit. The engine checks the
         number of tokens.
 
         `max_tokens` is the limit of the answer; None means as many tokens as fit. A conversation with `truncate` is
-        shortened to leave room for an answer.
+        shortened to leave room for an answer. `partition`: the client, see CachePolicy.
         """
         match prompt:
             case ChatPrompt():
                 self._template.renew()
-                written = self._write_shortened(prompt, max_tokens) if prompt.truncate else self._write(prompt)
+                is_cut = prompt.truncate
+                written = self._write_shortened(prompt, max_tokens, partition) if is_cut else self._write(prompt)
                 num_dropped = num_items(prompt.messages) - num_items(written.prompt.messages)
                 return self._read_chat(written, num_dropped)
             case TextPrompt(text=text, suffix=suffix, parse_special=parse_special, files=files):
@@ -131,7 +133,7 @@ class PromptReader:
         self._check_length(rendered.text)
         return _Written(prompt, rendered, tokenize_rendered(rendered, self._vocabulary))
 
-    def _write_shortened(self, prompt: ChatPrompt, max_tokens: int | None) -> _Written:
+    def _write_shortened(self, prompt: ChatPrompt, max_tokens: int | None, partition: str) -> _Written:
         """Render a conversation. If it would not leave room for an answer, drop its oldest turns.
 
         If even the shortest version is too long, return that version.
@@ -139,7 +141,7 @@ class PromptReader:
         context = self._context_length
         most = context - min(max_tokens or context // _USUAL_ANSWER, context // _LONGEST_ANSWER)
         written = self._write_fitting(prompt, most)
-        places = [] if written is not None else self._places(prompt.messages)
+        places = [] if written is not None else self._places(prompt.messages, partition)
         low, high = 0, len(places) - 1
         while low <= high:
             middle = (low + high) // 2
@@ -150,7 +152,7 @@ class PromptReader:
             return written
         return self._write(_cut(prompt, places[-1]) if places else prompt)
 
-    def _places(self, messages: Sequence[Message]) -> list[int]:
+    def _places(self, messages: Sequence[Message], partition: str) -> list[int]:
         """Return the indices of the messages before which a conversation can be cut; see `cut_places`.
 
         The sizes of messages are cached, because the next request of the conversation has the same messages.
@@ -163,11 +165,11 @@ class PromptReader:
             if not is_countable:
                 return _TURN_TOKENS + len(text) // _ROUGHLY_BYTES
             key = blake2b(text, digest_size=16).digest()
-            if key not in self._sizes:
-                if len(self._sizes) >= _MAX_SIZES:
-                    self._sizes.clear()
-                self._sizes[key] = len(self._vocabulary.tokenize(texts[id(message)], parse_special=False))
-            return _TURN_TOKENS + self._sizes[key]
+            num_tokens = self._sizes.get(partition, key)
+            if num_tokens is None:
+                num_tokens = len(self._vocabulary.tokenize(texts[id(message)], parse_special=False))
+                self._sizes.put(partition, key, num_tokens)
+            return _TURN_TOKENS + num_tokens
 
         return cut_places(messages, max(1, self._context_length // _STEP), size)
 

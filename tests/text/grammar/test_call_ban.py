@@ -15,7 +15,7 @@ COMPILERS = {id(vocabulary): GrammarCompiler(vocabulary) for vocabulary in (PLAI
 
 
 def ban(tool_format: ToolFormat, vocabulary: FakeVocabulary) -> CallBan:
-    made = COMPILERS[id(vocabulary)].compile(TextFormat(), TOOLS, ToolChoice("none"), True, tool_format)
+    made = COMPILERS[id(vocabulary)].compile(TextFormat(), TOOLS, ToolChoice("none"), True, tool_format, partition="")
     assert isinstance(made, CallBan)
     return made
 
@@ -74,12 +74,14 @@ def test_a_copy_goes_its_own_way() -> None:
 
 def test_a_conversation_that_holds_calls_opens_no_more_of_them_without_tools() -> None:
     compiler = COMPILERS[id(MARKED)]
-    assert compiler.compile(TextFormat(), (), ToolChoice(), True, ToolFormat.HERMES) is None
-    made = compiler.compile(TextFormat(), (), ToolChoice(), True, ToolFormat.HERMES, has_called=True)
+    assert compiler.compile(TextFormat(), (), ToolChoice(), True, ToolFormat.HERMES, partition="") is None
+    made = compiler.compile(TextFormat(), (), ToolChoice(), True, ToolFormat.HERMES, partition="", has_called=True)
     assert isinstance(made, CallBan)
 
 
 def test_a_format_needs_no_ban() -> None:
-    made = COMPILERS[id(MARKED)].compile(JsonObjectFormat(), (Tool("get"),), ToolChoice("none"), True, ToolFormat.LLAMA)
+    made = COMPILERS[id(MARKED)].compile(
+        JsonObjectFormat(), (Tool("get"),), ToolChoice("none"), True, ToolFormat.LLAMA, partition=""
+    )
     assert made is not None
     assert accepts(made, '{"name": "x"}')

@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgeagent.errors import InternalError, InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.text.grammar.call_ban import CallBan
-from edgeagent.text.grammar.compiler import MAX_CACHED_GRAMMARS, GrammarCompiler
+from edgeagent.text.grammar.compiler import MAX_CACHED_GRAMMARS, GrammarCompiler, grammar_fault
 from edgeagent.text.grammar.constraint import Constraint
 from edgeagent.text.tool_format import THINK, ReasoningMarkers, ToolFormat
 from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, TextFormat, Tool, ToolChoice
@@ -48,7 +49,9 @@ def constraint(
 ) -> Constraint:
     choice = ToolChoice(mode, names)  # type: ignore[arg-type]
     compiler = COMPILERS[id(vocabulary)]
-    made = compiler.compile(output_format, tools, choice, parallel, tool_format, open_reasoning=open_reasoning)
+    made = compiler.compile(
+        output_format, tools, choice, parallel, tool_format, partition="", open_reasoning=open_reasoning
+    )
     assert isinstance(made, Constraint)
     return made
 
@@ -101,7 +104,7 @@ def test_json_object(text: str, expected: bool) -> None:
 
 def test_free_text_has_no_constraint() -> None:
     compiler = COMPILERS[id(PLAIN)]
-    assert compiler.compile(TextFormat(), (), ToolChoice(), True, ToolFormat.HERMES) is None
+    assert compiler.compile(TextFormat(), (), ToolChoice(), True, ToolFormat.HERMES, partition="") is None
 
 
 CALLS: dict[ToolFormat, tuple[str, str]] = {
@@ -450,25 +453,64 @@ def test_references_stay_within_their_own_tool() -> None:
         assert accepts(constraint(tools=tools), text) is expected
 
 
-def test_the_last_grammars_are_kept() -> None:
-    compiler = GrammarCompiler(PLAIN)
+class Clients:
+    """A compiler that several clients use, and how many grammars it has checked."""
 
-    def compile_(index: int) -> None:
-        compiler.compile(JsonSchemaFormat(json.dumps({"const": index})), (), ToolChoice(), True, ToolFormat.HERMES)
+    def __init__(self) -> None:
+        self.num_checked = 0
+        self._compiler = GrammarCompiler(PLAIN, self._check)
 
+    def num_new(self, client: str, schema: object, *, strict: bool = False) -> int:
+        """Let a client ask for a schema; return how many grammars were checked for that."""
+        before = self.num_checked
+        wanted = JsonSchemaFormat(json.dumps(schema), strict=strict)
+        with suppress(InvalidRequest):
+            self._compiler.compile(wanted, (), ToolChoice(), True, ToolFormat.HERMES, partition=client)
+        return self.num_checked - before
+
+    def _check(self, grammar: str) -> str:
+        self.num_checked += 1
+        return grammar_fault(grammar)
+
+
+LOOK_AHEAD = {"type": "string", "pattern": "^(?=a)a$"}
+
+
+@pytest.mark.parametrize(("schema", "strict"), [({"const": 1}, True), (LOOK_AHEAD, False), (LOOK_AHEAD, True)])
+def test_two_clients_do_not_share_what_was_compiled_or_refused(schema: object, strict: bool) -> None:
+    clients = Clients()
+    first = clients.num_new("one", schema, strict=strict)
+    again = clients.num_new("one", schema, strict=strict)
+    assert first > 0
+    assert again < first or strict
+    assert clients.num_new("two", schema, strict=strict) == first
+    assert clients.num_new("two", schema, strict=strict) == again
+
+
+def test_the_last_grammars_of_a_client_are_kept() -> None:
+    clients = Clients()
     for index in range(MAX_CACHED_GRAMMARS + 20):
-        compile_(index)
-        compile_(0)
-    assert len(compiler._prototypes) == MAX_CACHED_GRAMMARS
-    assert any('"const": 0' in grammar for grammar in compiler._prototypes)
-    assert not any('"const": 1,' in grammar for grammar in compiler._prototypes)
+        clients.num_new("one", {"const": index})
+        clients.num_new("one", {"const": 0})
+    assert clients.num_new("one", {"const": 0}) == 0
+    assert clients.num_new("one", {"const": MAX_CACHED_GRAMMARS + 19}) == 0
+    assert clients.num_new("one", {"const": 1}) == 1
+
+
+def test_a_client_with_many_grammars_does_not_evict_those_of_others() -> None:
+    clients = Clients()
+    for client in ("two", "three"):
+        clients.num_new(client, {"const": "kept"})
+    for index in range(MAX_CACHED_GRAMMARS + 20):
+        clients.num_new("one", {"const": index})
+    assert [clients.num_new(client, {"const": "kept"}) for client in ("two", "three")] == [0, 0]
 
 
 @pytest.mark.parametrize("num_bytes", [1024, 1025, 70_000])
 def test_a_vocabulary_with_a_very_long_token_can_be_constrained(num_bytes: int) -> None:
     vocabulary = FakeVocabulary(("!" * num_bytes,), user_defined=("-" * num_bytes,))
     compiler = GrammarCompiler(vocabulary)
-    made = compiler.compile(JsonObjectFormat(), (), ToolChoice(), True, ToolFormat.HERMES)
+    made = compiler.compile(JsonObjectFormat(), (), ToolChoice(), True, ToolFormat.HERMES, partition="")
     assert isinstance(made, Constraint)
     assert accepts(made, '{"city": "--"}', vocabulary)
 
@@ -477,7 +519,7 @@ def test_a_vocabulary_without_an_end_cannot_be_constrained() -> None:
     vocabulary = FakeVocabulary()
     vocabulary.end_tokens = ()
     with pytest.raises(NotSupported):
-        GrammarCompiler(vocabulary).compile(JsonObjectFormat(), (), ToolChoice(), True, ToolFormat.HERMES)
+        GrammarCompiler(vocabulary).compile(JsonObjectFormat(), (), ToolChoice(), True, ToolFormat.HERMES, partition="")
 
 
 @settings(max_examples=examples(60))

@@ -129,7 +129,9 @@ def test_a_bracket_and_a_line_s_end_in_one_token_take_a_comma_at_once() -> None:
         "properties": {"a": {"type": "object", "properties": {}}, "b": {"type": "integer"}},
         "required": ["a", "b"],
     }
-    state = compiler.compile(JsonSchemaFormat(json.dumps(schema)), (), ToolChoice(), True, ToolFormat.HERMES)
+    state = compiler.compile(
+        JsonSchemaFormat(json.dumps(schema)), (), ToolChoice(), True, ToolFormat.HERMES, partition=""
+    )
     assert isinstance(state, Constraint)
     assert accepts(state.copy(), '{"a": {}\n, "b": 1}', vocabulary)
     assert not accepts(state.copy(), '{"a": {}\n  , "b": 1}', vocabulary)

@@ -196,7 +196,7 @@ class Host:
         InvalidRequest (also for a prompt that is too long), NotSupported, or ModelDamaged if the adapter is unusable.
         """
         started_s = time.monotonic()
-        prompt = self._prompts.read(request.prompt, request.max_tokens)
+        prompt = self._prompts.read(request.prompt, request.max_tokens, partition=request.cache.partition)
         if not prompt.tokens:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
@@ -261,6 +261,7 @@ class Host:
             tool_choice=chat.tool_choice,
             parallel_tool_calls=chat.parallel_tool_calls,
             tool_format=self._template.tool_format,
+            partition=request.cache.partition,
             open_reasoning=prompt.open_reasoning,
             has_called=any(message.tool_calls or message.role == "tool" for message in chat.messages),
         )
