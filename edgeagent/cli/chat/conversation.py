@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from typing import Any, TextIO
 from edgeagent.cli.chat.line_reader import LineReader
 from edgeagent.cli.chat.stages import stage_table
 from edgeagent.cli.chat.status_line import StatusLine
+from edgeagent.cli.chat.word_wrap import WordWrap
 from edgeagent.cli.display import complain
 from edgeagent.client import Answer, Client, Event
 from edgeagent.errors import EdgeAgentError
@@ -179,11 +181,16 @@ def _remote(answer: Answer) -> str:
 
 
 class _Printer:
-    """Writes the text of an answer as it arrives. Reasoning is dim, and is shown only on a terminal."""
+    """Writes the text of an answer as it arrives. On a terminal, lines end between words.
+
+    Reasoning is dim, and is shown only on a terminal. A dumb terminal gets neither escape sequences nor added lines.
+    """
 
     def __init__(self, output: TextIO | None) -> None:
         self._output = output
         self._is_terminal = output is not None and output.isatty()
+        self._is_dumb = os.environ.get("TERM") == "dumb"
+        self._wrap = WordWrap()
         self._is_dim = False
         self._wrote = False
         self._is_in_line = False
@@ -213,11 +220,15 @@ class _Printer:
         if self._output is None:
             return
         if dim != self._is_dim:
-            # A dumb terminal would print the escape sequences.
-            begin, end = ("", "") if os.environ.get("TERM") == "dumb" else (DIM, PLAIN)
+            begin, end = ("", "") if self._is_dumb else (DIM, PLAIN)
             self._output.write(begin if dim else f"{end}\n")
-            self._is_dim = dim
-        self._output.write(text.translate(_CONTROLS) if self._is_terminal else text)
+            self._is_dim, self._wrap = dim, WordWrap()
+        self._output.write(self._shown(text) if self._is_terminal else text)
         self._output.flush()
         self._wrote = True
         self._is_in_line = not text.endswith("\n")
+
+    def _shown(self, text: str) -> str:
+        """Return what a terminal may be sent to show a text."""
+        text = text.translate(_CONTROLS)
+        return text if self._is_dumb else self._wrap.wrap(text, shutil.get_terminal_size().columns)

@@ -80,6 +80,16 @@ class Terminal:
             self._read(0.1)
         self._seen = place + len(text)
 
+    def shown_lines(self) -> list[str]:
+        """Return the lines so far. Each run of backspaces is followed by a clear, so it erases what it runs over."""
+        shown: list[str] = []
+        for char in self._shown:
+            if char == "\b":
+                shown.pop()
+            else:
+                shown.append(char)
+        return [line.rstrip() for line in "".join(shown).splitlines()]
+
     def wait_until_it_reads(self) -> None:
         """Wait until the process stays asleep, which it does only while it reads keys."""
         process, deadline, num_asleep = psutil.Process(self.process.pid), time.monotonic() + WAIT_S, 0
@@ -151,6 +161,29 @@ def test_a_block_in_quotes_is_one_question(start_stub: StartStub, terminals: lis
     terminal.type('second"""\r')
     terminal.wait_for("ANSWER")
     assert inputs(stub) == ["first\nsecond"]
+
+
+def test_an_answer_is_broken_between_words(start_stub: StartStub, terminals: list[Terminal]) -> None:
+    words = "".join(f"word{number} " for number in range(30))
+    command = "x = '" + "y" * 90 + "'"
+    text = f"{words}\n```\n{command}\n```\nEND"
+    pieces = [text[start : start + 5] for start in range(0, len(text), 5)]
+    terminal = chat(terminals, start_stub(sending(text_events("resp_1", *pieces))))
+    terminal.type("tell me all\r")
+    terminal.wait_for("END")
+    lines = terminal.shown_lines()
+    assert command in lines
+    written = [line for line in lines if line.startswith("word")]
+    assert len(written) == 3
+    assert all(len(line) < 80 for line in written)
+    assert " ".join(written).split() == words.split()
+
+
+def test_a_dumb_terminal_gets_an_answer_as_it_is(start_stub: StartStub, terminals: list[Terminal]) -> None:
+    words = "".join(f"word{number} " for number in range(30))
+    terminal = chat(terminals, start_stub(*answers(words)), TERM="dumb")
+    terminal.type("tell me all\n")
+    terminal.wait_for(words)
 
 
 def test_ctrl_c_clears_a_line_then_hints_then_leaves(start_stub: StartStub, terminals: list[Terminal]) -> None:
