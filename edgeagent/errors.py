@@ -46,7 +46,7 @@ class EdgeAgentError(Exception):
 
     code: ClassVar[str] = "internal_error"
     exit_status: ClassVar[int] = 1
-    """The exit status of a command that this error ends: 2 if an argument or a setting must be corrected, else 1."""
+    """The exit status of a command that this error ends: 2 if the user must correct an input, else 1."""
 
     def __init__(
         self,
@@ -182,6 +182,7 @@ class ModelDamaged(ModelLoadFailed):
     """The model's file is damaged, incomplete, or not a model for this llama.cpp. The message says what is wrong."""
 
     code = "model_damaged"
+    exit_status = 2
 
 
 class ModelOutOfMemory(ModelLoadFailed):

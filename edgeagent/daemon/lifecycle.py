@@ -23,7 +23,7 @@ from edgeagent.daemon.publication import Publication
 from edgeagent.daemon.reporter import ConsoleReporter, LogReporter, Reporter
 from edgeagent.daemon.state import ExitCode, StartError, locked_state_dir, warn_if_missing
 from edgeagent.daemon.traces import tracing
-from edgeagent.errors import ConfigError, EdgeAgentError
+from edgeagent.errors import ConfigError, EdgeAgentError, from_code
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
 from edgeagent.service.service import Service
 from edgeagent.short_collections import keep_collections_short
@@ -248,9 +248,15 @@ async def _watch(service: StartableService, reporter: Reporter, stop: StopReques
 
 
 def _check_usable(models: Sequence[ModelStatus]) -> None:
-    """Raise StartError if there are models and all of them failed to load."""
+    """Raise StartError if there are models and all of them failed to load.
+
+    Its exit status is WRONG_SETTING if no further try can help, for example because the files are damaged.
+    """
     if models and all(model.state in UNUSABLE for model in models):
-        raise StartError("; ".join(map(_why_unusable, models)))
+        statuses = {from_code(model.error_code or "", "").exit_status for model in models}
+        must_be_corrected = statuses == {ExitCode.WRONG_SETTING}
+        exit_code = ExitCode.WRONG_SETTING if must_be_corrected else ExitCode.FAILED
+        raise StartError("; ".join(map(_why_unusable, models)), exit_code)
 
 
 def _why_unusable(model: ModelStatus) -> str:

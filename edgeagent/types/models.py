@@ -189,6 +189,7 @@ class ModelStatus(Struct, frozen=True):
     crashed or hung too often.
     progress: the loaded fraction of the model, 0 to 1.
     cause: why the last worker ended, or why it could not load the model; None if no worker failed.
+    error_code: the code of the error that made a model failed or quarantined; None otherwise.
     retry_after_s: seconds until a request may load a failed or quarantined model again; None otherwise.
     ready_in_s: seconds until a model that is not loaded should be ready, estimated from its last load or from the size
     of its files; None if unknown.
@@ -209,6 +210,7 @@ class ModelStatus(Struct, frozen=True):
     pid: int | None = None
     num_restarts: int = 0
     cause: str | None = None
+    error_code: str | None = None
     retry_after_s: float | None = None
     ready_in_s: float | None = None
     is_pinned: bool = False

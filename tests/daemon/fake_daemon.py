@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import serve
-from edgeagent.errors import ModelNotFound
+from edgeagent.errors import ModelDamaged, ModelNotFound, ModelOutOfMemory
 from edgeagent.types import GenerateRequest, ModelStatus, Started, TextDelta, WorkerState
 from tests.backends.fake import Act, FakeBackend, Gate, echo
 
@@ -43,7 +43,8 @@ class Unloadable(FakeBackend):
     """A backend whose model exists, but is damaged."""
 
     def models(self) -> list[ModelStatus]:
-        return [ModelStatus("fake", WorkerState.FAILED, cause="tensor 3 lies outside the file")]
+        cause = "tensor 3 lies outside the file"
+        return [ModelStatus("fake", WorkerState.FAILED, cause=cause, error_code=ModelDamaged.code)]
 
 
 class SlowToLoad(FakeBackend):
@@ -68,7 +69,10 @@ class Unfit(FakeBackend):
         self._states = itertools.chain((WorkerState.STARTING,) * 3, itertools.repeat(WorkerState.FAILED))
 
     def models(self) -> list[ModelStatus]:
-        return [ModelStatus("fake", next(self._states), cause="the context takes more memory than is free")]
+        state = next(self._states)
+        cause = "the context takes more memory than is free"
+        code = ModelOutOfMemory.code if state is WorkerState.FAILED else None
+        return [ModelStatus("fake", state, cause=cause, error_code=code)]
 
 
 BACKENDS = {

@@ -185,11 +185,11 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert err == "error: there is no model at /nowhere.gguf; pull one with `edgeagent pull`\n"
 
 
-def test_a_model_that_cannot_be_loaded_is_told_once_and_by_the_exit_status(tmp_path: Path) -> None:
+def test_a_damaged_model_is_told_once_and_by_the_exit_status(tmp_path: Path) -> None:
     with daemon(tmp_path, "unloadable") as process:
         out, err = process.communicate(timeout=patient(60))
     # The output does not report listening, because the files were checked first.
-    assert (process.returncode, out) == (ExitCode.FAILED, "")
+    assert (process.returncode, out) == (ExitCode.WRONG_SETTING, "")
     assert err == "error: fake cannot be served: tensor 3 lies outside the file\n"
     assert not (tmp_path / "daemon.json").exists()
 

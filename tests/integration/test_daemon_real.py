@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,12 @@ import psutil
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from edgeagent.types import MemoryKind
+from tests.integration.conftest import START_TIMEOUT_S, Daemon, start_daemon, stop_daemon
+from tests.models import make_tiny_model
 from tests.patience import patient
+
+UNIT = Path(__file__).parents[2] / "packaging/systemd/edgeagent.service"
 
 LONG = {"type": "response.create", "model": "builtin", "input": "Hello!", "max_output_tokens": 1500}
 
@@ -49,6 +54,19 @@ def long_request(daemon: Daemon) -> dict[str, object]:
     schema = {"type": "array", "items": {"type": "integer"}, "minItems": 900, "maxItems": 900}
     wrapped = {"type": "object", "properties": {"numbers": schema}, "required": ["numbers"]}
     return {**LONG, "text": {"format": {"type": "json_schema", "name": "numbers", "schema": wrapped, "strict": True}}}
+
+
+@pytest.mark.parametrize("damage", ["cut off", "without a tensor that llama.cpp needs"])
+def test_a_service_manager_does_not_restart_a_daemon_with_a_damaged_model(tmp_path: Path, damage: str) -> None:
+    path = make_tiny_model(tmp_path / "torn.gguf", MemoryKind.FULL_ATTENTION, num_layers=1)
+    content = path.read_bytes()
+    is_cut = damage == "cut off"
+    path.write_bytes(content[:-1000] if is_cut else content.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
+    command = [sys.executable, "-m", "edgeagent", "serve", str(path), "--port", "0", "--state-dir", str(tmp_path / "s")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    assert "torn.gguf" in ended.stderr
+    (line,) = re.findall(r"^RestartPreventExitStatus=(.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert str(ended.returncode) in line.split(), ended.stderr
 
 
 async def test_a_worker_killed_in_mid_stream(own_daemon: Daemon) -> None:

@@ -125,6 +125,7 @@ class Supervisor:
             pid=self._channel.pid if self._channel else None,
             num_restarts=self._num_restarts,
             cause=self._cause,
+            error_code=None if self._refusal is None else self._refusal.error.code,
             retry_after_s=None if self._refusal is None else self._refusal.left_s(self._clock()),
             ready_in_s=self._load_time.ready_in_s(self._state, self._worker.vitals.progress),
         )
