@@ -14,8 +14,9 @@ from edgeagent.api.ollama.wire import rfc3339
 from edgeagent.api.openai.answer import finish_reason
 from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
 from edgeagent.api.wire.logprobs import Scored
+from edgeagent.api.wire.placement import started_body
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import Run
+from edgeagent.api.wire.usage import Run, RunsAt
 from edgeagent.strict_json import load_generated
 from edgeagent.types import (
     Delta,
@@ -75,10 +76,17 @@ class OllamaHead(Shape):
     created_at: str
 
 
+class OllamaStart(RunsAt):
+    """Where a generation runs and why, and what of its request is not observed."""
+
+    warnings: NotRequired[list[str]]
+
+
 class OllamaLine(OllamaHead):
     """The fields of a line except its content. `done` is false before the last line.
 
-    Only the last line has the reason for the end, the counts, and the durations, which are in nanoseconds.
+    Only the last line has the reason for the end, the counts, and the durations, which are in nanoseconds. `edgeagent`
+    is in the first line of a stream and in the last one.
     """
 
     done: bool
@@ -89,7 +97,7 @@ class OllamaLine(OllamaHead):
     prompt_eval_duration: NotRequired[int]
     eval_count: NotRequired[int]
     eval_duration: NotRequired[int]
-    edgeagent: NotRequired[Run]
+    edgeagent: NotRequired[Run | OllamaStart]
     logprobs: NotRequired[list[Scored]]
 
 
@@ -145,6 +153,7 @@ class OllamaAnswer:
         self._to_fields = to_fields
         self._began_ns = time.monotonic_ns()
         self._num_calls_sent = 0
+        self._started: Json | None = None  # what the first line says of the start; empty once it is sent
 
     def add(self, delta: Delta) -> None:
         """Add a delta to an answer that is sent as one body. For a stream, use `lines` instead."""
@@ -155,6 +164,8 @@ class OllamaAnswer:
 
         A call is complete as soon as another delta follows its last arguments. Each call is sent in a line of its own.
         """
+        if isinstance(delta, Started) and self._started is None:
+            self._started = started_body(delta)
         if isinstance(delta, ToolCallDelta | Started):
             self._answer.add(0, delta)
             return []
@@ -168,6 +179,9 @@ class OllamaAnswer:
                 lines.append(self._line(AnswerContent(thinking=text)))
             case Finished():
                 lines.append(self._last(AnswerContent()))
+        if lines and self._started:
+            lines[0] = {**lines[0], "edgeagent": {**self._started, **lines[0].get("edgeagent", {})}}
+            self._started = {}
         return lines
 
     def delivered(self, step: Step) -> None:

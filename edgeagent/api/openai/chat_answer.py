@@ -12,9 +12,9 @@ from typing import Literal, NotRequired
 from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.logprobs import ChatLogprobs, token_logprobs
-from edgeagent.api.wire.placement import warnings_of
+from edgeagent.api.wire.placement import started_body
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import ChatUsage, placement_body
+from edgeagent.api.wire.usage import ChatUsage
 from edgeagent.types import (
     Delta,
     Finished,
@@ -192,10 +192,8 @@ class ChatChunks(Chunks):
             first = next(delta for delta in step.deltas if not isinstance(delta, Started | PromptText))
             content = "" if isinstance(first, TextDelta | Finished) else None
             opening = self._chunk(index, {"role": "assistant", "content": content})
-            started = self._progress[index].started
-            if started.placement is not None:
-                warnings = {"warnings": warnings_of(started)} if started.warnings else {}
-                opening["edgeagent"] = {**placement_body(started.placement), **warnings}
+            if started := started_body(self._progress[index].started):
+                opening["edgeagent"] = started
             chunks.insert(0, opening)
         if self._delivery.has_timings:
             timings = self._progress[index].timings()

@@ -15,6 +15,8 @@ from starlette.responses import Response
 
 from edgeagent.api.wire.errors import printable
 from edgeagent.api.wire.known_fields import HEADER
+from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.usage import placement_body
 from edgeagent.types import Placement, Started
 
 # The characters that are not quoted: printable ASCII without the percent sign. A remote's names may have others.
@@ -38,6 +40,12 @@ ItemT = TypeVar("ItemT", bound=HasDeltas | tuple[int, HasDeltas])
 def warnings_of(started: Started) -> list[str]:
     """Return the first MAX_WARNINGS of an answer's warnings, each cut and safe to show."""
     return [printable(text[:_MAX_WARNING_CHARS]) for text in started.warnings[:MAX_WARNINGS]]
+
+
+def started_body(started: Started) -> Json:
+    """Return where a generation runs and its warnings, for the first part of a stream; empty if neither is known."""
+    place = {} if started.placement is None else {**placement_body(started.placement)}
+    return {**place, "warnings": warnings_of(started)} if started.warnings else place
 
 
 def placement_of(step: HasDeltas) -> Placement | None:

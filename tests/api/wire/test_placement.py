@@ -64,7 +64,7 @@ async def test_headers_and_the_end_say_it(path: str, is_streamed: bool) -> None:
     assert last["edgeagent"]["route"] == "fake"
 
 
-@pytest.mark.parametrize("path", list(WIRES)[:3])
+@pytest.mark.parametrize("path", WIRES)
 async def test_the_first_event_with_anything_of_the_answer_says_it(path: str) -> None:
     async with running(Router([FakeBackend(script)])) as daemon:
         _, documents = await post(daemon, path, is_streamed=True)
@@ -75,7 +75,7 @@ async def test_the_first_event_with_anything_of_the_answer_says_it(path: str) ->
         assert documents[told[0]]["type"] == "response.output_item.added"
         for document in documents:
             validate_event(document)
-    elif "chat" in path:
+    elif "chat/" in path:
         ChatCompletionChunk.model_validate(documents[told[0]])
 
 
@@ -96,9 +96,18 @@ async def test_headers_name_what_is_not_observed(path: str, is_streamed: bool) -
         data = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
         last = json.loads(data[-1]) if is_streamed else reply.json()
         assert last.get("response", last)["edgeagent"]["warnings"][0] == SHOWN
-    if path == "/v1/chat/completions" and is_streamed:
+    elif is_streamed:
         first = json.loads(reply.text.splitlines()[0].removeprefix("data: "))
         assert first["edgeagent"]["warnings"][0] == SHOWN
+
+
+@pytest.mark.parametrize("path", [path for path in WIRES if path != "/v1/responses"])
+async def test_a_stream_without_text_names_what_is_not_observed(path: str) -> None:
+    started = Started(7, 0, placement=FAR, warnings=(LEFT_OUT,))
+    async with running(Router([FakeBackend(lambda _: (started, finished()))])) as daemon:
+        _, documents = await post(daemon, path, is_streamed=True)
+    assert documents[0]["edgeagent"]["warnings"] == [SHOWN]
+    assert "stages_ms" in documents[-1]["edgeagent"]
 
 
 async def test_on_this_machine_there_is_no_host() -> None:
