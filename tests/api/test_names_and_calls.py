@@ -15,6 +15,7 @@ from edgeagent.api.responses.body import read_create
 from edgeagent.api.wire.fields import Body
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
+from edgeagent.errors import InvalidRequest
 from edgeagent.types import ChatPrompt, GenerateRequest
 
 # The model reads these.
@@ -114,3 +115,13 @@ def test_earlier_calls_are_taken_in_every_form(read: Any) -> None:
     # The ids are the same when the client sends its history again, so that the cached prompt still fits.
     again = read([*calls, {"id": "mine", **calls[0]}], [{}, {}, {}, {"tool_call_id": "mine"}])
     assert again.prompt == request.prompt
+
+
+@pytest.mark.parametrize("read", [of_chat, of_responses])
+def test_a_result_that_no_call_waits_for_is_named(read: Any) -> None:
+    """Ollama's clients send results without ids, so its route takes them all."""
+    call: Json = {"function": {"name": "f", "arguments": {}}}
+    with pytest.raises(InvalidRequest, match=r"call_id is required: no call before it .*waits for a result"):
+        read([call], [{}, {}])
+    with pytest.raises(InvalidRequest, match="'?other'?"):
+        read([call], [{"tool_call_id": "other"}])

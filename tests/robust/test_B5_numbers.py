@@ -22,6 +22,7 @@ BASE: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "logprobs": True},
     "/v1/responses": {"input": "hi"},
     "/v1/completions": {"prompt": "hi"},
+    "/completion": {"prompt": "hi"},
     "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "stream": False},
     "/api/generate": {"prompt": "hi", "stream": False},
 }

@@ -133,6 +133,8 @@ def to_messages(sent: Sequence[ChatMessage]) -> tuple[Message, ...]:
             field = "name" if isinstance(each, FunctionMessage) else "tool_call_id"
             path = f"messages[{index}].{field}"
             value = getattr(each, field)
+            if value is None:
+                raise InvalidRequest(f"{path} is required: no call before it waits for a result", param=path)
             raise InvalidRequest(f"{path} {value!r:.80} answers no call of an earlier message", param=path)
         unanswered.pop(message.tool_call_id, None)
         ids = [call.id for call in message.tool_calls]
