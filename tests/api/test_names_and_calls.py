@@ -123,5 +123,5 @@ def test_a_result_that_no_call_waits_for_is_named(read: Any) -> None:
     call: Json = {"function": {"name": "f", "arguments": {}}}
     with pytest.raises(InvalidRequest, match=r"call_id is required: no call before it .*waits for a result"):
         read([call], [{}, {}])
-    with pytest.raises(InvalidRequest, match="'?other'?"):
+    with pytest.raises(InvalidRequest, match="other"):
         read([call], [{"tool_call_id": "other"}])
