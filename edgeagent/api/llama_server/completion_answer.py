@@ -117,7 +117,7 @@ class LlamaChunks(Chunks):
             chunks.append({**chunk_body(index, piece, *counts), **told})
         if choice.finished is not None:
             chunks.append(self._answer.ended(index, choice, Piece()))
-        return chunks
+        return self._with_start(index, chunks)
 
     def closing(self) -> list[Json]:
         """Return an empty list: the last event of each choice has its token counts."""

@@ -13,6 +13,7 @@ from typing import Literal
 
 from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.llama_fields import Delivery
+from edgeagent.api.wire.placement import started_body
 from edgeagent.api.wire.progress import GenerationProgress
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import DONE
@@ -111,6 +112,7 @@ class Chunks(ABC):
         self._answer = answer
         self._delivery = delivery
         self._progress = [GenerationProgress() for _ in answer.choices]
+        self._opened: set[int] = set()  # choices whose first chunk was sent
         self._head: Json = {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
         self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
@@ -127,6 +129,15 @@ class Chunks(ABC):
             return []
         metrics = self._answer.generation_metrics(self._answer.choices[0])
         return [{**self._head, "choices": [], "usage": self._answer.usage(), **metrics}]
+
+    def _with_start(self, index: int, chunks: list[Json]) -> list[Json]:
+        """Return `chunks`; the first of a choice says where the choice runs, and which warnings there are."""
+        if not chunks or index in self._opened:
+            return chunks
+        self._opened.add(index)
+        first, *rest = chunks
+        started = started_body(self._progress[index].started)
+        return [{**first, "edgeagent": {**started, **first.get("edgeagent", {})}}, *rest] if started else chunks
 
     def _ended(self, chunk: Json, choice: ChoiceSoFar) -> Json:
         """Return `chunk`, the last one of a choice, with the choice's measurements.

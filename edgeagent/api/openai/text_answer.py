@@ -13,7 +13,6 @@ from typing import Literal, NotRequired
 from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.openai.text_body import CompletionCreate
 from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
-from edgeagent.api.wire.placement import started_body
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import ChatUsage
 from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, replace
@@ -158,7 +157,6 @@ class TextChunks(Chunks):
 
     def __init__(self, answer: TextAnswer) -> None:
         super().__init__(answer, answer.completion.delivery, "text_completion")
-        self._opened: set[int] = set()  # choices whose first chunk was sent
 
     def of(self, index: int, step: Step) -> list[Json]:
         """Convert a step of the choice `index` into chunks; raise BackendUnavailable if the choice was cancelled."""
@@ -176,12 +174,7 @@ class TextChunks(Chunks):
             chunks = [{**chunk, "timings": progress.timings()} for chunk in chunks]
         if choice.finished is not None:
             chunks.append(self._ended(self._chunk(index, Piece(), choice.finished), choice))
-        started = {} if index in self._opened else started_body(progress.started)
-        if chunks and started:
-            chunks[0] = {**chunks[0], "edgeagent": {**started, **chunks[0].get("edgeagent", {})}}
-        if chunks:
-            self._opened.add(index)
-        return chunks
+        return self._with_start(index, chunks)
 
     def _chunk(self, index: int, piece: Piece, finished: Finished | None = None) -> Json:
         body = self._answer.choice_body(index, piece, finished)

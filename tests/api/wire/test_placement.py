@@ -34,6 +34,7 @@ HI = [{"role": "user", "content": "hi"}]
 WIRES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HI},
     "/v1/completions": {"prompt": "hi"},
+    "/completion": {"prompt": "hi"},
     "/v1/responses": {"input": "hi"},
     "/api/chat": {"model": "fake", "messages": HI},
     "/api/generate": {"model": "fake", "prompt": "hi"},
