@@ -97,9 +97,17 @@ OPERATIONS: dict[str, Operation] = {
     "POST /edgeagent/egress/purge": Operation("daemon", answer=remotes.EgressPurged),
     "POST /edgeagent/egress/test": Operation("daemon", answer=remotes.RemoteTest, fields=remotes.RemoteChoice),
     "POST /completion": Operation(
-        "llama-server", completion_body.LlamaCompletionBody, completion_answer.LlamaCompletion, SSE
+        "llama-server",
+        completion_body.LlamaCompletionBody,
+        completion_answer.LlamaCompletion | list[completion_answer.LlamaCompletion],
+        SSE,
     ),
-    "POST /infill": Operation("llama-server", completion_body.InfillBody, completion_answer.LlamaCompletion, SSE),
+    "POST /infill": Operation(
+        "llama-server",
+        completion_body.InfillBody,
+        completion_answer.LlamaCompletion | list[completion_answer.LlamaCompletion],
+        SSE,
+    ),
     "POST /embedding": Operation("llama-server", embedding.EmbeddingBody, list[embedding.TextEmbedding]),
     "POST /tokenize": Operation("llama-server", text_tools.TokenizeBody, text_tools.Tokens),
     "POST /detokenize": Operation("llama-server", text_tools.DetokenizeBody, text_tools.Content),
@@ -235,7 +243,10 @@ def _answer(operation: Operation, components: Components, *, is_empty: bool) -> 
         answer = operation.answer
         content["application/json"] = {} if answer is None else components.ref(answer)
     if operation.streams:
-        content[operation.streams] = {"type": "string"}
+        # OpenAPI 3.1 has no word for events; tools that know them check each against this schema.
+        content[operation.streams] = (
+            {"description": "Server-sent events"} if operation.streams == SSE else {"type": "string"}
+        )
     return _content(operation.status.phrase, content)
 
 
