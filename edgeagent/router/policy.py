@@ -240,7 +240,7 @@ def _first_token_s(estimate: Estimate) -> float:
 
 def _is_comfortable(local: Estimate, target: Target) -> bool:
     eased = Target(_COMFORT * target.first_token_s, _COMFORT * target.token_s)
-    return local.first_token_s is not None and not why_target_missed(local, eased)
+    return not why_target_missed(local, eased)
 
 
 def _remote_route(request: GenerateRequest, mode: RouteMode, estimate: Estimate, reason: str) -> Route:
