@@ -10,7 +10,7 @@ from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.proposals import Proposals
 
 # A turn lasts at least this many times as long as a switch between adapters, and at least one step, but not longer than
-# _MAX_TURN_S. llama.cpp plans its graphs anew after a switch. Measured: 0.7 ms for a model of 5 M parameters, 3.5 ms
+# _MAX_TURN_S. llama.cpp plans its graphs again after a switch. Measured: 0.7 ms for a model of 5 M parameters, 3.5 ms
 # for one of 0.6 B, whose steps take 40 ms.
 _TIMES_SWITCH = 20
 _MAX_TURN_S = 0.25

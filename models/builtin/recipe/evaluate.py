@@ -55,7 +55,7 @@ BARS = {
     OUT_OF_DOMAIN: 0.90,
     "draft_agreement": 0.70,
 }
-# What stands for a value that nobody said
+# What stands for a value that was not said
 _NOTHING: tuple[Any, ...] = (None, "", [], 0)
 _EMPTY: tuple[Any, ...] = (None, "", [])
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -203,7 +203,7 @@ def _parsed(text: str) -> Any:
 def _agrees(got: Any, expected: Any) -> bool:
     """Return whether two JSON values are equal, up to case.
 
-    What nobody said may be left out, null or empty.
+    What was not said may be left out, null or empty.
     """
     match expected:
         case dict():

@@ -1,7 +1,7 @@
 """Conversations whose answer is a JSON object: one that follows a schema, or any one.
 
 A request with a schema does not show it to the model. The grammar writes the keys, and the model only the values. So
-for such a request, training learns the values and where the answer ends. What nobody said becomes null if the schema
+for such a request, training learns the values and where the answer ends. What was not said becomes null if the schema
 allows it, else an empty value.
 """
 
@@ -227,7 +227,7 @@ _KINDS = (
 
 
 def _with_unsaid(draw: Draw, fields: list[Field], count: int) -> list[Field]:
-    """Add fields for what nobody said: left out, null, or empty."""
+    """Add fields for what was not said: left out, null, or empty."""
     taken = {field.key for field in fields}
     for _ in range(count):
         kind = draw.any(("string", "string", "string", "array", "integer", "boolean"))
