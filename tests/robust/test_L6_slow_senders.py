@@ -10,6 +10,7 @@ from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.daemon import transport
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, read_reply, running
+from tests.worker.support import eventually
 
 NUM_CLIENTS = 200
 
@@ -49,4 +50,5 @@ async def test_slow_senders_are_dropped(monkeypatch: pytest.MonkeyPatch, phase: 
         assert num_answered
         expected = 408 if phase == "head" else 400
         assert {task.result() for task in slow} == {expected}
-        assert len(daemon.server.server_state.connections) <= 1
+        # After an early answer the server reads what still comes for a moment, until it sees that the client has left.
+        await eventually(lambda: len(daemon.server.server_state.connections) <= 1)
