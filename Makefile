@@ -14,7 +14,7 @@ SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
 
 help:
 	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
-	@echo "make test          set up; formatting, lint, types, every test but the slow ones"
+	@echo "make test          set up; formatting, lint, types, the program's size, every test but the slow ones"
 	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat'"
@@ -46,6 +46,7 @@ test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.size
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 check: test
