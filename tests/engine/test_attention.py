@@ -139,12 +139,13 @@ def test_only_possible_forms_are_candidates() -> None:
         return possible_attention(config, num_heads=16, num_cells=num_cells, is_on_gpu=is_on_gpu)
 
     assert of() == (Attention("on", 512), Attention("off", 128))
-    assert of(2048) == (Attention("on", 512), Attention("off", 512))
+    assert of(2048) == (Attention("on", 512), Attention("off", 128))
     assert of(1 << 20) == (Attention("on", 512),)
     assert of(flash_attention="on") == (Attention("on", 512),)
     assert of(1 << 20, flash_attention="off") == (Attention("off", 64),)
     assert of(batch=32) == (Attention("on", 32), Attention("off", 32))
-    assert of(2048, batch=2048) == (Attention("on", 2048), Attention("off", 512))
+    assert of(32768) == (Attention("on", 512), Attention("off", 64))
+    assert of(2048, batch=2048) == (Attention("on", 2048), Attention("off", 128))
     assert of(kv_type_v="q8_0") == of(is_on_gpu=True) == (Attention("auto", 512),)
 
 
