@@ -1,4 +1,4 @@
-"""The protocol that every backend implements for the router, whatever the source of its tokens."""
+"""The two protocols that every backend implements for the router: the models that it has, and how it answers."""
 
 from __future__ import annotations
 
@@ -42,6 +42,52 @@ class Estimate(Struct, frozen=True):
     is_last_resort: bool = False
 
 
+class Models(Protocol):
+    """The models that a backend serves, loaded or not. `name` may be any of a model's names; "" is the default model.
+
+    Every method but `statuses` raises ModelNotFound for an unknown model, BackendUnavailable while the daemon is
+    starting, or RemoteUnavailable if a remote cannot be used.
+    """
+
+    def statuses(self) -> list[ModelStatus]:
+        """Return the status of each model."""
+        ...
+
+    def default(self) -> str:
+        """Return the name of the model for requests that name no model."""
+        ...
+
+    def find(self, name: str) -> str:
+        """Return the canonical name of a model that is known already."""
+        ...
+
+    async def locate(self, name: str) -> str:
+        """Do what `find` does, but also search the disk for models that no request has named. Load nothing."""
+        ...
+
+    def reload(self, name: str) -> None:
+        """Reload a model and end its quarantine. Its live requests continue.
+
+        Raise NotSupported for a remote's model.
+        """
+        ...
+
+    async def unload(self, name: str) -> int:
+        """End a model's worker and return 0. If it is busy, it ends after its live requests; return their number.
+
+        Raise NotSupported for a remote's model.
+        """
+        ...
+
+    async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
+        """Answer a query with a model. It does not queue with generations. To cancel it, cancel the awaiting task.
+
+        Raise NotSupported for a remote's model, since the text of a query does not leave this machine, or the model's
+        error.
+        """
+        ...
+
+
 class Backend(Protocol):
     """A source of answers, on this machine or on another.
 
@@ -60,6 +106,11 @@ class Backend(Protocol):
 
     name: str
 
+    @property
+    def models(self) -> Models:
+        """The models that this backend serves."""
+        ...
+
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Return an estimate for a request without accepting it. Raise ModelNotFound or BackendUnavailable."""
         ...
@@ -74,51 +125,8 @@ class Backend(Protocol):
         """
         ...
 
-    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Answer a query with a model of this machine; raise ModelNotFound, or the error that prevents an answer.
-
-        A backend on another machine always raises an error: the text of a query does not leave this machine.
-        """
-        ...
-
     def cancel(self, request_id: str) -> None:
         """Cancel a live request; an unknown or finished id is ignored."""
-        ...
-
-    def models(self) -> list[ModelStatus]:
-        """Return the models this backend serves, loaded or not."""
-        ...
-
-    def reload(self, model: str) -> None:
-        """Reload a model and end its quarantine. Its live requests continue.
-
-        Raise ModelNotFound for an unknown model, NotSupported for a remote model, or BackendUnavailable while the
-        daemon is starting.
-        """
-        ...
-
-    def default_model(self) -> str:
-        """Return the name of the model that serves requests without a model name.
-
-        If the owner configured no models for a remote, the remote raises ModelNotFound until it has listed its models,
-        or RemoteUnavailable if it cannot be used.
-        """
-        ...
-
-    def find_model(self, name: str) -> str:
-        """Return the canonical name of a model, given any of its names; raise ModelNotFound or BackendUnavailable."""
-        ...
-
-    async def locate(self, name: str) -> str:
-        """Do what `find_model` does, but also search the disk for models that no request has named. Load nothing."""
-        ...
-
-    async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. If the model has live requests, return their number.
-
-        In that case, the worker ends after these requests. Raise ModelNotFound, BackendUnavailable, or NotSupported for
-        a remote model.
-        """
         ...
 
     async def start(self) -> None:

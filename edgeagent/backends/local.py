@@ -23,14 +23,13 @@ from edgeagent.types import (
     ModelStatus,
     Permit,
     Placement,
-    QueryAnswer,
     Started,
     Step,
-    TextQuery,
     WorkerState,
     replace,
 )
 from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.parent.pool.pool_model import PoolModel
 
 _FIRST_GUESS_S = 2.0
 _SMOOTHING = 0.2
@@ -57,60 +56,31 @@ class _Traffic:
 
 
 class LocalBackend:
-    """Generates answers in the pool's workers."""
+    """Generates answers in the workers of the pool, which has this machine's models."""
 
     name = "local"
 
     def __init__(self, pool: Pool, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pool = pool
+        self.models = pool
         self._clock = clock
         self._traffic: dict[str, _Traffic] = {}
 
-    def reload(self, model: str) -> None:
-        """Reload a model and end its quarantine. Its live requests continue.
-
-        Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
-        """
-        self._pool.reload(model)
-
-    def default_model(self) -> str:
-        """Return the name of the model that serves requests without a model name."""
-        return self._pool.default_model()
-
-    def find_model(self, name: str) -> str:
-        """Return the canonical name of a model, given any of its names; raise ModelNotFound or BackendUnavailable."""
-        return self._pool.find_model(name)
-
     async def start(self) -> None:
         """Find the configured model and start loading it; raise StoreError or NotFound if it is missing."""
-        await self._pool.start()
+        await self.models.start()
 
     async def stop(self) -> None:
         """End every request and every worker."""
-        await self._pool.stop()
-
-    def models(self) -> list[ModelStatus]:
-        """Return the models that were configured or that requests have named, whether they are loaded or not."""
-        return self._pool.models()
-
-    async def locate(self, name: str) -> str:
-        """Do what `find_model` does, but also search the disk for models that no request has named. Load nothing."""
-        return await self._pool.locate(name)
-
-    async def unload(self, model: str) -> int:
-        """End a model's worker and return 0. If the model has live requests, return how many must end first.
-
-        Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
-        """
-        return await self._pool.unload(model)
+        await self.models.stop()
 
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Return how full the model's queue is, and how fast the request would get tokens.
 
         Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
         """
-        status, num_live = self._pool.status(request.model), self._pool.num_live(request.model)
-        worker, engine, num_parallel = status.worker, self._pool.engine(request.model), self._num_parallel(status)
+        model = self.models.model(request.model)
+        status, num_live, num_parallel = model.status(), model.supervisor.num_live, _num_parallel(model)
+        worker = status.worker
         rates = Rates(0.0, 0.0) if worker is None else Rates(worker.prefill_tokens_per_s, worker.token_s)
         traffic = self._traffic_of(status.name)
         known_rates = traffic.forecast.known(
@@ -130,9 +100,9 @@ class LocalBackend:
             self.name,
             True,
             num_live,
-            num_parallel + engine.max_waiting,
+            num_parallel + model.preparation.engine.max_waiting,
             traffic.retry_after_s if status.retry_after_s is None else max(1.0, status.retry_after_s),
-            obstacle=self._obstacle(request, status),
+            obstacle=_obstacle(request, status, lacks_room=model.lacks_room),
             first_token_s=first_token_s,
             token_s=known_rates.token_s or None,
             strain=self._strain(status, traffic.forecast.num_tokens(request), request),
@@ -143,33 +113,14 @@ class LocalBackend:
             return "loading"
         if _is_whole(request) and status.info is not None and num_prompt_tokens > status.info.context_length:
             return "context_too_long"  # probably: the prompt's tokens are estimated
-        return self._pool.pressure
+        return self.models.pressure
 
     def _traffic_of(self, model: str) -> _Traffic:
         return self._traffic.setdefault(model, _Traffic(self._clock()))
 
-    def _num_parallel(self, status: ModelStatus) -> int:
-        """Return how many requests a model runs at a time; fewer than configured if memory was short at loading."""
-        chosen = 0 if status.info is None else status.info.num_parallel
-        return chosen or self._pool.engine(status.name).num_parallel
-
-    def _obstacle(self, request: GenerateRequest, status: ModelStatus) -> str:
-        """Return one word for why a request certainly cannot be served; empty if it may be served."""
-        if status.state in UNUSABLE and status.retry_after_s:
-            return "memory" if self._pool.lacks_room(status.name) else status.state.value
-        if status.info is not None and _is_whole(request):
-            fewest = prompt_bytes(request) / _MOST_BYTES_PER_TOKEN
-            if fewest > status.info.context_length:
-                return "context_too_long"
-        return ""
-
     def cancel(self, request_id: str) -> None:
         """Cancel a request; its generator still yields Finished(cancelled)."""
-        self._pool.cancel(request_id)
-
-    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Answer a query; raise the errors of Pool.ask. A query does not queue with generation requests."""
-        return await self._pool.ask(model, query)
+        self.models.cancel(request_id)
 
     async def generate(
         self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
@@ -181,15 +132,16 @@ class LocalBackend:
         """
         del permit  # nothing leaves this machine
         # The router located the model before, but an unused model may have been unloaded since.
-        await self._pool.locate(request.model)
-        traffic = self._traffic_of(self._pool.status(request.model).name)
-        self._refuse_if_full(request.model, traffic)
+        await self.models.locate(request.model)
+        model = self.models.model(request.model)
+        traffic = self._traffic_of(model.name)
+        self._refuse_if_full(model, traffic)
         mailbox = Mailbox(num_tokens=0 if so_far is None else so_far.num_tokens)
         began_s = self._clock()
         forecast = traffic.forecast
         forecast.accept(request)
         try:
-            model = self._pool.submit(request, mailbox, so_far)
+            self.models.submit(request, mailbox, so_far)
         except EdgeAgentError:
             forecast.end(request.id)
             raise
@@ -212,7 +164,7 @@ class LocalBackend:
                 deadline.cancel()
             forecast.end(request.id)
             traffic.active_s = self._clock()
-            self._pool.abandon(request.id)
+            self.models.abandon(request.id)
 
     def _placed(self, request: GenerateRequest, step: Step, sha256: str) -> Step:
         """Return the step with the placement in its Started delta, or the same step if it does not begin with one."""
@@ -229,9 +181,9 @@ class LocalBackend:
             forecast.end(request.id)
         return bool(step.tokens)
 
-    def _refuse_if_full(self, model: str, traffic: _Traffic) -> None:
-        num_live, status = self._pool.num_live(model), self._pool.status(model)
-        if num_live >= self._num_parallel(status) + self._pool.engine(model).max_waiting:
+    def _refuse_if_full(self, model: PoolModel, traffic: _Traffic) -> None:
+        num_live = model.supervisor.num_live
+        if num_live >= _num_parallel(model) + model.preparation.engine.max_waiting:
             reason = f"{num_live} requests are running or waiting"
             raise Overloaded.full_queue(reason, retry_after_s=traffic.retry_after_s, served_by=self.name)
 
@@ -243,7 +195,24 @@ class LocalBackend:
     def _time_out(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         message = f"the request did not end within its {request.timeout_s:g} s"
         mailbox.fail(RequestTimeout(message, served_by=self.name, num_delivered_tokens=mailbox.num_tokens))
-        self._pool.abandon(request.id)
+        self.models.abandon(request.id)
+
+
+def _num_parallel(model: PoolModel) -> int:
+    """Return how many requests a model runs at a time; fewer than configured if memory was short at loading."""
+    info = model.status().info
+    return (0 if info is None else info.num_parallel) or model.preparation.engine.num_parallel
+
+
+def _obstacle(request: GenerateRequest, status: ModelStatus, *, lacks_room: bool) -> str:
+    """Return one word for why a request certainly cannot be served; empty if it may be served."""
+    if status.state in UNUSABLE and status.retry_after_s:
+        return "memory" if lacks_room else status.state.value
+    if status.info is not None and _is_whole(request):
+        fewest = prompt_bytes(request) / _MOST_BYTES_PER_TOKEN
+        if fewest > status.info.context_length:
+            return "context_too_long"
+    return ""
 
 
 def _is_whole(request: GenerateRequest) -> bool:

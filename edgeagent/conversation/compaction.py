@@ -42,12 +42,12 @@ class SummaryCancelled(Exception):
 
 
 async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
-    """Return the number of tokens of a request's prompt, rendered by the model's template; raise errors of Service.ask.
+    """Return the number of tokens of a request's prompt, rendered by the model's template; raise errors of Models.ask.
 
     The prompt must be a ChatPrompt.
     """
     assert isinstance(request.prompt, ChatPrompt)
-    answer = await service.ask(request.model, RenderPrompt(request.prompt))
+    answer = await service.models.ask(request.model, RenderPrompt(request.prompt))
     return len(answer.tokens)
 
 

@@ -142,7 +142,7 @@ async def _run(
         try:
             # The worker starts while the daemon imports the web framework.
             await service.start()
-            _check_usable(service.models())
+            _check_usable(service.models.statuses())
             await _serve(config, service, listeners, keys, reporter, stop, trace)
         finally:
             await _end(service, stop)
@@ -229,7 +229,7 @@ async def _watch(service: StartableService, reporter: Reporter, stop: StopReques
     reported: dict[str, ModelStatus] = {}
     was_ready = False
     while True:
-        models = service.models()
+        models = service.models.statuses()
         was_ready = was_ready or any(model.state is WorkerState.READY for model in models)
         if not was_ready:
             try:

@@ -50,7 +50,7 @@ class Prefixes:
 
     async def compute_missing(self) -> None:
         """Compute the prefixes of each ready model, once for each of the model's worker processes."""
-        for status in self._service.models():
+        for status in self._service.models.statuses():
             if status.state is WorkerState.READY and self._computed.get(status.name, 0) != status.pid:
                 self._computed[status.name] = status.pid
                 for path in await self._files_of(status.name):
@@ -60,7 +60,7 @@ class Prefixes:
         for name, files in self._files.items():
             if name not in self._names:
                 try:
-                    self._names[name] = await self._service.locate(name)
+                    self._names[name] = await self._service.models.locate(name)
                 except EdgeAgentError:
                     continue  # a model that is not here yet
             if self._names[name] == model:

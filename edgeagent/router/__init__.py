@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 def build(config: Config) -> Router:
     """Return the daemon's router, not started yet. Imports are local so that importing the package stays fast."""
     from edgeagent.backends.local import LocalBackend
+    from edgeagent.router.models import NO_MODEL
     from edgeagent.router.policy import targets_of
     from edgeagent.router.remote_access import RemoteAccess
-    from edgeagent.router.router import NO_MODEL, Router
+    from edgeagent.router.router import Router
     from edgeagent.store.drafts import DraftFinder
     from edgeagent.store.gguf.header import validate_adapter, validate_model
     from edgeagent.store.gguf.vocabulary import first_difference

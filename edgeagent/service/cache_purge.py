@@ -16,13 +16,13 @@ async def purge_cache(service: Service, folder: Path, client: str | None) -> Non
     """Delete the cached prompts of one client ("" is the owner), or of all clients if `client` is None.
 
     Running requests continue. `folder` is the cache's folder on disk. Raise InternalError if a file in it cannot be
-    removed. Errors of Service.ask are raised too, except for models that are a remote's, or gone by then.
+    removed. Errors of Models.ask are raised too, except for models that are a remote's, or gone by then.
     """
-    for status in service.models():
+    for status in service.models.statuses():
         if status.state is WorkerState.READY:
             # A remote's model has no cache here. The memory of a worker that has ended is gone.
             with suppress(NotSupported, ModelNotFound, WorkerCrashed):
-                await service.ask(status.name, PurgeCache(client))
+                await service.models.ask(status.name, PurgeCache(client))
     try:
         # This also deletes blocks that no worker has: those of other models, settings and processes.
         await asyncio.to_thread(cache_folder.purge, folder, client)

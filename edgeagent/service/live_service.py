@@ -6,7 +6,7 @@ While the daemon drains, it refuses new requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -15,18 +15,19 @@ from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
 from edgeagent.service.first_step import last_of
 from edgeagent.service.live_requests import LiveRequests
-from edgeagent.service.service import Service, ServiceDecorator
+from edgeagent.service.service import Service
 from edgeagent.types import (
     CachePolicy,
     Embed,
+    Embedding,
     Finished,
     FinishReason,
     GenerateRequest,
     QueryAnswer,
     Rerank,
+    Score,
     Step,
     TextPrompt,
-    TextQuery,
     WorkerState,
 )
 
@@ -39,14 +40,17 @@ Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
 
 
-class LiveService(ServiceDecorator):
+class LiveService:
     """A Service that registers each generation in `live`, the registry of requests in flight.
 
     After `begin_drain`, it refuses new requests.
     """
 
     def __init__(self, service: Service, with_caller: WithCaller, trace: Trace | None = None) -> None:
-        super().__init__(service)
+        self._service = service
+        self.models = service.models
+        self.remote_access = service.remote_access
+        self.remotes, self.cancel = service.remotes, service.cancel
         self.live = LiveRequests()
         self._with_caller = with_caller
         self._trace = trace
@@ -74,7 +78,7 @@ class LiveService(ServiceDecorator):
         self._num_total += 1
         meter, code = Meter(self._label(request.model)), ABANDONED
         try:
-            with until_revoked(partial(self._service.cancel, request.id)):
+            with until_revoked(partial(self.cancel, request.id)):
                 async with aclosing(self._service.generate(request)) as steps:
                     async for step in steps:
                         if not meter.has_begun:
@@ -92,21 +96,33 @@ class LiveService(ServiceDecorator):
             meter.rename(self._label(request.model))
             self._settle(request, meter, code)
 
-    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Answer a query with a model.
+    async def embed(self, model: str, query: Embed) -> Sequence[Embedding]:
+        """Return the vectors of texts, one for each input, in the same order.
 
-        Embed and Rerank take long, so they count as requests: they raise BackendUnavailable while draining, and
-        Unauthorized when the client's token is revoked. Other queries are not counted, and are answered even while the
-        daemon drains.
+        Raise the errors of Models.ask, BackendUnavailable while draining, Unauthorized when the client's token is
+        revoked, or InternalError if the number or the length of the vectors is wrong.
         """
-        if not isinstance(query, Embed | Rerank):
-            return await self._service.ask(model, query)
+        embeddings = (await self._compute(model, query)).embeddings
+        lengths = {len(embedding.vector) for embedding in embeddings}
+        if len(embeddings) != len(query.inputs) or len(lengths) != 1 or max(lengths) % 4:
+            raise InternalError(f"{len(embeddings)} embeddings of {lengths} bytes came for {len(query.inputs)} texts")
+        return embeddings
+
+    async def rank(self, model: str, query: Rerank) -> Sequence[Score]:
+        """Return the scores, one for each document, in the same order. Raise the errors of `embed`."""
+        scores = (await self._compute(model, query)).scores
+        if len(scores) != len(query.documents):
+            raise InternalError(f"{len(scores)} scores came for {len(query.documents)} documents")
+        return scores
+
+    async def _compute(self, model: str, query: Embed | Rerank) -> QueryAnswer:
+        """Answer a query that takes long. It counts as a request; other queries do not, and go to `models.ask`."""
         self._refuse_if_draining()
         self._num_total += 1
         request_id = f"embed-{self._num_total}"
         self.live.begin(request_id)
         try:
-            return await unless_revoked(self._service.ask(model, query))
+            return await unless_revoked(self.models.ask(model, query))
         finally:
             self.live.end(request_id)
 
@@ -117,9 +133,9 @@ class LiveService(ServiceDecorator):
         for the request that loads the model. `keep_alive_s`: from now on, the model is unloaded this many seconds after
         its last use; None changes nothing.
         """
-        name = await self.locate(model)
+        name = await self.models.locate(model)
         # MODEL+ADAPTER never counts as loaded, even if MODEL is, because the file of the adapter may be unusable.
-        is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models())
+        is_loaded = any(name == each.name and each.state is WorkerState.READY for each in self.models.statuses())
         if is_loaded and keep_alive_s is None:
             return name
         request = GenerateRequest(
@@ -143,7 +159,7 @@ class LiveService(ServiceDecorator):
     def cancel_all(self) -> None:
         """Cancel all generations. Each still ends in its terminal event. Embeddings and reranks are not cancelled."""
         for request in self.live.running():
-            self._service.cancel(request.id)
+            self.cancel(request.id)
 
     def _refuse_if_draining(self) -> None:
         if self._is_draining:
@@ -155,9 +171,9 @@ class LiveService(ServiceDecorator):
         So the measurements never contain text from a client.
         """
         try:
-            return self.find_model(model)
+            return self.models.find(model)
         except EdgeAgentError:
-            return self._service.default_model()
+            return self.models.default()
 
     def _settle(self, request: GenerateRequest, meter: Meter, code: str) -> None:
         end = meter.end(code)

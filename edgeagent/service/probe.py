@@ -12,7 +12,8 @@ from contextvars import copy_context
 from edgeagent.credentials.grants import GRANT
 from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
 from edgeagent.service.first_step import last_of
-from edgeagent.service.service import Service, status_of
+from edgeagent.service.live_service import LiveService
+from edgeagent.service.service import status_of
 from edgeagent.types import (
     CachePolicy,
     Embed,
@@ -38,7 +39,7 @@ class Probe:
     All callers share one result, for READY_CACHE_S seconds, or for NOT_READY_CACHE_S if the model does not work.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: LiveService) -> None:
         self._service = service
         self._task: asyncio.Task[EdgeAgentError | None] | None = None
         self._valid_until_s = 0.0
@@ -74,10 +75,10 @@ class Probe:
         return error
 
     def _is_a_model_ready(self) -> bool:
-        return any(status.state is WorkerState.READY for status in self._service.models())
+        return any(status.state is WorkerState.READY for status in self._service.models.statuses())
 
     async def _use(self) -> None:
-        model = self._service.default_model()
+        model = self._service.models.default()
         info = self._info(model)
         if info is None or info.can_generate:
             try:
@@ -87,10 +88,13 @@ class Probe:
                 info = self._info(model)  # known by now, because the model is loaded
                 if info is None or info.can_generate:
                     raise
-        await self._service.ask(model, Rerank(_TEXT, (_TEXT,)) if info.can_rank else Embed((TextPrompt(_TEXT),)))
+        if info.can_rank:
+            await self._service.rank(model, Rerank(_TEXT, (_TEXT,)))
+        else:
+            await self._service.embed(model, Embed((TextPrompt(_TEXT),)))
 
     def _info(self, model: str) -> ModelInfo | None:
-        status = status_of(self._service, model)
+        status = status_of(self._service.models, model)
         return None if status is None else status.info
 
     async def _generate(self, model: str) -> None:

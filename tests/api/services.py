@@ -48,7 +48,7 @@ class OneModel(FakeBackend):
         super().__init__(models=(INFO.name,))
         self.status = ModelStatus(INFO.name, state, 0.5, info, worker, 4711, 2, "signal 9")
 
-    def models(self) -> list[ModelStatus]:
+    def statuses(self) -> list[ModelStatus]:
         return [self.status]
 
 
@@ -69,7 +69,7 @@ class Answering(FakeBackend):
         self.left.clear()
         self.unloaded.clear()
 
-    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
+    async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         self.asked.set()
         try:
             await self.gate.wait()
@@ -78,4 +78,4 @@ class Answering(FakeBackend):
             raise
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer or await super().ask(model, query)
+        return self.answer or await super().ask(name, query)

@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_in_its_body_is_no_bug(daemon: Running, caplo
 
 async def test_a_bug_is_logged_without_its_text(daemon: Running, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeBackend):
-        def default_model(self) -> str:
+        def default(self) -> str:
             raise ValueError(PROMPT)
 
     async with running(Broken()) as broken:
@@ -112,7 +112,7 @@ async def test_a_bug_is_logged_without_its_text(daemon: Running, caplog: pytest.
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert reply.headers["x-request-id"] in record.getMessage()
     assert "ValueError" in record.getMessage()
-    assert "default_model" in vars(record)["places"]
+    assert "in default" in vars(record)["places"]
     assert PROMPT not in caplog.text
 
 

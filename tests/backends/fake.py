@@ -1,6 +1,6 @@
 """A scripted backend for tests: it yields its script's steps, waits at gates instead of sleeping, and records requests.
 
-It also has the router's `default_model`, so that it can stand in for the whole service behind the wire.
+It also has the router's `default`, so that it can stand in for the whole service behind the wire.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ class FakeBackend:
         self._names = models
         self.reloaded: list[str] = []
         self.unloaded: list[str] = []
-        self.statuses: list[RemoteStatus] = []
+        self.remote_statuses: list[RemoteStatus] = []
         self._live: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
 
     def remotes(self) -> list[RemoteStatus]:
-        """Return `statuses`."""
-        return self.statuses
+        """Return `remote_statuses`."""
+        return self.remote_statuses
 
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Return unlimited room for any request."""
@@ -136,7 +136,7 @@ class FakeBackend:
         """Play the script for a request; a cancel ends it at the next act, or at the gate where it waits."""
         self.requests.append(request)
         self._notify()
-        self.find_model(request.model)
+        self.find(request.model)
         cancel = self._live[request.id] = asyncio.Event()
         is_over = False
         try:
@@ -167,10 +167,10 @@ class FakeBackend:
                 self.closed.append(request.id)
             self._notify()
 
-    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
+    async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         """Answer like a model whose tokens are the code points of the text."""
         self.queries.append(query)
-        self.find_model(model)
+        self.find(name)
         await asyncio.sleep(0)
         has_pieces = True
         match query:
@@ -196,34 +196,39 @@ class FakeBackend:
             self._live[request_id].set()
             self._notify()
 
-    def models(self) -> list[ModelStatus]:
+    @property
+    def models(self) -> FakeBackend:
+        """The fake itself, which has the verbs of `Models` too."""
+        return self
+
+    def statuses(self) -> list[ModelStatus]:
         """Return the given models, all ready."""
         return [ModelStatus(name, WorkerState.READY, progress=1.0) for name in self._names]
 
-    def reload(self, model: str) -> None:
+    def reload(self, name: str) -> None:
         """Record the call; raise ModelNotFound."""
-        self.find_model(model)
-        self.reloaded.append(model)
+        self.find(name)
+        self.reloaded.append(name)
 
-    def default_model(self) -> str:
+    def default(self) -> str:
         """Return the first model."""
         return self._names[0]
 
-    def find_model(self, name: str) -> str:
+    def find(self, name: str) -> str:
         """Return the name of a model; "" and "default" mean the first. Raise ModelNotFound."""
         if name in ("", "default"):
-            return self.default_model()
+            return self.default()
         if name not in self._names:
             raise ModelNotFound(f"model '{name}' not found; there is {', '.join(self._names)}", param="model")
         return name
 
     async def locate(self, name: str) -> str:
-        """Return the same as `find_model`."""
-        return self.find_model(name)
+        """Return the same as `find`."""
+        return self.find(name)
 
-    async def unload(self, model: str) -> int:
+    async def unload(self, name: str) -> int:
         """Record the call; raise ModelNotFound."""
-        self.unloaded.append(self.find_model(model))
+        self.unloaded.append(self.find(name))
         return 0
 
     async def start(self) -> None:

@@ -79,15 +79,15 @@ async def test_it_is_a_backend(make: Make) -> None:
     assert text(steps) == "0 1 2 3 "
     assert isinstance(steps[0].deltas[0], Started)
     assert reason(steps) is FinishReason.STOP
-    assert backend.default_model() == "stub"
-    (status,) = backend.models()
+    assert backend.models.default() == "stub"
+    (status,) = backend.models.statuses()
     assert status.state is WorkerState.READY
 
 
 async def test_start_does_not_wait_for_the_model_but_requests_do(make: Make) -> None:
     backend = make("creep 3")
     await backend.start()
-    assert backend.models()[0].state is WorkerState.STARTING
+    assert backend.models.statuses()[0].state is WorkerState.STARTING
     assert text(await collect(backend, request("answer 1"))) == "0 "
 
 
@@ -245,7 +245,7 @@ async def test_every_accepted_request_ends_once_under_random_faults(make: Make, 
     num_faults = 0
     while not all(client.done() for client in clients):
         await asyncio.sleep(0.01)
-        (status,) = backend.models()
+        (status,) = backend.models.statuses()
         if status.state is WorkerState.READY and status.pid and num_faults < MAX_FAULTS and chance.random() < 0.3:
             with contextlib.suppress(ProcessLookupError):  # it has just died, and the supervisor has not noticed yet
                 os.kill(status.pid, chance.choice(FAULTS))
@@ -299,7 +299,7 @@ async def test_an_estimate_says_what_is_in_the_way(make: Make) -> None:
     assert (ready.obstacle, ready.strain, ready.num_live, ready.max_live) == ("", "", 0, 5)
     with pytest.raises(ModelNotFound):
         backend.estimate(request("answer 1", model="other"))
-    context = backend.models()[0].info
+    context = backend.models.statuses()[0].info
     assert context is not None
     assert backend.estimate(request("x" * (17 * context.context_length))).obstacle == "context_too_long"
 
@@ -325,7 +325,7 @@ async def test_an_answer_is_whole_if_its_model_is_unloaded_before_it_is_read(
     await backend.start()
     steps = await collect(backend, structs.replace(request("answer 3", model="other"), keep_alive_s=0.0))
     with pytest.raises(ModelNotFound):
-        backend.find_model("other")
+        backend.models.find("other")
     assert text(steps) == "0 1 2 "
     assert reason(steps) is FinishReason.STOP
     await backend.stop()

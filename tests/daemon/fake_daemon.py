@@ -42,7 +42,7 @@ class Unfindable(FakeBackend):
 class Unloadable(FakeBackend):
     """A backend whose model exists, but is damaged."""
 
-    def models(self) -> list[ModelStatus]:
+    def statuses(self) -> list[ModelStatus]:
         cause = "tensor 3 lies outside the file"
         return [ModelStatus("fake", WorkerState.FAILED, cause=cause, error_code=ModelDamaged.code)]
 
@@ -56,7 +56,7 @@ class SlowToLoad(FakeBackend):
         states += [(WorkerState.READY, 1.0), (WorkerState.FAILED, 0.0)]
         self._looks = itertools.chain(states, itertools.repeat(states[-1]))
 
-    def models(self) -> list[ModelStatus]:
+    def statuses(self) -> list[ModelStatus]:
         state, progress = next(self._looks)
         return [ModelStatus("fake", state, progress, cause="signal 9" if state is WorkerState.FAILED else None)]
 
@@ -68,7 +68,7 @@ class Unfit(FakeBackend):
         super().__init__()
         self._states = itertools.chain((WorkerState.STARTING,) * 3, itertools.repeat(WorkerState.FAILED))
 
-    def models(self) -> list[ModelStatus]:
+    def statuses(self) -> list[ModelStatus]:
         state = next(self._states)
         cause = "the context takes more memory than is free"
         code = ModelOutOfMemory.code if state is WorkerState.FAILED else None

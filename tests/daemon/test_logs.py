@@ -156,7 +156,7 @@ async def test_lines_about_a_request_carry_its_name() -> None:
 @pytest.mark.parametrize("form", ["console", "json"])
 async def test_a_client_cannot_write_lines_of_its_own(form: str) -> None:
     class Broken(FakeBackend):
-        def find_model(self, name: str) -> str:
+        def find(self, name: str) -> str:
             raise ValueError(SECRET)
 
     with logged(form=form) as log:  # type: ignore[arg-type]

@@ -38,7 +38,11 @@ class FakeService:
         self.requests: list[GenerateRequest] = []
         self.failure: Exception | None = None
 
-    def models(self) -> list[ModelStatus]:
+    @property
+    def models(self) -> FakeService:
+        return self
+
+    def statuses(self) -> list[ModelStatus]:
         return [
             ModelStatus(name, WorkerState.STOPPED if pid is None else WorkerState.READY, pid=pid)
             for name, pid in self.pids.items()

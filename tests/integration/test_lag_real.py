@@ -68,7 +68,7 @@ async def test_what_the_worker_does_is_not_felt(tmp_path: Path) -> None:
     router = build(config)
     await router.start()
     try:
-        await eventually(lambda: router.models()[0].state is WorkerState.READY)
+        await eventually(lambda: router.models.statuses()[0].state is WorkerState.READY)
         async with running(router, config) as daemon:
             for path, make in ACTIVITIES:
 

@@ -26,7 +26,7 @@ def prompt(backend: LocalBackend) -> Coroutine[Any, Any, object]:
 
 
 def question(backend: LocalBackend) -> Coroutine[Any, Any, object]:
-    return backend.ask("", Tokenize("hoard"))
+    return backend.models.ask("", Tokenize("hoard"))
 
 
 @pytest.mark.parametrize(("make", "what"), [(prompt, "preparing one prompt"), (question, "a question about text")])
@@ -38,4 +38,4 @@ async def test_a_hoarder_is_ended_and_a_stream_beside_it_goes_on(tiny_model: Tin
             await make(backend)
         assert await beside == expected
         # If the stream had ended before, the worker is still being replaced.
-        await eventually(lambda: backend.models()[0].num_restarts == 1)
+        await eventually(lambda: backend.models.statuses()[0].num_restarts == 1)

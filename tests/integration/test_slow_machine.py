@@ -62,7 +62,7 @@ async def test_a_long_prompt_on_a_slow_machine_is_no_hang(tiny_model: TinyModel)
         expected = await tokens_of(backend, ask("quick", 400, 3))
     async with running(model, slow_command(tokens_per_s=130.0)) as backend:
         assert await tokens_of(backend, ask("slow", 400, 3)) == expected
-        (status,) = backend.models()
+        (status,) = backend.models.statuses()
         assert (status.num_restarts, status.cause) == (0, None)
 
 
@@ -95,10 +95,10 @@ async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: T
         for _ in range(3):
             # Once a query is answered, everything sent before the stop has arrived, so the next token comes from a new
             # step.
-            await backend.ask("", Tokenize("awake"))
+            await backend.models.ask("", Tokenize("awake"))
             has_new.clear()
             await has_new.wait()
-            (status,) = backend.models()
+            (status,) = backend.models.statuses()
             assert status.pid is not None
             os.kill(status.pid, signal.SIGSTOP)
             await asyncio.sleep(1.5 * SHORT_LIMITS.pong_timeout_s)  # longer than a computing worker may be silent
@@ -106,4 +106,4 @@ async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: T
         assert not reader.done()
         await reader
         assert tokens == expected
-        assert backend.models()[0].num_restarts == 0
+        assert backend.models.statuses()[0].num_restarts == 0

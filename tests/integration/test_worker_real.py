@@ -89,7 +89,7 @@ async def tokens_of(backend: LocalBackend, request: GenerateRequest) -> list[int
 
 
 def pid_of(backend: LocalBackend) -> int:
-    pid = backend.models()[0].pid
+    pid = backend.models.statuses()[0].pid
     assert pid is not None
     return pid
 
@@ -103,7 +103,7 @@ async def test_tokens_usage_and_timings_come_back(make: Make) -> None:
     assert (last.reason, last.usage.num_prompt_tokens, last.usage.num_output_tokens) == (FinishReason.LENGTH, 5, 12)
     assert last.timings.load_ms > 0, "it waited for the model"
     assert sum(len(step.tokens) for step in steps) == 12
-    (status,) = backend.models()
+    (status,) = backend.models.statuses()
     assert status.state is WorkerState.READY and status.info is not None and status.info.num_layers == 4
 
 
@@ -125,7 +125,7 @@ async def test_cancel_and_close_stop_a_stream_and_leave_the_worker_well(make: Ma
         await tokens_of(backend, ask("late", None, timeout_s=0.05))
     await eventually(lambda: backend.estimate(ask()).num_live == 0)
     assert await tokens_of(backend, ask()) == before
-    assert backend.models()[0].num_restarts == 0
+    assert backend.models.statuses()[0].num_restarts == 0
 
 
 async def test_the_workers_refusals_come_back_as_errors(make: Make) -> None:
@@ -197,7 +197,7 @@ async def test_a_stream_whose_worker_is_killed_ends_as_if_nothing_had_been(make:
         reason = "worker_killed" if number is signal.SIGKILL else "worker_crashed"
         assert (handover.source, handover.target, handover.reason) == ("local", "local", reason)
         assert kill_at <= handover.num_tokens < 300
-        assert number.name in (backend.models()[0].cause or "")
+        assert number.name in (backend.models.statuses()[0].cause or "")
         assert pid_of(backend) != killed and not psutil.pid_exists(killed)
     assert sum(isinstance(delta, Started) for step in steps for delta in step.deltas) == 1
 
@@ -222,10 +222,10 @@ async def test_three_kills_close_together_lose_no_stream(make: Make, num_streams
     names = [f"r{index}" for index in range(num_streams)]
     streams = [asyncio.create_task(collect(backend, structs.replace(request, id=name))) for name in names]
     for _ in range(3):
-        await eventually(lambda: backend.models()[0].state is WorkerState.READY)
+        await eventually(lambda: backend.models.statuses()[0].state is WorkerState.READY)
         killed = pid_of(backend)
         os.kill(killed, signal.SIGKILL)
-        await eventually(lambda pid=killed: backend.models()[0].pid not in (None, pid))  # type: ignore[misc]
+        await eventually(lambda pid=killed: backend.models.statuses()[0].pid not in (None, pid))  # type: ignore[misc]
     for stream in streams:
         steps = await stream
         finished = finished_of(steps)
@@ -233,7 +233,7 @@ async def test_three_kills_close_together_lose_no_stream(make: Make, num_streams
         assert finished.usage.num_output_tokens == len(answer(steps)[0])
         # Beside a changing number of other streams, results and so near ties may differ.
         assert num_streams > 1 or answer(steps) == answer(whole)
-    assert backend.models()[0].num_restarts == 3
+    assert backend.models.statuses()[0].num_restarts == 3
 
 
 async def test_a_frozen_worker_is_noticed_and_replaced(make: Make) -> None:
@@ -243,7 +243,7 @@ async def test_a_frozen_worker_is_noticed_and_replaced(make: Make) -> None:
     frozen = pid_of(backend)
     steps = await collect_over_a_death(backend, ask(max_tokens=300), 1, signal.SIGSTOP)
     assert answer(steps)[0] == before
-    assert "no sign of life" in (backend.models()[0].cause or "")
+    assert "no sign of life" in (backend.models.statuses()[0].cause or "")
     assert not psutil.pid_exists(frozen)
 
 
@@ -254,7 +254,7 @@ async def test_a_file_that_cannot_be_loaded_is_the_workers_word(make: Make, tmp_
     await backend.start()
     with pytest.raises(ModelLoadFailed):
         await tokens_of(backend, ask())
-    (status,) = backend.models()
+    (status,) = backend.models.statuses()
     assert status.state is WorkerState.FAILED and status.num_restarts == 0 and status.cause
 
 
@@ -265,7 +265,7 @@ async def test_a_file_that_the_validator_refuses_starts_no_worker(make: Make, tm
     await backend.start()
     with pytest.raises(EdgeAgentError):
         await tokens_of(backend, ask())
-    assert backend.models()[0].pid is None
+    assert backend.models.statuses()[0].pid is None
 
 
 async def test_a_context_larger_than_memory_is_refused_before_the_model_is_loaded(make: Make) -> None:
@@ -273,7 +273,7 @@ async def test_a_context_larger_than_memory_is_refused_before_the_model_is_loade
     await backend.start()
     with pytest.raises(ModelLoadFailed, match=r"context of 2000000000 tokens takes .* GiB .* --ctx \d+ would fit"):
         await tokens_of(backend, ask())
-    assert backend.models()[0].progress == 0.0
+    assert backend.models.statuses()[0].progress == 0.0
 
 
 async def test_stop_ends_streams_and_process(make: Make) -> None:
@@ -305,9 +305,9 @@ async def main():
     pool = Pool(config, lambda _: Files(Path(sys.argv[1])), lambda _: None)
     backend = LocalBackend(pool)
     await backend.start()
-    while backend.models()[0].state is not WorkerState.READY:
+    while backend.models.statuses()[0].state is not WorkerState.READY:
         await asyncio.sleep(0.01)
-    print(backend.models()[0].pid, flush=True)
+    print(backend.models.statuses()[0].pid, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -337,5 +337,5 @@ async def test_a_tokenizer_that_ends_its_process_fails_the_load_by_name(
     await backend.start()
     with pytest.raises(ModelLoadFailed, match=r"cannot be served: the tokenizer of \S*thrower\.gguf ended the process"):
         await tokens_of(backend, ask())
-    (status,) = backend.models()
+    (status,) = backend.models.statuses()
     assert (status.state, status.num_restarts) == (WorkerState.FAILED, 0)

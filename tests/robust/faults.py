@@ -117,7 +117,7 @@ class Faulty:
 
     @property
     def model(self) -> ModelStatus:
-        (status,) = self.daemon.service.models()
+        (status,) = self.daemon.service.models.statuses()
         return status
 
     @property

@@ -32,7 +32,9 @@ async def stub_service(lives: Path, *starts: str, parallel: int = 2, max_waiting
     router = Router([LocalBackend(pool)])
     await router.start()
     try:
-        await eventually(lambda: bool(router.models()) and router.models()[0].state is WorkerState.READY)
+        await eventually(
+            lambda: bool(router.models.statuses()) and router.models.statuses()[0].state is WorkerState.READY
+        )
         yield router
     finally:
         await router.stop()

@@ -202,7 +202,7 @@ async def test_embeddings_end_with_their_token(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
     class Slow(FakeBackend):
-        async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
+        async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
             begun.set()
             await asyncio.Event().wait()
             raise AssertionError

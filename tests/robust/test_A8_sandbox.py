@@ -162,7 +162,7 @@ async def test_an_intruder_finds_nothing_but_the_model(make: Make, home: Home, m
         assert (now.st_mode, now.st_uid) == (status.st_mode, status.st_uid)
         assert path.is_dir() or (now.st_size, now.st_mtime) == (status.st_size, status.st_mtime)
     assert [path.name for path in (home.folder / "home").iterdir()] == ["id_ed25519"]
-    (status_,) = pool.models()
+    (status_,) = pool.statuses()
     assert status_.info is not None
     assert status_.info.sandbox == (
         sandbox.NO_NETWORK,
@@ -185,7 +185,7 @@ async def test_the_model_answers_and_ends_in_there(make: Make, home: Home) -> No
         assert record.error is None and len(record.tokens) == 4
         await eventually(lambda: bool(cache_folder.list_parts(home.folder / "cache")))
         num_cached.append(record.finished.usage.num_cached_tokens)
-        pid = pool.models()[0].pid
+        pid = pool.statuses()[0].pid
         assert pid is not None
         await pool.stop()
         assert not psutil.pid_exists(pid)
@@ -198,7 +198,7 @@ async def test_the_worker_bounds_what_it_takes(make: Make, home: Home) -> None:
     record = Record()
     pool.submit(request("x", max_tokens=1), record)
     await record.end()
-    proc = Path(f"/proc/{pool.models()[0].pid}")
+    proc = Path(f"/proc/{pool.statuses()[0].pid}")
     limits = dict(re.findall(r"^(Max [a-z ]+?)  +\S+ +(\S+)", (proc / "limits").read_text(), re.MULTILINE))
     assert limits["Max core file size"] == "0"
     assert int(limits["Max open files"]) <= 4096
@@ -211,5 +211,5 @@ async def test_one_option_switches_it_off_and_shows_that_the_gaps_are_gaps(make:
     pool = make(sandbox=False)
     findings = await intrude(pool, home)
     assert GAPS | {"connect", "read a secret", "run a program"} <= done(findings), findings["outcomes"]
-    (status,) = pool.models()
+    (status,) = pool.statuses()
     assert status.info is not None and status.info.sandbox == ("off",)

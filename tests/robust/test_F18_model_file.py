@@ -42,7 +42,7 @@ class Loaded:
 
     @property
     def state(self) -> WorkerState:
-        return self.pool.models()[0].state
+        return self.pool.statuses()[0].state
 
     async def answer(self) -> list[int]:
         return [token async for step in self.backend.generate(ask("r", 8)) for token in step.tokens]
@@ -79,7 +79,7 @@ async def test_a_file_that_is_deleted_or_replaced_is_still_the_one_that_runs(loa
     assert await loaded.answer() == before
     make_tiny_model(tmp_path / "other.gguf", MemoryKind.FULL_ATTENTION, seed=7).replace(loaded.path)
     assert await loaded.answer() == before
-    assert loaded.pool.models()[0].num_restarts == 0
+    assert loaded.pool.statuses()[0].num_restarts == 0
 
 
 async def test_what_the_old_file_began_does_not_go_on_with_a_new_one(loaded: Loaded, tmp_path: Path) -> None:
@@ -106,5 +106,5 @@ async def test_a_truncated_file_costs_its_requests_and_no_more(loaded: Loaded) -
         await loaded.answer()
     assert refused.value.retry_after_s is not None
     loaded.path.write_bytes(whole)
-    await eventually(lambda: loaded.pool.models()[0].retry_after_s == 0.0)
+    await eventually(lambda: loaded.pool.statuses()[0].retry_after_s == 0.0)
     assert await loaded.answer() == before

@@ -175,8 +175,10 @@ async def outcome(path: Path) -> str:
     async with asyncio.timeout(LIMIT_S):
         await backend.start()
         try:
-            await eventually(lambda: pool.models()[0].state not in (WorkerState.STARTING, WorkerState.STOPPED), LIMIT_S)
-            (status,) = pool.models()
+            await eventually(
+                lambda: pool.statuses()[0].state not in (WorkerState.STARTING, WorkerState.STOPPED), LIMIT_S
+            )
+            (status,) = pool.statuses()
             if status.state is not WorkerState.READY:
                 return f"not loaded: {status.cause}"
             request = GenerateRequest(

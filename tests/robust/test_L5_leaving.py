@@ -71,7 +71,7 @@ async def begin(daemon: Running, phase: str) -> tuple[asyncio.StreamReader, asyn
 
 def num_running(daemon: Running) -> int:
     """Return the worker's number of running requests, as of its last pong."""
-    worker = daemon.service.models()[0].worker
+    worker = daemon.service.models.statuses()[0].worker
     return worker.num_running if worker else 0
 
 

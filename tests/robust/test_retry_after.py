@@ -64,7 +64,7 @@ async def refusal(daemon: Running) -> object:
 class Loading(FakeBackend):
     """A backend whose model is still loading."""
 
-    def models(self) -> list[ModelStatus]:
+    def statuses(self) -> list[ModelStatus]:
         return [ModelStatus("fake", WorkerState.STARTING, progress=0.5)]
 
 

@@ -34,9 +34,10 @@ from edgeagent.remotes import file as remotes_file
 from edgeagent.remotes.file import RemotesFile, add_remote, remove_remote
 from edgeagent.remotes.keys import KeyFinder
 from edgeagent.router import remote_backends
+from edgeagent.router.models import NO_MODEL
 from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.router.remote_backends import RemoteBackends
-from edgeagent.router.router import NO_MODEL, Router
+from edgeagent.router.router import Router
 from edgeagent.types import (
     ChatPrompt,
     Delta,
@@ -108,12 +109,12 @@ async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
         assert answered.text == "hi" and answered.told[0] is not None
         assert (answered.told[0].served_by, answered.told[0].reason) == ("remote:gpu", "model_unknown")
         assert [status.name for status in router.remotes()] == ["gpu"]
-        assert [model.name for model in router.models()] == ["other", "fake"]
-        assert (router.default_model(), router.find_model("fake")) == ("other", "fake")
+        assert [model.name for model in router.models.statuses()] == ["other", "fake"]
+        assert (router.models.default(), router.models.find("fake")) == ("other", "fake")
         remove_remote(tmp_path, "gpu")
         await another_turn()
         assert (await run(router, wanted=ASKED)).error is not None  # type: ignore[arg-type]
-        assert router.remotes() == [] and [model.name for model in router.models()] == ["other"]
+        assert router.remotes() == [] and [model.name for model in router.models.statuses()] == ["other"]
 
 
 async def test_a_remote_that_is_added_again_gets_its_refused_key_once_more(tmp_path: Path) -> None:
@@ -163,24 +164,24 @@ async def test_an_answer_that_lost_its_network_goes_on_here_though_nothing_else_
 
 async def test_a_daemon_may_serve_remote_models_alone(tmp_path: Path) -> None:
     async with faults(stream(answer("hi"))) as far, router_at(tmp_path, model=NO_MODEL) as router:
-        assert router.default_model() == NO_MODEL and router.models() == []
+        assert router.models.default() == NO_MODEL and router.models.statuses() == []
         with pytest.raises(ModelNotFound):
-            router.reload("fake")
+            router.models.reload("fake")
         await another_turn()
         add_remote(tmp_path, remote(far.url))
         assert (await run(router, wanted=replace(ASKED, model="fake"))).text == "hi"  # type: ignore[arg-type]
-        assert router.default_model() == "fake"
+        assert router.models.default() == "fake"
 
 
 async def test_a_daemon_without_a_model_of_its_own_asks_its_remotes_what_they_serve(tmp_path: Path) -> None:
     """Until the remotes have answered, the daemon serves no model, and says so instead of failing."""
     add_remote(tmp_path, remote("http://127.0.0.1:1", models={}))
     async with router_at(tmp_path, model=NO_MODEL) as router:
-        assert router.default_model() == NO_MODEL and router.models() == []
+        assert router.models.default() == NO_MODEL and router.models.statuses() == []
         async with faults(stream(answer("hi")), gets={"/v1/models": models("fake")}) as far:
             add_remote(tmp_path, remote(far.url, models={}))
             async with asyncio.timeout(10):
-                while router.default_model() != "fake":  # noqa: ASYNC110
+                while router.models.default() != "fake":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert (await run(router, wanted=ASKED)).text == "hi"  # type: ignore[arg-type]
 

@@ -10,9 +10,9 @@ import pytest
 from edgeagent.config import Config, RouterConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router import build
+from edgeagent.router.models import NO_MODEL
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.router.route_chooser import RouteChooser
-from edgeagent.router.router import NO_MODEL
 from edgeagent.types import RouteMode, replace
 from tests.router.test_routed_request import Place
 from tests.worker.support import request

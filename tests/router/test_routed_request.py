@@ -75,7 +75,7 @@ class Place(FakeBackend):
 
     def estimate(self, request: GenerateRequest) -> Estimate:
         self.num_asked += 1
-        self.find_model(request.model)
+        self.find(request.model)
         return self.expects
 
     async def generate(

@@ -10,7 +10,8 @@ import pytest
 
 from edgeagent.backends.base import Estimate
 from edgeagent.errors import BackendUnavailable, InternalError, ModelNotFound, Overloaded, RemoteUnavailable
-from edgeagent.router.router import NO_MODEL, Router
+from edgeagent.router.models import NO_MODEL
+from edgeagent.router.router import Router
 from edgeagent.types import (
     AnswerSoFar,
     Detokenize,
@@ -117,12 +118,12 @@ async def test_models_start_and_stop_cover_all_backends() -> None:
     router = Router([near, far])
     await router.start()
     assert near.is_started and far.is_started
-    assert [model.name for model in router.models()] == ["a", "b", "c"]
-    assert router.default_model() == "a"
-    router.reload("c")
+    assert [model.name for model in router.models.statuses()] == ["a", "b", "c"]
+    assert router.models.default() == "a"
+    router.models.reload("c")
     assert (near.reloaded, far.reloaded) == ([], ["c"])
     with pytest.raises(ModelNotFound, match="'d'"):
-        router.reload("d")
+        router.models.reload("d")
     await router.stop()
     assert not near.is_started and not far.is_started
 
@@ -131,28 +132,28 @@ async def test_a_remote_that_cannot_be_asked_hides_no_other_answer() -> None:
     class UnreadableFar(FakeBackend):
         name = "remote:unreadable"
 
-        def find_model(self, name: str) -> str:
+        def find(self, name: str) -> str:
             raise RemoteUnavailable("its CA file is damaged")
 
-        def default_model(self) -> str:
+        def default(self) -> str:
             raise RemoteUnavailable("its CA file is damaged")
 
     near, unreadable = FakeBackend(models=("a",)), UnreadableFar()
     alone = Router([unreadable], machine_mode=lambda: RouteMode.PREFER_LOCAL)
-    assert alone.default_model() == NO_MODEL
+    assert alone.models.default() == NO_MODEL
     router = Router([unreadable, near], machine_mode=lambda: RouteMode.PREFER_LOCAL)
-    assert router.default_model() == "a"
-    router.reload("a")
-    assert await router.unload("a") == 0
-    assert (await router.ask("a", Tokenize("x"))).tokens
+    assert router.models.default() == "a"
+    router.models.reload("a")
+    assert await router.models.unload("a") == 0
+    assert (await router.models.ask("a", Tokenize("x"))).tokens
     with pytest.raises(ModelNotFound, match="'d'"):
-        router.reload("d")
+        router.models.reload("d")
     with pytest.raises(ModelNotFound, match="'d'"):
-        await router.unload("d")
+        await router.models.unload("d")
     with pytest.raises(ModelNotFound, match="'d'"):
-        await router.ask("d", Tokenize("x"))
+        await router.models.ask("d", Tokenize("x"))
     with pytest.raises(RemoteUnavailable, match="CA file"):
-        await alone.ask("d", Tokenize("x"))
+        await alone.models.ask("d", Tokenize("x"))
 
 
 def test_naming_the_package_imports_no_backend() -> None:
@@ -165,12 +166,12 @@ async def test_a_question_goes_to_who_has_the_model() -> None:
     first, second = FakeBackend(), FakeBackend(models=("other",))
     second.name = "second"
     router = Router([first, second])
-    assert (await router.ask("other", Tokenize("ab"))).tokens == (97, 98)
-    assert (await router.ask("fake", Detokenize((97,)))).text == "a"
+    assert (await router.models.ask("other", Tokenize("ab"))).tokens == (97, 98)
+    assert (await router.models.ask("fake", Detokenize((97,)))).text == "a"
     with pytest.raises(ModelNotFound, match="there is fake"):
-        await router.ask("nobody's", Tokenize("ab"))
+        await router.models.ask("nobody's", Tokenize("ab"))
     with pytest.raises(BackendUnavailable):
-        await Router([]).ask("fake", Tokenize("ab"))
+        await Router([]).models.ask("fake", Tokenize("ab"))
 
 
 class Named(FakeBackend):
@@ -184,9 +185,9 @@ class Named(FakeBackend):
 async def test_where_nobody_knows_a_model_the_first_backend_s_word_is_told() -> None:
     router = Router([Named("one", "a"), Named("two", "b")])
     with pytest.raises(ModelNotFound) as told:
-        await router.ask("c", Tokenize(""))
+        await router.models.ask("c", Tokenize(""))
     assert "there is a" in told.value.message
-    for call in (router.reload, router.find_model):
+    for call in (router.models.reload, router.models.find):
         with pytest.raises(ModelNotFound) as told:
             call("c")
         assert "there is a" in told.value.message
@@ -199,7 +200,7 @@ class Strict(Named):
     """A fake that raises on an estimate for an unknown model, as the local backend does."""
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        self.find_model(request.model)
+        self.find(request.model)
         return super().estimate(request)
 
 
@@ -216,9 +217,9 @@ async def test_a_request_goes_to_who_knows_the_model_and_to_nobody_where_none_do
 
 async def test_a_model_is_found_wherever_it_is() -> None:
     router = Router([Named("one", "a"), Named("two", "b")])
-    assert [router.find_model(name) for name in ("a", "b")] == ["a", "b"]
+    assert [router.models.find(name) for name in ("a", "b")] == ["a", "b"]
     with pytest.raises(BackendUnavailable, match="no backend"):
-        Router([]).find_model("a")
+        Router([]).models.find("a")
 
 
 async def test_steps_before_the_end_pass_as_they_are() -> None:
@@ -262,4 +263,4 @@ class SearchingBackend(FakeBackend):
 
 async def test_a_question_to_an_unknown_model_is_answered_with_near_names() -> None:
     with pytest.raises(ModelNotFound, match="near names: fake"):
-        await Router([SearchingBackend()]).ask("fakee", Tokenize("hi"))
+        await Router([SearchingBackend()]).models.ask("fakee", Tokenize("hi"))

@@ -107,7 +107,7 @@ async def serve(pool: Pool) -> ModelInfo:
         if record.error is not None:
             raise record.error
         assert len(record.tokens) == 5
-        (status,) = pool.models()
+        (status,) = pool.statuses()
         assert status.state is WorkerState.READY and status.num_restarts == 0
         assert status.info is not None
         return status.info
@@ -184,7 +184,7 @@ async def test_a_draft_that_ended_the_process_is_tried_again_when_it_is_replaced
             pool.submit(request("hello", f"r{is_good}", max_tokens=2), record)
             await record.end()
             assert record.error is None
-            (status,) = pool.models()
+            (status,) = pool.statuses()
             assert status.info is not None
             assert status.info.draft == (str(path) if is_good else None)
     finally:

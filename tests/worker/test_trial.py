@@ -91,7 +91,7 @@ async def test_the_file_is_to_blame(
             assert isinstance(record.error, EdgeAgentError)
             raise record.error
         assert f"{what} of {path} ended the process (SIGABRT" in caught.value.message
-        (status,) = pool.models()
+        (status,) = pool.statuses()
         assert (status.state, status.num_restarts) == (WorkerState.FAILED, 0)
     finally:
         await pool.stop()
@@ -109,7 +109,7 @@ async def test_a_chat_template_that_cannot_be_tried(tmp_path: Path, monkeypatch:
         assert isinstance(record.error, ModelLoadFailed)
         assert str(path) in record.error.message
         assert "tokenizer.chat_template" in record.error.message and "CPU time" in record.error.message
-        assert pool.models()[0].num_restarts == 0
+        assert pool.statuses()[0].num_restarts == 0
     finally:
         await pool.stop()
 
@@ -132,6 +132,6 @@ async def test_a_chat_template_that_is_ended_costs_no_stream(tmp_path: Path, mon
         assert next_one.error is None
         await stream.end()
         assert len(stream.tokens) == 1500 and stream.finished.timings.handovers == ()
-        assert pool.models()[0].num_restarts == 0
+        assert pool.statuses()[0].num_restarts == 0
     finally:
         await pool.stop()

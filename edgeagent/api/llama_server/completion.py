@@ -48,7 +48,7 @@ async def _respond(
     request: Request, read: Callable[..., LlamaCompletionCreate], known: KnownFields, params: Mapping[str, str]
 ) -> Response:
     completion_id = f"cmpl-{secrets.token_hex(12)}"
-    default_model = context_of(request).service.default_model()
+    default_model = context_of(request).service.models.default()
     reading = partial(read, completion_id=completion_id, default_model=default_model, partition=client_of(request))
     create = await read_body(request, reading, known)
     completion, answer = create.completion, LlamaAnswer(completion_id, create)

@@ -15,7 +15,6 @@ from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InvalidRequest, NotSupported
-from edgeagent.service.vectors import embed
 from edgeagent.types import Embed
 
 _EUCLIDEAN = 2
@@ -59,7 +58,7 @@ async def create_embedding(request: Request) -> Response:
     """Return a vector for each text. A client that disconnects cancels the request."""
     service = context_of(request).service
     body, query = await read_body(request, read_embedding, KNOWN)
-    model = body.model or service.default_model()
-    vectors = await vectors_json(await unless_disconnected(request.receive, embed(service, model, query)))
+    model = body.model or service.models.default()
+    vectors = await vectors_json(await unless_disconnected(request.receive, service.embed(model, query)))
     entries = [b'{"index":%d,"embedding":[%s]}' % (index, vector) for index, vector in enumerate(vectors)]
     return Response(b"[%s]" % b",".join(entries), media_type="application/json")

@@ -105,7 +105,7 @@ async def change_slot(slot_id: str) -> JSONResponse:
 
 def _loaded(request: Request) -> tuple[ModelStatus, ModelInfo]:
     service = context_of(request).service
-    status = status_of(service, service.default_model())
+    status = status_of(service.models, service.models.default())
     if status is not None and status.info is not None:
         return status, status.info
     if status is not None and status.state in UNUSABLE:

@@ -17,7 +17,6 @@ from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.errors import InvalidRequest
-from edgeagent.service.vectors import score
 from edgeagent.types import Rerank, Score
 
 MAX_DOCUMENTS = 2048
@@ -94,8 +93,8 @@ async def rerank(request: Request) -> JSONResponse:
     """Return the documents' relevance, the most relevant first. A client that disconnects cancels the request."""
     service = context_of(request).service
     body, query = await read_body(request, read_rerank, KNOWN)
-    model = body.model or service.default_model()
-    scores = await unless_disconnected(request.receive, score(service, model, query))
+    model = body.model or service.models.default()
+    scores = await unless_disconnected(request.receive, service.rank(model, query))
     num_tokens = sum(score.num_tokens for score in scores)
     ranking: Ranking = {
         "object": "list",

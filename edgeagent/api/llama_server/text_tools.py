@@ -99,7 +99,7 @@ async def detokenize(request: Request) -> JSONResponse:
 async def apply_template(request: Request) -> JSONResponse:
     """Return the prompt that the model's chat template renders for a chat completion's body."""
     service = context_of(request).service
-    read = partial(read_chat, completion_id="", default_model=service.default_model())
+    read = partial(read_chat, completion_id="", default_model=service.models.default())
     completion = (await read_body(request, read)).requests[0]
     assert isinstance(completion.prompt, ChatPrompt)
     answer = await _ask(request, completion.model, RenderPrompt(completion.prompt))
@@ -107,10 +107,10 @@ async def apply_template(request: Request) -> JSONResponse:
 
 
 async def _ask(request: Request, model: str | None, query: TextQuery) -> QueryAnswer:
-    service = context_of(request).service
+    models = context_of(request).service.models
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            return await unless_disconnected(request.receive, service.ask(model or service.default_model(), query))
+            return await unless_disconnected(request.receive, models.ask(model or models.default(), query))
     except TimeoutError:
         raise RequestTimeout(f"no answer came within {TIMEOUT_S:g} s") from None
 

@@ -27,11 +27,11 @@ async def delete(request: Request) -> Response:
     """
     context = context_of(request)
     name = (await read_valid(request, OllamaModelBody)).model
-    removal, in_use = await asyncio.to_thread(plan_removal, context.config, name, context.service.models())
+    removal, in_use = await asyncio.to_thread(plan_removal, context.config, name, context.service.models.statuses())
     for each in in_use:
-        refuse_if_used(each, context.service.default_model())
+        refuse_if_used(each, context.service.models.default())
     for each in in_use:
-        if await context.service.unload(each.name):
+        if await context.service.models.unload(each.name):
             raise InvalidRequest(f"{each.name} has a request to answer; delete it afterwards", param="model")
     await asyncio.to_thread(LibraryEditor(context.config).remove, removal)
     return Response()

@@ -56,7 +56,7 @@ async def _answer(
         read, request_id=request_id, served=served, partition=client_of(request), may_keep=is_owners(request)
     )
     parsed = await read_body(request, reading, known)
-    model = await context.service.locate(parsed.served_model)
+    model = await context.service.models.locate(parsed.served_model)
     answer = OllamaAnswer(request_id, parsed.model, to_fields)
     if parsed.request is None:
         await unless_disconnected(request.receive, _load_or_unload(request, parsed, model, request_id))
@@ -99,18 +99,18 @@ async def _load_or_unload(request: Request, parsed: OllamaRequest, model: str, r
     if not parsed.is_unload:
         await service.load(model, request_id, parsed.keep_alive_s)
     elif is_owners(request):
-        await service.unload(model)
+        await service.models.unload(model)
     else:
         raise Forbidden("unloading a model is the owner's; without a keep_alive it stays as the owner set it")
 
 
 async def _check_thinking(context: Context, model: str, name: str) -> None:
     """Raise NotSupported if the model does not reason. Its file is read if it is not loaded."""
-    status = status_of(context.service, model)
+    status = status_of(context.service.models, model)
     if status is not None and status.info is not None:
         is_supported = status.info.supports_reasoning
     else:
-        known = await asyncio.to_thread(find_known, context.config, context.service.models(), model, str)
+        known = await asyncio.to_thread(find_known, context.config, context.service.models.statuses(), model, str)
         is_supported = known.header is None or "thinking" in capabilities(known)
     if not is_supported:
         raise NotSupported(f'"{name}" does not support thinking', param="think")

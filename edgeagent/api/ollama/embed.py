@@ -24,7 +24,6 @@ from edgeagent.api.openai.embeddings import json_response, vectors_json
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.service.vectors import embed
 from edgeagent.types import Embed, Embedding
 
 router = APIRouter()
@@ -98,7 +97,7 @@ async def _embed(
     loaded_ns = time.monotonic_ns()
     if query is None:
         return (), loaded_ns
-    embeddings = await unless_disconnected(request.receive, embed(service, model, query))
+    embeddings = await unless_disconnected(request.receive, service.embed(model, query))
     if is_unloaded_after:
         await _load(request, model, kept_s)
     return embeddings, loaded_ns

@@ -117,7 +117,7 @@ async def show(request: Request) -> JSONResponse:
     context = context_of(request)
     name = (await read_valid(request, OllamaModelBody)).model
     served_name = partial(known_name, context.service)
-    model = await asyncio.to_thread(find_known, context.config, context.service.models(), name, served_name)
+    model = await asyncio.to_thread(find_known, context.config, context.service.models.statuses(), name, served_name)
     info = model.info
     body: OllamaDescription = {
         "modelfile": f"FROM {tagged(model.name)}\n",
@@ -134,7 +134,7 @@ async def show(request: Request) -> JSONResponse:
 
 
 async def _known(context: Context) -> tuple[list[KnownModel], list[KnownModel]]:
-    return await asyncio.to_thread(known_models, context.config, context.service.models())
+    return await asyncio.to_thread(known_models, context.config, context.service.models.statuses())
 
 
 def _until_unload(status: ModelStatus) -> timedelta:

@@ -64,7 +64,7 @@ async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None
 
 def _is_here(context: Context, name: str) -> bool:
     known = known_name(context.service, name)
-    return any(status.name == known and not status.is_remote for status in context.service.models())
+    return any(status.name == known and not status.is_remote for status in context.service.models.statuses())
 
 
 def _line(progress: Progress) -> OllamaPull:

@@ -60,5 +60,5 @@ def known_name(service: Service, name: str) -> str:
     """
     for each in (name, without_latest(name)):
         with suppress(EdgeAgentError):
-            return service.find_model(each)
+            return service.models.find(each)
     return without_latest(name)

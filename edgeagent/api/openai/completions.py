@@ -49,6 +49,6 @@ async def create_completion(request: Request) -> Response:
 
 
 async def _read(request: Request, completion_id: str, read: Callable[..., T], known: KnownFields) -> T:
-    default_model = context_of(request).service.default_model()
+    default_model = context_of(request).service.models.default()
     reading = partial(read, completion_id=completion_id, default_model=default_model, partition=client_of(request))
     return await read_body(request, reading, known)

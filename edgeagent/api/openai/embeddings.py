@@ -18,7 +18,6 @@ from edgeagent.api.openai.embeddings_body import KNOWN, read_embeddings
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.shape import Shape
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.service.vectors import embed
 from edgeagent.types import Embedding
 
 router = APIRouter()
@@ -58,8 +57,8 @@ async def create_embeddings(request: Request) -> Response:
     """Return a vector for each text. A client that disconnects cancels the request."""
     service = context_of(request).service
     body, query = await read_body(request, read_embeddings, KNOWN)
-    model = body.model or service.default_model()
-    embeddings = await unless_disconnected(request.receive, embed(service, model, query))
+    model = body.model or service.models.default()
+    embeddings = await unless_disconnected(request.receive, service.embed(model, query))
     is_base64 = body.encoding_format == "base64"
     entries = [
         b'{"object":"embedding","index":%d,"embedding":%s}' % (index, vector)

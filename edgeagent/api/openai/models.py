@@ -17,7 +17,7 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.wire.errors import error_answer
 from edgeagent.api.wire.shape import Shape
 from edgeagent.errors import ModelNotFound
-from edgeagent.router.router import NO_MODEL
+from edgeagent.router.models import NO_MODEL
 from edgeagent.service.inventory import KnownModel, known_models
 from edgeagent.service.service import status_of
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
@@ -91,7 +91,7 @@ class Version(Shape):
 async def list_models(request: Request) -> JSONResponse:
     """List the models that are served, loaded or not, and then the models on this machine that a request would load."""
     context = context_of(request)
-    served, others = context.service.models(), list[KnownModel]()
+    served, others = context.service.models.statuses(), list[KnownModel]()
     if context.config.load.on_demand and context.config.model != NO_MODEL:
         known, _ = await asyncio.to_thread(known_models, context.config, served)
         served = [model.status for model in known if model.status is not None]
@@ -109,8 +109,8 @@ async def get_model(request: Request, model_id: str) -> JSONResponse:
     context = context_of(request)
     if not model_id:
         raise ModelNotFound("put a model's name after the slash; GET /v1/models lists the models", param="model")
-    name = await context.service.locate(model_id)
-    status = status_of(context.service, name)
+    name = await context.service.models.locate(model_id)
+    status = status_of(context.service.models, name)
     assert status is not None, "what is located is served"
     return JSONResponse(_model_bodies(status, context)[status.names.index(name)])
 
@@ -155,7 +155,7 @@ async def health(request: Request) -> JSONResponse:
     The format is llama-server's. No token is needed.
     """
     service = context_of(request).service
-    status = status_of(service, service.default_model())
+    status = status_of(service.models, service.models.default())
     state = None if status is None else status.state
     # An unloaded model is loaded again by its next request.
     if state in (WorkerState.READY, WorkerState.STOPPED) and not service.is_draining:
@@ -186,7 +186,7 @@ async def ready(request: Request) -> JSONResponse:
 @router.get("/version")
 async def version(request: Request) -> JSONResponse:
     """Return the versions of edgeagent, of the llama.cpp inside, and of Python."""
-    infos = [status.info for status in context_of(request).service.models() if status.info is not None]
+    infos = [status.info for status in context_of(request).service.models.statuses() if status.info is not None]
     commit = next((info.llama_cpp_commit for info in infos if info.llama_cpp_commit), None)
     versions: Version = {
         "version": __version__,

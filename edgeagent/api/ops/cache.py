@@ -109,7 +109,7 @@ async def purge(request: Request) -> JSONResponse:
 async def warm(request: Request) -> JSONResponse:
     """Compute a prompt and cache it, so that the first request with this prompt need not compute it."""
     service = context_of(request).service
-    warming = await read_merged(request, partial(_read_known_warming, default_model=service.default_model()))
+    warming = await read_merged(request, partial(_read_known_warming, default_model=service.models.default()))
     async with aclosing(service.generate(warming)) as steps:
         async for step in steps:
             for delta in step.deltas:

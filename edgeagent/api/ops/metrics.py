@@ -15,5 +15,5 @@ router = APIRouter()
 async def get_metrics(request: Request) -> Response:
     """Return every measurement in Prometheus's text format."""
     context = context_of(request)
-    snapshot = Snapshot(context.service.models(), context.num_connections(), context.service.remotes())
+    snapshot = Snapshot(context.service.models.statuses(), context.num_connections(), context.service.remotes())
     return Response(exposition(snapshot), media_type=CONTENT_TYPE)

@@ -242,7 +242,7 @@ async def get_status(request: Request) -> JSONResponse:
     await read_fields(request, OwnerBody)
     context = context_of(request)
     service = context.service
-    models = service.models()
+    models = service.models.statuses()
     workers = [status.worker for status in models if status.worker is not None]
     report: Status = {
         "version": __version__,
@@ -254,7 +254,7 @@ async def get_status(request: Request) -> JSONResponse:
         "num_live_requests": service.live.num_running,
         "num_requests_total": service.num_total,
         "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
-        "default_model": service.default_model(),
+        "default_model": service.models.default(),
         "token_trouble": context.keys.trouble or None,
         "response_trouble": context.frontends.trouble,
         "models": [_model(status) for status in models],
@@ -268,8 +268,8 @@ async def reload(request: Request) -> JSONResponse:
     """Load a model again, also if it failed or is quarantined. Requests of a running model continue."""
     asked = await read_fields(request, ModelChoice)
     service, model = context_of(request).service, asked.model or ""
-    service.reload(model)
-    reloading = Reloading(status="reloading", model=model or service.default_model())
+    service.models.reload(model)
+    reloading = Reloading(status="reloading", model=model or service.models.default())
     return JSONResponse(reloading, HTTPStatus.ACCEPTED)
 
 
@@ -289,8 +289,8 @@ async def unload(request: Request) -> JSONResponse:
     """End a model's worker, which frees its memory. A worker that serves requests ends after its last request."""
     asked = await read_fields(request, ModelChoice)
     service = context_of(request).service
-    name = await service.locate(asked.model or "")
-    num_live = await service.unload(name)
+    name = await service.models.locate(asked.model or "")
+    num_live = await service.models.unload(name)
     unloaded: Unloaded = {
         "status": "unloading" if num_live else "unloaded",
         "model": name,

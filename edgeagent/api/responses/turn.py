@@ -94,7 +94,7 @@ def begin_turn(
     prompt then stays cached until the lane's next response. "": the prompt is cached like any other.
     """
     conversation = history.continue_from(create.previous_id, create.items, found)
-    model = with_adapter(create.body.model or default_model or service.default_model(), create.body.edgeagent)
+    model = with_adapter(create.body.model or default_model or service.models.default(), create.body.edgeagent)
     request = create.request(make_id("resp"), model, conversation, partition)
     route = strictest(conversation.route, request.route)
     request = msgspec_replace(request, cache=msgspec_replace(request.cache, lane=lane), route=route)
@@ -117,8 +117,8 @@ def unrun(reason: FinishReason, why: str) -> Finished:
 
 def _defaults(service: Service, model: str) -> SamplingParams:
     try:
-        name = service.find_model(model)
+        name = service.models.find(model)
     except EdgeAgentError:
         return SamplingParams()  # the service will raise the error
-    status = status_of(service, name)
+    status = status_of(service.models, name)
     return status.info.sampling if status is not None and status.info is not None else SamplingParams()

@@ -171,7 +171,12 @@ class RemoteBackend:
         with suppress(RemoteUnavailable):  # it could not be recorded, so nothing was sent
             await prober.open_ahead(permit, _NUM_WARM)
 
-    def models(self) -> list[ModelStatus]:
+    @property
+    def models(self) -> RemoteBackend:
+        """This backend itself: it knows which models the remote has."""
+        return self
+
+    def statuses(self) -> list[ModelStatus]:
         """Return the models under their local names: those that the owner configured, or else those the remote lists.
 
         While the key or the TLS files cannot be used, all models are FAILED, and `cause` says why.
@@ -184,12 +189,12 @@ class RemoteBackend:
         progress = 0.0 if kind else 1.0
         return [ModelStatus(name, state, progress, cause=trouble or None, is_remote=True) for name in names]
 
-    def reload(self, model: str) -> None:
-        """Raise NotSupported, or an error of `find_model`: a remote loads its models itself."""
-        self._served().model_there(model)
+    def reload(self, name: str) -> None:
+        """Raise NotSupported, or an error of `find`: a remote loads its models itself."""
+        self._served().model_there(name)
         raise NotSupported(f"{self.name} loads its models itself", served_by=self.name)
 
-    def default_model(self) -> str:
+    def default(self) -> str:
         """Return the first model that the owner configured, or else the first that the remote lists.
 
         If none is configured, raise ModelNotFound until the remote has listed its models, or RemoteUnavailable if the
@@ -200,26 +205,26 @@ class RemoteBackend:
             raise ModelNotFound(f"{self.name} has not listed its models yet; name a model", served_by=self.name)
         return names[0]
 
-    def find_model(self, name: str) -> str:
+    def find(self, name: str) -> str:
         """Return a model's name; "" and "default" mean the default model. Raise ModelNotFound or RemoteUnavailable."""
         if name in ("", "default"):
-            return self.default_model()
+            return self.default()
         self._served().model_there(name)
         return name
 
     async def locate(self, name: str) -> str:
-        """Return the result of `find_model`. For a remote's model, this machine's disk is not searched."""
-        return self.find_model(name)
+        """Return the result of `find`. For a remote's model, this machine's disk is not searched."""
+        return self.find(name)
 
-    async def unload(self, model: str) -> int:
-        """Raise NotSupported, or an error of `find_model`: a remote unloads its models itself."""
-        self._served().model_there(model)
+    async def unload(self, name: str) -> int:
+        """Raise NotSupported, or an error of `find`: a remote unloads its models itself."""
+        self._served().model_there(name)
         raise NotSupported(f"{self.name} unloads its models itself", served_by=self.name)
 
-    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Raise NotSupported, or an error of `find_model`: a query's text does not leave this machine."""
+    async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
+        """Raise NotSupported, or an error of `find`: a query's text does not leave this machine."""
         del query
-        self._served().model_there(model)
+        self._served().model_there(name)
         raise NotSupported(f"{self.name} answers no questions about text; use a local model", served_by=self.name)
 
     def status(self) -> RemoteStatus:

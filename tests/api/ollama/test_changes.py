@@ -34,7 +34,7 @@ class Serving(Answering):
         self.num_answers = 0
         self.starting: tuple[str, ...] = ()
 
-    def models(self) -> list[ModelStatus]:
+    def statuses(self) -> list[ModelStatus]:
         paths = {name: str(self._folder / f"{name}.gguf") for name in ("served", "loaded")}
         num_live = self.num_answers
         ready = [

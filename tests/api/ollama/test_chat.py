@@ -459,7 +459,7 @@ class TestLoading:
         gate = Gate()
 
         class Loading(FakeBackend):
-            def models(self) -> list[ModelStatus]:
+            def statuses(self) -> list[ModelStatus]:
                 return [ModelStatus("fake", WorkerState.STARTING)]
 
         loading = Loading(playing(gate, finished()))

@@ -57,7 +57,7 @@ class TestNames:
 class Loaded(FakeBackend):
     """A backend whose model is the bundled file under another name."""
 
-    def models(self) -> list[ModelStatus]:
+    def statuses(self) -> list[ModelStatus]:
         path = str(builtin_model().path)
         sampling = SamplingParams(temperature=0.8, top_k=40)
         info = replace(INFO, path=path, sampling=sampling)

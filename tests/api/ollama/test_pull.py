@@ -70,7 +70,7 @@ class TestPull:
         hub.add(self.NAME, {"model-Q4_K_M.gguf": self.MODEL})
         backend = FakeBackend(models=(self.NAME,))
         there = ModelStatus(self.NAME, WorkerState.READY, is_remote=True)
-        backend.models = lambda: [there]  # type: ignore[method-assign]
+        backend.statuses = lambda: [there]  # type: ignore[method-assign]
         store = StoreConfig(models_dir=tmp_path / "models", min_free_bytes=0)
         async with running(backend, Config(model="fake", state_dir=tmp_path, store=store)) as daemon:
             assert (await lines_of(daemon, "pull", model=self.NAME))[-1] == {"status": "success"}

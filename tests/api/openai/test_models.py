@@ -262,7 +262,7 @@ async def test_an_adapter_is_a_model_of_its_own_with_a_parent(tmp_path: Path) ->
     backend = OneModel(WorkerState.READY, info=INFO)
     backend.status = replace(backend.status, adapters=("a", "b"))
     name = backend.status.name
-    backend.find_model = lambda name: name  # type: ignore[method-assign]
+    backend.find = lambda name: name  # type: ignore[method-assign]
     async with running(backend, config) as daemon:
         data = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
         one = (await daemon.http.get(f"{daemon.url}/v1/models/{name}+b")).json()

@@ -60,7 +60,7 @@ async def test_a_model_that_has_no_cache_here_keeps_nothing_from_being_deleted(
     tmp_path: Path, error: type[EdgeAgentError]
 ) -> None:
     class Remote(FakeBackend):
-        async def ask(self, model: str, query: TextQuery) -> NoReturn:
+        async def ask(self, name: str, query: TextQuery) -> NoReturn:
             raise error("a remote answers no questions")
 
     folder = tmp_path / "cache"

@@ -71,7 +71,7 @@ async def test_the_status_of_a_remote_that_is_used(daemon: Running, tmp_path: Pa
     add_remote(tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example"),), price=Price(output=1.0)))
     assert isinstance(daemon.service, FakeBackend)
     endpoint = EndpointStatus("https://gpu.example/v1", breaker="open", cause="connect: refused", num_waiting=3)
-    daemon.service.statuses = [RemoteStatus("gpu", "the key was refused", 2, (endpoint,))]
+    daemon.service.remote_statuses = [RemoteStatus("gpu", "the key was refused", 2, (endpoint,))]
     ledger = remote_access(daemon).ledger
     row = ledger.begin(Permit("r1", "gpu", RouteMode.PREFER_LOCAL, "queue_full"), "gpu.example", "m", 10)
     ledger.end(row, "completed", 10, 1_000_000)
@@ -86,7 +86,7 @@ async def test_the_status_of_a_remote_that_is_used(daemon: Running, tmp_path: Pa
 async def test_right_after_a_change_what_was_written_is_shown(daemon: Running, tmp_path: Path) -> None:
     assert isinstance(daemon.service, FakeBackend)
     before = EndpointStatus("https://gpu.example/v1", "eu", num_waiting=3)
-    daemon.service.statuses = [RemoteStatus("gpu", "", 2, (before,))]
+    daemon.service.remote_statuses = [RemoteStatus("gpu", "", 2, (before,))]
     add_remote(
         tmp_path, Remote("gpu", (EndpointConfig("https://gpu.example", "us"), EndpointConfig("https://new.example")))
     )

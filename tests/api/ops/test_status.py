@@ -148,8 +148,8 @@ async def test_a_field_that_an_owners_route_does_not_know_is_refused(
 class WithAdapter(FakeBackend):
     """A backend whose model answers with an adapter."""
 
-    def models(self) -> list[ModelStatus]:
-        return [replace(super().models()[0], adapters=("one",))]
+    def statuses(self) -> list[ModelStatus]:
+        return [replace(super().statuses()[0], adapters=("one",))]
 
 
 async def test_an_adapter_of_a_loaded_model_is_tried() -> None:

@@ -116,13 +116,13 @@ async def test_without_leave_nothing_leaves() -> None:
 
 async def test_aliases() -> None:
     async with faults(stream(answer("a"))) as server, backend(server.url, models={"small": "tiny"}) as remote:
-        assert remote.default_model() == remote.find_model("") == remote.find_model("small") == "small"
+        assert remote.models.default() == remote.models.find("") == remote.models.find("small") == "small"
         await ask(remote, model="small")
         assert server.asked[0].json["model"] == "tiny"
-        assert [model.name for model in remote.models()] == ["small"]
+        assert [model.name for model in remote.models.statuses()] == ["small"]
         for name in ("tiny", "large"):
             with pytest.raises(ModelNotFound):
-                remote.find_model(name)
+                remote.models.find(name)
             with pytest.raises(ModelNotFound):
                 remote.estimate(replace(REQUEST, model=name))
         with pytest.raises(NotSupported):
@@ -269,14 +269,14 @@ async def test_another_of_its_models_is_refused() -> None:
     wrong = answer("a").replace(b'"tiny"', b'"huge"')
     async with faults(stream(wrong), gets=gets) as server, backend(server.url, probes=True) as remote:
         remote.warm()
-        await until(remote.models)
+        await until(remote.models.statuses)
         got = await ask(remote)
         assert isinstance(got.error, RemoteUnavailable)
         assert "another model" in got.error.message
         assert got.text == ""
         with pytest.raises(ModelNotFound):
-            remote.find_model("unlisted")
-        assert remote.default_model() == "tiny"
+            remote.models.find("unlisted")
+        assert remote.models.default() == "tiny"
 
 
 async def test_estimates() -> None:
@@ -419,7 +419,7 @@ async def test_tls_files_that_cannot_be_used() -> None:
         assert remote.status().trouble.startswith("TLS: /nowhere.pem")
         with pytest.raises(RemoteUnavailable, match=r"nowhere\.pem"):
             remote.estimate(REQUEST)
-        assert remote.models() == []
+        assert remote.models.statuses() == []
 
 
 async def test_probes_only_with_leave_and_only_while_used() -> None:
@@ -447,7 +447,7 @@ async def test_probes_only_with_leave_and_only_while_used() -> None:
             assert {asked.path for asked in server.asked} == {"/readiness", "/v1/models", "/metrics"}
             keyed = [asked.path for asked in server.asked if "authorization" in asked.headers]
             assert keyed == ["/v1/models"]
-            assert remote.models()[0].state is WorkerState.READY
+            assert remote.models.statuses()[0].state is WorkerState.READY
 
 
 async def test_a_raw_text() -> None:
@@ -489,7 +489,7 @@ async def test_a_model_listed_as_a_file_is_meant_by_its_bare_name(asked: str, li
     gets = {"/v1/models": models(listed, owner="llamacpp")}
     async with faults(stream(answer("a")), gets=gets) as server, backend(server.url, probes=True) as remote:
         remote.stand_by()
-        await until(lambda: remote.models())
+        await until(lambda: remote.models.statuses())
         wanted = replace(REQUEST, model=asked)
         if sent is None:
             with pytest.raises(ModelNotFound):
@@ -509,7 +509,7 @@ async def test_a_remote_that_stands_by_is_probed_once_and_its_distance_is_known(
         assert remote.estimate(REQUEST).first_token_s is None
         for _ in range(3):
             remote.stand_by()
-        await until(lambda: remote.models())
+        await until(lambda: remote.models.statuses())
         assert remote.estimate(REQUEST).first_token_s is not None
         num_probes = len(server.asked)
         clock.now_s += 59.0

@@ -75,7 +75,7 @@ async def test_a_model_whose_name_no_model_has(name: str) -> None:
         got = await ask(remote)
         assert got.started.placement is not None and got.started.placement.model == "tiny"
         await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
-        assert [model.name for model in remote.models()] == ["tiny"]
+        assert [model.name for model in remote.models.statuses()] == ["tiny"]
 
 
 @pytest.mark.parametrize(

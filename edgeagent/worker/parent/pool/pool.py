@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import structs
 
-from edgeagent.config import Config, EngineConfig
+from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, WorkerState
 from edgeagent.types.queries import Embed, QueryAnswer, Rerank, TextQuery
@@ -100,11 +100,11 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
 
-    def default_model(self) -> str:
+    def default(self) -> str:
         """Return the name of the model that serves requests without a model name."""
         return self._default or self._config.model
 
-    def find_model(self, name: str) -> str:
+    def find(self, name: str) -> str:
         """Return a model's canonical name, if it was located before (see `locate`).
 
         Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
@@ -129,12 +129,12 @@ class Pool:
         return f"{base}+{adapter}" if base in self._models and adapter in self._models[base].adapters else None
 
     async def locate(self, name: str) -> str:
-        """Return a model's canonical name; find it on disk if necessary. Raise the errors of `find_model` and `offer`.
+        """Return a model's canonical name; find it on disk if necessary. Raise the errors of `find` and `offer`.
 
         Nothing is loaded. Concurrent calls for the same name read the disk once.
         """
         try:
-            return self.find_model(name)
+            return self.find(name)
         except ModelNotFound:
             if self._offer is None and name not in own_options.preloaded(self._config):
                 raise
@@ -198,43 +198,32 @@ class Pool:
         await self._eviction.wait_ended()
         await asyncio.gather(*self._writes, return_exceptions=True)
 
-    def models(self) -> list[ModelStatus]:
+    def statuses(self) -> list[ModelStatus]:
         """Return the status of each model of the pool: configured models, and those that requests named."""
         return [model.status() for model in self._models.values()]
 
-    def status(self, model: str) -> ModelStatus:
-        """Return the status of a model; raise the errors of `find_model`."""
-        return self._model(model).status()
-
-    def engine(self, model: str) -> EngineConfig:
-        """Return a model's engine options; raise the errors of `find_model`."""
-        return self._model(model).preparation.engine
-
-    def lacks_room(self, model: str) -> bool:
-        """Return whether a model's last load failed for lack of memory; raise the errors of `find_model`."""
-        return self._model(model).lacks_room
-
-    def num_live(self, model: str) -> int:
-        """Return how many live requests a model has; raise the errors of `find_model`."""
-        return self._model(model).supervisor.num_live
+    def model(self, name: str) -> PoolModel:
+        """Return the model of this name, without its adapter; raise the errors of `find`."""
+        found = self.find(name)
+        return self._models.get(found) or self._models[found.rpartition("+")[0]]
 
     def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> PoolModel:
-        """Send a request to its model's worker; raise the errors of `find_model` and of Supervisor.submit.
+        """Send a request to its model's worker; raise the errors of `find` and of Supervisor.submit.
 
         Return the model. The pool may have unloaded and forgotten it before the answer is read.
         """
-        model = self._model(request.model)
-        adapter = self.find_model(request.model).removeprefix(model.name).removeprefix("+")
+        model = self.model(request.model)
+        adapter = self.find(request.model).removeprefix(model.name).removeprefix("+")
         model.supervisor.submit(structs.replace(request, adapter=adapter) if adapter else request, sink, so_far)
         if request.keep_alive_s is not None and not model.is_pinned:
             model.keep_alive_s = request.keep_alive_s
         model.note_use()
         return model
 
-    async def ask(self, model: str, query: TextQuery) -> QueryAnswer:
-        """Return the answer to a query; raise NotSupported, or the errors of `find_model` and of Supervisor.ask."""
-        asked = self._model(model)
-        if isinstance(query, Embed | Rerank) and self.find_model(model) != asked.name:
+    async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
+        """Return the answer to a query; raise NotSupported, or the errors of `find` and of Supervisor.ask."""
+        asked = self.model(name)
+        if isinstance(query, Embed | Rerank) and self.find(name) != asked.name:
             raise NotSupported(f"adapters of {asked.name} change its text, not its embeddings", param="model")
         question = asyncio.ensure_future(asked.supervisor.ask(query))
         await asyncio.sleep(0)
@@ -260,17 +249,17 @@ class Pool:
             model.supervisor.abandon(request_id)
         self._unload_expired()
 
-    def reload(self, model: str) -> None:
-        """Replace a model's worker, or load the model; see Supervisor.reload. Raise the errors of `find_model`."""
-        self._model(model).supervisor.reload()
+    def reload(self, name: str) -> None:
+        """Replace a model's worker, or load the model; see Supervisor.reload. Raise the errors of `find`."""
+        self.model(name).supervisor.reload()
 
-    async def unload(self, model: str) -> int:
+    async def unload(self, name: str) -> int:
         """End a model's worker and return 0. If it has live requests, it ends after them; return their number.
 
         Open queries count as one request. A pinned model is unloaded too, until the next request for it. Raise the
-        errors of `find_model`.
+        errors of `find`.
         """
-        found = self._model(model)
+        found = self.model(name)
         if found.supervisor.is_busy:
             found.keep_alive_s = 0.0
             return max(1, found.supervisor.num_live)
@@ -289,7 +278,7 @@ class Pool:
 
     async def _preload(self, name: str) -> None:
         try:
-            model = self._model(await self.locate(name))
+            model = self.model(await self.locate(name))
         except Exception as error:  # the daemon can still serve its other models
             logger.error("%s cannot be preloaded: %s", name, error)
             return
@@ -376,10 +365,6 @@ class Pool:
             write = asyncio.create_task(asyncio.to_thread(self._checks.tuning_store.write, model.preparation.path))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
-
-    def _model(self, name: str) -> PoolModel:
-        found = self.find_model(name)
-        return self._models.get(found) or self._models[found.rpartition("+")[0]]
 
 
 async def _look_at(model: PoolModel) -> None:

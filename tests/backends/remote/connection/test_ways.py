@@ -224,7 +224,7 @@ async def test_a_warm_remote() -> None:
     async with faults(stream(answer("a")), gets=gets) as server, backend(server.url, probes=True) as remote:
         for _ in range(3):
             remote.warm()
-        await until(lambda: remote.models() and not remote._warming)
+        await until(lambda: remote.models.statuses() and not remote._warming)
         assert remote._cluster.endpoints[0].dialect.name == "llamacpp"  # type: ignore[union-attr]
         assert 4 <= server.num_connections <= 5
         num_connections, num_probes = server.num_connections, len(server.asked)

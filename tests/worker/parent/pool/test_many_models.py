@@ -116,7 +116,7 @@ async def answer(pool: Pool, model: str, **fields: object) -> Record:
 
 
 def loaded(pool: Pool) -> set[str]:
-    return {status.name for status in pool.models() if status.state is WorkerState.READY}
+    return {status.name for status in pool.statuses() if status.state is WorkerState.READY}
 
 
 async def test_many_requests_load_a_model_once(pool: Pool, shelf: Shelf) -> None:
@@ -124,7 +124,7 @@ async def test_many_requests_load_a_model_once(pool: Pool, shelf: Shelf) -> None
     assert [record.text for record in records] == ["0 "] * 4
     assert num_lives(shelf.lives) == 2  # with the default model
     assert shelf.offered == ["m1", "mx"]
-    assert pool.find_model("mx") == "m1"
+    assert pool.find("mx") == "m1"
 
 
 async def test_a_name_that_the_owner_changes_stands_for_the_other_model(pool: Pool, shelf: Shelf) -> None:
@@ -134,18 +134,18 @@ async def test_a_name_that_the_owner_changes_stands_for_the_other_model(pool: Po
     shelf.aliases["mx"] = "x-gone"
     shelf.aliases["builtin"] = "m1"
     with pytest.raises(ModelNotFound, match="not found"):
-        pool.find_model("mx")
-    assert pool.find_model("builtin") == pool.find_model("default") == "mini"  # it is served until the daemon ends
+        pool.find("mx")
+    assert pool.find("builtin") == pool.find("default") == "mini"  # it is served until the daemon ends
 
 
 async def test_an_unknown_model_is_an_error_that_names_near_ones(pool: Pool) -> None:
     with pytest.raises(ModelNotFound, match=r"^model 'qwen' not found: this text is not found .* did you mean m1"):
         await pool.locate("qwen")
-    assert {status.name for status in pool.models()} == {"mini"}
+    assert {status.name for status in pool.statuses()} == {"mini"}
 
 
 async def test_a_located_model_is_not_loaded_and_says_how_long_that_takes(pool: Pool) -> None:
-    status = pool.status(await pool.locate("m1"))
+    status = pool.model(await pool.locate("m1")).status()
     assert status.state is WorkerState.STOPPED
     assert status.ready_in_s is not None and status.ready_in_s > 0
 
@@ -167,7 +167,7 @@ async def test_a_model_is_rather_loaded_with_a_shorter_context_than_not_at_all(
     shelf = Shelf(tmp_path / "lives", num_places=2)
     pool = shelf.pool()
     await begin(pool)
-    model = pool._model(await pool.locate("m1"))
+    model = pool.model(await pool.locate("m1"))
     sizes = iter([(UNIT * 2, UNIT // 2)])
     weigh = model.preparation.load
 
@@ -241,9 +241,9 @@ async def test_without_keep_alive_a_model_leaves_at_the_end_of_its_request(shelf
 
 async def test_a_request_says_how_long_its_model_is_kept(pool: Pool) -> None:
     await answer(pool, "m1", keep_alive_s=math.inf)
-    assert pool.status("m1").unload_in_s is None
+    assert pool.model("m1").status().unload_in_s is None
     await answer(pool, "m1", keep_alive_s=300.0)
-    assert 0 < (pool.status("m1").unload_in_s or 0) <= 300
+    assert 0 < (pool.model("m1").status().unload_in_s or 0) <= 300
     await answer(pool, "m1", keep_alive_s=0.0)
     assert loaded(pool) == {"mini"}
 
@@ -279,7 +279,7 @@ async def test_preloaded_models_are_loaded_at_the_start_and_pinned(shelf: Shelf)
     pool = shelf.pool(preload=("m1", "m2"), max_models=3)
     await begin(pool)
     await eventually(lambda: loaded(pool) == {"mini", "m1", "m2"})
-    assert all(status.is_pinned for status in pool.models())
+    assert all(status.is_pinned for status in pool.statuses())
     await pool.stop()
 
 
@@ -290,10 +290,10 @@ async def test_a_model_has_options_of_its_own_under_any_of_its_names(shelf: Shel
     await eventually(lambda: "m2" in loaded(pool))
     for name in ("m1", "m3"):
         await answer(pool, name)
-    assert [pool.engine(name).ctx for name in ("mini", "m1", "m2", "m3")] == [0, 77, 0, 0]
-    assert 3000 < (pool.status("m1").unload_in_s or 0) <= 3600
-    assert 0 < (pool.status("m3").unload_in_s or 0) <= 300
-    assert pool.status("m2").is_pinned
+    assert [pool.model(name).preparation.engine.ctx for name in ("mini", "m1", "m2", "m3")] == [0, 77, 0, 0]
+    assert 3000 < (pool.model("m1").status().unload_in_s or 0) <= 3600
+    assert 0 < (pool.model("m3").status().unload_in_s or 0) <= 300
+    assert pool.model("m2").status().is_pinned
     paths = pool._models["m1"].preparation.files.paths
     assert [path.name for path in paths] == ["m1.gguf", "m9.gguf"]
     await pool.stop()
@@ -315,10 +315,10 @@ async def test_a_model_with_an_adapter_is_the_same_worker(shelf: Shelf, tmp_path
     await begin(pool)
     assert (await answer(pool, "mx+one")).text == (await answer(pool, "m1")).text == "0 "
     assert num_lives(shelf.lives) == 2
-    assert await pool.locate("m1+one") == await pool.locate("mx+one") == pool.find_model("m1+one") == "m1+one"
-    assert pool.status("m1+one").name == "m1" and pool.status("m1").names == ("m1", "m1+one")
+    assert await pool.locate("m1+one") == await pool.locate("mx+one") == pool.find("m1+one") == "m1+one"
+    assert pool.model("m1+one").name == "m1" and pool.model("m1").status().names == ("m1", "m1+one")
     sent: list[GenerateRequest] = []
-    model = pool._model("m1")
+    model = pool.model("m1")
     model.supervisor.submit = lambda request, *_: sent.append(request)  # type: ignore[method-assign]
     for name in ("m1+one", "m1"):
         pool.submit(request("answer 1", "r", name), Record())
@@ -339,9 +339,9 @@ async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> 
     command = stub_command(shelf.lives)
     pool = Pool(config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read)
     await pool.start()
-    assert pool.default_model() == pool.find_model("") == pool.find_model("default") == "m1+one"
-    assert pool.find_model("default+two") == "m1+two" and pool.find_model("m1") == "m1"
-    assert [status.is_pinned for status in pool.models()] == [True]
+    assert pool.default() == pool.find("") == pool.find("default") == "m1+one"
+    assert pool.find("default+two") == "m1+two" and pool.find("m1") == "m1"
+    assert [status.is_pinned for status in pool.statuses()] == [True]
     await pool.stop()
     config = Config(model="m1+three", models={"m1": ModelConfig(adapters=adapters)})
     pool = Pool(config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read)

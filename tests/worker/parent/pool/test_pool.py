@@ -87,9 +87,9 @@ def make_pool(store: Store, lives: Path, config: Config) -> Pool:
 
 async def test_the_default_model_has_several_names(pool: Pool) -> None:
     await pool.start()
-    assert pool.default_model() == "mini"
+    assert pool.default() == "mini"
     for number, name in enumerate(("", "default", "builtin", "mini")):
-        assert pool.find_model(name) == "mini"
+        assert pool.find(name) == "mini"
         record = Record()
         pool.submit(request("answer 1", f"r{number}", name), record)
         assert (await record.end()).text == "0 "
@@ -103,7 +103,7 @@ async def test_preloaded_models_are_loaded_where_requests_load_none(store: Store
         config = Config(load=LoadConfig(on_demand=False), models={"m1": ModelConfig(preload=True)})
     pool = make_pool(store, lives, config)
     await pool.start()
-    await eventually(lambda: [status.state for status in pool.models()] == [WorkerState.READY] * 2)
+    await eventually(lambda: [status.state for status in pool.statuses()] == [WorkerState.READY] * 2)
     assert await pool.locate("m1") == "m1"
     with pytest.raises(ModelNotFound):
         await pool.locate("m2")
@@ -131,7 +131,7 @@ async def test_a_bad_file_starts_no_worker(pool: Pool, store: Store, lives: Path
     store.error = ModelLoadFailed("tensor 3 lies outside the file")
     await pool.start()
     # The start checks the files, so the failure is known when it returns.
-    (status,) = pool.models()
+    (status,) = pool.statuses()
     assert (status.name, status.state, status.cause) == ("mini", WorkerState.FAILED, "tensor 3 lies outside the file")
     with pytest.raises(ModelLoadFailed, match="tensor 3"):
         pool.submit(request("answer 1"), Record())
@@ -141,7 +141,7 @@ async def test_a_bad_file_starts_no_worker(pool: Pool, store: Store, lives: Path
 async def test_a_file_that_vanishes_is_no_crash(pool: Pool, store: Store, lives: Path) -> None:
     store.error = FileNotFoundError(2, "No such file or directory", "builtin.gguf")
     await pool.start()
-    (status,) = pool.models()
+    (status,) = pool.statuses()
     assert (status.state, status.num_restarts, num_lives(lives)) == (WorkerState.FAILED, 0, 0)
     assert "a file of mini cannot be read" in (status.cause or "")
 
@@ -155,7 +155,7 @@ async def test_a_named_draft_with_another_vocabulary_starts_no_worker(
 ) -> None:
     monkeypatch.setattr(store, "validate", other_vocabulary)
     await (pool := make_pool(store, lives, Config(draft="a-draft"))).start()
-    (status,) = pool.models()
+    (status,) = pool.statuses()
     assert status.state is WorkerState.FAILED
     assert "a-draft.gguf has 99 tokens" in (status.cause or "")
     assert num_lives(lives) == 0
@@ -173,7 +173,7 @@ async def test_a_named_draft_with_another_token_starts_no_worker(store: Store, l
         difference=lambda model, draft: "token 7 is 'a' in one and 'b' in the other",
     )
     await pool.start()
-    (status,) = pool.models()
+    (status,) = pool.statuses()
     assert status.state is WorkerState.FAILED
     assert (status.cause or "").startswith("token 7 is 'a' in one and 'b' in the other; a draft must share")
     await pool.stop()
@@ -257,7 +257,7 @@ async def test_a_model_that_is_not_there_is_told_at_the_start(store: Store, live
     pool = make_pool(store, lives, Config(model="missing"))
     with pytest.raises(StoreError, match="missing"):
         await pool.start()
-    assert pool.models() == []
+    assert pool.statuses() == []
     with pytest.raises(BackendUnavailable):
         pool.submit(request("answer 1"), Record())
     await pool.stop()

@@ -1,0 +1,152 @@
+"""The models of all backends behind one face: those on this machine first, then those of the remotes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+
+from edgeagent.backends.base import Backend, Models
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, RemoteUnavailable
+from edgeagent.router.policy import REMOTE_PREFIX
+from edgeagent.types import ModelStatus, QueryAnswer, RouteMode, TextQuery
+
+# After a search of this machine's disk for a remote's model, the disk is not searched for that model for this long.
+_ABSENT_S = 5.0
+_MAX_ABSENT = 1024
+
+NO_MODEL = "none"
+"""The value of the option `model` for a daemon that serves only remote models."""
+
+
+class AllModels(Models):
+    """The models of all backends, without duplicates. If two backends have a model, the first one counts.
+
+    In the mode local_only, the remotes' models are hidden, except from `reload` and `unload`, which refuse them.
+    """
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        mode: Callable[[], RouteMode],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backends = backends
+        self._mode = mode
+        self._clock = clock
+        self._absent: dict[str, float] = {}
+
+    def _open(self) -> Iterator[Backend]:
+        """Yield the backends that requests may go to in the machine's current mode."""
+        is_bound = self._mode() is RouteMode.LOCAL_ONLY
+        return (each for each in self._backends.values() if not (is_bound and _is_remote(each)))
+
+    def statuses(self) -> list[ModelStatus]:
+        models: dict[str, ModelStatus] = {}
+        for backend in self._open():
+            for status in backend.models.statuses():
+                models.setdefault(status.name, status)
+        return list(models.values())
+
+    def default(self) -> str:
+        """Return the name of the model for requests that name no model; NO_MODEL if there is none."""
+        backends = list(self._open())
+        for backend in backends:
+            try:
+                return backend.models.find(backend.models.default())
+            except ModelNotFound:
+                continue
+            except BackendUnavailable:
+                if not _is_remote(backend):  # the local backend is still starting
+                    return backend.models.default()
+        try:
+            return backends[0].models.default() if backends else NO_MODEL
+        except (ModelNotFound, BackendUnavailable):  # a remote that has not listed its models yet, or cannot be asked
+            return NO_MODEL
+
+    def find(self, name: str) -> str:
+        unknown: EdgeAgentError | None = None
+        for backend in self._open():
+            try:
+                return backend.models.find(name)
+            except (ModelNotFound, BackendUnavailable) as error:
+                unknown = unknown or error
+        raise unknown or _nobody()
+
+    async def locate(self, name: str) -> str:
+        with suppress(EdgeAgentError):
+            known = self.find(name)
+            if self._is_local(name) or self._absent.get(name, 0.0) > self._clock():
+                return known
+        unknown: EdgeAgentError | None = None
+        for backend in self._open():
+            try:
+                found = await backend.models.locate(name)
+            except (ModelNotFound, BackendUnavailable) as error:
+                unknown = unknown or error
+                continue
+            if _is_remote(backend):
+                self._note_absent(name)
+            return found
+        raise unknown or _nobody()
+
+    def _is_local(self, name: str) -> bool:
+        """Whether a model of this name is known on this machine. The disk is not read."""
+        for backend in self._backends.values():
+            if not _is_remote(backend):
+                with suppress(EdgeAgentError):
+                    return bool(backend.models.find(name))
+        return False
+
+    def _note_absent(self, name: str) -> None:
+        """Remember that a remote's model is not on this machine, so that most requests for it do not read the disk."""
+        if len(self._absent) >= _MAX_ABSENT:
+            self._absent.clear()
+        self._absent[name] = self._clock() + _ABSENT_S
+
+    def reload(self, name: str) -> None:
+        unknown: EdgeAgentError | None = None
+        for backend in self._backends.values():
+            try:
+                return backend.models.reload(name)
+            except (ModelNotFound, RemoteUnavailable) as error:
+                unknown = _clearer(unknown, error)
+        raise unknown or ModelNotFound(f"model {name!r} not found")
+
+    async def unload(self, name: str) -> int:
+        unknown: EdgeAgentError | None = None
+        for backend in self._backends.values():
+            try:
+                return await backend.models.unload(name)
+            except (ModelNotFound, RemoteUnavailable) as error:
+                unknown = _clearer(unknown, error)
+        raise unknown or ModelNotFound(f"model {name!r} not found")
+
+    async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
+        unknown: EdgeAgentError | None = None
+        try:
+            name = await self.locate(name)
+        except ModelNotFound as error:  # its message suggests similar names
+            unknown = error
+        except EdgeAgentError:
+            pass  # the backends raise a better error below
+        for backend in self._open():
+            try:
+                return await backend.models.ask(name, query)
+            except (ModelNotFound, RemoteUnavailable) as error:
+                unknown = _clearer(unknown, error)
+        raise unknown or _nobody()
+
+
+def _is_remote(backend: Backend) -> bool:
+    return backend.name.startswith(REMOTE_PREFIX)
+
+
+def _nobody() -> BackendUnavailable:
+    return BackendUnavailable("there is no backend that could answer")
+
+
+def _clearer(former: EdgeAgentError | None, error: EdgeAgentError) -> EdgeAgentError:
+    """Return the clearer of two errors: the first ModelNotFound, or else `former`, or else `error`."""
+    is_clearer = isinstance(error, ModelNotFound) and not isinstance(former, ModelNotFound)
+    return error if former is None or is_clearer else former
