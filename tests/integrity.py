@@ -8,10 +8,8 @@ from functools import singledispatch
 import numpy as np
 
 from edgeagent.conversation.database import DamagedError, ResponseDatabase
-from edgeagent.engine.cache.host import HostTier
+from edgeagent.engine.cache.block_table import BlockTable, _OnDisk
 from edgeagent.engine.cache.kv_cells import KvCells
-from edgeagent.engine.cache.lookup import BlockCache
-from edgeagent.engine.cache.pins import Pins
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.radix_tree import Node, RadixTree
 from edgeagent.engine.cache.saver import Saver
@@ -38,10 +36,27 @@ def _(response_database: ResponseDatabase) -> None:
         raise DamagedError(f"{verdict}; counted {counted}, there are {response_database._count()}; {orphans} orphans")
 
 
-@check_integrity.register(BlockCache)
-def _(blocks: BlockCache) -> None:
-    check_integrity(blocks.host)
-    check_integrity(blocks.tree)
+@check_integrity.register(BlockTable)
+def _(table: BlockTable) -> None:
+    entries = table._entries
+    assert table._num_bytes == sum(entry.block.num_bytes for entry in entries.values()) <= table.max_bytes
+    assert table._num_children == Counter(entry.block.parent for entry in entries.values())
+    pending = {key: entry for key, entry in entries.items() if entry.on_disk is _OnDisk.PENDING}
+    assert table._pending == pending
+    assert table._pending_bytes == sum(entry.block.num_bytes for entry in pending.values())
+    pinned = Counter(key for keys in table._lanes.values() for key in keys)
+    assert pinned == {key: entry.num_lanes for key, entry in entries.items() if entry.num_lanes}
+    num_pinned = sum(entry.block.num_bytes for entry in entries.values() if entry.num_lanes)
+    assert table._pinned_bytes == num_pinned <= table.max_bytes // 2
+    for entry in entries.values():
+        block = entry.block
+        # If the disk loses a block, its children may remain here; no lookup finds them, and they are evicted later.
+        assert block.parent == block.root or block.parent in entries or table.disk is not None
+    held = Counter[bytes]()
+    for entry in entries.values():
+        held[entry.block.root] += entry.block.num_bytes
+    assert {root: partition.num_bytes for root, partition in table._partitions.items()} == held
+    check_integrity(table.tree)
 
 
 @check_integrity.register(KvCells)
@@ -67,32 +82,6 @@ def _(engine: Engine) -> None:
             assert engine._prefixes.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
         assert len(sequence.tokens) <= sequence.max_length
         assert sequence.num_cached <= sequence.num_prompt
-
-
-@check_integrity.register(Pins)
-def _(pins: Pins) -> None:
-    assert Counter(key for pin in pins._pins.values() for key in pin.sizes) == pins._num_pins
-    sizes = {key: size for pin in pins._pins.values() for key, size in pin.sizes.items()}
-    assert sum(sizes.values()) == pins._num_bytes <= pins._max_bytes
-
-
-@check_integrity.register(HostTier)
-def _(tier: HostTier) -> None:
-    assert tier._num_bytes == sum(entry.block.num_bytes for entry in tier._entries.values()) <= tier.max_bytes
-    children = sorted(key for keys in tier._children.values() for key in keys)
-    assert children == sorted(tier._entries)
-    for entry in tier._entries.values():
-        block = entry.block
-        # If the tier below loses a block, its children may remain here; no lookup finds them, and they are evicted
-        # later.
-        assert block.parent == block.root or block.parent in tier._entries or tier._below is not None
-        assert tier._may_go(entry) == (entry.item is not None)
-        assert (block.key in tier._backlog) <= entry.is_offered
-        assert entry.item is None or entry.item in tier._partitions[block.root].heap
-    check_integrity(tier._pins)
-    for root, partition in tier._partitions.items():
-        held = (entry.block.num_bytes for entry in tier._entries.values() if entry.block.root == root)
-        assert partition.num_bytes == sum(held)
 
 
 @check_integrity.register(Slots)

@@ -261,7 +261,7 @@ class Engine:
         self._warmer.pause()
         for prefixes in self._stores:
             prefixes.close()
-        self._prefixes.close_below()
+        self._prefixes.close_disk()
 
     def purge(self, partition: str | None = None) -> int:
         """Forget the cached prefixes of a partition, or of all partitions if None. Return how many blocks were removed.

@@ -6,8 +6,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
@@ -78,14 +77,12 @@ def make_engine(
 ) -> Engine:
     """Make an engine that predicts `batch_s` seconds for a full batch."""
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
-    host = HostTier(host_bytes, can_cut=can_cut, below=below)
-    blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)
+    blocks = BlockTable(Keyring(b"fake", b"s" * 32), host_bytes, below, can_cut=can_cut)
     costs = warm_costs(runner.max_batch, batch_s)
     drafters = None
     if draft is not None:
-        host = HostTier(host_bytes // 4, below=below)
         keyring = Keyring(b"fake draft", b"s" * 32)
-        kept = BlockCache(keyring, host, below, can_cut=True, block_tokens=64, is_draft=True)
+        kept = BlockTable(keyring, host_bytes // 4, below, can_cut=True, block_tokens=64, is_draft=True)
         drafters = Drafters(DraftModel(draft, PrefixStore(draft, kept)), max_tokens=4, planning_share=ALWAYS)
     prefixes = PrefixStore(runner, blocks, costs)
     return Engine(runner, max_running=max_running, drafters=drafters, prefixes=prefixes)

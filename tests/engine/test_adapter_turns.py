@@ -10,8 +10,7 @@ import pytest
 
 from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
@@ -48,7 +47,7 @@ class OneAdapterRunner(FakeRunner):
 
 def make(runner: FakeRunner, host_bytes: int = 1 << 20, draft: FakeRunner | None = None) -> Engine:
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
-    blocks = BlockCache(Keyring(b"fake", b"s" * 32), HostTier(host_bytes, can_cut=can_cut), None, can_cut=can_cut)
+    blocks = BlockTable(Keyring(b"fake", b"s" * 32), host_bytes, None, can_cut=can_cut)
     drafters = None if draft is None else Drafters(DraftModel(draft), max_tokens=4, planning_share=ALWAYS)
     costs = warm_costs(runner.max_batch)
     return Engine(

@@ -8,9 +8,8 @@ from collections.abc import Sequence as Items
 import pytest
 
 from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import CachedPrefix
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
@@ -33,7 +32,7 @@ def make(
     num_cells: int = 256, *, num_sequences: int = 8, max_running: int = 4, host_bytes: int = 0
 ) -> tuple[Engine, CountingPrefixes]:
     runner = FakeRunner(num_cells=num_cells, num_sequences=num_sequences, max_batch=64, end_token=-1)
-    blocks = BlockCache(Keyring(b"fake", b"s" * 32), HostTier(host_bytes), can_cut=True, block_tokens=32)
+    blocks = BlockTable(Keyring(b"fake", b"s" * 32), host_bytes, can_cut=True, block_tokens=32)
     prefixes = CountingPrefixes(runner, blocks, warm_costs(runner.max_batch))
     return Engine(runner, max_running=max_running, prefixes=prefixes), prefixes
 

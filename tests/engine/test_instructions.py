@@ -7,8 +7,7 @@ import random
 import pytest
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, CachePriority, Importance, Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
@@ -21,7 +20,7 @@ SECRET = b"s" * 32
 
 
 class Kept:
-    """An engine on a fake runner, and the tiers below its cells."""
+    """An engine on a fake runner, and its blocks in memory and on disk."""
 
     def __init__(
         self, *, host_bytes: int = 1 << 22, num_cells: int = 4096, kind: MemoryKind = MemoryKind.FULL_ATTENTION
@@ -29,9 +28,8 @@ class Kept:
         self.runner = FakeRunner(num_cells=num_cells, memory_kind=kind)
         can_cut = kind is MemoryKind.FULL_ATTENTION
         self.below = FakeTier()
-        self.host = HostTier(host_bytes, can_cut=can_cut, below=self.below, clock=FakeClock())
-        blocks = BlockCache(Keyring(b"fake", SECRET), self.host, self.below, can_cut=can_cut)
-        prefixes = PrefixStore(self.runner, blocks, clock=FakeClock())
+        self.blocks = BlockTable(Keyring(b"fake", SECRET), host_bytes, self.below, can_cut=can_cut, clock=FakeClock())
+        prefixes = PrefixStore(self.runner, self.blocks, clock=FakeClock())
         self.engine = Engine(self.runner, max_running=4, prefixes=prefixes, clock=FakeClock())
 
     def ask(self, name: str, prompt: list[int], **options: object) -> Sequence:
@@ -64,7 +62,7 @@ def test_many_conversations_keep_one_system_prompt_once(num_system: int) -> None
     # A system prompt's last part, if too short for a block of its own, is stored in each conversation's block.
     num_unique += 30 * (num_system % MAX_BLOCK_TOKENS if num_system % MAX_BLOCK_TOKENS < MIN_PART else 0)
     assert sum(len(block.tokens) for block in kept.below.blocks.values()) <= 1.02 * num_unique
-    assert sum(len(block.tokens) for key in kept.below.blocks if (block := kept.host.read(key))) <= 1.02 * num_unique
+    assert sum(len(block.tokens) for key in kept.below.blocks if (block := kept.blocks.read(key))) <= 1.02 * num_unique
 
 
 def test_later_turns_keep_nothing_twice() -> None:

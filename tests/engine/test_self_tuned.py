@@ -14,8 +14,7 @@ import pytest
 
 from edgeagent.engine.attention import Attention, choose_form
 from edgeagent.engine.cache.block import CachePriority, Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
@@ -88,7 +87,7 @@ def restoring() -> Walk:
     costs = CostModel(64)
     for size in (1, 64):
         costs.observe(StepShape.alone(size, 0), 0.001 * size)
-    blocks = BlockCache(Keyring(b"k", b"s" * 32), HostTier(1 << 20, clock=clock), can_cut=True, block_tokens=32)
+    blocks = BlockTable(Keyring(b"k", b"s" * 32), 1 << 20, can_cut=True, block_tokens=32, clock=clock)
     prefixes = PrefixStore(runner, blocks, costs, clock)
     prompt = [5 + index % 40 for index in range(128)]
 

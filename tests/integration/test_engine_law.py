@@ -22,7 +22,7 @@ from gguf import GGMLQuantizationType
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.cache.lookup import make_blocks
+from edgeagent.engine.cache.block_table import make_table
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.context import LlamaRunner
@@ -63,7 +63,7 @@ class Setup:
 
     def engine(self, runner: LlamaRunner, below: FakeTier | None = None, host_bytes: int = 1 << 20) -> Engine:
         config = self.config.model_copy(update={"cache_memory_bytes": host_bytes})
-        blocks = make_blocks(self.model.memory_kind, config, Keyring(b"", SECRET), below)
+        blocks = make_table(self.model.memory_kind, config, Keyring(b"", SECRET), below)
         prefixes = PrefixStore(runner, blocks, clock=FakeClock())
         return Engine(runner, max_running=4, prefixes=prefixes, clock=FakeClock())
 

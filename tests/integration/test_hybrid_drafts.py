@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.cache.lookup import make_blocks
+from edgeagent.engine.cache.block_table import make_table
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.context import LlamaRunner
@@ -316,7 +316,7 @@ def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, 
     verified = accepted = 0
     for seed in range(2):
         runner = Watched(model, config, max_rewind=DEPTH)
-        blocks = make_blocks(model.memory_kind, config, Keyring(b"", SECRET), below)
+        blocks = make_table(model.memory_kind, config, Keyring(b"", SECRET), below)
         drafters = Drafters(Guesses(oracle), Found(oracle) if rule == "mixed" else None)
         prefixes = PrefixStore(runner, blocks, clock=FakeClock())
         engine = Engine(runner, max_running=parallel, prefixes=prefixes, drafters=drafters, clock=FakeClock())

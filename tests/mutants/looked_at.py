@@ -90,32 +90,32 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "4",
     ): "No two sequences have the same order, so nothing behind it is compared.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "num_blocks = {0: 0}",
         "1",
     ): "All chains are one longer, and only compared with each other.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):",
         "(num_blocks[place.start] + 1 <= num_blocks.get(place.end, 1 << 60))",
     ): "Of chains with as many blocks either will do.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):",
         "2",
     ): "More than any chain has blocks.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):",
         "61",
     ): "More than any chain has blocks.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "last_to[place.end], num_blocks[place.end] = reference, num_blocks[place.start] + 1",
         "2",
     ): "All blocks count double; of chains with as many either will do.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "if best_rank is None or rank > best_rank:",
         "(rank >= best_rank)",
     ): "Of blocks with the same rank either serves as well.",
@@ -125,12 +125,12 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "3",
     ): "It is the best all the same; the others are looked at in vain.",
     (
-        "edgeagent/engine/cache/lookup.py",
-        'return BlockCache(Keyring(b"", bytes(16)), HostTier(0), can_cut=False)',
+        "edgeagent/engine/cache/block_table.py",
+        'return BlockTable(Keyring(b"", bytes(16)), 0, can_cut=False)',
         "17",
     ): "It keeps nothing.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "complete = self._part(walk, {at: 0}, at + len(own) - 1)",
         "1",
     ): "There is one place to begin at, so the number of blocks before it is compared with nothing.",
@@ -140,28 +140,28 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "3",
     ): "There is no better one; the others are looked at in vain.",
     (
-        "edgeagent/engine/cache/lookup.py",
-        'return BlockCache(Keyring(b"", bytes(16)), HostTier(0), can_cut=False)',
+        "edgeagent/engine/cache/block_table.py",
+        'return BlockTable(Keyring(b"", bytes(16)), 0, can_cut=False)',
         "True",
     ): "It keeps nothing.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "def refresh(self, max_heads: int = 1 << 60) -> None:",
         "2",
     ): "More than there are.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "def refresh(self, max_heads: int = 1 << 60) -> None:",
         "61",
     ): "More than there are.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) "
         "-> list[BlockReference]:",
         "1",
     ): "No chain ends at one token.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         'keyring = keyring or Keyring(b"", os.urandom(32))',
         "33",
     ): "A longer secret is as good.",
@@ -251,7 +251,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "pass",
     ): "The message would show in the traceback of a bug only; refusals are answered from `error`.",
     (
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         "if len(self.tree.blocks) > self._sweep_at:",
         "(len(self.tree.blocks) >= self._sweep_at)",
     ): "The sweep comes one block sooner; what it takes out is held by no tier in either case.",

@@ -43,7 +43,7 @@ _CACHE = (
     "tests/engine/cache/test_large_blocks.py",
     "tests/engine/cache/test_block_lives.py",
     "tests/engine/cache/test_tiers.py",
-    "tests/engine/cache/test_host.py",
+    "tests/engine/cache/test_block_table.py",
 )
 _ENGINE = (
     "tests/engine/test_engine.py",
@@ -106,12 +106,11 @@ TARGETS = (
     Target("edgeagent/engine/cache/disk/*.py", _STORE, _DISK),
     Target("edgeagent/engine/cache/block.py", (*_CACHE, "tests/test_defaults.py"), ("tests/engine",)),
     Target(
-        "edgeagent/engine/cache/lookup.py",
+        "edgeagent/engine/cache/block_table.py",
         ("tests/engine/cache/test_lookup.py", *_CACHE, "tests/test_defaults.py"),
         ("tests/engine", *_DISK),
     ),
     Target("edgeagent/engine/cache/cached_prefix.py", ("tests/engine/cache/test_chain.py",), ("tests/engine",)),
-    Target("edgeagent/engine/cache/backlog.py", ("tests/engine/cache/test_backlog.py",), ("tests/engine",)),
     Target("edgeagent/machine_policy/*.py", ("tests/machine_policy",), ("tests/router/test_machine_policy.py",)),
     Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/remotes/test_checkup.py",)),
     Target("edgeagent/worker/parent/supervision/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),

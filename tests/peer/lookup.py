@@ -10,14 +10,13 @@ from pathlib import Path
 from edgeagent.bench.stats import median
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Head, Importance, Keyring
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Limits
 from edgeagent.engine.cache.disk.retention import IndexEntry
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
 
 NUM_BLOCKS = 10_000
 CHAIN_BLOCKS = 25
@@ -33,7 +32,7 @@ def lookup_ms(num_tokens: int) -> float:
         ledger, limits = WriteBudget(files, bytes_per_hour=0, max_gap_s=1.0), Limits(1 << 40, 0, 1e9)
         store = BlockStore(files, Seal(secret), ledger, limits, close_s=1.0)
         chains = [_fill(store, keyring, seed) for seed in range(NUM_BLOCKS // CHAIN_BLOCKS)]
-        blocks = BlockCache(keyring, HostTier(0), store, can_cut=True)
+        blocks = BlockTable(keyring, 0, store, can_cut=True)
         blocks.refresh()
         times = []
         for turn in range(NUM_LOOKUPS):

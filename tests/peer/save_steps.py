@@ -12,8 +12,7 @@ from array import array
 
 from edgeagent.bench.stats import median, quantile
 from edgeagent.engine.cache.block import CachePriority, Keyring, Payload, choose_block_tokens
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.short_collections import keep_collections_short
 from tests.fakes import FakeRunner, FakeTier
@@ -42,8 +41,7 @@ def step_ms(num_tokens: int, chunk: int) -> list[float]:
     """Return the milliseconds spent on saving in each step. The prompt is computed in steps of `chunk` tokens."""
     block_tokens = choose_block_tokens(TOKEN_BYTES)
     below = FakeTier()
-    host = HostTier(1 << 50, below=below)
-    blocks = BlockCache(Keyring(b"model", bytes(32)), host, below, can_cut=True, block_tokens=block_tokens)
+    blocks = BlockTable(Keyring(b"model", bytes(32)), 1 << 50, below, can_cut=True, block_tokens=block_tokens)
     prefixes = PrefixStore(Weightless(num_tokens + chunk, block_tokens), blocks)
     tokens = array("i", (at * 7919 % 150_000 for at in range(num_tokens)))
     claimed, times = prefixes.claim(tokens, prefixes.match("", tokens, num_tokens)), []

@@ -1,7 +1,7 @@
-"""Blocks: pieces of computed prefixes outside the KV cells, their keys, and the interface of tiers.
+"""Blocks: pieces of computed prefixes outside the KV cells, their keys, and the interface of the disk.
 
-The engine makes and restores blocks. Host memory (`engine.cache.host`) and disk (`engine.cache.disk`) keep blocks. This
-module is the interface between them. It knows neither llama.cpp nor files.
+The engine makes and restores blocks. `engine.cache.block_table` keeps them in memory, `engine.cache.disk` in files.
+This module knows neither llama.cpp nor files.
 
 A prefix is a chain of blocks, which are restored in order. Each block covers consecutive tokens. For models with
 attention only, a block has at most the number of tokens that `choose_block_tokens` returns. For models with a recurrent
@@ -10,7 +10,7 @@ the prefix.
 
 A block's key is a keyed hash of its parent's key and its own tokens. So one key stands for the whole prefix that ends
 with the block. The first block's parent is the root key of a cache partition. Blocks are found by their tokens, in one
-tree that the cells and all tiers share (`engine.cache.radix_tree`).
+tree that they share with the sequences in the cells (`engine.cache.radix_tree`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Importance(IntEnum):
     """Why a block is kept; a more important one is written sooner and kept longer."""
 
     VOLATILE = -1
-    """For memory only; never offered to a tier that outlives the process."""
+    """For memory only; never written to disk."""
     ONCE = 0
     """Used once. The engine gives no block this importance."""
     NORMAL = 1
@@ -155,32 +155,11 @@ class Block(Head):
         return len(self.payload) + self.tokens.itemsize * len(self.tokens)
 
 
-# The factor on a block's cost, compared with a block that was used once.
-_FACTORS = {
-    Importance.VOLATILE: 1.0,
-    Importance.ONCE: 1.0,
-    Importance.NORMAL: 1.5,
-    Importance.REUSED: 2.0,
-    Importance.SYSTEM: 4.0,
-    Importance.PINNED: 1.0,  # is not evicted at all
-}
-
-
-def value_of(block: Block, importance: Importance, doubling_depth: float) -> float:
-    """Return a block's value per byte: the cost to compute it again, times a factor for its importance.
-
-    A token at position 0 costs 1. A token at position `doubling_depth` costs 2, because it attends to that many earlier
-    tokens.
-    """
-    cost = len(block.tokens) * (1 + block.start / doubling_depth)
-    return _FACTORS[importance] * cost / max(1, block.num_bytes)
-
-
 class PayloadCodec(Protocol):
-    """Makes payloads smaller before they are kept in tiers. Only one thread may call it."""
+    """Makes payloads smaller before they are kept. Only one thread may call it."""
 
     def pack(self, payload: Payload) -> Payload:
-        """Return the packed form of a payload, which tiers keep."""
+        """Return the packed form of a payload, which is kept."""
         ...
 
     def unpack(self, payload: Payload) -> Payload:
@@ -191,64 +170,11 @@ class PayloadCodec(Protocol):
         ...
 
 
-class BlockTier(Protocol):
-    """A tier of the cache below the KV cells, such as host memory or a disk. It keeps blocks.
+class BlockDisk(Protocol):
+    """The disk below the table of blocks. It writes an accepted block later; until then, the block is pending.
 
-    `read` and `close` may be slow. The engine's thread calls all other methods between two tokens. So these answer from
-    an index in memory, do no I/O and never wait. The engine's thread reads host memory. One loader thread for each
-    model reads the other tiers, while the engine's thread may call other methods.
-    """
-
-    def num_bytes(self, key: BlockKey) -> int | None:
-        """Return how many bytes a read of this block moves; None if the tier does not hold the block."""
-        ...
-
-    def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Note that these blocks were used just now."""
-        ...
-
-    def read(self, key: BlockKey) -> Block | None:
-        """Return a checked and authenticated block; None if it is gone or damaged, or cannot be read now.
-
-        Later lookups do not find a damaged block, but it may be offered and written again. The caller must compare the
-        block's tokens with the wanted tokens before it passes the payload to llama.cpp.
-        """
-        ...
-
-    def offer(self, block: Block, importance: Importance) -> bool:
-        """Offer a block to keep; return False if the tier does not accept it now. Never waits.
-
-        A block that was not accepted may be offered again. Offer parents before their children: a block whose parent is
-        missing is not accepted.
-        """
-        ...
-
-    def discard(self, key: BlockKey) -> None:
-        """Drop a block that has no children, since a longer block replaces it. Ignore unknown keys. Never waits."""
-        ...
-
-    def purge(self, root: BlockKey | None = None) -> int:
-        """Forget all blocks of a partition (None: of all partitions); return how many.
-
-        Later lookups find none of these blocks, even if a block is being read or written now. Their bytes are freed
-        soon. Pending blocks of a LowerTier are forgotten too, but not counted.
-        """
-        ...
-
-    def stats(self) -> CacheStatus:
-        """Return counts for status reports."""
-        ...
-
-    def close(self) -> None:
-        """Finish pending work, within the tier's time limit for closing. No method is called afterwards."""
-        ...
-
-
-class LowerTier(BlockTier, Protocol):
-    """A slow tier, such as a disk, that writes an accepted block later.
-
-    Until it is written, the block is pending. The tier above, which offered the block, keeps it in memory and counts
-    its bytes.
+    The engine's thread calls all methods except `read`, between two tokens. So they answer from an index in memory, do
+    no I/O and never wait; only `wait_written` and `close` may. One loader thread for each model calls `read`.
     """
 
     def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterable[Head]:
@@ -259,8 +185,32 @@ class LowerTier(BlockTier, Protocol):
         """
         ...
 
+    def num_bytes(self, key: BlockKey) -> int | None:
+        """Return how many bytes a read of this block moves; None if it is not on disk."""
+        ...
+
+    def read(self, key: BlockKey) -> Block | None:
+        """Return a checked and authenticated block; None if it is gone or damaged, or cannot be read now.
+
+        Later lookups do not find a damaged block, but it may be offered and written again. The caller must compare the
+        block's tokens with the wanted tokens before it passes the payload to llama.cpp.
+        """
+        ...
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that these blocks were used just now."""
+        ...
+
+    def offer(self, block: Block, importance: Importance) -> bool:
+        """Offer a block to write; return False if it is not accepted now, or if its parent is missing.
+
+        The caller must keep a pending block in memory, and limit the bytes of such blocks. An accepted block may be
+        offered again with a higher importance.
+        """
+        ...
+
     def is_pending(self, key: BlockKey) -> bool:
-        """Whether a block was accepted and is not stored yet."""
+        """Whether a block was accepted and is not written yet."""
         ...
 
     def withdraw(self, key: BlockKey) -> None:
@@ -272,11 +222,31 @@ class LowerTier(BlockTier, Protocol):
         """Whether pending blocks cannot be written at the moment."""
         ...
 
+    def discard(self, key: BlockKey) -> None:
+        """Remove a block that has no children, since a longer block replaces it. Ignore unknown keys."""
+        ...
+
+    def purge(self, root: BlockKey | None = None) -> int:
+        """Forget all blocks of a partition (None: of all partitions); return how many were on disk.
+
+        Later lookups find none of these blocks, even if a block is being read or written now. Their files are removed
+        soon. Pending blocks are forgotten too, but not counted.
+        """
+        ...
+
+    def stats(self) -> CacheStatus:
+        """Return counts for status reports."""
+        ...
+
     def wait_written(self) -> bool:
         """Wait until fewer blocks are pending, and return True. Only for the end of the process.
 
         Return False if no block is pending, if blocks cannot be written, or if the time limit for closing has passed.
         """
+        ...
+
+    def close(self) -> None:
+        """Finish pending writes, within the time limit for closing. No method is called afterwards."""
         ...
 
 

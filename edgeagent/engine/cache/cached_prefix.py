@@ -1,6 +1,6 @@
 """Plain data that describes a cached prefix: where its parts are, and how far it is restored.
 
-PrefixStore and its parts (Slots, BlockCache, Restorer and Saver) make and change these objects, and move the cells and
+PrefixStore and its parts (Slots, BlockTable, Restorer and Saver) make and change these objects, and move the cells and
 blocks that the objects describe. Other modules only read the objects.
 """
 
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edgeagent.engine.cache.block import BlockKey, BlockTier
+from edgeagent.engine.cache.block import BlockKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class CellPrefix:
 
 @dataclass(frozen=True, slots=True)
 class BlockReference:
-    """A block to restore at position `start`, and the tier that holds it.
+    """A block to restore at position `start`, from memory or from disk.
 
     The block has `length` tokens. The first `num_tokens` of them are wanted. A read moves `num_bytes`.
     """
 
-    tier: BlockTier
+    is_in_memory: bool
     key: BlockKey
     start: int
     num_tokens: int
@@ -76,7 +76,7 @@ class Restoring:
     epoch: int  # of its partition, at the beginning of the restore
     unasked: deque[BlockReference] = field(default_factory=deque)  # still to request from the loader, in order
     requested: set[BlockKey] = field(default_factory=set)  # from the loader, and not received yet
-    read: set[BlockKey] = field(default_factory=set)  # received from the tier below
+    read: set[BlockKey] = field(default_factory=set)  # received from the disk
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by tier
 
     @property

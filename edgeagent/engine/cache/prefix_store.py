@@ -3,7 +3,7 @@
 The life of a prefix: `match` finds it, and `claim` makes it a live sequence. `reload` restores its blocks into the
 cells. `save` copies what a later step would overwrite, such as a recurrent state, into a block. `release` leaves the
 prefix in the cells as an idle prefix. Saver copies idle prefixes from the cells into blocks when there is time. Such a
-copy is called a read-out. Slots keeps the prefixes in the cells; BlockCache and the tiers keep the blocks.
+copy is called a read-out. Slots keeps the prefixes in the cells; BlockTable keeps the blocks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.background import BackgroundWork
-from edgeagent.engine.cache.block import MIN_PART, CachePriority, Keyring, LowerTier, PayloadCodec
+from edgeagent.engine.cache.block import MIN_PART, BlockDisk, CachePriority, Keyring, PayloadCodec
+from edgeagent.engine.cache.block_table import PENDING_SHARE, BlockTable, empty_table, make_table
 from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix, Restoring
-from edgeagent.engine.cache.host import PENDING_SHARE
-from edgeagent.engine.cache.lookup import BlockCache, make_blocks, no_blocks
 from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import MAX_GAP, Saver
@@ -36,7 +35,7 @@ class PrefixStore:
     def __init__(
         self,
         runner: Runner,
-        blocks: BlockCache | None = None,
+        blocks: BlockTable | None = None,
         costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,7 +46,7 @@ class PrefixStore:
         self.costs = costs or CostModel(runner.max_batch, runner.attention_tile)
         """The measured costs of the runner's steps."""
         self._runner = runner
-        self._blocks = blocks or no_blocks()
+        self._blocks = blocks or empty_table()
         self._slots = Slots(runner, self._blocks.tree, self._save_evicted)
         self._policy = ReadOutPolicy(self.costs)
         self._saver = Saver(runner, self._slots, self._blocks, self._policy, clock)
@@ -113,7 +112,7 @@ class PrefixStore:
         elif found.known and found.known[-1].end >= found.end + MIN_PART:
             self._restore_retrials.record(self._computed_s(found.known, found.cell_prefix))
         references = found.to_restore if self._slots.length(seq_id) == found.cell_prefix.length else []
-        self._blocks.use(references)
+        self._blocks.use([reference.key for reference in references])
         restoring = Restoring(seq_id, tokens, deque(references), self._blocks.epoch(found.root))
         self._restorer.begin(restoring)
         return restoring
@@ -252,12 +251,12 @@ class PrefixStore:
 
     @property
     def max_pending_bytes(self) -> int:
-        """The most bytes of host memory for blocks that the tier below has accepted and not yet written."""
-        return int(self._blocks.host.max_bytes * PENDING_SHARE)
+        """The most bytes of host memory for blocks that the disk has accepted and not yet written."""
+        return int(self._blocks.max_bytes * PENDING_SHARE)
 
     def stats(self) -> CacheStatus:
         """Return counts of the blocks in host memory."""
-        return self._blocks.host.stats()
+        return self._blocks.stats()
 
     def refresh(self) -> None:
         """Add all blocks found on disk to the tree at once. Without this call, each lookup adds up to 200 blocks."""
@@ -274,19 +273,19 @@ class PrefixStore:
         return self._blocks.purge(root)
 
     def close(self) -> None:
-        """Save all idle prefixes to the tier below, if there is one, except VOLATILE ones. End the loader thread.
+        """Save all idle prefixes to the disk, if there is one, except VOLATILE ones. End the loader thread.
 
-        This may wait for the tier below to write blocks, within that tier's time limit for closing. The tier stays
-        open until `close_below`.
+        This may wait for the disk to write blocks, within its time limit for closing. The disk stays open until
+        `close_disk`.
         """
-        if self._blocks.below is not None:
+        if self._blocks.disk is not None:
             self._saver.close()
         self._restorer.close()
 
-    def close_below(self) -> None:
-        """Close the tier below. First close all prefix stores that use it."""
-        if self._blocks.below is not None:
-            self._blocks.below.close()
+    def close_disk(self) -> None:
+        """Close the disk. First close all prefix stores that use it."""
+        if self._blocks.disk is not None:
+            self._blocks.disk.close()
 
     def _save_evicted(self, seq_id: int) -> None:
         self._saver.save_evicted(seq_id)
@@ -302,7 +301,7 @@ class PrefixStore:
             return False
         if self._runner.memory_kind not in CUTTABLE or not references or references[-1].end < cell_prefix.length:
             return False
-        if any(reference.tier is not self._blocks.host for reference in references):
+        if not all(reference.is_in_memory for reference in references):
             return False
         return self._slots.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(MAX_GAP, cell_prefix.length)
 
@@ -312,15 +311,15 @@ def make_prefix_store(
     config: EngineConfig,
     costs: CostModel,
     keyring: Keyring | None = None,
-    below: LowerTier | None = None,
+    disk: BlockDisk | None = None,
     share: float = 1.0,
     token_bytes: float = 0.0,
     *,
     is_draft: bool = False,
     codec: PayloadCodec | None = None,
 ) -> PrefixStore:
-    """Return a prefix store for a runner, as configured. `make_blocks` describes the arguments after `costs`."""
-    blocks = make_blocks(
-        runner.memory_kind, config, keyring, below, share, token_bytes, is_draft=is_draft, codec=codec, costs=costs
+    """Return a prefix store for a runner, as configured. `make_table` describes the arguments after `costs`."""
+    blocks = make_table(
+        runner.memory_kind, config, keyring, disk, share, token_bytes, is_draft=is_draft, codec=codec, costs=costs
     )
     return PrefixStore(runner, blocks, costs)

@@ -243,6 +243,16 @@ class RadixTree:
         for key in [key for node in _subtree(roots) for key in node.blocks]:
             self.discard(key)
 
+    def beginnings(self, key: BlockKey) -> list[BlockKey]:
+        """Return the shorter blocks that have the same parent as a block, and whose tokens it begins with."""
+        place = self.blocks[key].blocks[key]
+        keys: list[BlockKey] = []
+        node = self.blocks[key].parent
+        while node is not None and node.depth > place.start:
+            keys += [other.key for other in node.blocks.values() if other.parent == place.parent]
+            node = node.parent
+        return keys
+
     def has_children(self, key: BlockKey) -> bool:
         """Whether other blocks in the tree have this block as their parent."""
         return self._num_children[key] > 0

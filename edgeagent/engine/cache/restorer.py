@@ -1,7 +1,7 @@
 """Restores blocks into the cells of a live sequence.
 
 Restoring happens on the engine's thread between two steps, a block at a time, within the caller's time budget. A
-separate thread reads blocks of the tier below, so that no token waits for a disk.
+separate thread reads blocks from disk, so that no token waits for a disk.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from edgeagent.engine.cache.block import Block, BlockKey, BlockTier, Importance
+from edgeagent.engine.cache.block import Block, BlockDisk, BlockKey, Importance
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import BlockReference, Restoring
-from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.cache.transfer_rate import TransferRate
 from edgeagent.engine.runner import Runner
@@ -24,10 +24,10 @@ _MAX_AHEAD_BYTES = 64 << 20
 
 
 class BlockLoader:
-    """Reads blocks of a slow tier on its own thread. The engine's thread calls the public methods."""
+    """Reads blocks from disk on its own thread. The engine's thread calls the public methods."""
 
-    def __init__(self, tier: BlockTier) -> None:
-        self._tier = tier
+    def __init__(self, disk: BlockDisk) -> None:
+        self._disk = disk
         self._asked: SimpleQueue[BlockKey | None] = SimpleQueue()
         self._read: SimpleQueue[tuple[BlockKey, Block | None]] = SimpleQueue()
         self._loaded: dict[BlockKey, Block | None] = {}
@@ -87,7 +87,7 @@ class BlockLoader:
     def _run(self) -> None:
         while (key := self._asked.get()) is not None:
             try:
-                block = self._tier.read(key)
+                block = self._disk.read(key)
             except Exception:  # the thread must survive; a failed read counts as a missing block
                 block = None
             self._read.put((key, block))
@@ -100,19 +100,19 @@ class Restorer:
         self,
         runner: Runner,
         slots: Slots,
-        blocks: BlockCache,
+        blocks: BlockTable,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._slots = slots
         self._blocks = blocks
         self._clock = clock
-        self._loader = None if blocks.below is None else BlockLoader(blocks.below)
+        self._loader = None if blocks.disk is None else BlockLoader(blocks.disk)
         self._rate = TransferRate()
 
     def begin(self, restoring: Restoring) -> None:
-        """Begin a restore: start to read its first blocks from the tier below."""
-        restoring.unasked.extend(each for each in restoring.references if each.tier is self._blocks.below)
+        """Begin a restore: start to read its first blocks from disk."""
+        restoring.unasked.extend(each for each in restoring.references if not each.is_in_memory)
         self._read_ahead(restoring)
 
     def advance(self, restoring: Restoring, budget_s: float) -> bool:
@@ -153,16 +153,16 @@ class Restorer:
             self._loader.wait(timeout_s)
 
     def expected_s(self, references: Sequence[BlockReference]) -> float:
-        """Return the expected seconds to restore these blocks, including reads from the tier below."""
+        """Return the expected seconds to restore these blocks, including reads from disk."""
         seconds = self._rate.seconds(sum(reference.num_bytes for reference in references))
-        if self._blocks.below is not None:
-            num_read = sum(reference.num_bytes for reference in references if reference.tier is self._blocks.below)
-            rate = self._blocks.below.stats().read_bytes_per_s
+        if self._blocks.disk is not None:
+            num_read = sum(reference.num_bytes for reference in references if not reference.is_in_memory)
+            rate = self._blocks.disk.stats().read_bytes_per_s
             seconds += num_read / rate if num_read and rate else 0.0
         return seconds
 
     def close(self) -> None:
-        """Finish the queued reads and end the reading thread. The tier below stays open."""
+        """Finish the queued reads and end the reading thread. The disk stays open."""
         if self._loader is not None:
             self._loader.close()
 
@@ -174,10 +174,10 @@ class Restorer:
     def _take(self, restoring: Restoring, reference: BlockReference) -> Block | None:
         """Return the block of a reference; None if it is gone.
 
-        A block that was read from the tier below is also added to host memory, if its partition was not purged since.
+        A block that was read from disk is also kept in memory, if its partition was not purged since.
         """
         if reference.key not in restoring.requested:
-            return reference.tier.read(reference.key)
+            return self._blocks.read(reference.key)
         assert self._loader is not None
         restoring.requested.remove(reference.key)
         restoring.read.add(reference.key)

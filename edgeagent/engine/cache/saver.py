@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
+from edgeagent.engine.cache.block_table import BlockTable, Continuation
 from edgeagent.engine.cache.cached_prefix import BlockReference, Chain
-from edgeagent.engine.cache.lookup import BlockCache, Continuation
 from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.runner import CUTTABLE, Runner
@@ -38,7 +38,7 @@ class _Saved(Enum):
 
     MORE = "there may be another"
     ALL = "nothing was left to read"
-    LATER = "there is no room before the tier below has taken more"
+    LATER = "there is no room before the disk has written more"
     UNSAVABLE = "it cannot be read, or is not kept"
 
 
@@ -49,7 +49,7 @@ class Saver:
         self,
         runner: Runner,
         slots: Slots,
-        blocks: BlockCache,
+        blocks: BlockTable,
         policy: ReadOutPolicy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,8 +82,8 @@ class Saver:
 
     @property
     def is_blocked_by_writes(self) -> bool:
-        """Whether read-outs must wait until the tier below has written more blocks, to make room in host memory."""
-        return self.has_work and self._blocks.host.needs_writes_below
+        """Whether read-outs must wait until the disk has written more blocks, to make room in memory."""
+        return self.has_work and self._blocks.needs_writes
 
     def idle_cells_s(self, num_tokens: int) -> float:
         """Return the expected seconds that unsaved idle prefixes add to a step of this many tokens."""
@@ -163,7 +163,7 @@ class Saver:
         """
         if self._has_state or not self._cell_bytes:
             return False
-        host = self._blocks.host.stats()
+        host = self._blocks.stats()
         ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._read_bytes) // _READY_CELLS)
         block_bytes = int(self._read_bytes * self._blocks.block_tokens)
         # If host memory is full, each block that it drops leaves its buffer for the next block. A copy does so at once.
@@ -177,13 +177,13 @@ class Saver:
         Sliding window: full blocks are read out, and at a boundary also a block that is not full. If the priority's
         `turn_end` lies inside a block, the tokens before it are read out first, as a block of their own. Recurrent
         state: it is read out only at a boundary. Full attention: nothing is read out now, since it can be read at any
-        time. If there is a tier below, `save_one` reads out full blocks while the sequence is live, when there is time.
+        time. If there is a disk, `save_one` reads out full blocks while the sequence is live, when there is time.
         """
         if not self._blocks.is_enabled:
             return
         match self._runner.memory_kind:
             case MemoryKind.FULL_ATTENTION:
-                if self._blocks.below is not None:
+                if self._blocks.disk is not None:
                     self._growing[seq_id] = priority
             case MemoryKind.SLIDING_WINDOW:
                 while self._save_next(seq_id, priority, allow_partial=is_boundary) is _Saved.MORE:
@@ -223,7 +223,7 @@ class Saver:
 
         The states of a full context then take at most an eighth of the limit of host memory.
         """
-        budget = max(1, self._blocks.host.stats().max_bytes // _CHECKPOINT_SHARE)
+        budget = max(1, self._blocks.stats().max_bytes // _CHECKPOINT_SHARE)
         num_blocks = -(-self._runner.num_cells // MAX_BLOCK_TOKENS)
         return MAX_BLOCK_TOKENS * max(1, -(-self._state_bytes * num_blocks // budget))
 
@@ -245,12 +245,12 @@ class Saver:
         self._forget(seq_id)
 
     def close(self) -> None:
-        """Read out all unsaved idle prefixes. Offer blocks to the tier below (see `HostTier.flush`)."""
+        """Read out all unsaved idle prefixes. Hand all blocks to the disk."""
         for seq_id in dict.fromkeys((*self._unsaved, *self._unsavable)):
             while self._save_all(seq_id) is _Saved.LATER and self._blocks.wait_for_room():
                 pass
             self._forget(seq_id)
-        self._blocks.host.close()
+        self._blocks.flush()
 
     def _is_worth(self, seq_id: int, seconds: float) -> bool:
         """Whether to spend `seconds` to keep an idle prefix cached. Its tokens that are in blocks do not count."""
@@ -293,7 +293,7 @@ class Saver:
             return _Saved.ALL
         if not self._runner.can_save(seq_id, chain.end, end):
             return _Saved.UNSAVABLE
-        if self._blocks.host.needs_writes_below:
+        if self._blocks.needs_writes:
             return _Saved.LATER
         own = self._slots.tokens(seq_id, chain.end, end)
         started_s = self._clock()
@@ -312,8 +312,8 @@ class Saver:
             if not self._has_state and len(own) == self._blocks.block_tokens:
                 chain.append(end, block.key)  # as the next call of `_chain` would
             return _Saved.MORE
-        # `needed_writes_below` tells why the offer failed; by now there may be room.
-        return _Saved.LATER if self._blocks.host.needed_writes_below else _Saved.UNSAVABLE
+        # `needed_writes` tells why the offer failed; by now there may be room.
+        return _Saved.LATER if self._blocks.needed_writes else _Saved.UNSAVABLE
 
     def _chain(self, seq_id: int, priority: CachePriority) -> Chain:
         """Update and return the chain of blocks that a sequence's next block follows.
@@ -377,13 +377,13 @@ class Saver:
         )
         if priority.importance is not Importance.VOLATILE:
             for end, key in chain.take_unraised(length):
-                self._blocks.host.raise_importance((key,), priority.at(end))
+                self._blocks.raise_importance((key,), priority.at(end))
             if tail is not None and tail.complete is not None and tail.complete.is_whole:
-                self._blocks.host.raise_importance((tail.complete.key,), priority.at(length))
+                self._blocks.raise_importance((tail.complete.key,), priority.at(length))
         if priority.lane and self._slots.is_idle(seq_id):
             if tail is not None and tail.complete is not None:
                 keys.append(tail.complete.key)
-            self._blocks.host.pin_for_lane(priority.lane, keys)
+            self._blocks.pin_for_lane(priority.lane, keys)
 
     def _stateful_chain(self, seq_id: int) -> Chain:
         """Return the chain of blocks that a block with the sequence's current state should follow.

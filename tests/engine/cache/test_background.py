@@ -11,8 +11,7 @@ import pytest
 
 from edgeagent.engine.cache.background import BackgroundWork
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.costs.cost_model import CostModel
@@ -158,7 +157,7 @@ def test_idle_prefixes_leave_the_cells_if_they_slow_others(cell_s: float) -> Non
     for num_tokens in (1, 2, 4, 8, 16, 32, 64):
         for num_cells in (0, 100, 200, 400):
             costs.observe(StepShape(num_tokens, num_cells, 0.0), runner.step_s(num_tokens, num_cells))
-    blocks = BlockCache(Keyring(b"model", b"s" * 32), HostTier(1 << 20, clock=clock), None, can_cut=True)
+    blocks = BlockTable(Keyring(b"model", b"s" * 32), 1 << 20, None, can_cut=True, clock=clock)
     engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, blocks, costs, clock), clock=clock)
     engine.add(SequenceSpec("ends", [5, *range(1, 49)] * 4, greedy(), max_tokens=1))
     engine.add(SequenceSpec("goes on", [3, *range(1, 40)], greedy(), max_tokens=400))

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edgeagent.engine.cache.block import MIN_PART, Block, Importance, Keyring, common_length
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import BlockReference
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
@@ -53,8 +52,9 @@ class Lives(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.host = HostTier(6000, can_cut=self.can_cut, below=self.below, clock=FakeClock())
-        self.blocks = BlockCache(KEYS, self.host, self.below, can_cut=self.can_cut, block_tokens=BLOCK_TOKENS)
+        self.blocks = BlockTable(
+            KEYS, 6000, self.below, can_cut=self.can_cut, block_tokens=BLOCK_TOKENS, clock=FakeClock()
+        )
 
     @rule(partition=PARTITIONS, runs=RUNS, size=st.integers(MIN_PART, BLOCK_TOKENS), payload=st.integers(100, 900))
     def save(self, partition: str, runs: list[tuple[int, int]], size: int, payload: int) -> None:
@@ -92,7 +92,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.host.close()
+        self.blocks.flush()
         self.below.close()
         self.start()
 
@@ -139,7 +139,9 @@ class Lives(RuleBasedStateMachine):
             assert (owner, start) == (partition, at)
             assert reference.is_whole or (self.can_cut and number == len(references) - 1)
             assert prefix[: reference.end] == wanted[: reference.end]
-            assert reference.tier.num_bytes(reference.key) == reference.num_bytes
+            block = self.blocks.read(reference.key)
+            assert reference.is_in_memory == (block is not None)
+            assert reference.num_bytes == (block or self.below.blocks[reference.key]).num_bytes
             at = reference.end
 
     @invariant()
@@ -155,8 +157,7 @@ TestLives.settings = settings(max_examples=examples(100), stateful_step_count=40
 def make_engine(below: FakeTier, runner: FakeRunner | None = None) -> tuple[Engine, FakeRunner]:
     runner = runner or FakeRunner(num_cells=8192, max_batch=512)
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
-    host = HostTier(1 << 22, can_cut=can_cut, below=below)
-    blocks = BlockCache(KEYS, host, below, can_cut=can_cut)
+    blocks = BlockTable(KEYS, 1 << 22, below, can_cut=can_cut)
     prefixes = PrefixStore(runner, blocks, clock=FakeClock())
     return Engine(runner, max_running=4, prefixes=prefixes, clock=FakeClock()), runner
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, Keyring, Payload, choose_block_tokens
+from edgeagent.engine.cache.block_table import PENDING_SHARE, BlockTable
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.host import PENDING_SHARE, HostTier
-from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
@@ -58,7 +57,7 @@ class Life:
     """One run of a process with this model and this folder."""
 
     engine: Engine
-    host: HostTier
+    blocks: BlockTable
     store: BlockStore
     thread: threading.Thread
     most_bytes: int = 0
@@ -68,7 +67,7 @@ class Life:
         """Record the memory in use."""
         held = {block.key: block.num_bytes for block in tuple(self.store._writer.pending.values())}
         self.most_pending_bytes = max(self.most_pending_bytes, sum(held.values()))
-        held |= {key: entry.block.num_bytes for key, entry in self.host._entries.items()}
+        held |= {key: entry.block.num_bytes for key, entry in self.blocks._entries.items()}
         self.most_bytes = max(self.most_bytes, sum(held.values()))
 
     def ask(self, name: str, prompt: list[int]) -> Sequence:
@@ -99,9 +98,8 @@ class Life:
 def live(folder: Path, token_bytes: int, host_bytes: int, *, block_tokens: int = 32) -> Life:
     store = make_store(folder, max_bytes=1 << 40, close_s=60)
     store._clock = store._writer._clock = time.monotonic
-    host = HostTier(host_bytes, below=store)
     store.configure_writer(block_tokens, int(host_bytes * PENDING_SHARE))
-    blocks = BlockCache(Keyring(b"fake", SECRET), host, store, can_cut=True, block_tokens=block_tokens)
+    blocks = BlockTable(Keyring(b"fake", SECRET), host_bytes, store, can_cut=True, block_tokens=block_tokens)
     thread = threading.Thread(target=store.run, daemon=True)
     thread.start()
     store.wait_until_open(10)
@@ -109,7 +107,7 @@ def live(folder: Path, token_bytes: int, host_bytes: int, *, block_tokens: int =
     engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, blocks))
     engine.refresh()
     store.yield_to(lambda: engine.num_live > 0)
-    return Life(engine, host, store, thread)
+    return Life(engine, blocks, store, thread)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

@@ -10,11 +10,10 @@ import psutil
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache import lookup as block_cache
-from edgeagent.engine.cache.block import MIN_PART, Block, BlockKey, CachePriority, Importance, Keyring, LowerTier
+from edgeagent.engine.cache import block_table
+from edgeagent.engine.cache.block import MIN_PART, Block, BlockDisk, BlockKey, CachePriority, Importance, Keyring
+from edgeagent.engine.cache.block_table import BlockTable, Continuation, make_table
 from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache, Continuation, make_blocks
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
@@ -37,15 +36,14 @@ class TouchedTier(FakeTier):
         self.touched += keys
 
 
-def find(blocks: BlockCache, tokens: array[int]) -> list[BlockReference]:
+def find(blocks: BlockTable, tokens: array[int]) -> list[BlockReference]:
     """Look tokens up."""
     return blocks.find(blocks.walk(ROOT, tokens))
 
 
-def make_cache(below: LowerTier | None) -> BlockCache:
+def make_cache(below: BlockDisk | None) -> BlockTable:
     """Return a cache with two blocks of one prefix."""
-    host = HostTier(1 << 20, can_cut=True, below=below, clock=FakeClock())
-    blocks = BlockCache(KEYS, host, below, can_cut=True, block_tokens=32)
+    blocks = BlockTable(KEYS, 1 << 20, below, can_cut=True, block_tokens=32, clock=FakeClock())
     parent = None
     for start in (0, 32):
         block = blocks.make(ROOT, parent, start, TOKENS[start : start + 32], memoryview(bytes(100)))
@@ -60,7 +58,7 @@ def test_the_tier_below_is_told_what_is_used() -> None:
     references = find(blocks, TOKENS)
     assert [(reference.start, reference.end) for reference in references] == [(0, 32), (32, 64)]
     assert below.touched == [], "to find is not to use"
-    blocks.use(references)
+    blocks.use([reference.key for reference in references])
     assert below.touched == [reference.key for reference in references]
 
 
@@ -68,7 +66,7 @@ def test_the_tier_below_is_told_what_is_used() -> None:
 def test_without_a_tier_below_uses_concern_host_memory_alone(max_length: int) -> None:
     blocks = make_cache(None)
     references = find(blocks, TOKENS[:max_length])
-    blocks.use(references)
+    blocks.use([reference.key for reference in references])
     assert find(blocks, TOKENS[:max_length]) == references
 
 
@@ -112,12 +110,12 @@ def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
     )
 
 
-def no_tier_below(kind: MemoryKind) -> BlockCache:
+def no_tier_below(kind: MemoryKind) -> BlockTable:
     """Return an empty cache for a kind of memory."""
-    return make_blocks(kind, EngineConfig(cache_memory_bytes=1 << 20), token_bytes=128 << 10)
+    return make_table(kind, EngineConfig(cache_memory_bytes=1 << 20), token_bytes=128 << 10)
 
 
-def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own: array[int]) -> Block:
+def offered_below(blocks: BlockTable, below: FakeTier, parent: Block | None, own: array[int]) -> Block:
     """Put a block into the tier below alone, as another process would."""
     start = 0 if parent is None else parent.start + len(parent.tokens)
     block = blocks.make(ROOT, None if parent is None else parent.key, start, own, memoryview(bytes(100)))
@@ -125,10 +123,9 @@ def offered_below(blocks: BlockCache, below: FakeTier, parent: Block | None, own
     return block
 
 
-def over(below: FakeTier, host_bytes: int = 1 << 20) -> BlockCache:
+def over(below: FakeTier, host_bytes: int = 1 << 20) -> BlockTable:
     """Return an empty cache over a tier."""
-    host = HostTier(host_bytes, can_cut=True, below=below, clock=FakeClock())
-    return BlockCache(KEYS, host, below, can_cut=True, block_tokens=32)
+    return BlockTable(KEYS, host_bytes, below, can_cut=True, block_tokens=32, clock=FakeClock())
 
 
 def test_a_block_behind_one_that_is_gone_hides_no_other() -> None:
@@ -169,11 +166,11 @@ def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
     longer = blocks.make(ROOT, None, 0, TOKENS[:20] + array("i", [98] * 12), memoryview(bytes(100)))
     assert blocks.add(longer, Importance.ONCE)
     (reference,) = find(blocks, TOKENS)
-    assert (reference.tier, reference.key, reference.end) == (blocks.host, longer.key, 20)
+    assert (reference.is_in_memory, reference.key, reference.end) == (True, longer.key, 20)
 
 
 def test_what_no_tier_holds_is_looked_for_when_there_are_twice_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_cache, "_MIN_SWEEP", 4)
+    monkeypatch.setattr(block_table, "_MIN_SWEEP", 4)
     blocks, num_asked = over(FakeTier()), 0
     blocks._sweep_at = 4
     is_held = blocks.is_held
@@ -189,7 +186,8 @@ def test_what_no_tier_holds_is_looked_for_when_there_are_twice_as_many(monkeypat
         assert blocks.add(block, Importance.ONCE)
         blocks.refresh()
     assert num_asked == 5 + 15
-    blocks.host.purge()
+    for entry in tuple(blocks._entries.values()):
+        blocks._remove(entry)
     for number in range(40):
         blocks.add(blocks.make(ROOT, None, 0, array("i", [50 + number] * 32), memoryview(bytes(100))), Importance.ONCE)
         blocks.refresh()
@@ -246,8 +244,8 @@ def test_host_memory_is_an_eighth_of_the_machines_within_a_bound(
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total_bytes, available=total_bytes))
     config = EngineConfig(cache_memory_bytes=-1)
-    assert make_blocks(MemoryKind.FULL_ATTENTION, config).host.max_bytes == host_bytes
-    assert make_blocks(MemoryKind.FULL_ATTENTION, config, share=0.25).host.max_bytes == host_bytes // 4
+    assert make_table(MemoryKind.FULL_ATTENTION, config).max_bytes == host_bytes
+    assert make_table(MemoryKind.FULL_ATTENTION, config, share=0.25).max_bytes == host_bytes // 4
 
 
 def test_each_purge_is_another_epoch_of_what_it_concerns() -> None:
@@ -258,11 +256,3 @@ def test_each_purge_is_another_epoch_of_what_it_concerns() -> None:
         blocks.purge(root)
         epochs.append((blocks.epoch(ROOT), blocks.epoch(other)))
     assert epochs == [(0, 0), (1, 0), (2, 1)]
-
-
-def test_what_a_request_uses_counts_for_more_in_host_memory() -> None:
-    blocks, promoted = make_cache(None), list[tuple[list[BlockKey], Importance]]()
-    blocks.host.promote = lambda keys, importance: promoted.append((list(keys), importance))  # type: ignore[method-assign]
-    references = find(blocks, TOKENS)
-    blocks.use(references)
-    assert promoted == [([reference.key for reference in references], Importance.REUSED)]

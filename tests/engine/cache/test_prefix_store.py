@@ -8,9 +8,8 @@ from typing import NoReturn
 import pytest
 
 from edgeagent.engine.cache.block import CachePriority, Importance, Keyring, Payload
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import CachedPrefix, CellPrefix
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.radix_tree import RadixTree, Walk
 from edgeagent.engine.runner import Slice
@@ -27,8 +26,9 @@ class Cached:
     def __init__(self, kind: MemoryKind = MemoryKind.FULL_ATTENTION) -> None:
         can_cut = kind is MemoryKind.FULL_ATTENTION
         self.runner = FakeRunner(num_vocab=200, max_batch=128, memory_kind=kind)
-        host = HostTier(1 << 20, can_cut=can_cut, clock=FakeClock())
-        self.blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, can_cut=can_cut, block_tokens=32)
+        self.blocks = BlockTable(
+            Keyring(b"fake", b"s" * 32), 1 << 20, can_cut=can_cut, block_tokens=32, clock=FakeClock()
+        )
         self.prefixes = PrefixStore(self.runner, self.blocks, clock=FakeClock())
         parent = None
         for start in range(0, len(PROMPT), 32):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from edgeagent.engine.cache.block import CachePriority, Importance, Keyring, Payload, PayloadCodec
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.costs.cost_model import CostModel
@@ -67,8 +66,14 @@ class Served:
     def __init__(self, machine: Machine, *, num_cells: int = 8192) -> None:
         self.runner = Timed(machine, num_cells=num_cells)
         below = FakeTier()
-        host = HostTier(1 << 30, below=below, clock=self.runner.clock)
-        blocks = BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=True, block_tokens=BLOCK_TOKENS)
+        blocks = BlockTable(
+            Keyring(b"fake", b"s" * 32),
+            1 << 30,
+            below,
+            can_cut=True,
+            block_tokens=BLOCK_TOKENS,
+            clock=self.runner.clock,
+        )
         costs = CostModel(self.runner.max_batch)
         for num_tokens in (1, 32):
             costs.observe(StepShape.alone(num_tokens, 0), machine.batch_s + num_tokens * machine.token_s)
@@ -194,7 +199,7 @@ def test_what_was_purged_while_it_ran_is_not_read_out_later() -> None:
 def refuse(served: Served, reason: str) -> None:
     """Let no block be saved from now on."""
     if reason == "pinned":
-        host = served.prefixes._blocks.host
+        host = served.prefixes._blocks
         host.raise_importance(tuple(host._entries), Importance.PINNED)
         host.max_bytes = host.stats().num_bytes
     else:
@@ -302,7 +307,7 @@ def read_out(served: Served) -> Served:
 def test_two_buffers_stay_ready_although_host_memory_is_full() -> None:
     served = read_out(Served(Machine()))
     num_bytes, _ = asked_for(served)
-    host = served.prefixes._blocks.host
+    host = served.prefixes._blocks
     host.max_bytes = host.stats().num_bytes
     assert asked_for(served) == (num_bytes, 2 * num_bytes)
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence as Items
 import pytest
 
 from edgeagent.engine.cache.block import BlockKey, Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.engine import Engine
@@ -44,8 +43,7 @@ class Long:
         self.num_copied = 0
         self.keys = Counting(b"fake", b"s" * 32)
         below = FakeTier()
-        host = HostTier(1 << 30, below=below)
-        blocks = BlockCache(self.keys, host, below, can_cut=True, block_tokens=BLOCK_TOKENS)
+        blocks = BlockTable(self.keys, 1 << 30, below, can_cut=True, block_tokens=BLOCK_TOKENS)
         runner = Quick(num_cells=2 * length + 600, max_batch=512, end_token=-1)
         monkeypatch.setattr(runner, "save", lambda seq_id, start, end: memoryview(bytes(8)))
         self.engine = Engine(

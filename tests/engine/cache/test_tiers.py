@@ -10,8 +10,7 @@ from collections.abc import Sequence as Items
 import pytest
 
 from edgeagent.engine.cache.block import Importance, Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
@@ -38,8 +37,7 @@ def make_engine(
     With a running `clock` it restores only what is worth restoring.
     """
     can_cut = runner.memory_kind is MemoryKind.FULL_ATTENTION
-    host = HostTier(host_bytes, can_cut=can_cut, below=below)
-    blocks = BlockCache(Keyring(b"fake", SECRET), host, below, can_cut=can_cut)
+    blocks = BlockTable(Keyring(b"fake", SECRET), host_bytes, below, can_cut=can_cut)
     clock = clock or FakeClock()
     prefixes = PrefixStore(runner, blocks, warm_costs(runner.max_batch), clock)
     return Engine(runner, max_running=max_running, prefixes=prefixes, clock=clock)

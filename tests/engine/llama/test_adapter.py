@@ -11,8 +11,7 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.adapter import Adapter
@@ -91,8 +90,7 @@ def naive(runner: LlamaRunner, adapter: str, prompt: list[int], num_tokens: int)
 
 
 def run_all(runner: LlamaRunner, asked: list[tuple[str, list[int]]], num_tokens: int) -> list[list[int]]:
-    host = HostTier(1 << 24, can_cut=True)
-    blocks = BlockCache(Keyring(b"real", b"s" * 32), host, None, can_cut=True)
+    blocks = BlockTable(Keyring(b"real", b"s" * 32), 1 << 24, None, can_cut=True)
     engine = Engine(runner, max_running=4, prefixes=PrefixStore(runner, blocks), adapters=ids(runner))
     num_vocab = runner.num_vocab
     for number, (adapter, prompt) in enumerate(asked):

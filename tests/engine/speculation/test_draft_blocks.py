@@ -11,8 +11,7 @@ import pytest
 from msgspec import structs
 
 from edgeagent.engine.cache.block import Block, BlockKey, Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
@@ -57,9 +56,10 @@ class SlowTier(FakeTier):
 def make_draft(
     runner: FakeRunner, below: FakeTier, costs: CostModel | None = None, fingerprint: bytes = b"1"
 ) -> DraftModel:
-    host = HostTier(1 << 20, below=below, clock=FakeClock())
     keyring = Keyring(b"draft" + fingerprint, b"s" * 32)
-    blocks = BlockCache(keyring, host, below, can_cut=True, block_tokens=BLOCK_TOKENS, is_draft=True)
+    blocks = BlockTable(
+        keyring, 1 << 20, below, can_cut=True, block_tokens=BLOCK_TOKENS, is_draft=True, clock=FakeClock()
+    )
     return DraftModel(runner, PrefixStore(runner, blocks, costs, FakeClock()), FakeClock())
 
 
@@ -235,8 +235,7 @@ def test_what_must_not_be_written_is_not(options: dict[str, Any]) -> None:
 
 
 def pair(below: FakeTier) -> Engine:
-    host = HostTier(1 << 20, below=below, clock=FakeClock())
-    blocks = BlockCache(Keyring(b"target", b"s" * 32), host, below, can_cut=True)
+    blocks = BlockTable(Keyring(b"target", b"s" * 32), 1 << 20, below, can_cut=True, clock=FakeClock())
     draft = make_draft(FakeRunner(num_cells=512), below)
     runner = FakeRunner(num_cells=512)
     prefixes = PrefixStore(runner, blocks, clock=FakeClock())

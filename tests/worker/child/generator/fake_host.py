@@ -10,8 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.lookup import BlockCache
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.embedder import Rows
@@ -87,7 +86,7 @@ class FakeHost:
             drafters=Drafters(DraftModel(draft), max_tokens=num_drafts, planning_share=ALWAYS) if num_drafts else None,
             prefixes=PrefixStore(
                 self.runner,
-                None if below is None else self._make_blocks(below),
+                None if below is None else self._make_table(below),
                 warm_costs(self.runner.max_batch, batch_s=1.0),
             ),
         )
@@ -107,10 +106,9 @@ class FakeHost:
             end_token=self._end_token,
         )
 
-    def _make_blocks(self, below: FakeTier) -> BlockCache:
+    def _make_table(self, below: FakeTier) -> BlockTable:
         can_cut = self._memory_kind is MemoryKind.FULL_ATTENTION
-        host = HostTier(1 << 20, can_cut=can_cut, below=below)
-        return BlockCache(Keyring(b"fake", b"s" * 32), host, below, can_cut=can_cut)
+        return BlockTable(Keyring(b"fake", b"s" * 32), 1 << 20, below, can_cut=can_cut)
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         if self.refusal is not None:

@@ -1,15 +1,15 @@
-"""What host memory keeps, what it evicts first, and what it offers to the tier below."""
+"""What the table keeps in memory, what it evicts first, and what it hands to the disk."""
 
 from __future__ import annotations
 
 import random
 from array import array
+from typing import Any
 
 import pytest
 
 from edgeagent.engine.cache.block import Block, Importance, Keyring
-from edgeagent.engine.cache.host import HostTier
-from edgeagent.engine.cache.pins import MAX_LANES
+from edgeagent.engine.cache.block_table import MAX_LANES, BlockTable
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from tests.fakes import FakeClock, FakeTier
@@ -17,6 +17,11 @@ from tests.integrity import check_integrity
 
 KEYS = Keyring(b"model", b"s" * 32)
 SIZE = 1000  # bytes of a test's block, tokens included
+
+
+def make(max_bytes: int, below: FakeTier | None = None, **options: Any) -> BlockTable:
+    """Return a table with this limit of memory."""
+    return BlockTable(KEYS, max_bytes, below, **options)
 
 
 def block(parent: Block | str, tokens: list[int], num_bytes: int = SIZE) -> Block:
@@ -29,18 +34,18 @@ def block(parent: Block | str, tokens: list[int], num_bytes: int = SIZE) -> Bloc
     return Block(parent.root, parent.key, KEYS.key(parent.key, tokens), start, array("i", tokens), payload)
 
 
-def offer(tier: HostTier, *blocks: Block, importance: Importance = Importance.ONCE) -> None:
+def offer(tier: BlockTable, *blocks: Block, importance: Importance = Importance.ONCE) -> None:
     for each in blocks:
-        tier.offer(each, importance)
+        tier.add(each, importance)
         check_integrity(tier)
 
 
-def held(tier: HostTier, *blocks: Block) -> list[bool]:
-    return [tier.num_bytes(each.key) is not None for each in blocks]
+def held(tier: BlockTable, *blocks: Block) -> list[bool]:
+    return [tier.read(each.key) is not None for each in blocks]
 
 
 def test_what_was_offered_is_found() -> None:
-    tier = HostTier(10 * SIZE)
+    tier = make(10 * SIZE)
     first = block("", [1, 2])
     second = block(first, [3])
     offer(tier, first, second)
@@ -51,10 +56,10 @@ def test_what_was_offered_is_found() -> None:
 
 
 def test_the_least_recently_used_of_equals_goes_first() -> None:
-    tier = HostTier(3 * SIZE)
+    tier = make(3 * SIZE)
     blocks = [block("", [n]) for n in range(4)]
     offer(tier, *blocks[:3])
-    tier.touch([blocks[0].key])
+    tier.raise_importance([blocks[0].key], Importance.ONCE)
     offer(tier, blocks[3])
     assert held(tier, *blocks) == [True, False, True, True]
 
@@ -66,18 +71,18 @@ def test_a_late_block_is_worth_more_where_attention_is_slow(doubling_depth: floa
         for num_tokens in (64, 512):
             shape = StepShape.alone(num_tokens, depth)
             costs.observe(shape, 1e-3 * (num_tokens + shape.num_pairs / doubling_depth))
-    tier = HostTier(4 * SIZE, costs=costs)
+    tier = make(4 * SIZE, costs=costs)
     first = block("", [*range(100)])
     late, early = block(first, [*range(100)]), block("", [7] * 110)
     offer(tier, first, late, early, block("", [8]))
-    tier.touch([early.key, late.key])
+    tier.raise_importance([early.key, late.key], Importance.ONCE)
     offer(tier, block("", [9] * 120))
     offer(tier, block("", [10] * 120))
     assert held(tier, late, early) == [is_late_kept, not is_late_kept]
 
 
 def test_leaves_go_before_what_they_hang_on() -> None:
-    tier = HostTier(3 * SIZE)
+    tier = make(3 * SIZE)
     first = block("", [1])
     second = block(first, [2])
     other = block("", [9, 9])
@@ -87,7 +92,7 @@ def test_leaves_go_before_what_they_hang_on() -> None:
 
 
 def test_what_costs_more_to_compute_again_stays_longer() -> None:
-    tier = HostTier(3 * SIZE)
+    tier = make(3 * SIZE)
     dear, cheap = block("", list(range(100))), block("", [1])
     offer(tier, dear, cheap, block("", [2]))
     offer(tier, block("", [3]), block("", [4]))
@@ -95,7 +100,7 @@ def test_what_costs_more_to_compute_again_stays_longer() -> None:
 
 
 def test_what_is_pinned_stays_and_may_fill_all() -> None:
-    tier = HostTier(2 * SIZE)
+    tier = make(2 * SIZE)
     pinned = [block("", [n]) for n in range(2)]
     offer(tier, *pinned, importance=Importance.PINNED)
     offer(tier, block("", [7]))
@@ -105,7 +110,7 @@ def test_what_is_pinned_stays_and_may_fill_all() -> None:
 
 def test_a_flood_takes_only_what_is_over_the_others_share() -> None:
     clock = FakeClock()
-    tier = HostTier(8 * SIZE, clock=clock)
+    tier = make(8 * SIZE, clock=clock)
     mine = [block("a", [n]) for n in range(4)]
     offer(tier, *mine)
     flood = [block("b", [n]) for n in range(50)]
@@ -117,25 +122,26 @@ def test_a_flood_takes_only_what_is_over_the_others_share() -> None:
 
 
 def test_a_longer_sibling_replaces_its_beginnings() -> None:
-    tier = HostTier(10 * SIZE)
+    tier = make(10 * SIZE)
     short, other, long = block("", [1, 2]), block("", [1, 3]), block("", [1, 2, 3])
     offer(tier, short, other, long)
     assert held(tier, short, other, long) == [False, True, True]
-    exact = HostTier(10 * SIZE, can_cut=False)
+    exact = make(10 * SIZE, can_cut=False)
     offer(exact, short, other, long)
     assert held(exact, short, other, long) == [True, True, True]
 
 
 def test_what_goes_is_offered_below_with_its_ancestors_first() -> None:
     below = FakeTier()
-    tier = HostTier(2 * SIZE, below=below)
+    tier = make(2 * SIZE, below=below)
     first = block("", [1])
     second = block(first, [2])
     offer(tier, first, second)
     assert below.offered == []
     offer(tier, block("", [9]))
     assert [each for each, _ in below.offered] == [first, second]
-    tier.purge()
+    offer(tier, block("", [10]))
+    assert held(tier, first, second) == [False, False]
     offer(tier, block(second, [3]))
     assert tier.stats().num_dropped == 0, "its parent is held below"
     offer(tier, block(block("", [77]), [3]))
@@ -144,19 +150,19 @@ def test_what_goes_is_offered_below_with_its_ancestors_first() -> None:
 
 def test_what_is_used_again_is_offered_below_at_once_and_all_the_rest_at_the_end() -> None:
     below = FakeTier()
-    tier = HostTier(9 * SIZE, below=below)
+    tier = make(9 * SIZE, below=below)
     blocks = [block("", [n]) for n in range(3)]
     offer(tier, *blocks)
     offer(tier, block("", [8]), importance=Importance.VOLATILE)
-    tier.promote([blocks[1].key], Importance.REUSED)
-    tier.promote([blocks[1].key], Importance.REUSED)
+    tier.use([blocks[1].key])
+    tier.use([blocks[1].key])
     assert below.offered == [(blocks[1], Importance.REUSED)]
-    tier.close()
+    tier.flush()
     assert [each for each, _ in below.offered] == [blocks[1], blocks[0], blocks[2]]
 
 
 def test_a_purge_forgets_one_partition_or_all() -> None:
-    tier = HostTier(9 * SIZE)
+    tier = make(9 * SIZE)
     mine = block("a", [1])
     child = block(mine, [2])
     yours = block("b", [1])
@@ -164,23 +170,23 @@ def test_a_purge_forgets_one_partition_or_all() -> None:
     assert tier.purge(mine.root) == 2
     check_integrity(tier)
     assert held(tier, mine, child, yours) == [False, False, True]
-    assert tier.purge() == 1
+    assert tier.purge(None) == 1
     assert tier.stats().num_bytes == 0
 
 
 def test_integrity_over_random_offers() -> None:
     rng = random.Random(0)
     for can_cut in (True, False):
-        tier = HostTier(12 * SIZE, can_cut=can_cut, below=FakeTier(), clock=FakeClock())
+        tier = make(12 * SIZE, can_cut=can_cut, below=FakeTier(), clock=FakeClock())
         known: list[Block] = []
         for _ in range(600):
             parents: list[Block | str] = [*known[-20:], "a", "b", "c"]
             parent = rng.choice(parents)
             made = block(parent, [rng.randrange(3) for _ in range(rng.randrange(1, 4))], rng.randrange(500, 3000))
             known.append(made)
-            tier.offer(made, rng.choice(list(Importance)[:-1]))
-            tier.touch([rng.choice(known).key])
-            tier.promote([rng.choice(known).key], Importance.REUSED)
+            tier.add(made, rng.choice(list(Importance)[:-1]))
+            tier.raise_importance([rng.choice(known).key], Importance.ONCE)
+            tier.use([rng.choice(known).key])
             if rng.random() < 0.1:
                 tier.pin_for_lane(rng.choice("xyz"), [made.parent, made.key])
             if rng.random() < 0.02:
@@ -190,11 +196,11 @@ def test_integrity_over_random_offers() -> None:
 
 def test_what_must_not_be_written_is_not_whoever_uses_it() -> None:
     below = FakeTier()
-    tier = HostTier(10 * SIZE, below=below)
+    tier = make(10 * SIZE, below=below)
     secret = block("", [1, 2])
     child = block(secret, [3])
     offer(tier, secret, importance=Importance.VOLATILE)
-    tier.promote((secret.key,), Importance.REUSED)
+    tier.use((secret.key,))
     offer(tier, child, importance=Importance.NORMAL)
     tier.flush()
     assert below.offered == []
@@ -205,7 +211,7 @@ def test_what_must_not_be_written_is_not_whoever_uses_it() -> None:
 
 def test_a_longer_one_that_must_not_be_written_leaves_the_shorter_one_below() -> None:
     below = FakeTier()
-    tier = HostTier(10 * SIZE, below=below)
+    tier = make(10 * SIZE, below=below)
     short, longer = block("", [1, 2]), block("", [1, 2, 3])
     offer(tier, short, importance=Importance.NORMAL)
     offer(tier, longer, importance=Importance.VOLATILE)
@@ -220,7 +226,7 @@ class TestHolding:
     """Blocks held for a lane stay until the lane holds other blocks."""
 
     def test_it_stays_and_what_was_held_before_may_go(self) -> None:
-        tier = HostTier(6 * SIZE)
+        tier = make(6 * SIZE)
         first, second = block("", [1]), block("", [2])
         child = block(first, [3])
         offer(tier, first, child)
@@ -232,7 +238,7 @@ class TestHolding:
         assert held(tier, first, child, second) == [False, False, True]
 
     def test_the_partition_that_holds_most_gives_up_its_oldest(self) -> None:
-        tier = HostTier(10 * SIZE)
+        tier = make(10 * SIZE)
         mine, yours = block("a", [1]), [block("b", [n]) for n in range(6)]
         offer(tier, mine, *yours)
         tier.pin_for_lane("mine", [mine.key])
@@ -243,7 +249,7 @@ class TestHolding:
         assert held(tier, mine, *yours) == [True, False, False, True, True, True, True]
 
     def test_more_than_all_lanes_may_hold_is_not_held(self) -> None:
-        tier = HostTier(4 * SIZE)
+        tier = make(4 * SIZE)
         large = [block("", [n]) for n in range(3)]
         offer(tier, *large)
         tier.pin_for_lane("lane", [each.key for each in large])
@@ -251,17 +257,17 @@ class TestHolding:
         assert held(tier, *large) == [False] * 3
 
     def test_lanes_are_counted_too(self) -> None:
-        tier = HostTier(1000 * SIZE)
+        tier = make(1000 * SIZE)
         blocks = [block("", [n]) for n in range(MAX_LANES + 1)]
         for number, each in enumerate(blocks):
-            tier.offer(each, Importance.ONCE)
+            tier.add(each, Importance.ONCE)
             tier.pin_for_lane(f"{number}", [each.key])
         check_integrity(tier)
-        tier.offer(block("", [-1], 900 * SIZE), Importance.ONCE)
+        tier.add(block("", [-1], 900 * SIZE), Importance.ONCE)
         assert held(tier, blocks[0], blocks[1], blocks[-1]) == [False, True, True]
 
     def test_a_purge_ends_it_and_a_longer_block_takes_its_place(self) -> None:
-        tier = HostTier(10 * SIZE)
+        tier = make(10 * SIZE)
         short, longer, other = block("a", [1]), block("a", [1, 2]), block("b", [1])
         offer(tier, short, other)
         tier.pin_for_lane("lane", [short.key])
@@ -272,5 +278,5 @@ class TestHolding:
         tier.purge(longer.root)
         check_integrity(tier)
         assert held(tier, longer, other) == [False, True]
-        tier.purge()
+        tier.purge(None)
         check_integrity(tier)
