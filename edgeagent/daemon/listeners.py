@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# A client whose machine or network is gone sends no FIN. Its connection ends after this many seconds without a sign of
+# it, and its requests are cancelled. A WebSocket has as long: two pings.
+VANISHED_S = 40
+NUM_PROBES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
@@ -78,6 +83,7 @@ def bind(host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _end_vanished(listener)
         listener.bind(address)
         # From now on a client that connects before the daemon is ready waits in the queue and is not refused.
         listener.listen(BACKLOG)
@@ -87,6 +93,26 @@ def bind(host: str, port: int) -> socket.socket:
             raise StartError(_why_port_unavailable(host, port, error.errno), ExitCode.PORT_TAKEN) from error
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
+
+
+def _end_vanished(listener: socket.socket) -> None:
+    """Let the system end connections whose client has been silent for VANISHED_S. Accepted sockets inherit the options.
+
+    Probes find a client that is sent nothing. TCP_USER_TIMEOUT is for what is sent and not acknowledged: without it,
+    Linux repeats it for a quarter of an hour.
+    """
+    probe_s = VANISHED_S // (NUM_PROBES + 1)
+    options = {
+        "TCP_KEEPIDLE": probe_s,
+        "TCP_KEEPALIVE": probe_s,  # macOS has this name for TCP_KEEPIDLE
+        "TCP_KEEPINTVL": probe_s,
+        "TCP_KEEPCNT": NUM_PROBES,
+        "TCP_USER_TIMEOUT": VANISHED_S * 1000,
+    }
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _why_port_unavailable(host: str, port: int, number: int) -> str:
