@@ -48,6 +48,8 @@ MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
 MAX_DRAFT_TOKENS = 32
+NOT_AN_OPTION = "not an option"
+"""Marks a field that the program sets itself: no flag, no variable and no file can set it."""
 DEFAULT_PARALLEL = 4
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
@@ -76,6 +78,14 @@ class Section(BaseModel):
 class ServerConfig(Section):
     """Listening addresses and limits."""
 
+    # Limits that no option changes. Tests make them smaller in a subclass.
+    max_body_bytes: ClassVar[int] = 8 << 20
+    """Largest HTTP body."""
+    max_frame_bytes: ClassVar[int] = 16 << 20
+    """Largest WebSocket message."""
+    max_connections: ClassVar[int] = 2000
+    """Connections at the same time. More are refused."""
+
     host: str = "127.0.0.1"
     """Address to listen on. Any address except loopback requires a token and TLS."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8127
@@ -96,20 +106,10 @@ class ServerConfig(Section):
     """Further host names of this daemon, e.g. box.example (with any port) or box.example:8443 (only with this port)."""
     docs: bool = False
     """Serve /docs, /openapi.json and /asyncapi.json."""
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 << 20
-    """Largest HTTP body."""
-    max_frame_bytes: Annotated[int, Field(ge=1024)] = 16 << 20
-    """Largest WebSocket message."""
-    max_connections: Annotated[int, Field(ge=1)] = 2000
-    """Connections at the same time. More are refused."""
-    max_stored_responses: Annotated[int, Field(ge=1)] = 1000
-    """Responses kept for previous_response_id. The least recently used are deleted first."""
     max_stored_bytes: Annotated[int, Field(ge=1)] = 256 << 20
-    """Disk space for stored responses, which are compressed."""
+    """Disk space for stored responses, which are compressed. The least recently used are deleted first."""
     max_stored_days: Annotated[float, Field(gt=0)] = 30.0
     """Delete a stored response after this many days."""
-    max_websocket_age_s: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds after which a WebSocket accepts no more requests (0: no limit)."""
     drain_s: Annotated[float, Field(ge=0)] = 10.0
     """Seconds for live requests to finish after a stop. Then writing prompts to disk may take as long again."""
 
@@ -203,12 +203,10 @@ class EngineConfig(Section):
     """Longest predicted step, in ms, while other requests decode. Prompts are computed in chunks that fit."""
     draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 16
     """Most tokens to draft at a time. The number is chosen at each step (0: no speculation)."""
-    draft_ngrams: bool = False
-    """Draft what followed the same words earlier in the text, even if draft is none. A draft model always adds this."""
+    draft_ngrams: Annotated[bool, NOT_AN_OPTION] = False
+    """Draft what followed the same words earlier in the text. Set by `draft`; a draft model always adds this."""
     max_waiting: Annotated[int, Field(ge=0)] = 64
     """Requests that may wait for a free sequence; more are refused with 429."""
-    load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds without progress after which a load fails; three times as long if it gets no CPU time."""
     sandbox: bool = True
     """Keep the worker from using the network, other programs and other files, if the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
@@ -275,10 +273,6 @@ class CacheConfig(Section):
     """Disk space for the cached prefixes of all models together (0: write none)."""
     dir: UserPath | None = None
     """Folder of cached prefixes, private to the user (default: `cache` in the state folder)."""
-    min_free_bytes: Annotated[int, Field(ge=0)] = 2 << 30
-    """Disk space to leave free. If less is free, the cache shrinks."""
-    max_unused_days: Annotated[float, Field(gt=0)] = 7.0
-    """Delete a cached prefix after this many days without use."""
     max_bytes_per_hour: Annotated[int, Field(ge=0)] = 4 << 30
     """Most bytes to write in an hour, to limit the wear of flash storage (0: no limit)."""
 
@@ -288,8 +282,8 @@ class StoreConfig(Section):
 
     models_dir: UserPath | None = None
     """Folder for downloaded models and your own .gguf files (default: the shared Hugging Face cache)."""
-    min_free_bytes: Annotated[int, Field(ge=0)] = 1 << 30
-    """Disk space a download must leave free."""
+    min_free_bytes: Annotated[int, Field(ge=0)] = 2 << 30
+    """Disk space that downloads and the cache leave free. If less is free, the cache shrinks."""
 
 
 class RouterConfig(Section):
@@ -305,10 +299,6 @@ class RouterConfig(Section):
     """Seconds within which an interactive request's first token should come."""
     interactive_token_s: LatencyTarget = 0.2
     """Seconds from one token of an interactive answer to the next."""
-    batch_first_token_s: LatencyTarget = 120.0
-    """Seconds within which a batch request's first token should come."""
-    batch_token_s: LatencyTarget = 5.0
-    """Seconds from one token of a batch answer to the next."""
 
 
 class LogConfig(Section):
@@ -377,6 +367,9 @@ class Config(BaseSettings):
         `name` is the key of the model's table. Raise ModelOptionError if the combined options are invalid.
         """
         own = self.models.get(name, ModelConfig())
+        for key in own.engine:
+            if key in EngineConfig.model_fields and NOT_AN_OPTION in EngineConfig.model_fields[key].metadata:
+                raise ModelOptionError(name, {"type": "extra_forbidden", "loc": (key,), "msg": "not an option"})
         draft = self.draft if own.draft == "auto" else own.draft
         ngrams = {"draft_ngrams": True} if draft == "ngram" else {}
         try:

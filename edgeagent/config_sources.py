@@ -18,7 +18,7 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from edgeagent.config import ENV_PREFIX, Config, ModelConfig, Section
+from edgeagent.config import ENV_PREFIX, NOT_AN_OPTION, Config, ModelConfig, Section
 from edgeagent.config_values import ModelOptionError
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
@@ -34,6 +34,20 @@ _WANTED_IN_TABLES = {
     "prefixes": 'a list of files, as in ["assistant.txt"]',
 }
 CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
+# Options of the previous release, by name: what holds instead. Errors say so, until the next release.
+_REMOVED = {
+    "server.max_body_bytes": "a body may have 8 MiB",
+    "server.max_frame_bytes": "a WebSocket message may have 16 MiB",
+    "server.max_connections": "2000 connections may be open",
+    "server.max_stored_responses": "server.max_stored_bytes and server.max_stored_days limit stored responses",
+    "server.max_websocket_age_s": "a WebSocket stays open for as long as the client wants",
+    "engine.draft_ngrams": "set draft to ngram",
+    "engine.load_timeout_s": "a load fails after five minutes without progress",
+    "cache.min_free_bytes": "store.min_free_bytes holds for the cache too",
+    "cache.max_unused_days": "cached prefixes that are unused for seven days are deleted",
+    "router.batch_first_token_s": "the target of batch requests is 120 s to the first token",
+    "router.batch_token_s": "the target of batch requests is 5 s from one token to the next",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,8 @@ class Option:
     is_switch: bool = False
     bounds: str = ""
     """The allowed range in words, e.g. "0 to 65535"."""
+    group: str = ""
+    """What the options of its section are about; empty if it is in no section."""
 
     @property
     def wanted(self) -> str:
@@ -71,28 +87,49 @@ class Option:
                 return "text"
 
 
-def declared_options(model: type[BaseModel] = Config, section: str = "", flag_prefix: str = "") -> Iterator[Option]:
-    """Yield every option in the order of declaration, without the tables that only the file can set.
+def declared_options() -> Iterator[Option]:
+    """Yield every option in the order of declaration, without the tables that only the file can set."""
+    return _options_of(Config)
 
-    The arguments select one section, for the recursion. Other callers leave them out.
-    """
+
+def _options_of(model: type[BaseModel], section: str = "", flag_prefix: str = "", group: str = "") -> Iterator[Option]:
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from declared_options(field.annotation, f"{name}.", field.annotation.flag_prefix)
+            kind = field.annotation
+            yield from _options_of(kind, f"{name}.", kind.flag_prefix, (kind.__doc__ or "").partition(".")[0])
             continue
-        if name in TABLES:
+        if name in TABLES or NOT_AN_OPTION in field.metadata:
             continue
         limits = {type(limit).__name__: limit for limit in field.metadata}
         yield Option(
             name=f"{section}{name}",
-            flag=f"--{flag_prefix}{name}".replace("_", "-"),
-            variable=f"{ENV_PREFIX}{section}{name}".replace(".", "__").upper(),
+            flag=_flag(flag_prefix, name),
+            variable=_variable(f"{section}{name}"),
             help=field.description or "",
             default=field.default,
             choices=get_args(field.annotation) if get_origin(field.annotation) is Literal else (),
             is_switch=field.annotation is bool,
             bounds=_bounds(limits),
+            group=group,
         )
+
+
+def _flag(prefix: str, name: str) -> str:
+    return f"--{prefix}{name}".replace("_", "-")
+
+
+def _variable(name: str) -> str:
+    return f"{ENV_PREFIX}{name}".replace(".", "__").upper()
+
+
+def removed_flags() -> dict[str, str]:
+    """Return the flags of the options that were removed in this release, with what holds instead."""
+    flags = {}
+    for name, instead in _REMOVED.items():
+        section, _, key = name.rpartition(".")
+        kind = Config.model_fields[section].annotation
+        flags[_flag(kind.flag_prefix if isinstance(kind, type) and issubclass(kind, Section) else "", key)] = instead
+    return flags
 
 
 def _bounds(limits: Mapping[str, Any]) -> str:
@@ -147,6 +184,8 @@ def _from_environment(options: Mapping[str, Option]) -> dict[str, tuple[object, 
     variables = {option.variable: option.name for option in options.values()}
     for variable in os.environ:
         if variable.startswith(ENV_PREFIX) and variable not in variables and variable != CONFIG_FILE_VARIABLE:
+            if instead := {_variable(name): instead for name, instead in _REMOVED.items()}.get(variable):
+                raise ConfigError(f"environment variable {variable}: {_was_removed(instead)}")
             meant = _meant(variable.removeprefix(ENV_PREFIX).lower().replace("__", "."), options)
             hint = f"; did you mean {options[meant].variable}?" if meant else "; `edgeagent config show` lists them all"
             raise ConfigError(f"environment variable {variable}: there is no such option{hint}")
@@ -170,10 +209,17 @@ def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     for name in values:
         if name not in options and name not in TABLES:
+            where = f"{path}:{_line_of(name, text)}"
+            if instead := _REMOVED.get(name):
+                raise ConfigError(f"{where}: {name}: {_was_removed(instead)}")
             meant = _meant(name, options)
             hint = f"; did you mean {meant}?" if meant else "; `edgeagent config show` lists them all"
-            raise ConfigError(f"{path}:{_line_of(name, text)}: there is no option {name!r}{hint}")
+            raise ConfigError(f"{where}: there is no option {name!r}{hint}")
     return {name: (value, f"file ({path}:{_line_of(name, text)})") for name, value in values.items()}
+
+
+def _was_removed(instead: str) -> str:
+    return f"this option was removed: {instead}"
 
 
 def _flatten(values: Mapping[str, Any], options: Mapping[str, Option], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -226,7 +272,10 @@ def _complaints(
         if isinstance(own := problem.get("ctx", {}).get("error"), ModelOptionError):
             name = ".".join(("engine", *map(str, own.problem["loc"])))
             option = next((name for name in (name, name.rpartition(".")[0]) if name in options), name)
-            fault = _fault(own.problem, options.get(option), is_part=name != option)
+            if instead := _REMOVED.get(name):
+                fault = _was_removed(instead)
+            else:
+                fault = _fault(own.problem, options.get(option), is_part=name != option)
             yield f'{file}: [models."{own.model}"] {name}: {fault}'
             continue
         if problem["loc"][0] in TABLES:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeagent.cli.app import main
 from edgeagent.config import Config, ModelConfig
 from edgeagent.config_sources import declared_options, default_config_file, load_config
 from edgeagent.errors import ConfigError
@@ -114,6 +115,39 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, variab
     assert hint in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("option", "flag", "told"),
+    [
+        ("engine.load_timeout_s", "--load-timeout-s", "a load fails after five minutes without progress"),
+        ("cache.min_free_bytes", "--cache-min-free-bytes", "store.min_free_bytes holds for the cache too"),
+        ("engine.draft_ngrams", "--no-draft-ngrams", "set draft to ngram"),
+    ],
+)
+def test_a_removed_option_says_what_holds_instead(
+    config_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    flag: str,
+    told: str,
+) -> None:
+    assert main(["config", "show", flag]) == 2
+    assert f"{flag} was removed: {told}" in capsys.readouterr().err
+    section, _, key = option.partition(".")
+    config_file.write_text(f"[{section}]\n{key} = 1\n")
+    with pytest.raises(ConfigError, match=f":2: {option}: this option was removed: {told}"):
+        load_config()
+    config_file.write_text(f"[models.a]\nengine = {{ {key} = 1 }}\n" if section == "engine" else "")
+    if section == "engine":
+        with pytest.raises(ConfigError, match=f"{option}: this option was removed: {told}"):
+            load_config()
+    config_file.unlink()
+    variable = f"EDGEAGENT_{option.replace('.', '__').upper()}"
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError, match=f"{variable}: this option was removed: {told}"):
+        load_config()
+
+
 def test_a_bad_value_names_the_option_the_value_and_its_source(
     config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,11 +173,10 @@ def test_a_bad_value_names_the_option_the_value_and_its_source(
         ("engine.main_gpu", "4294967296"),
         ("engine.threads", "513"),
         ("engine.hang_timeout_s", "inf"),
-        ("engine.load_timeout_s", "inf"),
         ("engine.itl_budget_ms", "inf"),
-        ("cache.min_free_bytes", str(2**63)),
+        ("store.min_free_bytes", str(2**63)),
         ("router.interactive_token_s", "0"),
-        ("router.batch_first_token_s", "inf"),
+        ("router.interactive_first_token_s", "inf"),
         ("router.realtime_first_token_s", "nan"),
     ],
 )
@@ -262,8 +295,6 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7m")
     monkeypatch.setenv("EDGEAGENT_SERVER__ALLOWED_ORIGINS", "http://7")
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7")
-    monkeypatch.setenv("EDGEAGENT_SERVER__MAX_BODY_BYTES", "4096")
-    monkeypatch.setenv("EDGEAGENT_SERVER__MAX_FRAME_BYTES", "4096")
     sources = load_config().provenance
     assert sources == {option.name: f"environment ({option.variable})" for option in declared_options()}
 

@@ -139,7 +139,7 @@ def test_every_command_is_understood(page: str, command: str, capsys: pytest.Cap
         return
     assert words[0] in COMMANDS
     named = words[:2] if words[0] in GROUPS and len(words) > 1 else words[:1]
-    assert main([*named, "--help"]) == 0
+    assert main([*named, "--help-all" if named[0] == "serve" else "--help"]) == 0
     options = capsys.readouterr().out.replace(",", "").split()
     assert {word for word in words if word.startswith("--")} <= set(options)
 

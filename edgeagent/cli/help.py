@@ -10,6 +10,9 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
+SHOWS_ALL = "edgeagent.shows_all"
+"""Set in a context's `meta` if its help has the options of all groups."""
+_FIRST = {"Arguments": 0, "Options": 1}
 _TYPE = re.compile(r" <[^>]*>$")  # the type of an argument; its name is enough
 _CHOICES = re.compile(r"<([^<>]*)>$")
 _RANGES = (
@@ -23,13 +26,23 @@ class PlainCommand(TyperCommand):
     """A command whose help shows values as N, FILE or a|b|c, and ranges as "1 or more"."""
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the arguments, then the options."""
-        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
-            params = [param for param in self.get_params(ctx) if param.param_type_name == kind]
-            records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
-            if records:
-                with formatter.section(heading):
-                    formatter.write_dl([plain_record(record, kind) for record in records])
+        """Write the arguments, then the options. Options of a group are written only for `--help-all`."""
+        shown: dict[str, list[tuple[str, str]]] = {}
+        num_more = 0
+        for param in self.get_params(ctx):
+            kind = param.param_type_name
+            group = getattr(param, "rich_help_panel", None)
+            if group and SHOWS_ALL not in ctx.meta:
+                num_more += 1
+            elif (record := param.get_help_record(ctx)) is not None:
+                heading = "Arguments" if kind == "argument" else group or "Options"
+                shown.setdefault(heading, []).append(plain_record(record, kind))
+        for heading, records in sorted(shown.items(), key=lambda item: _FIRST.get(item[0], len(_FIRST))):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+        if num_more:
+            formatter.write_paragraph()
+            formatter.write_text(f"{num_more} more options: {ctx.command_path} --help-all")
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Return the parts of the usage line. A required argument is shown by its name only."""

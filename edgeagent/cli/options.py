@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from edgeagent.cli.completion import model_names
+from edgeagent.cli.help import SHOWS_ALL
 from edgeagent.config_sources import Option, declared_options, load_config
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
@@ -18,6 +19,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 AsJsonArray = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
 
 
+# The options on the first page of the help: those that people change first. `--help-all` shows the others.
+COMMON = frozenset(
+    {
+        *("model", "draft", "state_dir", "route", "forget", "server.host", "server.port", "server.token_required"),
+        *("engine.ctx", "engine.parallel", "engine.threads", "engine.gpu_layers", "load.keep_alive", "log.level"),
+    }
+)
 # The placeholder of an option's value in the help, if the option's name does not make it clear.
 METAVARS = {
     "draft": "MODEL",
@@ -28,6 +36,18 @@ METAVARS = {
     "store.models_dir": "DIR",
     "trace.endpoint": "URL",
 }
+
+
+def _show_all(ctx: typer.Context, *, is_asked: bool) -> None:
+    if is_asked:
+        ctx.meta[SHOWS_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool, typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show all options and exit.")
+]
 
 
 def with_declared_options(command: Callable[..., None], *, positional: str = "") -> Callable[..., None]:
@@ -41,13 +61,15 @@ def with_declared_options(command: Callable[..., None], *, positional: str = "")
 
     def run(**values: Any) -> None:
         file = values.pop("config")
+        del values["help_all"]
         flags = {options[name].name: values.pop(name) for name in list(values) if name in options}
         command(load_config({name: value for name, value in flags.items() if value is not None}, file), **values)
 
     parameters = [_parameter(option, is_positional=option.name == positional) for option in options.values()]
     config = inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile)
+    help_all = inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
     extra = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    run.__signature__ = inspect.Signature([*parameters, config, *extra])  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature([*parameters, config, *extra, help_all])  # type: ignore[attr-defined]
     run.__annotations__ = {}
     run.__doc__ = command.__doc__
     return run
@@ -81,7 +103,15 @@ def _parameter(option: Option, *, is_positional: bool) -> inspect.Parameter:
         info = typer.Argument(help=_help(option), metavar=metavar, show_default=False, autocompletion=completion)
     else:
         metavar = None if option.choices or option.is_switch else _metavar(option)
-        info = typer.Option(*names, help=_help(option), metavar=metavar, show_default=False, autocompletion=completion)
+        group = None if option.name in COMMON else option.group
+        info = typer.Option(
+            *names,
+            help=_help(option),
+            metavar=metavar,
+            show_default=False,
+            autocompletion=completion,
+            rich_help_panel=group,
+        )
     return inspect.Parameter(
         _parameter_name(option), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
     )

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import typer
 
+from edgeagent.config_sources import removed_flags
+
 # Commands of similar programs, and what to use here instead.
 ELSEWHERE = {
     "info": "`edgeagent status` shows what runs, `edgeagent version` the versions",
@@ -65,6 +67,8 @@ def usage_message(error: typer.TyperException, arguments: Sequence[str]) -> str:
         # For a name that resembles no option, typer suggests --help, which the line ends with anyway.
         if other := _OTHER_OPTIONS.get(no_option["name"]):
             return f"there is no option {no_option['name']}; {other} (see `{_path(error)} --help`)"
+        if instead := removed_flags().get(no_option["name"].replace("--no-", "--")):
+            return f"the option {no_option['name']} was removed: {instead}"
         names = [name for name in (no_option["near"] or "").split(", ") if name not in ("", "--help")]
         near = f"; did you mean {_choice(names)}?" if names else ""
         return f"there is no option {no_option['name']}{near} (see `{_path(error)} --help`)"

@@ -76,7 +76,7 @@ REFUSALS: dict[HTTPStatus, tuple[str, str]] = {
     ),
     HTTPStatus.SERVICE_UNAVAILABLE: (
         "service_unavailable",
-        "too many connections (server.max_connections); close some, or try again",
+        "too many connections; close some, or try again",
     ),
 }
 """For each HTTP status with which this module refuses a request: the code and the message of the error."""

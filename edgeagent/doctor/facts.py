@@ -104,8 +104,7 @@ class Limits:
     """The settings that the checks compare facts with."""
 
     cache_bytes: int
-    cache_min_free_bytes: int
-    store_min_free_bytes: int
+    min_free_bytes: int
     is_sandbox_on: bool = True
 
 

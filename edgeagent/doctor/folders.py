@@ -42,10 +42,10 @@ def check_cache(facts: Facts) -> list[Finding]:
     if trouble := _unusable("cache folder", folder, remedy):
         # Only a warning: without the cache, prompts are computed again after a restart, but nothing fails.
         return [Finding(each.name, "warn", each.text, each.remedy) for each in trouble]
-    if folder.free_bytes < limits.cache_min_free_bytes:
+    if folder.free_bytes < limits.min_free_bytes:
         text = (
-            f"{size_text(folder.free_bytes)} free on the disk of {folder.path}, less than cache.min_free_bytes "
-            f"({size_text(limits.cache_min_free_bytes)}): nothing more is kept"
+            f"{size_text(folder.free_bytes)} free on the disk of {folder.path}, less than store.min_free_bytes "
+            f"({size_text(limits.min_free_bytes)}): nothing more is kept"
         )
         return warn("cache folder", text, "free some space, or " + remedy)
     kind = folder.file_system.lower()
@@ -62,10 +62,10 @@ def check_models(facts: Facts) -> list[Finding]:
     if trouble := _unusable("models folder", folder, "choose another folder with --models-dir"):
         # Only a warning: models on this machine can still be read.
         return [Finding(each.name, "warn", each.text, each.remedy) for each in trouble]
-    if folder.free_bytes < limits.store_min_free_bytes:
+    if folder.free_bytes < limits.min_free_bytes:
         text = (
             f"{size_text(folder.free_bytes)} free on the disk of {folder.path}, less than a download must leave "
-            f"({size_text(limits.store_min_free_bytes)})"
+            f"({size_text(limits.min_free_bytes)})"
         )
         return warn("models folder", text, "delete what is not needed: `edgeagent prune`, `edgeagent rm MODEL`")
     if folder.file_system.lower().startswith(NETWORK_KINDS):

@@ -35,7 +35,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         read_token(config.state_dir)
     except ConfigError as error:
         token_problem = error.message
-    store, cache = config.store, config.cache
+    store = config.store
     return Facts(
         version=__version__,
         platform=sys.platform,
@@ -52,7 +52,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         port=look_at_port(config.server, None if running is None else running.port),
         daemon=None if running is None else _daemon(running, ask_ready),
         tools=system.tools(),
-        limits=Limits(config.max_cache_bytes, cache.min_free_bytes, store.min_free_bytes, config.engine.sandbox),
+        limits=Limits(config.max_cache_bytes, store.min_free_bytes, config.engine.sandbox),
         model=config.model,
         model_problem=_model_problem(config),
         adapter_problems=tuple(_adapter_problems(config)),

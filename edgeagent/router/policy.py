@@ -37,6 +37,8 @@ class Target:
 
 
 Targets = Mapping[Tier, Target]
+# Nobody waits for a batch request. It leaves this machine only if this machine is far too slow.
+_BATCH_TARGET = Target(first_token_s=120.0, token_s=5.0)
 NOTHING_LEFT_OUT: Mapping[str, str] = MappingProxyType({})
 
 
@@ -45,7 +47,7 @@ def targets_of(router: RouterConfig) -> Targets:
     return {
         Tier.REALTIME: Target(router.realtime_first_token_s, router.realtime_token_s),
         Tier.INTERACTIVE: Target(router.interactive_first_token_s, router.interactive_token_s),
-        Tier.BATCH: Target(router.batch_first_token_s, router.batch_token_s),
+        Tier.BATCH: _BATCH_TARGET,
     }
 
 

@@ -11,10 +11,9 @@ import pytest
 import pytest_asyncio
 
 from edgeagent.api.gate import body_limit
-from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import Reply, Running, exchange, read_reply, running
+from tests.daemon.running import Reply, Running, exchange, limited, read_reply, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,8 +25,7 @@ HI = '{"messages":[{"role":"user","content":"hi"}]}'
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def daemon() -> AsyncIterator[Running]:
-    server = ServerConfig(max_body_bytes=MAX_BODY, max_connections=20)
-    async with running(FakeBackend(), Config(server=server)) as daemon:
+    async with running(FakeBackend(), limited(max_body_bytes=MAX_BODY, max_connections=20)) as daemon:
         yield daemon
 
 
@@ -272,7 +270,7 @@ async def test_an_expectation_is_met(daemon: Running) -> None:
 
 
 async def test_too_many_connections() -> None:
-    async with running(FakeBackend(), Config(server=ServerConfig(max_connections=3))) as daemon:
+    async with running(FakeBackend(), limited(max_connections=3)) as daemon:
         streams = [await asyncio.open_connection("127.0.0.1", daemon.port) for _ in range(3)]
         for reader, writer in streams:
             writer.write(request(daemon, "GET /health"))

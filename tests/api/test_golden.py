@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from edgeagent.api.responses.socket.frames import read_frame
-from edgeagent.api.responses.socket.lanes import Expiry
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
@@ -99,7 +98,7 @@ def refusals(client: Client) -> None:
     client.create(input=[{"type": "function_call_output", "call_id": "call_gone", "output": ""}])
     client.send("session.update")
     client.take(client.session.receive(read_frame("{")))
-    client.take(client.session.expire(Expiry.by_age(3600.0)))
+    client.take(client.session.expire())
 
 
 SCENARIOS: tuple[Callable[[Client], None], ...] = (

@@ -18,6 +18,7 @@ import edgeagent
 from edgeagent import __version__
 from edgeagent.cli import app
 from edgeagent.cli.app import COMMANDS, Command, main
+from edgeagent.config_sources import declared_options
 from edgeagent.errors import BackendUnavailable, ConfigError, InvalidRequest, ModelNotFound
 
 HEAVY = (
@@ -74,6 +75,16 @@ def test_help_has_words_in_place_of_python(name: str, capsys: pytest.CaptureFixt
         assert main([*arguments, "--help"]) == 0
         output = capsys.readouterr().out
         assert not re.search(r"<|{|list\[|\bstr\b|x[<>]=|None|[A-Z]_[A-Z]+ ", output.replace("HF_", "")), output
+
+
+def test_the_first_page_of_help_has_what_people_change_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    first = capsys.readouterr().out
+    assert "--ctx" in first and "--itl-budget-ms" not in first
+    assert "more options: edgeagent serve --help-all" in first
+    assert main(["serve", "--help-all"]) == 0
+    full = capsys.readouterr().out
+    assert all(option.flag in full for option in declared_options() if option.name != "model")
 
 
 def test_help_tells_choices_and_ranges(capsys: pytest.CaptureFixture[str]) -> None:

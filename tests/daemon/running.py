@@ -15,7 +15,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from edgeagent.api.frontend import Frontends
-from edgeagent.config import Config
+from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import Keys
 from edgeagent.daemon.lifecycle import StopRequest
 from edgeagent.daemon.listeners import bind
@@ -53,6 +53,11 @@ class RecordingReporter:
 
     def error(self, message: str) -> None:
         self.events.append(f"error {message}")
+
+
+def limited(**limits: int) -> Config:
+    """Return a configuration whose server has smaller limits: `max_connections`, for example."""
+    return Config(server=type("LimitedServer", (ServerConfig,), {**limits, "__module__": __name__})())
 
 
 @dataclass

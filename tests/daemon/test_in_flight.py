@@ -12,18 +12,17 @@ from starlette.types import Message, Receive, Scope, Send
 from edgeagent.api.gate import in_flight
 from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.api.gate.in_flight import Arrival, InFlight
-from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
 from edgeagent.errors import Overloaded
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import Running, exchange, read_reply, running
+from tests.daemon.running import Running, exchange, limited, read_reply, running
 from tests.fakes import FakeClock
 from tests.robust.frames import CONTINUATION, FIN, PING, PONG, TEXT, Peer, frame, open_websocket, text
 
 KIB = 1 << 10
 JSON = {"content-type": "application/json"}
 # Four of the largest bodies or messages fit.
-SMALL = Config(server=ServerConfig(max_body_bytes=64 * KIB, max_frame_bytes=64 * KIB))
+SMALL = limited(max_body_bytes=64 * KIB, max_frame_bytes=64 * KIB)
 
 
 def create(**fields: object) -> bytes:

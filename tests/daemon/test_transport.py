@@ -17,7 +17,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
 from edgeagent.types import TextDelta
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import TOKEN, Running, exchange, read_reply, running
+from tests.daemon.running import TOKEN, Running, exchange, limited, read_reply, running
 from tests.robust.frames import CLOSE, FIN, close, open_websocket, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,7 +27,7 @@ MAX_FRAME = 4096
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def daemon() -> AsyncIterator[Running]:
-    async with running(FakeBackend(), Config(server=ServerConfig(max_frame_bytes=MAX_FRAME))) as daemon:
+    async with running(FakeBackend(), limited(max_frame_bytes=MAX_FRAME)) as daemon:
         yield daemon
 
 

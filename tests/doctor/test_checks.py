@@ -49,7 +49,7 @@ HEALTHY = Facts(
     port=Port("127.0.0.1", 8127, "free"),
     daemon=None,
     tools=Tools("/venv/bin/python"),
-    limits=Limits(8 * GB, 2 * GB, 1 * GB),
+    limits=Limits(8 * GB, 2 * GB),
 )
 
 
@@ -172,7 +172,7 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     ),
     "a cache on a nearly full disk": (
         changed(cache=folder("/state/cache", free_bytes=GB)),
-        *("cache folder", "warn", "less than cache.min_free_bytes (2.0 GB)", "free some space"),
+        *("cache folder", "warn", "less than store.min_free_bytes (2.0 GB)", "free some space"),
     ),
     "a cache in memory": (
         changed(cache=folder("/tmp/cache", file_system="tmpfs")),

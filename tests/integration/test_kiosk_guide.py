@@ -39,7 +39,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kiosk(tmp_path_factory: pytest.TempPathFactory, config: Path) -> Iterator[Daemon]:
     state_dir = tmp_path_factory.mktemp("kiosk") / "state"
     # Earlier, the device ran with the defaults.
-    before = start_daemon(state_dir, "builtin", "--cache-min-free-bytes", "0")
+    before = start_daemon(state_dir, "builtin", "--min-free-bytes", "0")
     talk(before, (state_dir / TOKEN_FILE).read_text())
     (state_dir / "history").write_text(SECRET)
     stop_daemon(before)

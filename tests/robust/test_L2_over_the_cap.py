@@ -10,10 +10,9 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from edgeagent.config import Config, ServerConfig
 from edgeagent.types import TextDelta
 from tests.backends.fake import FakeBackend, Gate, finished
-from tests.daemon.running import running
+from tests.daemon.running import limited, running
 from tests.patience import patient
 from tests.robust.raw import get
 
@@ -23,7 +22,7 @@ CAP = 8
 async def test_more_connections_than_the_cap() -> None:
     gate = Gate()
     backend = FakeBackend(lambda _: (TextDelta("ye"), gate, TextDelta("s"), finished()))
-    config = Config(server=ServerConfig(max_connections=CAP))
+    config = limited(max_connections=CAP)
     async with running(backend, config) as daemon, AsyncExitStack() as open_sockets:
         address = f"ws://127.0.0.1:{daemon.port}/v1/responses"
         sockets = [await open_sockets.enter_async_context(connect(address)) for _ in range(CAP)]

@@ -12,7 +12,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
 from edgeagent.doctor.places import look_at_port
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import Reply, Running, read_reply, running
+from tests.daemon.running import Reply, Running, limited, read_reply, running
 from tests.patience import patient
 from tests.robust.raw import KEY_HEADERS
 
@@ -56,7 +56,7 @@ async def test_what_is_no_handshake_is_refused_and_closed(case: str) -> None:
 
 
 async def test_hundreds_of_them_shut_nobody_out() -> None:
-    config = Config(server=ServerConfig(max_connections=MAX_CONNECTIONS))
+    config = limited(max_connections=MAX_CONNECTIONS)
     async with running(FakeBackend(), config) as daemon, asyncio.timeout(patient(60)):
         cases = [REFUSED[case] for case in ("a body", "a body in chunks", "a long line")]
         for start in range(0, NUM_CLIENTS, MAX_CONNECTIONS // 2):

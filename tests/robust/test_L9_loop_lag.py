@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from edgeagent.config import Config, ServerConfig, StoreConfig
+from edgeagent.config import Config, StoreConfig
 from edgeagent.store.resolve import Library
 from edgeagent.types import Started, TextDelta
 from tests.backends.fake import FakeBackend, finished
-from tests.daemon.running import running
+from tests.daemon.running import limited, running
 from tests.robust.frames import FIN, TEXT, open_websocket
 from tests.robust.lag import assert_in_time, assert_never_late, post
 
@@ -79,7 +79,7 @@ async def test_frames(name: str) -> None:
     payload = json.dumps({"type": "response.create", "store": False, **FRAMES[name]()}).encode()
     # A mask of zeros saves the client the masking.
     sent = bytes([FIN | TEXT, 0xFF]) + struct.pack("!Q", len(payload)) + bytes(4) + payload
-    config = Config(server=ServerConfig(max_frame_bytes=16 * MIB))
+    config = limited(max_frame_bytes=16 * MIB)
     async with running(brief(), config) as daemon:
 
         async def act() -> None:

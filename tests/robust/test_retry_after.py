@@ -10,11 +10,10 @@ from websockets.asyncio.client import connect
 
 from edgeagent import errors
 from edgeagent.api.wire.errors import WIRE_FORMS
-from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ModelStatus, WorkerState
 from tests.backends.fake import FakeBackend, failing
-from tests.daemon.running import Running, running
+from tests.daemon.running import Running, limited, running
 from tests.robust.raw import get, upgrade
 
 PASSING = [cls for cls, form in WIRE_FORMS.items() if form.may_pass]
@@ -75,7 +74,7 @@ async def test_while_the_model_loads() -> None:
 
 
 async def test_too_many_connections() -> None:
-    config = Config(server=ServerConfig(max_connections=1))
+    config = limited(max_connections=1)
     async with running(FakeBackend(), config) as daemon, connect(f"ws://127.0.0.1:{daemon.port}/v1/responses"):
         for ask in (get, upgrade):
             reply = await ask(daemon, "Host: 127.0.0.1:{port}")

@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 import pytest_asyncio
 
-from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import Reply, Running, exchange, running
+from tests.daemon.running import Reply, Running, exchange, limited, running
 from tests.patience import patient
 from tests.robust.frames import (
     BINARY,
@@ -42,7 +41,7 @@ CREATE = {"type": "response.create", "model": "fake"}
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def daemon() -> AsyncIterator[Running]:
-    async with running(FakeBackend(), Config(server=ServerConfig(max_frame_bytes=MIB))) as daemon:
+    async with running(FakeBackend(), limited(max_frame_bytes=MIB)) as daemon:
         yield daemon
 
 

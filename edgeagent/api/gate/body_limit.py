@@ -111,7 +111,7 @@ class _Body:
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
-            raise PayloadTooLarge(f"the body is larger than {self._max_bytes} bytes (server.max_body_bytes)")
+            raise PayloadTooLarge(f"the body is larger than {self._max_bytes} bytes")
 
 
 def _announced_bytes(scope: Scope) -> int | None:

@@ -34,11 +34,10 @@ ActionT = TypeVar("ActionT")
 
 
 class Pump(ABC, Generic[FrameT, ActionT]):
-    """One socket, from its handshake to its end. After `max_age_s` seconds `grow_old` is called; 0 means never."""
+    """One socket, from its handshake to its end."""
 
-    def __init__(self, websocket: WebSocket, merging: Merging, max_age_s: float) -> None:
+    def __init__(self, websocket: WebSocket, merging: Merging) -> None:
         self.websocket = websocket
-        self.max_age_s = max_age_s
         self._outbox = Outbox(merging)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stall = _Stall()
@@ -61,10 +60,6 @@ class Pump(ABC, Generic[FrameT, ActionT]):
     @abstractmethod
     def act(self, action: ActionT) -> None:
         """Begin an action that only this protocol has, without waiting for its end."""
-
-    @abstractmethod
-    def grow_old(self) -> Iterable[ActionT | Send | Close]:
-        """Return the actions for a connection that has reached the age of `max_age_s`."""
 
     @abstractmethod
     def lose_token(self) -> Iterable[ActionT | Send | Close]:
@@ -126,14 +121,10 @@ class Pump(ABC, Generic[FrameT, ActionT]):
         metrics.open_websockets.inc()
         reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
         stalled = asyncio.create_task(self._stall.is_found.wait())
-        loop = asyncio.get_running_loop()
-        age = loop.call_later(self.max_age_s, lambda: self.perform(self.grow_old())) if self.max_age_s else None
         try:
             await asyncio.wait((reader, writer, stalled), return_when=asyncio.FIRST_COMPLETED)
         finally:
             metrics.open_websockets.dec()
-            if age is not None:
-                age.cancel()
             self._stall.cancel()
             try:
                 self.disconnect()

@@ -168,9 +168,7 @@ def _piped(max_bytes: int) -> str:
         sys.stdin.reconfigure(errors="replace")
     text = sys.stdin.read(max_bytes + 1)
     if len(text) > max_bytes:
-        raise PayloadTooLarge(
-            f"the piped text is larger than the daemon accepts ({max_bytes} bytes; server.max_frame_bytes)"
-        )
+        raise PayloadTooLarge(f"the piped text is larger than the daemon accepts ({max_bytes} bytes)")
     return text.strip()
 
 

@@ -20,7 +20,7 @@ from edgeagent.runtime_file import find_daemon
 from edgeagent.store.lent_records import lend_records
 
 # How often a daemon is asked whether its model is ready, since no event reports that. There is no timeout here: the
-# daemon gives up a load that makes no progress (engine.load_timeout_s), and the wait ends when the daemon ends.
+# daemon gives up a load that makes no progress, and the wait ends when the daemon ends.
 POLL_S = 0.05
 STOP_TIMEOUT_S = 15.0
 

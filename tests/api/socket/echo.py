@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import uvicorn
 from fastapi import FastAPI, WebSocket
 
-from edgeagent.api.socket.actions import GOING_AWAY, POLICY_VIOLATION, Close, Send
+from edgeagent.api.socket.actions import POLICY_VIOLATION, Close, Send
 from edgeagent.api.socket.outbox import Outbox
 from edgeagent.api.socket.pump import Pump
 from edgeagent.api.wire.json_body import parse_object
@@ -54,8 +54,8 @@ class Echo(Pump[Json | EdgeAgentError, Say]):
 
     log: list[str] = []
 
-    def __init__(self, websocket: WebSocket, max_age_s: float = 0.0) -> None:
-        super().__init__(websocket, WordMerging(), max_age_s)
+    def __init__(self, websocket: WebSocket) -> None:
+        super().__init__(websocket, WordMerging())
 
     def read(self, text: str) -> Json | EdgeAgentError:
         try:
@@ -85,9 +85,6 @@ class Echo(Pump[Json | EdgeAgentError, Say]):
         if entry.is_terminal:
             self.log.append("sent")
 
-    def grow_old(self) -> Iterable[Say | Send | Close]:
-        return [Close(GOING_AWAY, "too old")]
-
     def lose_token(self) -> Iterable[Say | Send | Close]:
         return [Close(POLICY_VIOLATION, "the token has ended")]
 
@@ -99,14 +96,14 @@ class Echo(Pump[Json | EdgeAgentError, Say]):
 
 
 @asynccontextmanager
-async def echoing(max_age_s: float = 0.0) -> AsyncIterator[str]:
+async def echoing() -> AsyncIterator[str]:
     """Serve the protocol on a free port; yield its URL."""
     app = FastAPI()
     Echo.log.clear()
 
     @app.websocket("/")
     async def serve_echo(websocket: WebSocket) -> None:
-        await Echo(websocket, max_age_s).run()
+        await Echo(websocket).run()
 
     settings = uvicorn.Config(app, log_level="error", lifespan="off", ws="websockets-sansio")
     server = Server(settings)

@@ -64,11 +64,6 @@ async def test_a_binary_frame_closes(url: str) -> None:
         assert await until_closed(socket) == 1003
 
 
-async def test_an_old_connection_is_the_protocols_to_end() -> None:
-    async with echoing(max_age_s=0.05) as url, connect(url) as socket:
-        assert await until_closed(socket) == 1001
-
-
 async def test_a_bug_closes_with_1011(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connect(url) as socket:
         monkeypatch.delattr(Echo, "receive")

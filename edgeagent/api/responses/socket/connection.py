@@ -17,7 +17,7 @@ from edgeagent.api.responses.frontend import Responses
 from edgeagent.api.responses.generation import steps_of
 from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, read_frame
-from edgeagent.api.responses.socket.lanes import Expiry, LaneTurn, UndeliveredResponse
+from edgeagent.api.responses.socket.lanes import LaneTurn, UndeliveredResponse
 from edgeagent.api.responses.socket.merging import TextMerging
 from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.socket.actions import Send
@@ -47,7 +47,7 @@ class Connection(Pump[Frame, OwnAction]):
     """One client's socket. The session decides what to do, and the connection does it."""
 
     def __init__(self, websocket: WebSocket, context: Context) -> None:
-        super().__init__(websocket, TextMerging(), context.config.server.max_websocket_age_s)
+        super().__init__(websocket, TextMerging())
         self._service = context.service
         self._live = context.service.live
         self._store = context.frontends.get(Responses).store
@@ -72,13 +72,9 @@ class Connection(Pump[Frame, OwnAction]):
             self._warnings.write(frame.warning)
         return self._session.receive(frame)
 
-    def grow_old(self) -> list[Action]:
-        """Refuse further `response.create` frames, because the connection is too old. Close when no lane is busy."""
-        return self._session.expire(Expiry.by_age(self.max_age_s))
-
     def lose_token(self) -> list[Action]:
         """Refuse further `response.create` frames, because the token is no longer valid. Close when no lane is busy."""
-        return self._session.expire(Expiry.by_token())
+        return self._session.expire()
 
     def act(self, action: OwnAction) -> None:
         """Perform an action that only this protocol has."""

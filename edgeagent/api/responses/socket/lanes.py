@@ -18,10 +18,8 @@ from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.socket.frames import RefusedFrame
 from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import Turn
-from edgeagent.api.socket.actions import GOING_AWAY, POLICY_VIOLATION
 from edgeagent.api.wire.delivery_time import DeliveryTime
-from edgeagent.credentials.grants import revoked
-from edgeagent.errors import EdgeAgentError, InvalidRequest
+from edgeagent.errors import InvalidRequest
 from edgeagent.service.live_requests import LiveRequest
 
 MAX_NAMED_LANES = 32
@@ -37,43 +35,10 @@ class InvalidStreamId(InvalidRequest):
     code = "invalid_stream_id"
 
 
-class ConnectionLimitReached(InvalidRequest):
-    """The WebSocket is as old as `server.max_websocket_age_s` allows. Open another WebSocket."""
-
-    code = "websocket_connection_limit_reached"
-
-    @classmethod
-    def after(cls, max_age_s: float) -> ConnectionLimitReached:
-        """Return the error for a connection that has reached its maximum age."""
-        minutes = f"{max_age_s / 60:g} minutes"
-        return cls(
-            f"Responses websocket connection limit reached ({minutes}). Create a new websocket connection to continue."
-        )
-
-
 class StreamLimitReached(InvalidRequest):
     """The WebSocket has as many lanes (`stream_id`) as it may have."""
 
     code = "websocket_stream_limit_reached"
-
-
-@dataclass(frozen=True, slots=True)
-class Expiry:
-    """Why a connection accepts no more creates: the error for its client, and the code and reason of its close."""
-
-    error: EdgeAgentError
-    code: int
-    reason: str
-
-    @classmethod
-    def by_age(cls, max_age_s: float) -> Expiry:
-        """Return the expiry of a connection that has reached its maximum age."""
-        return cls(ConnectionLimitReached.after(max_age_s), GOING_AWAY, "the connection is too old")
-
-    @classmethod
-    def by_token(cls) -> Expiry:
-        """Return the expiry of a connection whose token is no longer valid."""
-        return cls(revoked(), POLICY_VIOLATION, "the token has ended")
 
 
 @dataclass(frozen=True, slots=True)

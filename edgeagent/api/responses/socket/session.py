@@ -19,7 +19,6 @@ from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import (
-    Expiry,
     InvalidStreamId,
     Lane,
     Lanes,
@@ -31,11 +30,12 @@ from edgeagent.api.responses.socket.lanes import (
 from edgeagent.api.responses.socket.steering import Steer, SteerRefused
 from edgeagent.api.responses.socket.steers import Steers
 from edgeagent.api.responses.turn import begin_turn, unrun
-from edgeagent.api.socket.actions import TOO_MANY_REQUESTS, Close, Send
+from edgeagent.api.socket.actions import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.conversation.items import Item
+from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.service import Service
 from edgeagent.types import Delta, FinishReason, Step
@@ -72,7 +72,7 @@ class Session:
         self._steers = Steers(history, make_id)
         self._queued: deque[LaneTurn] = deque()
         self._freed: deque[Lane] = deque()
-        self._expiry: Expiry | None = None
+        self._is_expired = False
         self._is_closed = False
         self._num_waiting_bytes = 0
         self._actions: list[Action] = []
@@ -140,9 +140,9 @@ class Session:
         self._cancel_live(live)
         return self._take()
 
-    def expire(self, expiry: Expiry) -> list[Action]:
-        """Refuse further creates, and close when no lane is busy. Return the actions that can be done now."""
-        self._expiry = expiry
+    def expire(self) -> list[Action]:
+        """Refuse further creates, since the client's token is no longer valid, and close when no lane is busy."""
+        self._is_expired = True
         return self._take()
 
     def disconnected(self) -> None:
@@ -150,14 +150,14 @@ class Session:
         self._queued.clear()
         self._freed.clear()
         self._lanes.clear()
-        self._expiry = None
+        self._is_expired = False
 
     def _take(self) -> list[Action]:
         self._go_on()
-        if self._expiry and not self._is_closed and not any(lane.is_busy for lane in self._lanes):
+        if self._is_expired and not self._is_closed and not any(lane.is_busy for lane in self._lanes):
             self._is_closed = True
-            self._send_error(self._expiry.error, None)
-            self._actions.append(Close(self._expiry.code, self._expiry.reason))
+            self._send_error(revoked(), None)
+            self._actions.append(Close(POLICY_VIOLATION, "the token has ended"))
         taken, self._actions = self._actions, []
         return taken
 
@@ -199,9 +199,9 @@ class Session:
                     self._open(lane, create)
 
     def _open(self, lane: Lane, create: ResponseCreate) -> None:
-        if self._expiry:
+        if self._is_expired:
             self._evict(create.previous_id, lane)
-            self._send_error(self._expiry.error, lane.name)
+            self._send_error(revoked(), lane.name)
         elif missing := self._history.missing(create.previous_id, create.items):
             lane.fetching = create
             self._actions.append(Fetch(lane.name, missing))

@@ -360,7 +360,7 @@ class Folder:
             full = f"nothing more is written: the disk of {self._files.folder} has {_mib(free_bytes)} free"
             if limits.min_free_bytes == 0:
                 return f"{full}, less than a block; free some"
-            return f"{full}, and {_mib(limits.min_free_bytes)} must stay free; free some, or lower cache.min_free_bytes"
+            return f"{full}, and {_mib(limits.min_free_bytes)} must stay free; free some, or lower store.min_free_bytes"
         return f"nothing more is written: what is pinned fills {_mib(limits.max_bytes)}; purge some, or raise the bound"
 
     def _limit_bytes(self) -> int:

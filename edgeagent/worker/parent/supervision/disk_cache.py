@@ -12,7 +12,8 @@ from edgeagent.types import WorkerStatus
 from edgeagent.worker.exit_cause import one_line, read_unwritten
 from edgeagent.worker.protocol import DiskCache
 
-_DAY_S = 86400.0
+# Eviction by `cache.disk_bytes` comes first on a busy machine. This is for prompts that nobody sends any more.
+_MAX_UNUSED_S = 7 * 86400.0
 _MIN_CLOSE_S = 1.0  # the least time for closing, even if drain_s is shorter: enough to write a conversation's end
 # The least seconds from one log entry to the next: for the same problem, and for a different one.
 _SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
@@ -41,8 +42,8 @@ def prepare_disk_cache(config: Config) -> DiskCache | None:
         folder=str(folder),
         secret=secret,
         max_bytes=config.max_cache_bytes,
-        min_free_bytes=config.cache.min_free_bytes,
-        max_unused_s=config.cache.max_unused_days * _DAY_S,
+        min_free_bytes=config.store.min_free_bytes,
+        max_unused_s=_MAX_UNUSED_S,
         max_bytes_per_hour=config.cache.max_bytes_per_hour,
         close_s=max(_MIN_CLOSE_S, config.server.drain_s),
     )

@@ -33,7 +33,7 @@ class SupervisionLimits:
     pong_timeout_s: float = 10.0
     hang_timeout_s: float = 30.0
     max_prompt_bytes: int = 1 << 30  # memory growth for preparing one prompt or answering one question about text
-    load_timeout_s: float = 300.0
+    load_timeout_s: float = 300.0  # without progress; three times as long if the load gets no CPU time
     stop_grace_s: float = 2.0
     save_s: float = 0.0  # added to stop_grace_s, for a stopping worker to write its blocks to disk
     first_backoff_s: float = 0.5
@@ -47,8 +47,8 @@ class SupervisionLimits:
 
     @classmethod
     def from_config(cls, engine: EngineConfig) -> SupervisionLimits:
-        """Return the default limits, with the user's timeouts for hangs and loads."""
-        return cls(hang_timeout_s=engine.hang_timeout_s, load_timeout_s=engine.load_timeout_s)
+        """Return the default limits, with the user's timeout for hangs."""
+        return cls(hang_timeout_s=engine.hang_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import pytest
 
 from edgeagent.api.responses.socket.actions import Start
 from edgeagent.api.responses.socket.frames import read_frame
-from edgeagent.api.responses.socket.lanes import Expiry
 from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING, Session
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
@@ -94,33 +93,25 @@ def test_a_broken_frame_is_answered_in_its_turn() -> None:
     assert kinds(client.finish("resp_1"))[-2:] == ["completed", "error"]
 
 
-def test_an_old_connection_closes_once_nothing_is_under_way() -> None:
+def test_a_connection_without_a_valid_token_closes_once_nothing_is_under_way() -> None:
     client = Client()
     client.create()
     client.create()
-    assert client.take(client.session.expire(Expiry.by_age(3600))) == []
+    assert client.take(client.session.expire()) == []
     assert client.closed == []
     events = client.finish(client.started[0])
     # The waiting create is refused; the last error is for a client that only listens.
     assert kinds(events)[-3:] == ["completed", "error", "error"]
-    assert events[-1]["error"] == {
-        "message": "Responses websocket connection limit reached (60 minutes). "
-        "Create a new websocket connection to continue.",
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "websocket_connection_limit_reached",
-    }
-    assert client.closed == [1001]
+    assert events[-1]["error"]["code"] == "invalid_api_key"
+    assert client.closed == [1008]
 
 
-def test_an_idle_old_connection_closes_at_once() -> None:
+def test_an_idle_connection_without_a_valid_token_closes_at_once() -> None:
     client = Client()
     client.turn()
-    assert (
-        error_of(client.take(client.session.expire(Expiry.by_age(90))))["code"] == "websocket_connection_limit_reached"
-    )
-    assert client.closed == [1001]
-    assert client.take(client.session.expire(Expiry.by_age(90))) == []
+    assert error_of(client.take(client.session.expire()))["code"] == "invalid_api_key"
+    assert client.closed == [1008]
+    assert client.take(client.session.expire()) == []
 
 
 def test_too_many_waiting_are_refused_in_their_turn_and_a_flood_closes() -> None:
