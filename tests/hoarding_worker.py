@@ -1,4 +1,7 @@
-"""A real worker in which preparing a prompt of 7 tokens, or tokenizing "hoard", takes 128 MiB and never ends."""
+"""A real worker that may take 64 MiB more than planned.
+
+Preparing a prompt of 7 tokens, or tokenizing "hoard", takes 128 MiB and never ends.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from edgeagent.types import GenerateRequest, QueryAnswer, TextQuery, Tokenize, TokenPrompt
-from edgeagent.worker.child import process
+from edgeagent.worker.child import memory_limit, process
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered
@@ -40,6 +43,7 @@ def main() -> int:
 
         return answer_or_hoard
 
+    memory_limit.MAX_UNPLANNED_BYTES = 64 << 20
     Host.prepare, Host.make_answerer = prepare_or_hoard, make_hoarder  # type: ignore[method-assign]
     return process.main()
 

@@ -159,11 +159,6 @@ class WorkerStatus(Struct, frozen=True):
     max_threads: int = 0
     """Fewer threads than this compute while other programs use the CPUs."""
     rss_bytes: int = 0
-    own_bytes: int = 0
-    """The part of `rss_bytes` that is not mapped from a file, so it excludes the weights of a mapped model. It also
-    excludes the separate context of a long prompt. 0 if the system does not report it."""
-    num_side_bytes: int = 0
-    """The most bytes that the separate context of a long prompt may take; 0 if there is no such context."""
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
 

@@ -46,6 +46,7 @@ _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?::\s*(.*))?$")
 # Limits of a worker's text for the log. The text may be hostile and long.
 _MAX_NOTES = 3
 _MAX_NOTE_CHARS = 400
+_EXCESS = re.compile(r"^edgeagent worker: (took \d{1,9} MiB of memory more than planned)$", re.MULTILINE)
 _UNWRITTEN = re.compile(r"^edgeagent worker: left out (\d{1,15}) bytes", re.MULTILINE)
 _MAX_QUOTE = 200
 _MAX_LINE = 400
@@ -60,6 +61,11 @@ def read_unwritten(stderr: str) -> int:
     """Return how many unwritten bytes a stopped worker reported; 0 if it reported none."""
     found = _UNWRITTEN.search(stderr)
     return int(found[1]) if found else 0
+
+
+def describe_excess(num_bytes: int) -> str:
+    """Return the words in which a worker reports why it ends itself: it took this many bytes more than planned."""
+    return f"took {num_bytes >> 20} MiB of memory more than planned"
 
 
 def read_notes(notes: Sequence[str]) -> list[str]:
@@ -129,6 +135,8 @@ def _describe_output(stderr: str, is_private: bool) -> str:
     stderr = "\n".join(line[:_MAX_LINE] for line in stderr.splitlines())
     if found := _last(_ASSERTION, stderr):
         return f"{found[1] or ''}{found[2]}"[:_MAX_QUOTE]
+    if found := _last(_EXCESS, stderr):
+        return found[1]
     for pattern in (_TERMINATE, _LIBCPP):
         if found := _last(pattern, stderr):
             what = f": {found[2].strip()}" if found[2] and not is_private else ""

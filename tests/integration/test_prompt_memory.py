@@ -17,7 +17,7 @@ from tests.conftest import TinyModel
 from tests.integration.test_slow_machine import ask, running, tokens_of
 from tests.worker.support import eventually
 
-LIMITS = SupervisionLimits(ping_interval_s=0.02, max_prompt_bytes=64 << 20, first_backoff_s=0.01)
+LIMITS = SupervisionLimits(ping_interval_s=0.02, first_backoff_s=0.01)
 HOARDING = (sys.executable, "-P", "-m", "tests.hoarding_worker")
 
 
@@ -29,13 +29,15 @@ def question(backend: LocalBackend) -> Coroutine[Any, Any, object]:
     return backend.models.ask("", Tokenize("hoard"))
 
 
-@pytest.mark.parametrize(("make", "what"), [(prompt, "preparing one prompt"), (question, "a question about text")])
-async def test_a_hoarder_is_ended_and_a_stream_beside_it_goes_on(tiny_model: TinyModel, make: Any, what: str) -> None:
+@pytest.mark.parametrize(("make", "num_restarts"), [(prompt, 2), (question, 1)])
+async def test_a_hoarder_is_ended_and_a_stream_beside_it_goes_on(
+    tiny_model: TinyModel, make: Any, num_restarts: int
+) -> None:
     async with running(tiny_model(MemoryKind.FULL_ATTENTION), HOARDING, LIMITS) as backend:
         expected = await tokens_of(backend, ask("alone", 40, 400))
         beside = asyncio.create_task(tokens_of(backend, ask("beside", 40, 400)))
-        with pytest.raises(WorkerCrashed, match=f"{what} took more than 64 MiB of memory"):
+        with pytest.raises(WorkerCrashed, match=r"took \d+ MiB of memory more than planned"):
             await make(backend)
         assert await beside == expected
         # If the stream had ended before, the worker is still being replaced.
-        await eventually(lambda: backend.models.statuses()[0].num_restarts == 1)
+        await eventually(lambda: backend.models.statuses()[0].num_restarts >= num_restarts)

@@ -61,7 +61,7 @@ class Embedder:
     def __init__(
         self, model: Model, config: EngineConfig, max_tokens: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`max_tokens`: the length of the longest text, in tokens."""
+        """`max_tokens`: the length of the longest text, in tokens. `num_cells`: the context's size; 0 without one."""
         self.max_tokens = max_tokens
         self.pooling = choose_pooling(model)
         self.num_chunks = 0
@@ -69,7 +69,7 @@ class Embedder:
         self._config = config
         self._clock = clock
         self._context: object | None = None
-        self._num_cells = 0
+        self.num_cells = 0
         self._tokens: Sequence[int] = ()
         self._num_done = 0
         self._sum: NDArray[np.float64] = np.zeros(0)
@@ -86,7 +86,7 @@ class Embedder:
         Raise BackendUnavailable if there is not enough memory.
         """
         assert 0 < len(tokens) <= self.max_tokens
-        if not suits_text(self._model, self._num_cells, len(tokens)):
+        if not suits_text(self._model, self.num_cells, len(tokens)):
             self.close()
             self._open(len(tokens))
         lib.llama_memory_clear(lib.llama_get_memory(self._context), False)
@@ -112,7 +112,7 @@ class Embedder:
         """Free the memory; the next text allocates it again."""
         if self._context is not None:
             lib.llama_free(self._context)
-            self._context, self._num_cells = None, 0
+            self._context, self.num_cells = None, 0
 
     def _open(self, num_tokens: int) -> None:
         num_cells = min(max(_MIN_CELLS, 1 << (num_tokens - 1).bit_length()), max(_MIN_CELLS, self.max_tokens))
@@ -133,7 +133,7 @@ class Embedder:
                 retry_after_s=1.0,
                 served_by="local",
             )
-        self._num_cells = int(lib.llama_n_ctx(self._context))
+        self.num_cells = int(lib.llama_n_ctx(self._context))
 
     def _chunk_length(self, budget_s: float) -> int:
         if self._tokens_per_s is None:

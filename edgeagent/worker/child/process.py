@@ -43,10 +43,10 @@ from edgeagent.worker.child.encoder.loop import EncoderLoop
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady, PromptRefused
+from edgeagent.worker.child.memory_limit import MemoryLimit
 from edgeagent.worker.child.opening import can_take_less, open_model
-from edgeagent.worker.child.own_memory import OwnMemory
 from edgeagent.worker.child.questions import Questions
-from edgeagent.worker.exit_cause import describe_unwritten
+from edgeagent.worker.exit_cause import describe_excess, describe_unwritten
 from edgeagent.worker.protocol import (
     Ask,
     Cancel,
@@ -72,7 +72,7 @@ class _Reader(threading.Thread):
     """Reads frames from stdin, answers pings and passes on the other messages.
 
     If the stream ends, the daemon is gone, and this thread ends the process. It also ends the process after an invalid
-    frame.
+    frame, and if the process takes too much memory.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class _Reader(threading.Thread):
         self._loop = loop
         self._frames = frames
         self._process = psutil.Process()
-        self._own_memory = OwnMemory()
+        self._memory_limit = MemoryLimit()
         self._ponged_at_s = time.monotonic()
         self._num_tokens_then = 0
 
@@ -119,12 +119,15 @@ class _Reader(threading.Thread):
                     self._questions.drop(ask_id)
                     self._loop.drop(message)
                 case Ping(nonce):
-                    self._frames.put(Pong(nonce, self._status()))
+                    memory = self._process.memory_info()
+                    if excess := self._memory_limit.excess(_own_bytes(memory), self._loop.planned_bytes):
+                        _complain(describe_excess(excess))
+                        os._exit(1)
+                    self._frames.put(Pong(nonce, self._status(memory.rss)))
                 case Load():
                     _complain("a second Load; ignored")
 
-    def _status(self) -> WorkerStatus:
-        memory = self._process.memory_info()
+    def _status(self, rss_bytes: int) -> WorkerStatus:
         status, now_s = self._loop.status, time.monotonic()
         rate = (status.num_output_tokens_total - self._num_tokens_then) / max(now_s - self._ponged_at_s, 1e-3)
         self._ponged_at_s, self._num_tokens_then = now_s, status.num_output_tokens_total
@@ -134,8 +137,7 @@ class _Reader(threading.Thread):
             preparing_since_s=self._loop.preparing_since_s,
             preparing_id=self._loop.preparing_id,
             tokens_per_second=rate,
-            rss_bytes=memory.rss,
-            own_bytes=self._own_memory.without_side(_own_bytes(memory), status.num_side_bytes),
+            rss_bytes=rss_bytes,
             disk_cache=self._host.disk_cache(),
         )
 

@@ -120,7 +120,7 @@ def test_a_longer_text_gets_a_longer_context_and_close_frees_it(make: Make) -> N
     assert not embedder.is_open
     short = embed(embedder, TOKENS[:8])
     embed(embedder, TOKENS * 6)
-    assert embedder._num_cells == MAX_TOKENS
+    assert embedder.num_cells == MAX_TOKENS
     assert np.array_equal(embed(embedder, TOKENS[:8]), short)
     embedder.close()
     assert not embedder.is_open

@@ -143,6 +143,11 @@ class EncoderLoop:
             raise
 
     @property
+    def planned_bytes(self) -> int:
+        """0: the encoder's context has its full size from the beginning."""
+        return 0
+
+    @property
     def status(self) -> WorkerStatus:
         """The worker's counters and times; any thread may read them."""
         num_open = len(self._jobs)

@@ -182,6 +182,11 @@ class Host:
         """How many KV cells the context has; any thread may read this."""
         return self._runner.num_cells
 
+    @property
+    def embedder_bytes(self) -> int:
+        """About how much memory the context for embeddings takes, in bytes; any thread may read this."""
+        return int(self.embedder.num_cells * self._token_bytes)
+
     def make_answerer(self) -> Callable[[TextQuery], QueryAnswer]:
         """Return a function that answers queries; raise TemplateTooSlow if the chat template exceeds its limits.
 

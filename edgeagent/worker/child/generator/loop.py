@@ -357,6 +357,12 @@ class GeneratorLoop:
         )
 
     @property
+    def planned_bytes(self) -> int:
+        """The most memory that cached blocks and further contexts may take now, in bytes. Any thread may read it."""
+        status = self._engine.status()
+        return status.host.num_bytes + status.num_side_bytes + self._host.embedder_bytes
+
+    @property
     def status(self) -> WorkerStatus:
         """The worker's counters and times. Any thread may read them, even in the middle of a step."""
         status = self._engine.status()
@@ -383,7 +389,6 @@ class GeneratorLoop:
             num_output_tokens_total=self._num_output_tokens,
             num_threads=self._host.num_threads,
             max_threads=self._host.max_threads,
-            num_side_bytes=status.num_side_bytes,
             memory_cache=status.host,
         )
 

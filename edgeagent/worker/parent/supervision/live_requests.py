@@ -32,15 +32,14 @@ from edgeagent.types import (
 from edgeagent.worker.parent.supervision.refusals import crashed_again, stuck
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 
-# A request fails after this many crashes and hangs of its workers. The first limit applies if the last worker delivered
-# no token for it, and is below the three crashes that lead to quarantine. _MAX_HANGS limits the hangs among them.
-_MAX_FRUITLESS_DEATHS = 2
+# A request fails after this many ends of its workers, of any kind except replacements. A kill from outside is usually
+# not caused by a request. But a request that needs more memory than the machine has must fail too.
 _MAX_DEATHS = 5
-_MAX_HANGS = 3
-# A kill from outside is usually not caused by a request. But a request that needs more memory than the machine has must
-# fail too: after this many crashes, hangs and kills together. After more kills than the second limit, it is a suspect.
-_MAX_HANDOVERS = 10
-_MAX_UNSUSPECTED_KILLS = 2
+# It also fails after this many crashes and hangs if its last worker delivered no token for it. The limit is below the
+# three crashes that lead to quarantine.
+_MAX_FRUITLESS_CRASHES = 2
+# After more kills than this, a request is a suspect. A crash makes it one at once.
+_MAX_UNSUSPECTED_DEATHS = 2
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
 # The most deltas that are held until a step's last part. Only an echoed prompt and log probabilities need the first
 # limit.
@@ -87,9 +86,8 @@ class LiveRequest:
         "has_progressed",
         "held_logprobs",
         "is_sent",
+        "num_crashes",
         "num_deaths",
-        "num_hangs",
-        "num_kills",
         "pending_deltas",
         "request",
         "sink",
@@ -115,9 +113,8 @@ class LiveRequest:
         self.pending_deltas: list[Delta] = []  # the deltas of a step whose last part has not arrived
         self.first_token_at_s: float | None = None
         self.has_progressed = False  # got a token from its current worker
-        self.num_deaths = 0
-        self.num_hangs = 0
-        self.num_kills = 0  # workers killed from outside; num_deaths does not include them
+        self.num_deaths = 0  # ends of its workers, except replacements
+        self.num_crashes = 0  # the crashes and hangs among them
         self.handovers: tuple[Handover, ...] = ()
 
     @property
@@ -142,15 +139,14 @@ class LiveRequest:
         True if a worker crashed or hung during the request, or three were killed. False again once the request gets a
         token from its current worker.
         """
-        is_marked = self.num_deaths > 0 or self.num_kills > _MAX_UNSUSPECTED_KILLS
+        is_marked = self.num_crashes > 0 or self.num_deaths > _MAX_UNSUSPECTED_DEATHS
         return is_marked and not self.has_progressed
 
     @property
     def is_exhausted(self) -> bool:
         """Whether the request must end because too many workers died during it."""
-        max_deaths = _MAX_DEATHS if self.has_progressed else _MAX_FRUITLESS_DEATHS
-        is_worn_out = self.num_deaths >= max_deaths or self.num_hangs >= _MAX_HANGS
-        return is_worn_out or self.num_deaths + self.num_kills >= _MAX_HANDOVERS
+        is_fruitless = self.num_crashes >= _MAX_FRUITLESS_CRASHES and not self.has_progressed
+        return is_fruitless or self.num_deaths >= _MAX_DEATHS
 
 
 class ModelRequests:
@@ -275,9 +271,8 @@ class ModelRequests:
         """Settle the requests of a dead worker: each is cancelled, fails, or waits for the next worker."""
         for live in [live for live in self._live.values() if live.is_sent]:
             live.pending_deltas.clear()
-            live.num_deaths += kind in (EndKind.CRASHED, EndKind.HUNG)
-            live.num_kills += kind is EndKind.KILLED
-            live.num_hangs += kind is EndKind.HUNG
+            live.num_deaths += kind is not EndKind.REPLACED
+            live.num_crashes += kind in (EndKind.CRASHED, EndKind.HUNG)
             if live.cancelled_at_s is not None:
                 self._finish_cancelled(live)
             elif live.is_exhausted:

@@ -1,4 +1,4 @@
-"""Decides when a dead worker is replaced. Pure: the caller passes the time."""
+"""Decides when a dead worker is replaced. Pure."""
 
 from __future__ import annotations
 
@@ -45,68 +45,37 @@ class Quarantine:
 
 
 class RestartPolicy:
-    """Decides what follows a crash: a restart with a growing delay, or quarantine after several crashes.
+    """Counts the ends of a model's workers in a row, and decides what follows each.
 
-    1. If the worker had been ready for a whole crash window, forget earlier crashes.
-    2. Quarantine after the third crash (`max_crashes`) within the window, or after the first one that follows a
-       quarantine. Also quarantine after the third worker in a row that hung before it finished a step. No window
-       applies to such hangs, because noticing a hang can take longer than the window.
-    3. After the first crash of a worker that had been ready, restart at once.
-    4. After any other crash, restart after 0.5, 1, 2 … 30 s.
-    5. A kill of a ready worker from outside, or its end by a request that is known, is not the model's fault.
-       Restart at once, then after 0.5, 1, 2 … s.
-       But quarantine after `max_kills` kills within the window.
+    There are two counters. The first one has the ends that are the model's fault: crashes, hangs, and kills during a
+    load, which may need more memory than the machine has. The second one has the ends that are not: kills of a ready
+    worker from outside, and ends by a known request.
+
+    1. A worker that was ready for a whole crash window makes up for earlier ends. But a worker that hung before it
+       finished a step does not, because noticing a hang can take longer than the window.
+    2. When a counter reaches its limit (`max_crashes`, `max_kills`), the model is quarantined. After a quarantine, one
+       more such end is enough.
+    3. The first end of a ready worker is followed by a restart at once, others by one after 0.5, 1, 2 … 30 s.
     """
 
     def __init__(self, limits: SupervisionLimits) -> None:
         self._limits = limits
-        self._crashes: list[float] = []
-        self._kills: list[float] = []
-        self._num_delayed = 0
-        self._num_hung_at_once = 0  # in a row
-        self._is_on_probation = False
+        self._num_crashes = self._num_kills = 0
 
-    def on_end(self, now_s: float, end: WorkerEnd, *, has_worked: bool) -> Restart | Quarantine:
+    def on_end(self, end: WorkerEnd, *, has_worked: bool) -> Restart | Quarantine:
         """Return what follows a worker's end. `has_worked`: the worker had finished a step."""
-        if end.kind is EndKind.KILLED or end.has_culprit:
-            return self.on_kill(now_s, end.ready_for_s)
+        limits = self._limits
+        was_ready = end.ready_for_s is not None
         hung_at_once = end.kind is EndKind.HUNG and not has_worked
-        return self.on_crash(now_s, end.ready_for_s, hung_at_once=hung_at_once)
-
-    def on_crash(self, now_s: float, ready_for_s: float | None, *, hung_at_once: bool = False) -> Restart | Quarantine:
-        """Return what follows a crash. See WorkerEnd for `ready_for_s`.
-
-        `hung_at_once`: the worker hung before it finished a step.
-        """
-        limits = self._limits
-        self._num_hung_at_once = self._num_hung_at_once + 1 if hung_at_once else 0
-        if self._num_hung_at_once >= limits.max_crashes:
-            self._is_on_probation = True
+        if (end.ready_for_s or 0.0) >= limits.crash_window_s and not hung_at_once:  # 1
+            self._num_crashes = self._num_kills = 0
+        is_excused = end.has_culprit or (end.kind is EndKind.KILLED and was_ready)
+        self._num_kills += is_excused
+        self._num_crashes += not is_excused
+        num, most = (self._num_kills, limits.max_kills) if is_excused else (self._num_crashes, limits.max_crashes)
+        if num >= most:  # 2
             return Quarantine(limits.quarantine_s)
-        if ready_for_s is not None and ready_for_s >= limits.crash_window_s:  # 1
-            self._crashes.clear()
-            self._num_delayed, self._is_on_probation = 0, False
-        self._crashes = [at_s for at_s in self._crashes if now_s - at_s < limits.crash_window_s] + [now_s]
-        if self._is_on_probation or len(self._crashes) >= limits.max_crashes:  # 2
-            self._is_on_probation = True
-            return Quarantine(limits.quarantine_s)
-        if ready_for_s is not None and len(self._crashes) == 1 and self._num_delayed == 0:  # 3
+        num_delayed = num - 1 if was_ready else num  # 3
+        if num_delayed == 0:
             return Restart(0.0)
-        self._num_delayed += 1  # 4
-        return self._restart_after(self._num_delayed)
-
-    def on_kill(self, now_s: float, ready_for_s: float | None) -> Restart | Quarantine:
-        """Return what follows a kill from outside. A kill during the load (`ready_for_s` is None) counts as a crash."""
-        # A kill during the load counts as a crash: the model may need more memory than the machine has.
-        if ready_for_s is None:
-            return self.on_crash(now_s, None)
-        limits = self._limits
-        self._kills = [at_s for at_s in self._kills if now_s - at_s < limits.crash_window_s] + [now_s]
-        if len(self._kills) >= limits.max_kills:  # 5
-            self._is_on_probation = True
-            return Quarantine(limits.quarantine_s)
-        return Restart(0.0) if len(self._kills) == 1 else self._restart_after(len(self._kills) - 1)
-
-    def _restart_after(self, num_tries: int) -> Restart:
-        delay_s: float = self._limits.first_backoff_s * 2.0 ** min(num_tries - 1, 30)
-        return Restart(min(delay_s, self._limits.max_backoff_s))
+        return Restart(min(limits.first_backoff_s * 2.0 ** (num_delayed - 1), limits.max_backoff_s))

@@ -25,8 +25,8 @@ from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveReque
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
 from edgeagent.worker.parent.supervision.restarts import Quarantine, RestartPolicy, WorkerEnd
-from edgeagent.worker.parent.supervision.watchdog import PendingWork, SupervisionLimits
-from edgeagent.worker.parent.supervision.worker_run import WorkerRun, log_notes
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
+from edgeagent.worker.parent.supervision.worker_run import PendingWork, WorkerRun, log_notes
 from edgeagent.worker.protocol import (
     AnswerPart,
     Ask,
@@ -119,15 +119,15 @@ class Supervisor:
         return ModelStatus(
             name=self.name,
             state=self._state,
-            progress=1.0 if self._state is WorkerState.READY else self._worker.vitals.progress,
+            progress=1.0 if self._state is WorkerState.READY else self._worker.progress,
             info=self._worker.info,
-            worker=self._worker.vitals.status,
+            worker=self._worker.status,
             pid=self._channel.pid if self._channel else None,
             num_restarts=self._num_restarts,
             cause=self._cause,
             error_code=None if self._refusal is None else self._refusal.error.code,
             retry_after_s=None if self._refusal is None else self._refusal.left_s(self._clock()),
-            ready_in_s=self._load_time.ready_in_s(self._state, self._worker.vitals.progress),
+            ready_in_s=self._load_time.ready_in_s(self._state, self._worker.progress),
         )
 
     def start(self) -> None:
@@ -229,7 +229,7 @@ class Supervisor:
                     self._give_up(end.error, WorkerState.FAILED, retry_s)
                     return
                 logger.warning("worker of %s died: %s", self.name, end.cause)
-                decision = self._restarts.on_end(self._clock(), end, has_worked=self._worker.vitals.has_worked)
+                decision = self._restarts.on_end(end, has_worked=self._worker.has_worked)
                 if isinstance(decision, Quarantine):
                     error = refusals.quarantined(self.name, end.cause, decision.duration_s)
                     self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
@@ -265,12 +265,12 @@ class Supervisor:
         if self._state is not WorkerState.STARTING:
             is_busy = self._requests.num_sent() > 0 or self._queries.is_embedding
             pending = PendingWork(is_busy, self._requests.oldest_cancel_s(), self._queries.sent_at_s)
-        hang = self._worker.vitals.tick(elapsed_s, channel.signs(), pending)
+        hang = self._worker.tick(elapsed_s, channel.signs(), pending)
         if hang is not None:
-            has_culprit = self._requests.blame(self._worker.vitals.culprit, hang)
+            has_culprit = self._requests.blame(hang.culprit, hang.why)
             end = self._worker.hung_end(hang, self._omit_part)
             self._request_end(replace(end, has_culprit=has_culprit))
-        elif (ping := self._worker.vitals.ping()) is not None:
+        elif (ping := self._worker.ping()) is not None:
             channel.send(ping)
 
     async def _end(self, channel: Channel) -> WorkerEnd:
@@ -297,7 +297,7 @@ class Supervisor:
         if self._worker.ready_at_s is not None:
             end = replace(end, ready_for_s=self._clock() - self._worker.ready_at_s)
         if not self._is_stopped_for_good:
-            self._worker.vitals.status = None
+            self._worker.status = None
             self._cause = None if end.kind is EndKind.REPLACED else end.cause
             self._settle_requests(end.cause, end.kind)
         return end
@@ -335,7 +335,7 @@ class Supervisor:
     def _on_message(self, message: FromWorker) -> None:
         match message:
             case StepResult():
-                self._worker.vitals.on_steps(message)
+                self._worker.on_steps(message)
                 self._requests.on_steps(message)
                 self._send_waiting()
             case AnswerPart():
@@ -343,14 +343,14 @@ class Supervisor:
             case Failed(id=failed_id) if self._queries.has_id(failed_id):
                 self._queries.on_failed(message)
             case Failed():
-                self._worker.vitals.on_progress()
+                self._worker.on_progress()
                 self._requests.on_failed(message)
                 self._send_waiting()
             case Pong():
-                self._worker.vitals.on_pong(message)
+                self._worker.on_pong(message)
                 self._disk_trouble.note(message.status, self._clock())
             case LoadProgress():
-                self._worker.vitals.on_load_progress(message)
+                self._worker.on_load_progress(message)
             case Ready(info, saved_tuning=saved_tuning):
                 self._on_ready(info)
                 self._save_tuning(saved_tuning)
@@ -392,7 +392,7 @@ class Supervisor:
         assert self._channel is not None and self._worker.ready_at_s is not None
         load_ms = max(0.0, self._worker.ready_at_s - live.accepted_at_s) * 1000
         if self._requests.num_sent() == 0:
-            self._worker.vitals.on_progress()
+            self._worker.on_progress()
         self._worker.has_seen_prompts = True
         self._requests.mark_sent(live)
         self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))

@@ -1,24 +1,46 @@
-"""The state of one worker process: what it has reported since its start, and why it ended."""
+"""The state of one worker process: what it has reported since its start, what it owes, and why it ended."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeagent.types import ModelInfo
+from edgeagent.types import ModelInfo, WorkerStatus
 from edgeagent.worker.exit_cause import is_from_outside, read_notes
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel
 from edgeagent.worker.parent.supervision.live_requests import EndKind
 from edgeagent.worker.parent.supervision.restarts import WorkerEnd
-from edgeagent.worker.parent.supervision.vitals import Vitals
-from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
-from edgeagent.worker.protocol import Ready
+from edgeagent.worker.parent.supervision.watchdog import Hang, Owed, Signs, SupervisionLimits, Watchdog
+from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, Ready, StepResult
+
+# A step may take this many times as long as the worker expects.
+_HANG_FACTOR = 20.0
+# The limit of the expected step time that a worker reports. A hostile worker may report any value.
+_MAX_EXPECTED_S = 60.0
+# Memory growth that counts as progress when loading from a slow disk, in bytes.
+_LOADED_BYTES = 16 << 20
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWork:
+    """What a ready worker must still do.
+
+    - `is_busy`: it must compute steps or embeddings.
+    - `cancelled_at_s`: when the oldest unanswered cancel was sent; None if there is none.
+    - `asked_at_s`: when the open quick query was sent, that is, not an Embed or a Rerank; None if there is none.
+
+    The times only identify the cancel and the query. They are not compared with the clock.
+    """
+
+    is_busy: bool = False
+    cancelled_at_s: float | None = None
+    asked_at_s: float | None = None
 
 
 class WorkerRun:
@@ -26,13 +48,25 @@ class WorkerRun:
 
     def __init__(self, limits: SupervisionLimits) -> None:
         self._limits = limits
+        self._watchdog = Watchdog(limits)
         self.requested_end: asyncio.Future[WorkerEnd] = asyncio.Future()
         """Done when the process must be ended; the result is the reason."""
-        self.vitals = Vitals(limits)
         self.info: ModelInfo | None = None
         self.ready_at_s: float | None = None
+        self.progress = 0.0
+        """The loaded fraction of the model, 0 to 1."""
+        self.tried_part = ""
+        """A description of the part of the model that is being tried."""
+        self.status: WorkerStatus | None = None
+        """The status in the latest pong; None before the first one."""
+        self.has_worked = False
+        """Whether a step has ended."""
         self.has_seen_prompts = False
         """Whether a request or a query was sent to the process. If so, the process's stderr may quote it."""
+        self._nonce = 0
+        self._is_pong_due = False
+        self._num_pongs = self._num_signs = 0
+        self._rss_bytes = 0
 
     async def watch(self, channel: Channel, tick: Callable[[float], None], clock: Callable[[], float]) -> None:
         """Wait until the process ends or must be ended. Regularly call `tick` with the seconds since its last call."""
@@ -48,11 +82,84 @@ class WorkerRun:
             tick(now_s - last_s)
             last_s = now_s
 
-    def hung_end(self, why: str, omit_part: Callable[[str, str], bool]) -> WorkerEnd:
-        """Return the WorkerEnd of a process that hangs, as described in `why`. See Supervisor for `omit_part`."""
-        is_trial = self.ready_at_s is None and bool(self.vitals.tried_part)
-        omitted_part = self.vitals.tried_part if is_trial and omit_part(self.vitals.tried_part, why) else ""
-        return WorkerEnd(why, EndKind.HUNG, omitted_part=omitted_part)
+    def on_load_progress(self, progress: LoadProgress) -> None:
+        """Record how much is loaded, and which part is tried next."""
+        # NaN, from a hostile worker, compares false.
+        if progress.fraction > self.progress:
+            self.progress = min(progress.fraction, 1.0)
+        self.tried_part = progress.part
+
+    def on_progress(self) -> None:
+        """Record a sign of progress: an answer to a request, in part or whole, or a request for an idle worker."""
+        self._num_pongs += 1
+        self._num_signs += 1
+
+    def on_steps(self, steps: StepResult) -> None:
+        """Record a StepResult as progress. If it has tokens, a step has ended."""
+        self.on_progress()
+        self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
+
+    def on_pong(self, pong: Pong) -> None:
+        """Record the answer to a ping; raise ProtocolError for an unexpected one."""
+        if not self._is_pong_due or pong.nonce != self._nonce:
+            raise ProtocolError(f"an unexpected pong {pong.nonce}")
+        self._is_pong_due = False
+        self._num_pongs += 1
+        self._num_signs += pong.status.num_steps > (self.status or WorkerStatus()).num_steps
+        self.status = pong.status
+        self.has_worked = self.has_worked or pong.status.num_steps > 0
+
+    def ping(self) -> Ping | None:
+        """Make the next ping for the caller to send; return None while the previous ping is unanswered."""
+        if self._is_pong_due:
+            return None
+        self._nonce += 1
+        self._is_pong_due = True
+        return Ping(self._nonce)
+
+    def tick(self, elapsed_s: float, signs: Signs | None, pending: PendingWork | None) -> Hang | None:
+        """Count the time since the last tick; return the hang if the worker counts as hung.
+
+        `signs` come from the operating system. `pending` is the worker's open work; None while it is loading.
+        """
+        if pending is not None:
+            return self._watchdog.tick(elapsed_s, signs, self._owed(pending))
+        # Either the loaded fraction or the memory must grow. A slow disk fills the memory after the last fraction.
+        if signs is not None and signs.rss_bytes >= self._rss_bytes + _LOADED_BYTES:
+            self._rss_bytes = signs.rss_bytes
+        key = (self.progress, self._rss_bytes)
+        load = Owed("hung while loading: no progress for", key, self._limits.load_timeout_s)
+        hang = self._watchdog.tick(elapsed_s, signs, [load])
+        return hang and Hang(f"{hang.why} at {self.progress:.0%}")
+
+    def _owed(self, pending: PendingWork) -> Iterator[Owed]:
+        status, limit_s = self.status or WorkerStatus(), self._limits.hang_timeout_s
+        yield Owed("hung: no sign of life for", self._num_pongs, self._limits.pong_timeout_s)
+        is_preparing = status.preparing_since_s > 0
+        if is_preparing:
+            # The start time, by the worker's clock, identifies the prompt.
+            words = "hung: preparing one prompt took longer than"
+            yield Owed(words, status.preparing_since_s, limit_s, status.preparing_id)
+        step_limit_s = self._step_limit_s(status)
+        # Without other streams, no step runs while a prompt is prepared.
+        if pending.is_busy and not (is_preparing and status.step_started_at_s == 0):
+            yield Owed("hung: one step took longer than", self._num_signs, step_limit_s)
+        if pending.cancelled_at_s is not None:
+            yield Owed("hung: a cancelled request did not end within", pending.cancelled_at_s, step_limit_s)
+        if pending.asked_at_s is not None:
+            yield Owed("hung: a question about text took longer than", pending.asked_at_s, limit_s)
+
+    def _step_limit_s(self, status: WorkerStatus) -> float:
+        """Return how many seconds a step may take: the configured limit, or 20 times what the worker expects."""
+        told_s = status.step_expected_s
+        expected_s = min(told_s, _MAX_EXPECTED_S) if told_s > 0 else 0.0  # NaN compares false
+        return max(self._limits.hang_timeout_s, _HANG_FACTOR * expected_s)
+
+    def hung_end(self, hang: Hang, omit_part: Callable[[str, str], bool]) -> WorkerEnd:
+        """Return the WorkerEnd of a process that hangs. See Supervisor for `omit_part`."""
+        is_trial = self.ready_at_s is None and bool(self.tried_part)
+        omitted_part = self.tried_part if is_trial and omit_part(self.tried_part, hang.why) else ""
+        return WorkerEnd(hang.why, EndKind.HUNG, omitted_part=omitted_part)
 
     def unrequested_end(self, channel: Channel, omit_part: Callable[[str, str], bool]) -> WorkerEnd:
         """Return the WorkerEnd of a process that ended although it was not asked to. See Supervisor for `omit_part`."""
@@ -61,9 +168,9 @@ class WorkerRun:
         end = WorkerEnd(cause, EndKind.KILLED if is_from_outside(channel.returncode) else EndKind.CRASHED)
         end = replace(end, is_short_of_memory=self.ready_at_s is None and channel.was_short_of_memory)
         is_damaged = end.kind is EndKind.CRASHED and not end.is_short_of_memory
-        if self.ready_at_s is None and self.vitals.tried_part and is_damaged:
-            error = refusals.failed_part(self.vitals.tried_part, cause)
-            omitted_part = self.vitals.tried_part if omit_part(self.vitals.tried_part, cause) else ""
+        if self.ready_at_s is None and self.tried_part and is_damaged:
+            error = refusals.failed_part(self.tried_part, cause)
+            omitted_part = self.tried_part if omit_part(self.tried_part, cause) else ""
             end = replace(end, error=error, omitted_part=omitted_part)
         return end
 

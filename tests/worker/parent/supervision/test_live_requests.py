@@ -63,7 +63,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.worker: dict[str, int] = {}  # id → the number of its tokens, as this worker knows it
         self.suspects: set[str] = set()
         self.marked: set[str] = set()
-        self.num_kills: Counter[str] = Counter()
+        self.num_deaths: Counter[str] = Counter()
         self.is_up = False
 
     def pick(self, data: st.DataObject, ids: object) -> str:
@@ -92,12 +92,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(EndKind))
     def die(self, kind: EndKind) -> None:
         self.is_up = False
-        match kind:
-            case EndKind.CRASHED | EndKind.HUNG:
-                self.marked |= self.worker.keys()
-            case EndKind.KILLED:
-                self.num_kills.update(self.worker.keys())
-                self.marked |= {name for name in self.worker if self.num_kills[name] > 2}
+        if kind is not EndKind.REPLACED:
+            self.num_deaths.update(self.worker.keys())
+        is_crash = kind in (EndKind.CRASHED, EndKind.HUNG)
+        self.marked |= {name for name in self.worker if is_crash or self.num_deaths[name] > 2}
         self.suspects |= self.marked & self.worker.keys()
         self.worker.clear()
         self.requests.on_worker_end("test", kind)

@@ -1,4 +1,4 @@
-"""Whether and when an ended worker is replaced, with numbers as time."""
+"""Whether and when an ended worker is replaced."""
 
 from __future__ import annotations
 
@@ -11,71 +11,53 @@ from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 LIMITS = SupervisionLimits()
 
 
-def test_first_crash_after_service_restarts_at_once_then_with_delay_then_quarantine() -> None:
-    policy = RestartPolicy(LIMITS)
-    assert policy.on_crash(0.0, 5.0) == Restart(0.0)
-    assert policy.on_crash(10.0, 5.0) == Restart(0.5)
-    assert policy.on_crash(20.0, 5.0) == Quarantine(300.0)
+def ends(policy: RestartPolicy, num: int, ready_for_s: float | None, **fields: object) -> list[Restart | Quarantine]:
+    """Let this many workers end in the same way; return what follows each."""
+    has_worked = bool(fields.pop("has_worked", True))
+    end = WorkerEnd("", ready_for_s=ready_for_s, **fields)  # type: ignore[arg-type]
+    return [policy.on_end(end, has_worked=has_worked) for _ in range(num)]
+
+
+def test_the_first_crash_is_followed_by_a_restart_at_once_others_by_a_delay_and_then_quarantine() -> None:
+    assert ends(RestartPolicy(LIMITS), 3, 5.0) == [Restart(0.0), Restart(0.5), Quarantine(300.0)]
 
 
 def test_a_crash_before_ready_is_never_retried_at_once() -> None:
-    assert RestartPolicy(LIMITS).on_crash(0.0, None) == Restart(0.5)
-
-
-def test_delays_double_up_to_the_limit() -> None:
-    policy = RestartPolicy(LIMITS)
-    delays = [policy.on_crash(index * 31.0, None) for index in range(9)]
-    assert delays == [Restart(delay) for delay in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0)]
+    assert ends(RestartPolicy(LIMITS), 3, None) == [Restart(0.5), Restart(1.0), Quarantine(300.0)]
 
 
 def test_one_try_after_a_quarantine() -> None:
     policy = RestartPolicy(LIMITS)
-    for at_s in (0.0, 1.0, 2.0):
-        policy.on_crash(at_s, None)
-    assert policy.on_crash(302.0, None) == Quarantine(300.0)
-    assert policy.on_crash(700.0, 59.0) == Quarantine(300.0)
+    ends(policy, 3, None)
+    assert ends(policy, 1, None) == [Quarantine(300.0)]
+    assert ends(policy, 1, 59.0) == [Quarantine(300.0)]
 
 
-def test_three_that_hang_before_a_step_ends_are_enough_however_long_that_takes() -> None:
+def test_long_service_makes_up_for_earlier_crashes() -> None:
     policy = RestartPolicy(LIMITS)
-    assert policy.on_crash(0.0, 90.0, hung_at_once=True) == Restart(0.0)
-    assert policy.on_crash(100.0, 90.0, hung_at_once=True) == Restart(0.0)
-    assert policy.on_crash(200.0, 90.0) == Restart(0.0), "one that worked first is another matter"
-    for at_s in (300.0, 400.0):
-        assert policy.on_crash(at_s, 90.0, hung_at_once=True) == Restart(0.0)
-    for at_s in (500.0, 900.0):
-        assert policy.on_crash(at_s, 90.0, hung_at_once=True) == Quarantine(300.0)
-    assert policy.on_crash(1300.0, 90.0) == Restart(0.0)
+    ends(policy, 3, None)
+    assert ends(policy, 1, 60.0) == [Restart(0.0)]
+    assert ends(policy, 1, None) == [Restart(1.0)]
 
 
-def test_long_service_clears_the_record() -> None:
+def test_a_long_wait_for_a_first_step_is_no_service() -> None:
     policy = RestartPolicy(LIMITS)
-    for at_s in (0.0, 1.0, 2.0):
-        policy.on_crash(at_s, None)
-    assert policy.on_crash(1000.0, 60.0) == Restart(0.0)
-    assert policy.on_crash(1001.0, None) == Restart(0.5)
+    assert ends(policy, 2, 90.0, kind=EndKind.HUNG, has_worked=False) == [Restart(0.0), Restart(0.5)]
+    assert ends(policy, 2, 90.0, kind=EndKind.HUNG) == [Restart(0.0), Restart(0.0)], "these worked first"
+    assert ends(policy, 3, 90.0, kind=EndKind.HUNG, has_worked=False)[-1] == Quarantine(300.0)
 
 
-def test_kills_from_outside_say_nothing_of_the_model_until_they_are_many() -> None:
+@pytest.mark.parametrize("fields", [{"kind": EndKind.KILLED}, {"kind": EndKind.HUNG, "has_culprit": True}])
+def test_what_is_not_the_models_fault_is_counted_apart(fields: dict[str, object]) -> None:
     policy = RestartPolicy(LIMITS)
-    decisions = [policy.on_kill(float(index), 0.5) for index in range(LIMITS.max_kills)]
-    assert decisions[:9] == [Restart(delay) for delay in (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0)]
-    assert [isinstance(decision, Quarantine) for decision in decisions] == [False] * 19 + [True]
+    delays = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0)
+    expected = [*map(Restart, delays), Quarantine(300.0)]
+    assert ends(policy, LIMITS.max_kills, 0.5, has_worked=False, **fields) == expected
     fresh = RestartPolicy(LIMITS)
-    for index in range(50):
-        assert fresh.on_kill(index * 61.0, 60.0) == Restart(0.0)
-    assert fresh.on_crash(4000.0, 5.0) == Restart(0.0), "they are no crashes"
+    ends(fresh, LIMITS.max_kills - 1, 0.5, **fields)
+    assert ends(fresh, 1, 5.0) == [Restart(0.0)], "they are no crashes"
 
 
 def test_a_model_that_is_killed_while_it_loads_is_left_alone_as_one_that_crashes() -> None:
-    policy = RestartPolicy(LIMITS)
-    assert [policy.on_kill(at_s, None) for at_s in (0.0, 1.0, 2.0)] == [Restart(0.5), Restart(1.0), Quarantine(300.0)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "is_hung_at_once"), [(EndKind.HUNG, True), (EndKind.CRASHED, False), (EndKind.KILLED, False)]
-)
-def test_an_end_is_judged_by_its_kind(kind: EndKind, is_hung_at_once: bool) -> None:
-    policy = RestartPolicy(LIMITS)
-    decisions = [policy.on_end(100.0 * index, WorkerEnd("", kind, 90.0), has_worked=False) for index in range(3)]
-    assert isinstance(decisions[-1], Quarantine) == is_hung_at_once
+    killed = ends(RestartPolicy(LIMITS), 3, None, kind=EndKind.KILLED)
+    assert killed == [Restart(0.5), Restart(1.0), Quarantine(300.0)]

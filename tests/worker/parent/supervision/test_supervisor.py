@@ -12,7 +12,7 @@ import pytest
 from edgeagent.errors import InvalidRequest, NotSupported, PayloadTooLarge
 from edgeagent.types import FinishReason, Started, WorkerState, WorkerStatus
 from edgeagent.worker.parent.supervision import refusals
-from edgeagent.worker.parent.supervision.vitals import Vitals
+from edgeagent.worker.parent.supervision.worker_run import WorkerRun
 from tests.stub_worker import NUM_PROMPT_TOKENS, num_lives
 from tests.worker.parent.supervision.stub_requests import kill, submit
 from tests.worker.support import QUICK, Make, eventually
@@ -112,13 +112,13 @@ async def test_what_cannot_be_encoded_is_the_clients_mistake(make: Make, monkeyp
 
 async def test_a_tick_is_as_long_as_the_time_since_the_last(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     elapsed_s: list[float] = []
-    tick = Vitals.tick
+    tick = WorkerRun.tick
 
-    def recorded(self: Vitals, elapsed: float, *args: Any) -> str | None:
+    def recorded(self: WorkerRun, elapsed: float, *args: Any) -> Any:
         elapsed_s.append(elapsed)
         return tick(self, elapsed, *args)
 
-    monkeypatch.setattr(Vitals, "tick", recorded)
+    monkeypatch.setattr(WorkerRun, "tick", recorded)
     supervisor = make()
     began_s = time.monotonic()
     await submit(supervisor, "answer 3").end()
@@ -128,7 +128,7 @@ async def test_a_tick_is_as_long_as_the_time_since_the_last(make: Make, monkeypa
 
 async def test_a_refusal_is_a_sign_of_life(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(Vitals, "on_progress", lambda _: seen.append("progress"))
+    monkeypatch.setattr(WorkerRun, "on_progress", lambda _: seen.append("progress"))
     supervisor = make()
     stream = submit(supervisor, "stream")
     await stream.until(lambda record: bool(record.tokens))
