@@ -37,7 +37,7 @@ DEFAULTS: dict[str, object] = {
     "daemon.transport.FRAMES_PER_S": 500.0,
     "api.socket.pump.CLOSE_S": 1.0,
     "api.socket.pump.STALL_S": 10.0,
-    "backends.remote.connection.network.NAME_S": 2.0,
+    "backends.remote.network.NAME_S": 2.0,
     "cli.chat.conversation.QUIET_S": 1.0,
     "engine.attention._UNDISTURBED": 0.8,
     "cli.chat.line_reader.MAX_HISTORY_BYTES": MIB,

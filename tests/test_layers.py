@@ -132,10 +132,9 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "remote": {"base", "prompt_size"},
     },
     "backends.remote": {
-        "connection": {"failures"},
         "bodies": {"dialect"},
         "answers": {"failures"},
-        "endpoints": {"connection", "access", "control", "dialect", "failures", "pseudonyms"},
+        "endpoints": {"access", "control", "dialect", "failures", "pseudonyms", "transport"},
     },
     "worker.child": {
         "encoder": {"frame_writer", "opening", "prompt", "text_reader"},
@@ -350,20 +349,16 @@ def test_no_lock_is_taken() -> None:
 
 def test_one_module_opens_connections_to_remotes() -> None:
     """The choke point. Others may only connect to this machine, to the hub, or where a user's command says."""
-    choke_point = Path("backends/remote/connection/transport.py")
-    sockets = Path("backends/remote/connection/network.py")
-    names = Path("backends/remote/connection/names.py")
-    looks_only = Path("backends/remote/connection/route_lookup.py")
+    choke_point = Path("backends/remote/transport.py")
+    sockets = Path("backends/remote/network.py")
     importers = {path.relative_to(PACKAGE): set(_imports(path)) for path in MODULES}
     for path, imported in importers.items():
         libraries = {name.split(".")[0] for name in imported}
         if libraries & {"httpcore", "h2"}:
             assert path in (choke_point, sockets), path
-        if "edgeagent.backends.remote.connection.network" in imported:
+        if "edgeagent.backends.remote.network" in imported:
             assert path == choke_point, path
-        if "edgeagent.backends.remote.connection.names" in imported:
-            assert path == sockets, path
-        if path.parts[:2] == ("backends", "remote") and path not in (sockets, names, looks_only):
+        if path.parts[:2] == ("backends", "remote") and path != sockets:
             assert not libraries & {"socket", "httpx", "urllib3", "requests", "http"}, path
 
 

@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from edgeagent.backends.remote.access import quotes_key
 from edgeagent.backends.remote.answers.reader import usage_of
-from edgeagent.backends.remote.connection.transport import Call, Exchange, Transport, tls_context
 from edgeagent.backends.remote.dialect import dialect_of
 from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.transport import Call, Exchange, Transport, tls_context
 from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.remotes import Remote

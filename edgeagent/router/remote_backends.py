@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 
@@ -20,8 +19,6 @@ from edgeagent.types import ProbePermit, RemoteStatus, RouteMode
 
 # A change must take effect within a second, for running streams too.
 _TICK_S = 0.3
-# If the boot clock advanced by this much more than the monotonic clock, the machine slept, and connections may be dead.
-_SLEPT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +34,6 @@ class RemoteBackends:
         self._mode = RouteMode.LOCAL_ONLY
         self._ticker: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        self._lag_s = _lag_s()
 
     def start(self) -> None:
         """Make the backends of the remotes, and start following the files. Must be called in a running event loop."""
@@ -121,18 +117,3 @@ class RemoteBackends:
             self._warm_if_alone()
             for backend in self._own.values():
                 backend.check_network()
-            lag_s = _lag_s()
-            if abs(lag_s - self._lag_s) > _SLEPT_S:
-                await asyncio.gather(*(backend.renew_connections() for backend in self._own.values()))
-            self._lag_s = lag_s
-
-
-def _lag_s() -> float:
-    """Return how many seconds the boot clock is ahead of the monotonic clock.
-
-    Unlike the monotonic clock, the boot clock also runs while the machine sleeps. On systems without a boot clock, the
-    wall clock takes its place. Setting the wall clock then looks like a sleep, and idle connections are reopened
-    unnecessarily.
-    """
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return (time.time() if boot is None else time.clock_gettime(boot)) - time.monotonic()

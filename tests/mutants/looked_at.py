@@ -276,11 +276,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "True",
     ): "`begin` sets it before anything reads it.",
     (
-        "edgeagent/router/remote_backends.py",
-        "if abs(lag_s - self._lag_s) > _SLEPT_S:",
-        "(abs(lag_s - self._lag_s) >= _SLEPT_S)",
-    ): "A sleep of exactly that length counts or not.",
-    (
         "edgeagent/credentials/keys.py",
         "content = read_private(path, max_bytes=MAX_CLIENTS * 512)",
         "513",

@@ -17,6 +17,7 @@ MAY_TELL_THE_DATE = (
     "api/",
     "backends/remote/attempt.py",  # Retry-After may be a date
     "backends/remote/run.py",  # pseudonyms change each day
+    "backends/remote/transport.py",  # used where no clock reveals that the machine slept
     "cache_folder.py",
     "cli/remotes/egress.py",
     "conversation/store.py",
@@ -25,7 +26,6 @@ MAY_TELL_THE_DATE = (
     "daemon/traces.py",
     "egress/",
     "engine/cache/disk/",
-    "router/remote_backends.py",  # used where no clock reveals that the machine slept
     "runtime_file.py",
     "store/",
     "text/template/chat_template.py",

@@ -11,7 +11,7 @@ import pytest
 # A network of one machine in its own namespace: the remote's address is added and removed.
 ALONE = """
 import asyncio, subprocess, sys
-from edgeagent.backends.remote.connection import names
+from edgeagent.backends.remote import network
 from tests.backends.remote.fault_server import Act, faults, half, stream
 from tests.backends.remote.streams import answer, chunk
 from tests.backends.remote.support import Clock, LIMITS, REQUEST, ask, backend, until
@@ -24,7 +24,7 @@ def ip(*arguments):
 async def main():
     clock = Clock()
     told = ["10.9.9.1"]
-    names.socket.getaddrinfo = lambda host, port, **_: [(2, 1, 6, "", (told[0], port))]
+    network.socket.getaddrinfo = lambda host, port, **_: [(2, 1, 6, "", (told[0], port))]
     ip("link", "set", "lo", "up")
     ip("address", "add", "10.9.9.1/24", "dev", "lo")
     script = half(chunk({"content": "One"}), Act.STALL)

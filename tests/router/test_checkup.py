@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from edgeagent.backends.remote.answers.reader import MAX_PROMPT_TOKENS
-from edgeagent.backends.remote.connection.network import Stages
-from edgeagent.backends.remote.connection.transport import Exchange, Transport
+from edgeagent.backends.remote.network import Stages
+from edgeagent.backends.remote.transport import Exchange, Transport
 from edgeagent.egress import PROBE, Row
 from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import folder_of, read_rows

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from edgeagent.backends.base import Backend
+from edgeagent.backends.remote import transport
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.connection import transport
 from edgeagent.backends.remote.endpoints import cluster
 from edgeagent.config import Config
 from edgeagent.egress.ledger import Ledger
@@ -329,32 +329,6 @@ async def test_a_change_of_one_remote_leaves_the_streams_of_the_others(tmp_path:
     assert cut_off == ["remote:changed: the owner changed or removed this remote, or the machine's policy forbids it"]
     assert backends["remote:kept"] is before["remote:kept"]
     assert backends["remote:changed"] is not before["remote:changed"]
-
-
-async def test_connections_are_opened_anew_after_each_sleep_of_the_machine_and_at_no_other_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The clocks differ by the sum of all sleeps, so only growth of the difference shows a new sleep."""
-    lags_s = [1000.0] * 4 + [1000.1] * 3 + [1060.0] * 3
-    renewed_at: list[int] = []
-    ticked = asyncio.Event()
-
-    def lag_s() -> float:
-        if len(lags_s) == 1:
-            ticked.set()
-        return lags_s.pop(0) if len(lags_s) > 1 else lags_s[0]
-
-    async def renew_connections(backend: RemoteBackend) -> None:
-        renewed_at.append(len(lags_s))
-
-    monkeypatch.setattr(remote_backends, "_lag_s", lag_s)
-    monkeypatch.setattr(remote_backends, "_TICK_S", 0.0)
-    monkeypatch.setattr(RemoteBackend, "renew_connections", renew_connections)
-    followed = RemoteBackends(Owner(tmp_path, remote("http://127.0.0.1:1/v1")), {"local": Place("local")})  # type: ignore[arg-type]
-    followed.start()
-    await ticked.wait()
-    await followed.stop()
-    assert renewed_at == [2]
 
 
 async def test_a_stopped_router_follows_the_owners_file_no_longer(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from functools import partial
 from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.answers.echo import EchoGuard
 from edgeagent.backends.remote.answers.reader import failure_of_body
-from edgeagent.backends.remote.connection.transport import Call, CallStages, Exchange, Transport
 from edgeagent.backends.remote.control import Control, OutOfTime
 from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.transport import Call, CallStages, Exchange, Transport
 from edgeagent.remotes import Limits
 from edgeagent.types import Delta, Permit
 

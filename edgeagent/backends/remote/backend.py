@@ -17,13 +17,13 @@ from typing import Any
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Estimate
 from edgeagent.backends.remote.access import FindKey
 from edgeagent.backends.remote.bodies.chat import unsupported
-from edgeagent.backends.remote.connection.transport import Call, check_permit
 from edgeagent.backends.remote.control import Cause
 from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, score
 from edgeagent.backends.remote.endpoints.cluster import Cluster, EgressRecorder, num_prompt_tokens
 from edgeagent.backends.remote.endpoints.probe import Prober
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
 from edgeagent.backends.remote.run import Run
+from edgeagent.backends.remote.transport import Call, check_permit
 from edgeagent.errors import ConfigError, Forbidden, ModelNotFound, NotSupported, Overloaded, RemoteUnavailable
 from edgeagent.remotes import Remote
 from edgeagent.types import (
@@ -110,14 +110,6 @@ class RemoteBackend:
             await asyncio.wait(probing)
         if self._cluster is not None:
             await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
-
-    async def renew_connections(self) -> None:
-        """Use new connections from now on, and forget earlier failures of endpoints.
-
-        Called when the network may have changed, for example because the machine has slept.
-        """
-        if self._cluster is not None:
-            self._cluster.renew()
 
     def forgive_key(self) -> None:
         """Allow a refused key to be sent again: the owner may have made it valid at the remote."""

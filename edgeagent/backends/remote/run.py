@@ -14,7 +14,6 @@ from edgeagent.backends.remote.answers.echo import EchoGuard
 from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerState
 from edgeagent.backends.remote.attempt import Attempt
 from edgeagent.backends.remote.bodies.chat import Body, Target, offered, tokens_left, write_body
-from edgeagent.backends.remote.connection.transport import Call
 from edgeagent.backends.remote.control import Cause, Control, OutOfTime, RequestEnded
 from edgeagent.backends.remote.dialect import EDGEAGENT
 from edgeagent.backends.remote.endpoints.cluster import Cluster, num_prompt_tokens
@@ -22,6 +21,7 @@ from edgeagent.backends.remote.endpoints.context import is_too_long, told_contex
 from edgeagent.backends.remote.endpoints.endpoint import Endpoint
 from edgeagent.backends.remote.endpoints.probe import Prober
 from edgeagent.backends.remote.failures import MAY_GO_ELSEWHERE, WAS_NOT_SENT, Failure, Kind
+from edgeagent.backends.remote.transport import Call
 from edgeagent.egress.spending import settled
 from edgeagent.errors import (
     ConfigError,

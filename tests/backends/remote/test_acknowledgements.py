@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.backends.remote.connection.network import Network
+from edgeagent.backends.remote.network import Network
 
 fcntl = pytest.importorskip("fcntl")
 

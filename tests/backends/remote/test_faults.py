@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from edgeagent.backends.remote import network
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.connection import names
-from edgeagent.backends.remote.connection.transport import Exchange
 from edgeagent.backends.remote.endpoints.health import OPEN_S
+from edgeagent.backends.remote.transport import Exchange
 from edgeagent.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -605,19 +605,19 @@ async def test_a_resolver_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyP
         raise OSError(errno.EAGAIN, "late")
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr("edgeagent.backends.remote.connection.network.NAME_S", 0.1)
+    monkeypatch.setattr("edgeagent.backends.remote.network.NAME_S", 0.1)
     try:
         async with backend("http://box.example/v1", plaintext=True) as remote:
             failed(await ask(remote), "not resolved within")
         for _ in range(20):
             with pytest.raises((OSError, TimeoutError)):
                 async with asyncio.timeout(0.001):
-                    await names.resolve("box.example", 1)
+                    await network._look_up("box.example", 1)
         with pytest.raises(OSError, match="still hang"):
-            await names.resolve("box.example", 1)
+            await network._look_up("box.example", 1)
     finally:
         over.set()
-        await until(lambda: not names._running_lookups)
+        await until(lambda: not network._lookups)
 
 
 async def test_an_address_asks_no_resolver(monkeypatch: pytest.MonkeyPatch) -> None:

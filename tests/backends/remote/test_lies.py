@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from edgeagent.backends.remote import network
 from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.answers.echo import EchoGuard
 from edgeagent.backends.remote.answers.reader import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS
 from edgeagent.backends.remote.attempt import retry_after_s
-from edgeagent.backends.remote.connection import names
-from edgeagent.backends.remote.connection.network import Network
+from edgeagent.backends.remote.failures import Failure
+from edgeagent.backends.remote.network import Network
 from edgeagent.errors import Overloaded, RemoteUnavailable
 from edgeagent.remotes import Limits
 from edgeagent.types import (
@@ -160,7 +161,8 @@ def test_what_is_repeated_letter_by_letter_is_compared_once() -> None:
 async def test_a_name_that_leads_astray(name: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An IPv6 form may hide an IPv4 address; localhost, to which plain HTTP is sent, may resolve to another machine."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(10, 1, 6, "", (address, 80))])
-    assert await names.resolve(name, 80) == []
+    with pytest.raises(Failure, match="a remote may not have"):
+        await network.Network(1.0).connect_tcp(name, 80)
 
 
 async def test_what_is_for_this_machine_goes_through_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.connection.background_tasks import BackgroundTasks
 from edgeagent.backends.remote.failures import Failure
+from edgeagent.backends.remote.transport import BackgroundTasks
 from edgeagent.remotes import Limits, Tls
 from edgeagent.types import ChatPrompt, Message, replace
 from tests.backends.remote.certificates import Authority, Certificate, server_context

@@ -11,13 +11,13 @@ from typing import Protocol
 
 from edgeagent.backends.prompt_size import prompt_bytes
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Access, FindKey, Headers
-from edgeagent.backends.remote.connection.transport import tls_context
 from edgeagent.backends.remote.endpoints.choose import choose
 from edgeagent.backends.remote.endpoints.endpoint import Endpoint
 from edgeagent.backends.remote.endpoints.health import RetryBudget
 from edgeagent.backends.remote.endpoints.probe import Prober
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.pseudonyms import Pseudonyms
+from edgeagent.backends.remote.transport import tls_context
 from edgeagent.errors import ModelNotFound
 from edgeagent.remotes import Remote
 from edgeagent.types import GenerateRequest, Permit, ProbePermit
@@ -173,12 +173,6 @@ class Cluster:
         for endpoint in self.endpoints:
             if endpoint.transport.renew_if_network_changed():
                 endpoint.breaker.forgive()
-
-    def renew(self) -> None:
-        """Use new connections to every endpoint from now on, and forget earlier failures."""
-        for endpoint in self.endpoints:
-            endpoint.transport.renew()
-            endpoint.breaker.forgive()
 
     def note_failure(
         self,

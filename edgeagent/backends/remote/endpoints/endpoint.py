@@ -6,13 +6,13 @@ import random
 import ssl
 from collections.abc import Callable
 
-from edgeagent.backends.remote.connection.transport import Transport
 from edgeagent.backends.remote.dialect import UNKNOWN, Dialect
 from edgeagent.backends.remote.endpoints.averages import Averages
 from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, UNKNOWN_FIRST_TOKEN_S, View
 from edgeagent.backends.remote.endpoints.context import CERTAIN
 from edgeagent.backends.remote.endpoints.health import Breaker, Pause
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, WAS_NOT_SENT, Failure, Kind
+from edgeagent.backends.remote.transport import Transport
 from edgeagent.remotes import EndpointConfig, Remote
 from edgeagent.types import EndpointStatus
 

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, field
 
-from edgeagent.backends.remote.connection.transport import Call
 from edgeagent.backends.remote.control import Control, OutOfTime
 from edgeagent.backends.remote.dialect import VLLM, dialect_of
 from edgeagent.backends.remote.endpoints.context import listed_context
 from edgeagent.backends.remote.endpoints.endpoint import Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.transport import Call
 from edgeagent.remotes.check import is_model_name
 from edgeagent.types import ProbePermit
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpcore
 import pytest
 
+from edgeagent.backends.remote import network, transport
 from edgeagent.backends.remote.attempt import retry_after_s
-from edgeagent.backends.remote.connection import network, transport
-from edgeagent.backends.remote.connection.transport import Call
+from edgeagent.backends.remote.transport import Call
 from edgeagent.errors import RemoteUnavailable
 from edgeagent.metrics import REGISTRY
 from edgeagent.remotes import EndpointConfig, Remote, Tls
@@ -149,7 +149,6 @@ async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.now_s += 2
         assert remote.estimate(REQUEST).obstacle == ""
         assert endpoint.transport.num_connections == 0
-        await remote.renew_connections()
         assert (await ask(remote, id="r2")).text == "a"
         assert server.num_connections == 2
         assert (await anext(steps)).deltas[0].text == "Two"  # type: ignore[union-attr]
@@ -158,7 +157,7 @@ async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
             await server.asked[0].left.wait()
 
 
-@pytest.mark.parametrize("what", ["is_ours", "seconds_asleep"])
+@pytest.mark.parametrize("what", ["is_ours", "lag_s"])
 async def test_a_lost_address_and_a_sleep(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams of a lost local address end. After a sleep connections are new, and running streams are left alone."""
     clock = Clock()
@@ -173,47 +172,59 @@ async def test_a_lost_address_and_a_sleep(what: str, monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(transport, "is_ours", lambda address: False)
             monkeypatch.setattr(transport, "source_of", lambda peer: "")
         else:
-            monkeypatch.setattr(transport, "seconds_asleep", lambda: 1e6)
+            monkeypatch.setattr(transport, "lag_s", lambda: 1e6)
         clock.now_s += 2
         assert (await ask(remote, id="r2")).text == "a"
         assert server.num_connections == 2
-        if what == "seconds_asleep":
+        if what == "lag_s":
             assert not running.done()
             remote.cancel(REQUEST.id)
         got = await running
         assert (got.error is not None) is (what == "is_ours")
 
 
+async def test_connections_are_renewed_after_each_sleep_and_at_no_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clocks differ by the sum of all sleeps, so only growth of the difference shows a new sleep."""
+    lags_s = iter([1000.0, 1000.0, 1000.1, 1060.0, 1060.0])
+    monkeypatch.setattr(transport, "lag_s", lambda: next(lags_s))
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    kept = transport.Transport(Remote("kept", (EndpointConfig(url),)), url, transport.tls_context(Tls()))
+    assert [kept.renew_if_network_changed() for _ in range(4)] == [False, False, True, False]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the option has another name elsewhere")
 async def test_a_connection_that_acknowledges_nothing_is_given_up() -> None:
     async with faults(stream(answer("a"))) as server:
-        wire = await network._connect("127.0.0.1", server.port, 3.0)
-        connection = wire.transport.get_extra_info("socket")
+        opened = await network.Network(3.0).connect_tcp("127.0.0.1", server.port)
+        connection = opened.get_extra_info("socket")
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1, "one that only listens is probed"
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
-        wire.close()
+        await opened.aclose()
 
 
 async def test_of_connections_that_lead_nowhere_one_alone_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kept connections go silent; the system gives up the one that carries a request."""
-    wires: list[network._Wire] = []
-    connect = network._connect
+    reading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    read = network._Stream.read
 
-    async def connect_noted(host: str, port: int, connect_s: float) -> network._Wire:
-        wires.append(await connect(host, port, connect_s))
-        return wires[-1]
+    async def read_until_given_up(self: network._Stream, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+        if reading.done():
+            return await read(self, max_bytes)
+        reading.set_result(None)
+        await given_up.wait()
+        raise httpcore.ReadError("Connection timed out")
 
-    monkeypatch.setattr(network, "_connect", connect_noted)
+    given_up = asyncio.Event()
     async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
         await asyncio.gather(*(ask(remote, id=f"r{number}") for number in range(2)))
-        assert server.num_connections == len(wires) == 2
+        assert server.num_connections == 2
         server.scripts[:] = [[Act.STALL], stream(answer("b"))]
+        monkeypatch.setattr(network._Stream, "read", read_until_given_up)
         asking = asyncio.create_task(ask(remote, id="next"))
-        await until(lambda: len(server.posts) == 3)
-        (used,) = (wire for wire in wires if wire._arrival is not None and not wire._arrival.done())
-        used.connection_lost(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+        await reading
+        given_up.set()
         assert (await asking).text == "b"
         assert server.num_connections == 3 and remote.status().endpoints[0].breaker == "closed"
 

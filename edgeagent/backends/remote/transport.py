@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import h2.errors
@@ -22,10 +22,8 @@ import httpcore
 from msgspec import Struct, field
 
 from edgeagent import metrics
-from edgeagent.backends.remote.connection.background_tasks import BackgroundTasks
-from edgeagent.backends.remote.connection.network import Network, Stages
-from edgeagent.backends.remote.connection.route_lookup import is_ours, seconds_asleep, source_of
 from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.network import Network, Stages, is_ours, source_of
 from edgeagent.errors import ConfigError, Forbidden
 from edgeagent.remotes import Remote, Tls
 from edgeagent.remotes.check import is_loopback
@@ -36,10 +34,66 @@ _KEEP_ALIVE_S = 60.0
 _MAX_DRAINED_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 _MAX_PROXY_CHARS = 100
+# If the boot clock advanced by this much more than the monotonic clock, the machine slept.
 _SLEPT_S = 5.0
 # Connections beyond those for requests: for probes, and for connections that are being closed.
 _SPARE_CONNECTIONS = 4
 _CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, h2.exceptions.ProtocolError)
+
+Result = TypeVar("Result")
+
+
+class BackgroundTasks:
+    """Runs work that must not be cancelled twice. Each piece of work has its own task.
+
+    httpcore awaits while it cleans up after a cancel. A second cancel, for example from a client that disconnects after
+    a timeout, would interrupt the cleanup. The connection would then never be closed, and the remote would continue to
+    generate.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Start work in the background and return its task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run(
+        self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], Coroutine[Any, Any, Any]] | None = None
+    ) -> Result:
+        """Await work and return its result; raise the work's error, or a Failure if `finish` ended the work.
+
+        If the caller is cancelled, cancel the work once and do not wait for it. If the work completes nevertheless,
+        call `undo` with its result.
+        """
+        task = self.begin(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if task.cancelled() and waiting is not None and not waiting.cancelling():
+                raise Failure(Kind.CUT, "its connections were closed on this machine") from None
+            task.cancel()
+            if undo is not None:
+                task.add_done_callback(lambda done: self._undo(done, undo))
+            raise
+
+    def _undo(self, done: asyncio.Task[Result], undo: Callable[[Result], Coroutine[Any, Any, Any]]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self.begin(undo(done.result()))
+
+    async def finish(self) -> None:
+        """Cancel all running work, and wait until it has ended."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
 
 class Call(Struct, frozen=True):
@@ -71,7 +125,7 @@ class Transport:
         self._context = context
         self._proxy = _proxy_of(remote, url)
         self._tasks = BackgroundTasks()
-        self._num_sleeps = int(seconds_asleep() / _SLEPT_S)
+        self._lag_s = lag_s()
         self._connections = self._new_connections()
 
     def _new_connections(self) -> _Connections:
@@ -98,15 +152,15 @@ class Transport:
     def renew_if_network_changed(self) -> bool:
         """Renew the connections if the network has changed since the last call; return whether it has.
 
-        The network has changed if the route to the endpoint has changed or the machine has slept.
+        The network has changed if the route to the endpoint begins at another local address, or if the machine has
+        slept.
         """
-        old, num_sleeps = self._connections, int(seconds_asleep() / _SLEPT_S)
-        here = source_of(old.network.peer)
-        is_same = old.network.local in (None, here) and num_sleeps == self._num_sleeps
-        if is_same:
-            old.network.local = here
+        network = self._connections.network
+        here, former_lag_s, self._lag_s = source_of(network.peer), self._lag_s, lag_s()
+        has_slept = abs(self._lag_s - former_lag_s) > _SLEPT_S
+        if network.local in (None, here) and not has_slept:
+            network.local = here
             return False
-        self._num_sleeps = num_sleeps
         self.renew()
         return True
 
@@ -348,7 +402,7 @@ async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Re
     except h2.exceptions.ProtocolError:  # the stream or the connection has already ended
         pass
     with contextlib.suppress(httpcore.NetworkError):
-        await connection._network_stream.write(state.data_to_send())
+        await connection._write_outgoing_data(request)
 
 
 def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:
@@ -382,6 +436,17 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
         raise ConfigError(f"TLS: {path} cannot be used: {_said(error)}; fix the file or name another one") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def lag_s() -> float:
+    """Return how many seconds the boot clock is ahead of the monotonic clock.
+
+    Unlike the monotonic clock, the boot clock also runs while the machine sleeps. On systems without a boot clock, the
+    wall clock takes its place. Setting the wall clock then looks like a sleep, and connections are reopened
+    unnecessarily.
+    """
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return (time.time() if boot is None else time.clock_gettime(boot)) - time.monotonic()
 
 
 def _said(error: Exception) -> str:

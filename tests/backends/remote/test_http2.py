@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 
-from edgeagent.backends.remote.connection import network
 from edgeagent.errors import RemoteUnavailable
 from edgeagent.remotes import Limits, Tls
 from edgeagent.types import replace
@@ -118,42 +116,6 @@ async def test_a_status_that_is_no_number(status: str, context: ssl.SSLContext, 
         server.status = status
         got = await ask(remote)
         assert isinstance(got.error, RemoteUnavailable) and "not valid HTTP" in got.error.message
-
-
-async def test_a_request_goes_out_in_one_piece(
-    context: ssl.SSLContext, tls: Tls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Separate frames would each cost a system call and a TLS record, and wake the server too early."""
-    sent: list[bytes] = []
-    start_tls = network._Wire.start_tls
-
-    async def start_tls_noted(wire: network._Wire, made: ssl.SSLContext, hostname: str | None) -> None:
-        await start_tls(wire, made, hostname)
-        wire.transport = Noted(wire.transport, sent)  # type: ignore[assignment]
-
-    monkeypatch.setattr(network._Wire, "start_tls", start_tls_noted)
-    async with http2(context, answer("a")) as server, backend(server.url, tls=tls) as remote:
-        for number in range(2):
-            sent.clear()
-            assert (await ask(remote, id=f"r{number}")).text == "a"
-    assert server.num_connections == 1
-    assert len(sent) == 1 and b"canary prompt" in sent[0]
-
-
-class Noted:
-    """A transport that records its writes."""
-
-    def __init__(self, transport: asyncio.Transport, sent: list[bytes]) -> None:
-        self._transport = transport
-        self._sent = sent
-
-    def write(self, data: bytes) -> None:
-        """Record data and write it."""
-        self._sent.append(data)
-        self._transport.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
 
 
 async def test_behind_a_stall_there_is_a_new_connection(context: ssl.SSLContext, tls: Tls) -> None:

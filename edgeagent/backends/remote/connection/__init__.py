@@ -1,1 +1,0 @@
-"""The connections to remotes. Only `transport` sends anything to them."""
