@@ -25,7 +25,6 @@ _ACCESS = (
     "tests/api/gate/test_security.py",
     "tests/robust/test_A1_access_table.py",
     "tests/robust/test_A2_token_compare.py",
-    "tests/test_defaults.py",
 )
 _AT_THE_DOOR = (
     "tests/robust/test_A1_every_route.py",
@@ -36,7 +35,7 @@ _AT_THE_DOOR = (
     "tests/robust/test_A6_files.py",
 )
 _REMOVED = ("tests/robust/test_A6_removed_tokens.py", "tests/robust/test_A7_other_users.py")
-_STORE = ("tests/engine/cache/disk", "tests/test_defaults.py")
+_STORE = ("tests/engine/cache/disk",)
 _CACHE = (
     "tests/engine/cache/test_block.py",
     "tests/engine/test_instructions.py",
@@ -69,7 +68,7 @@ _HANGS = ("tests/robust/test_F21_hostile_worker.py",)
 TARGETS = (
     Target(
         "edgeagent/credentials/keys.py",
-        ("tests/credentials/test_keys.py", "tests/test_defaults.py"),
+        ("tests/credentials/test_keys.py",),
         (*_ACCESS, "tests/robust/test_A6_files.py", "tests/robust/test_A7_scopes.py"),
     ),
     Target(
@@ -94,20 +93,20 @@ TARGETS = (
     ),
     Target(
         "edgeagent/engine/scheduler.py",
-        ("tests/engine/test_scheduler.py", "tests/test_defaults.py"),
+        ("tests/engine/test_scheduler.py",),
         _ENGINE,
     ),
     Target("edgeagent/engine/cache/slots.py", ("tests/engine/cache/test_slots.py",), ("tests/engine",)),
     Target(
         "edgeagent/engine/cache/radix_tree.py",
-        ("tests/engine/cache/test_radix_tree.py", "tests/test_defaults.py"),
+        ("tests/engine/cache/test_radix_tree.py",),
         ("tests/engine",),
     ),
     Target("edgeagent/engine/cache/disk/*.py", _STORE, _DISK),
-    Target("edgeagent/engine/cache/block.py", (*_CACHE, "tests/test_defaults.py"), ("tests/engine",)),
+    Target("edgeagent/engine/cache/block.py", _CACHE, ("tests/engine",)),
     Target(
         "edgeagent/engine/cache/block_table.py",
-        ("tests/engine/cache/test_lookup.py", *_CACHE, "tests/test_defaults.py"),
+        ("tests/engine/cache/test_lookup.py", *_CACHE),
         ("tests/engine", *_DISK),
     ),
     Target("edgeagent/engine/cache/cached_prefix.py", ("tests/engine/cache/test_chain.py",), ("tests/engine",)),
@@ -116,7 +115,7 @@ TARGETS = (
     Target("edgeagent/worker/parent/supervision/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
     Target(
         "edgeagent/worker/protocol.py",
-        ("tests/worker/test_protocol.py", "tests/test_defaults.py"),
+        ("tests/worker/test_protocol.py",),
         ("tests/worker/parent/supervision/test_channel.py", *_HANGS),
     ),
 )

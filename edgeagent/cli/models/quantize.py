@@ -1,6 +1,6 @@
 """`edgeagent quantize`: makes a smaller copy of a model.
 
-This module reads the options and shows the progress. The store plans the copy, and a child process makes it.
+This module reads the options and shows the progress. `edgeagent.quantize` makes the copy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgeagent.cli.display import complain, progress_display, size_text
 from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settings_of
 
 if TYPE_CHECKING:
-    from edgeagent.store.quantized import QuantizePlan
+    from edgeagent.quantize import QuantizePlan
 
 LINE_STEP_PERCENT = 10
 MAX_THREADS = 512
@@ -54,7 +54,7 @@ def quantize(
     another program, the result goes to --models-dir, or else to the current folder. It gets its name once it is
     complete and checked; Ctrl-C leaves no file. The parts of a split model become one file.
     """
-    from edgeagent.store.quantized import plan
+    from edgeagent.quantize import plan
     from edgeagent.store.resolve import Library
 
     settings = settings_of(models_dir, state_dir, config)
@@ -103,8 +103,8 @@ def _check_source(planned: QuantizePlan, *, allow_requantize: bool, as_json: boo
 
 
 def _run(planned: QuantizePlan, display: Display, *, force: bool, threads: int, is_enclosed: bool) -> None:
-    from edgeagent.store.quantized import being_written, check_room
-    from edgeagent.worker.parent.quantizing import Order, quantize
+    from edgeagent.quantize import Order, being_written, check_room
+    from edgeagent.quantize import quantize as make_copy
 
     with being_written(planned, overwrite=force) as draft:
         order = Order(
@@ -115,7 +115,7 @@ def _run(planned: QuantizePlan, display: Display, *, force: bool, threads: int, 
             allow_requantize=bool(planned.quantized_before),
             is_enclosed=is_enclosed,
         )
-        quantize(order, lambda size_bytes: check_room(planned, size_bytes), display.show)
+        make_copy(order, lambda size_bytes: check_room(planned, size_bytes), display.show)
 
 
 def _name(planned: QuantizePlan, models_dir: Path | None) -> str:

@@ -1,1 +1,1 @@
-"""The parent's side of the worker package: a supervisor for each worker process, the pool of models, and quantizing."""
+"""The parent's side of the worker package: a supervisor for each worker process, and the pool of models."""

@@ -135,7 +135,7 @@ def test_an_existing_file_is_not_replaced(run: Run, source: Path, folder: Path) 
 
 def test_a_name_outside_of_the_models_folder_is_a_path(tmp_path: Path, source: Path) -> None:
     from edgeagent.config import StoreConfig
-    from edgeagent.store.quantized import plan
+    from edgeagent.quantize import plan
 
     planned = plan(Found("tiny", (source,), "folder"), "Q8_0", tmp_path / "x.gguf", StoreConfig())
     assert quantize_command._name(planned, source.parent) == str((tmp_path / "x.gguf").resolve())
