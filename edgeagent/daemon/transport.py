@@ -19,7 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from edgeagent import metrics
 from edgeagent.api.gate.access import PEER_KEY
-from edgeagent.api.gate.in_flight import InFlight
+from edgeagent.api.gate.in_flight import ARRIVAL_KEY, InFlight
 from edgeagent.api.gate.pace import Pace
 from edgeagent.daemon.peers import TcpPeer
 from edgeagent.daemon.unix import is_other_user
@@ -439,10 +439,10 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
             _refuse(self.transport, HTTPStatus.REQUEST_TIMEOUT)
 
     async def run_asgi(self) -> None:
-        """Add the client's TcpPeer to the ASGI scope, then run the application for the whole life of the WebSocket."""
-        cast(dict[str, Any], self.scope)[PEER_KEY] = TcpPeer(
-            self.client, self.server, self.transport.get_extra_info("socket")
-        )
+        """Add what belongs to the connection to the ASGI scope, then run the application for the WebSocket's life."""
+        scope = cast(dict[str, Any], self.scope)
+        scope[PEER_KEY] = TcpPeer(self.client, self.server, self.transport.get_extra_info("socket"))
+        scope[ARRIVAL_KEY] = self._arrival
         await super().run_asgi()
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 
+import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
@@ -14,10 +15,12 @@ from edgeagent.api.gate.body_limit import BodyLimit
 from edgeagent.api.gate.in_flight import Arrival, InFlight
 from edgeagent.daemon import transport
 from edgeagent.errors import Overloaded
-from tests.backends.fake import FakeBackend
+from edgeagent.types import TextDelta
+from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import Running, exchange, limited, read_reply, running
 from tests.fakes import FakeClock
 from tests.robust.frames import CONTINUATION, FIN, PING, PONG, TEXT, Peer, frame, open_websocket, text
+from tests.worker.support import eventually
 
 KIB = 1 << 10
 JSON = {"content-type": "application/json"}
@@ -86,6 +89,24 @@ async def test_frames_that_never_end_are_cut_for_those_that_do() -> None:
         for peer, end in zip(peers, ends, strict=True):
             end.cancel()
             peer.writer.transport.abort()
+
+
+async def test_a_body_that_has_been_read_counts_no_more() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (gate, TextDelta("yes"), finished()))
+    async with running(backend, SMALL) as daemon:
+        padded = json.dumps({"input": "x", "store": False}).ljust(60 * KIB)
+        waiting = list[asyncio.Task[httpx.Response]]()
+        while len(waiting) < 8:
+            sent = daemon.http.post(f"{daemon.url}/v1/responses", content=padded, headers=JSON)
+            waiting.append(asyncio.create_task(sent))
+            await eventually(lambda: len(backend.requests) == len(waiting))
+        reader, writer = await begin_body(daemon, 60 * KIB)
+        writer.write(b" ")
+        assert (await read_reply(reader)).status == 400, "spaces alone are no JSON, but they were read"
+        gate.opened.set()
+        assert {(await task).status_code for task in waiting} == {200}
+        writer.transport.abort()
 
 
 async def test_pieces_of_a_message_count_together_and_a_read_message_does_not() -> None:
@@ -158,6 +179,18 @@ class TestLimit:
         assert cut == ["large"]
         self.begin(limit, cut, "newest").hold(60, is_whole=False)
         assert cut == ["large", "old", "newest"]
+
+    async def test_a_client_with_many_small_ones_is_cut_before_another_with_a_large_old_one(self) -> None:
+        clock, cut = FakeClock(), list[str]()
+        limit = InFlight(100, clock)
+        large = self.begin(limit, cut, "large")
+        large.client = "kiosk"
+        large.hold(40, is_whole=False)
+        clock.advance(10)
+        for number in range(20):
+            self.begin(limit, cut, f"small {number}").hold(5, is_whole=False)
+            clock.advance(0.1)
+        assert cut == [f"small {number}" for number in range(8)]
 
     async def test_what_has_ended_takes_nothing(self) -> None:
         cut = list[str]()

@@ -7,7 +7,8 @@ import sys
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeagent.api.gate.in_flight import InFlight
+from edgeagent.api.gate.access import CLIENT_KEY
+from edgeagent.api.gate.in_flight import ARRIVAL_KEY, InFlight
 from edgeagent.errors import InvalidRequest, Overloaded, PayloadTooLarge
 
 # A body may take BODY_GRACE_S seconds, and one second more for each 64 KiB that has arrived.
@@ -22,7 +23,8 @@ class BodyLimit:
 
     The application's `receive` raises PayloadTooLarge if the body is too large, InvalidRequest if the body arrives
     too slowly, and Overloaded if all bodies and frames together take too much memory. The answer then closes the
-    connection. A body counts until its answer begins.
+    connection. A body counts until the application has read it: until it asks for the message after the body, to learn
+    whether the client has left, or answers.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, in_flight: InFlight, grace_s: float = BODY_GRACE_S) -> None:
@@ -33,9 +35,12 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            if (arrival := scope.get(ARRIVAL_KEY)) is not None:
+                arrival.client = scope[CLIENT_KEY]
             await self._app(scope, receive, send)
             return
         body = _Body(receive, send, self._max_bytes, self._in_flight, self._grace_s, _announced_bytes(scope))
+        body.arrival.client = scope.get(CLIENT_KEY, "")
         try:
             await self._app(scope, body.receive, body.send)
         finally:
@@ -68,6 +73,7 @@ class _Body:
 
     async def receive(self) -> Message:
         if self._is_complete:
+            self.arrival.end()
             return await self._receive()
         self._check_size(self._announced or 0)
         deadline = self._started_at + self._grace_s + self._num_bytes / MIN_BODY_BYTES_PER_S

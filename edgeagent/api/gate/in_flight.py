@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from edgeagent.freed_memory import give_back_freed_memory
@@ -14,13 +15,16 @@ from edgeagent.freed_memory import give_back_freed_memory
 # Freed memory of this size is given back to the system; that takes milliseconds, so it is not done for less.
 TRIM_BYTES = 4 << 20
 TRIM_DELAY_S = 1.0
+# Under this key, the ASGI scope of a WebSocket has the Arrival of its frames.
+ARRIVAL_KEY = "edgeagent.arrival"
 
 
 class InFlight:
     """The bodies and frames that have begun to arrive, and that are not yet answered or read.
 
-    If they take more than `max_bytes`, unfinished ones are cut: first those that have held the most bytes for the
-    longest time. A body or frame that has arrived as a whole is never cut.
+    If they take more than `max_bytes`, unfinished ones are cut: those of the client that takes the most, and first the
+    one that has held the most bytes for the longest time. So many small ones do not cut another client's large one. A
+    body or frame that has arrived as a whole is never cut, and counts until the application has read it.
     """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,10 +54,17 @@ class InFlight:
             victim.end_with_cut()
 
     def _costliest(self) -> Arrival | None:
-        """Return the unfinished arrival that has held the most bytes for the longest time; None if there is none."""
+        """Return the unfinished arrival to cut next; None if there is none."""
+        taken = Counter[str]()
+        for arrival in self._arrivals:
+            taken[arrival.client] += arrival.num_bytes
         now_s = self._clock()
         unfinished = (arrival for arrival in self._arrivals if not arrival.is_whole)
-        return max(unfinished, key=lambda each: (each.num_bytes * (now_s - each.since_s), each.num_bytes), default=None)
+        return max(
+            unfinished,
+            key=lambda each: (taken[each.client], each.num_bytes * (now_s - each.since_s), each.num_bytes),
+            default=None,
+        )
 
     def _plan_trim(self) -> None:
         if self._peak_bytes >= TRIM_BYTES and self._trim_timer is None:
@@ -66,9 +77,13 @@ class InFlight:
 
 
 class Arrival:
-    """The bytes that one body, or the frames of one connection, take. `since_s`: when its first byte arrived."""
+    """The bytes that one body, or the frames of one connection, take.
+
+    `client`: the name of the client that sends them, as its credential says. `since_s`: when the first byte arrived.
+    """
 
     def __init__(self, in_flight: InFlight, cut: Callable[[], None]) -> None:
+        self.client = ""
         self._in_flight = in_flight
         self._cut: Callable[[], None] | None = cut
         self.num_bytes = 0

@@ -40,7 +40,8 @@ async def read_body(request: Request, read: Callable[[Json], T], known: KnownFie
     read in a thread. Fields that are not in `known` are named in a header of the answer and counted in the log. If
     `known` is None, unknown fields are not reported.
     """
-    body = await request.body()
+    # `request.body()` would keep the bytes as long as the request, which may wait and generate for minutes.
+    body = b"".join([piece async for piece in request.stream()])
 
     def read_parsed() -> T:
         fields = parse_object(body)
