@@ -84,7 +84,7 @@ class ServerConfig(Section):
     max_frame_bytes: ClassVar[int] = 16 << 20
     """Largest WebSocket message."""
     max_connections: ClassVar[int] = 2000
-    """Connections at the same time. More are refused."""
+    """Connections at the same time. More are refused, or replace one of the client that has the most."""
 
     host: str = "127.0.0.1"
     """Address to listen on. Any address except loopback requires a token and TLS."""

@@ -45,7 +45,13 @@ OWN_USER = User(is_own=True)
 
 
 class Peer(Protocol):
-    """The other end of a connection. The transport puts it into the connection's ASGI scope."""
+    """The other end of a connection. The transport puts it into the connection's ASGI scope.
+
+    `client`: the name of the client whose request was admitted last on this connection; None if there was none yet.
+    A request that anybody may send, such as GET /health, does not count.
+    """
+
+    client: str | None
 
     async def user(self) -> User:
         """Return the user of the process at the other end."""

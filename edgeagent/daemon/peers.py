@@ -53,6 +53,7 @@ class TcpPeer:
         self._server = server
         self._connection = connection
         self._user: User | None = None
+        self.client: str | None = None
 
     async def user(self) -> User:
         """Return the client's user.

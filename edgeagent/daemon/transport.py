@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
+from collections import Counter, deque
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,8 +19,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from edgeagent import metrics
 from edgeagent.api.gate.access import PEER_KEY
-from edgeagent.api.gate.in_flight import ARRIVAL_KEY, InFlight
+from edgeagent.api.gate.in_flight import InFlight
 from edgeagent.api.gate.pace import Pace
+from edgeagent.credentials.keys import OWNER
 from edgeagent.daemon.peers import TcpPeer
 from edgeagent.daemon.unix import is_other_user
 
@@ -116,10 +117,13 @@ class _Guarded(asyncio.Protocol):
     """
 
     _stall: _StallGuard
+    peer: TcpPeer
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
     _is_over = False
     """Whether another protocol has taken over the connection. What the client has sent too early is dropped."""
+    used_at_s = 0.0
+    """When the connection was made, or something was last received or, on a WebSocket, sent."""
     _unparsed = b""
     _next_turn: asyncio.Handle | None = None
 
@@ -132,7 +136,22 @@ class _Guarded(asyncio.Protocol):
         """Whether the protocol itself does not want to read now."""
         raise NotImplementedError
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered. A WebSocket does not know, and is as busy as it was used lately."""
+        return False
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the connection is being closed."""
+        return self.transport.is_closing()
+
+    def give_way(self) -> None:
+        """Close the connection, which is not busy, since another client needs its place."""
+        raise NotImplementedError
+
     def data_received(self, data: bytes) -> None:
+        self.used_at_s = self.loop.time()
         self._unparsed = self._unparsed + data if self._unparsed else data
         if self._next_turn is None:
             self._take_turn()
@@ -201,7 +220,8 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         super().connection_made(transport)
         self._stall = _StallGuard(transport, STALL_TIMEOUT_S, "http")
         self._is_other_user = is_other_user(transport.get_extra_info("socket"))
-        self._peer = TcpPeer(self.client, self.server, self.transport.get_extra_info("socket"))
+        self.peer = TcpPeer(self.client, self.server, self.transport.get_extra_info("socket"))
+        self.used_at_s = self.loop.time()
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -215,6 +235,10 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
     @property
     def is_reading_paused(self) -> bool:
         return self.flow.read_paused
+
+    @property
+    def is_busy(self) -> bool:
+        return any(not cycle.response_complete for cycle in self._cycles)
 
     def parse(self, data: bytes) -> float:
         if self._is_in_head:
@@ -256,7 +280,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        cast(dict[str, Any], self.scope)[PEER_KEY] = self._peer
+        cast(dict[str, Any], self.scope)[PEER_KEY] = self.peer
         self._num_head_bytes = 0
         self._num_field_bytes = self._num_trailers = 0
 
@@ -280,7 +304,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
         self._disarm_head_timer()
         if self._is_other_user:
             self._refuse_in_callback(HTTPStatus.FORBIDDEN)
-        if len(self.connections) > self._max_connections:
+        if self.peer.client is None and len(self.connections) > self._max_connections and not self._make_room():
             self._refuse_in_callback(HTTPStatus.SERVICE_UNAVAILABLE)
         # The ASGI scope has only the path of http://host/path, so the host in the URL would not be checked.
         if not self.url.startswith(b"/"):
@@ -297,6 +321,27 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._cycles.popleft()
         if self.cycle is not None and not self.parser.should_upgrade():
             self._cycles.append(self.cycle)
+
+    def _make_room(self) -> bool:
+        """Close a connection of the client that has the most; return False if there is none to close.
+
+        Connections without an admitted request count as those of one client. The one that has been unused for longest
+        is closed. The owner's are not, so a client that is not the owner cannot keep the others out.
+        """
+        others = [each for each in cast(set[_Guarded], self.connections) if each is not self and not each.is_leaving]
+        numbers = Counter(each.peer.client for each in others)
+        most = max(numbers, key=lambda client: (numbers[client], client != OWNER.name), default=OWNER.name)
+        unused = [each for each in others if each.peer.client == most and not each.is_busy]
+        if most == OWNER.name or not unused:
+            return False
+        min(unused, key=lambda each: each.used_at_s).give_way()
+        return True
+
+    def give_way(self) -> None:
+        if self._is_in_head and self._head_timer is not None:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+        else:
+            self.transport.close()
 
     def _check_handshake(self) -> None:
         """Refuse a handshake with a body, and a handshake with a line of more than MAX_HANDSHAKE_LINE_BYTES.
@@ -378,6 +423,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         stream = cast(asyncio.Transport, transport)  # uvloop's transports have the methods, but not this class
         super().connection_made(stream)
         self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S, "websocket")
+        self.peer = TcpPeer(self.client, self.server, stream.get_extra_info("socket"))
         self._handshake_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_slow_handshake)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -388,6 +434,13 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     @property
     def is_reading_paused(self) -> bool:
         return self.read_paused
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.close_sent or super().is_leaving
+
+    def give_way(self) -> None:
+        self._close("there are too many connections, and this client has the most; connect again")
 
     def parse(self, data: bytes) -> float:
         WebSocketsSansIOProtocol.data_received(self, data)
@@ -421,6 +474,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
 
     def _count_bytes(self) -> None:
         if not self.close_sent:
+            self._arrival.client = self.peer.client
             num_unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
             self._arrival.hold(self._num_whole_bytes + num_unfinished, is_whole=not num_unfinished)
 
@@ -431,7 +485,10 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         self._arrival.end()
 
     def _cut(self) -> None:
-        self.conn.fail(TRY_AGAIN_LATER, "clients are sending too much at once; send it again")
+        self._close("clients are sending too much at once; send it again")
+
+    def _close(self, reason: str) -> None:
+        self.conn.fail(TRY_AGAIN_LATER, reason)
         self.handle_parser_exception()
 
     def _on_slow_handshake(self) -> None:
@@ -439,15 +496,14 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
             _refuse(self.transport, HTTPStatus.REQUEST_TIMEOUT)
 
     async def run_asgi(self) -> None:
-        """Add what belongs to the connection to the ASGI scope, then run the application for the WebSocket's life."""
-        scope = cast(dict[str, Any], self.scope)
-        scope[PEER_KEY] = TcpPeer(self.client, self.server, self.transport.get_extra_info("socket"))
-        scope[ARRIVAL_KEY] = self._arrival
+        """Add the client's TcpPeer to the ASGI scope, then run the application for the whole life of the WebSocket."""
+        cast(dict[str, Any], self.scope)[PEER_KEY] = self.peer
         await super().run_asgi()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send a message once the client has read enough. Raise ClientDisconnected if the WebSocket is closed."""
         await self.writable.wait()
+        self.used_at_s = self.loop.time()
         if self.close_sent and message["type"] == "websocket.send":
             raise ClientDisconnected
         await super().send(message)

@@ -38,6 +38,8 @@ GOLDEN = Path(__file__).parent / "golden"
 class OwnUser:
     """The peer of every connection, as the daemon's transport would identify it."""
 
+    client: str | None = None
+
     async def user(self) -> User:
         return OWN_USER
 

@@ -123,6 +123,7 @@ class FixedPeer:
 
     def __init__(self, user: User) -> None:
         self._user = user
+        self.client: str | None = None
 
     async def user(self) -> User:
         return self._user

@@ -8,7 +8,7 @@ import sys
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent.api.gate.access import CLIENT_KEY
-from edgeagent.api.gate.in_flight import ARRIVAL_KEY, InFlight
+from edgeagent.api.gate.in_flight import InFlight
 from edgeagent.errors import InvalidRequest, Overloaded, PayloadTooLarge
 
 # A body may take BODY_GRACE_S seconds, and one second more for each 64 KiB that has arrived.
@@ -35,12 +35,10 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if (arrival := scope.get(ARRIVAL_KEY)) is not None:
-                arrival.client = scope[CLIENT_KEY]
             await self._app(scope, receive, send)
             return
         body = _Body(receive, send, self._max_bytes, self._in_flight, self._grace_s, _announced_bytes(scope))
-        body.arrival.client = scope.get(CLIENT_KEY, "")
+        body.arrival.client = scope.get(CLIENT_KEY)
         try:
             await self._app(scope, body.receive, body.send)
         finally:

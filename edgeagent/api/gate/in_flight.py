@@ -15,8 +15,6 @@ from edgeagent.freed_memory import give_back_freed_memory
 # Freed memory of this size is given back to the system; that takes milliseconds, so it is not done for less.
 TRIM_BYTES = 4 << 20
 TRIM_DELAY_S = 1.0
-# Under this key, the ASGI scope of a WebSocket has the Arrival of its frames.
-ARRIVAL_KEY = "edgeagent.arrival"
 
 
 class InFlight:
@@ -55,7 +53,7 @@ class InFlight:
 
     def _costliest(self) -> Arrival | None:
         """Return the unfinished arrival to cut next; None if there is none."""
-        taken = Counter[str]()
+        taken = Counter[str | None]()
         for arrival in self._arrivals:
             taken[arrival.client] += arrival.num_bytes
         now_s = self._clock()
@@ -79,11 +77,11 @@ class InFlight:
 class Arrival:
     """The bytes that one body, or the frames of one connection, take.
 
-    `client`: the name of the client that sends them, as its credential says. `since_s`: when the first byte arrived.
+    `client`: the client that sends them, as in Peer. `since_s`: when the first byte arrived.
     """
 
     def __init__(self, in_flight: InFlight, cut: Callable[[], None]) -> None:
-        self.client = ""
+        self.client: str | None = None
         self._in_flight = in_flight
         self._cut: Callable[[], None] | None = cut
         self.num_bytes = 0

@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
-from edgeagent.api.gate.access import CLIENT_KEY, TOKEN_SUBPROTOCOL, Access, header_values, is_browser, template_of
+from edgeagent.api.gate.access import (
+    CLIENT_KEY,
+    PEER_KEY,
+    TOKEN_SUBPROTOCOL,
+    Access,
+    header_values,
+    is_browser,
+    template_of,
+)
 from edgeagent.api.gate.hosts import Hosts
 from edgeagent.api.gate.refusal_log import RefusalLog
 from edgeagent.api.wire.errors import MAY_SEE_PATHS, OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
@@ -205,6 +213,8 @@ class Security:
         if admission.is_preflight and admission.origin is not None:
             await _answer_preflight(scope, send, admission.origin)
             return
+        if admission.client.scopes and (peer := scope.get(PEER_KEY)) is not None:
+            peer.client = admission.client.name
         # Set for every request, also to None: a connection's next request starts in the context of the request before.
         grant = self._grants.open(admission.keys)
         GRANT.set(grant)

@@ -41,6 +41,7 @@ PORT = 8127
 @dataclass
 class _Peer:
     found: User
+    client: str | None = None
 
     async def user(self) -> User:
         return self.found
