@@ -21,7 +21,7 @@ class InFlight:
     """The bodies and frames that have begun to arrive, and that are not yet answered or read.
 
     If they take more than `max_bytes`, unfinished ones are cut: those of the client that takes the most, and first the
-    one that has held the most bytes for the longest time. So many small ones do not cut another client's large one. A
+    one that has held the most bytes for the longest time. Many small ones then do not cut another client's large one. A
     body or frame that has arrived as a whole is never cut, and counts until the application has read it.
     """
 
