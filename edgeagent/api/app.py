@@ -15,10 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from edgeagent.api.context import Context
 from edgeagent.api.frontend import Frontends
-from edgeagent.api.gate.body_limit import BodyLimit
-from edgeagent.api.gate.caller import with_caller
+from edgeagent.api.gate.access import with_caller
+from edgeagent.api.gate.body_limit import BodyLimit, InFlight
 from edgeagent.api.gate.envelope import Envelope
-from edgeagent.api.gate.in_flight import InFlight
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.api.routers import ROUTERS, make_frontends
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_answer, http_status, printable, refusal

@@ -1,35 +1,270 @@
 """The backend on this machine: runs a bounded number of requests, each with its own mailbox and deadline.
 
-It does not handle processes and frames (worker.parent.pool does), or decide where a request runs (the router does).
+It predicts when a request gets its first token, and stores no content for that: prefixes are remembered by their
+hashes. It does not handle processes and frames (worker.parent.pool does), or decide where a request runs (the router
+does).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 
 from edgeagent.backends.base import Estimate
-from edgeagent.backends.forecast import Forecast, Rates
-from edgeagent.backends.mailbox import Mailbox
-from edgeagent.backends.prompt_size import prompt_bytes
+from edgeagent.backends.prompt_size import message_bytes, prompt_bytes, tools_bytes
 from edgeagent.errors import EdgeAgentError, Overloaded, RequestTimeout
 from edgeagent.types import (
     UNUSABLE,
     AnswerSoFar,
     ChatPrompt,
+    Delta,
     Finished,
     GenerateRequest,
     ModelStatus,
     Permit,
     Placement,
+    ReasoningDelta,
     Started,
     Step,
+    TextDelta,
+    Tier,
+    ToolCallDelta,
     WorkerState,
     replace,
 )
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.pool.pool_model import PoolModel
+
+_DEFAULT_MAX_STEPS = 64
+
+
+def merge_steps(steps: list[Step]) -> Step:
+    """Merge one or more steps into one step, with the time of the first.
+
+    Adjacent deltas are joined if both are text, both are reasoning, or both are arguments of the same tool call.
+    """
+    deltas: list[Delta] = []
+    run: list[Delta] = []
+    for delta in chain.from_iterable(step.deltas for step in steps):
+        if run and not _are_joinable(run[-1], delta):
+            deltas.append(_join(run))
+            run = []
+        run.append(delta)
+    if run:
+        deltas.append(_join(run))
+    tokens = tuple(chain.from_iterable(step.tokens for step in steps))
+    return Step(tuple(deltas), tokens, steps[0].at_s)
+
+
+def _are_joinable(left: Delta, right: Delta) -> bool:
+    match left, right:
+        case (TextDelta(), TextDelta()) | (ReasoningDelta(), ReasoningDelta()):
+            return True
+        case ToolCallDelta(index=one), ToolCallDelta(index=other):
+            return one == other
+    return False
+
+
+def _join(run: list[Delta]) -> Delta:
+    match run[0]:
+        case TextDelta():
+            texts = [delta for delta in run if isinstance(delta, TextDelta)]
+            logprobs = tuple(chain.from_iterable(delta.logprobs for delta in texts))
+            return TextDelta("".join(delta.text for delta in texts), logprobs)
+        case ReasoningDelta():
+            return ReasoningDelta("".join(delta.text for delta in run if isinstance(delta, ReasoningDelta)))
+        case ToolCallDelta(index=index):
+            return ToolCallDelta(index, "".join(delta.arguments for delta in run if isinstance(delta, ToolCallDelta)))
+        case single:
+            return single
+
+
+class Mailbox:
+    """A queue of one answer's steps with one reader; the worker's pipe fills it.
+
+    `num_tokens` counts the answer's tokens. It starts with the number that another backend has already delivered.
+    """
+
+    def __init__(self, max_steps: int = _DEFAULT_MAX_STEPS, *, num_tokens: int = 0) -> None:
+        self._max_steps = max_steps
+        self._steps: deque[Step] = deque()
+        self.num_tokens = num_tokens
+        self._error: EdgeAgentError | None = None
+        self._has_ended = False
+        self._arrival: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def put(self, step: Step) -> None:
+        """Add a step, and merge the pending steps if there are too many. Steps after the end are ignored."""
+        if self._has_ended:
+            return
+        self.num_tokens += len(step.tokens)
+        if len(self._steps) >= self._max_steps:
+            merged = merge_steps(list(self._steps))
+            self._steps.clear()
+            self._steps.append(merged)
+        self._steps.append(step)
+        self._has_ended = bool(step.deltas) and isinstance(step.deltas[-1], Finished)
+        self._wake()
+
+    def fail(self, error: EdgeAgentError) -> None:
+        """End the answer with an error, which `next` raises after the pending steps. Do nothing after the end."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._error = error
+        self._wake()
+
+    async def next(self) -> Step:
+        """Wait for the next step; raise the error that ended the answer. Do not call this after the Finished step."""
+        while not self._steps:
+            if self._error is not None:
+                raise self._error
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        return self._steps.popleft()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+
+_FIRST_BYTES_PER_TOKEN = 4.0
+_BYTES_SMOOTHING = 0.1
+_MAX_BEGINNINGS = 8192
+_RANK = {tier: rank for rank, tier in enumerate(Tier)}
+# Rendering, tokenizing and the transfer through pipes.
+_OVERHEAD_S = 0.005
+# An idle worker measures nothing. Its assumed speed doubles every _DOUBT_S seconds of idling, at most _MOST_DOUBLINGS
+# times.
+_DOUBT_S = 30.0
+_MOST_DOUBLINGS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """A worker's measured speeds: prompt tokens per second, and seconds per token of one stream. 0 if unknown."""
+
+    prefill_tokens_per_s: float
+    token_s: float
+
+    def better(self, other: Rates) -> Rates:
+        """Return the faster of the two values for each rate. A value of 0 is unknown and does not count."""
+        times = [time_s for time_s in (self.token_s, other.token_s) if time_s > 0]
+        return Rates(max(self.prefill_tokens_per_s, other.prefill_tokens_per_s), min(times, default=0.0))
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A live request before its first token. `num_tokens`: its uncached prompt tokens, at first estimated."""
+
+    tier: Tier
+    num_tokens: float
+
+
+class Forecast:
+    """Predicts how long a request waits for its first token.
+
+    It knows the requests that wait for theirs, the worker's best rates, the average number of bytes per prompt token,
+    and which prefixes are probably cached.
+    """
+
+    def __init__(self) -> None:
+        self._bytes_per_token, self._num_seen = _FIRST_BYTES_PER_TOKEN, 0
+        self._pending: dict[str, _Pending] = {}
+        self._best = Rates(0.0, 0.0)
+        self._beginnings: OrderedDict[int, None] = OrderedDict()
+
+    def num_tokens(self, request: GenerateRequest) -> float:
+        """Return the estimated number of tokens in a request's prompt."""
+        return prompt_bytes(request) / self._bytes_per_token
+
+    def accept(self, request: GenerateRequest) -> None:
+        """Note that a request was submitted to the worker."""
+        self._pending[request.id] = _Pending(request.tier, self._num_uncached(request))
+
+    def start(self, request: GenerateRequest, started: Started) -> None:
+        """Note a started request's numbers of prompt tokens and cached tokens.
+
+        If the request may write to the cache, remember its prefixes as cached.
+        """
+        if request.id in self._pending:
+            self._pending[request.id].num_tokens = started.num_prompt_tokens - started.num_cached_tokens
+        num_bytes = prompt_bytes(request)
+        if started.num_prompt_tokens >= 32 and not started.num_dropped_items:
+            seen = num_bytes / started.num_prompt_tokens
+            self._num_seen += 1
+            weight = max(_BYTES_SMOOTHING, 1 / self._num_seen)
+            self._bytes_per_token += weight * (max(0.5, min(16.0, seen)) - self._bytes_per_token)
+        if request.cache.write:
+            for beginning, _ in _beginnings(request):
+                self._beginnings[beginning] = None
+                self._beginnings.move_to_end(beginning)
+            while len(self._beginnings) > _MAX_BEGINNINGS:
+                self._beginnings.popitem(last=False)
+
+    def end(self, request_id: str) -> None:
+        """Note that a request has its first token, or has ended."""
+        self._pending.pop(request_id, None)
+
+    def known(self, rates: Rates, *, is_proven: bool, is_busy: bool, idle_s: float) -> Rates:
+        """Return the rates for a prediction: a busy worker's current rates, or else the best rates measured so far.
+
+        `rates` are the worker's last measurements. They are used only after a request has run (`is_proven`). Before
+        that they come from the trial run at loading, which other programs may have slowed down. An idle worker measures
+        nothing, so the best rates are assumed to improve further, the longer it has been idle (`idle_s`).
+        """
+        if is_proven and rates.prefill_tokens_per_s > 0:
+            self._best = self._best.better(rates)
+            if is_busy:
+                return rates
+        hope = 2.0 ** min(idle_s / _DOUBT_S, _MOST_DOUBLINGS)
+        return Rates(self._best.prefill_tokens_per_s * hope, self._best.token_s / hope)
+
+    def first_token_s(self, request: GenerateRequest, rates: Rates) -> float | None:
+        """Return the predicted seconds to the first token if the worker gets a request now; None if unknown.
+
+        They include the prefill of waiting requests of the same or a higher tier.
+        """
+        if rates.prefill_tokens_per_s <= 0:
+            return None
+        rank = _RANK[request.tier]
+        ahead = sum(pending.num_tokens for pending in self._pending.values() if _RANK[pending.tier] <= rank)
+        prefill_s = (ahead + self._num_uncached(request)) / rates.prefill_tokens_per_s
+        return _OVERHEAD_S + prefill_s + rates.token_s
+
+    def _num_uncached(self, request: GenerateRequest) -> float:
+        num_known = 0
+        if request.cache.read:
+            for beginning, num_bytes in _beginnings(request):
+                if beginning not in self._beginnings:
+                    break
+                num_known = num_bytes
+        return max(1.0, (prompt_bytes(request) - num_known) / self._bytes_per_token)
+
+
+def _beginnings(request: GenerateRequest) -> Iterator[tuple[int, int]]:
+    """Yield the hash and the length in bytes of each prefix of a conversation, the shortest first.
+
+    If the prompt is no conversation, yield only those of the whole prompt.
+    """
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt):
+        yield hash((request.cache.partition, prompt)), prompt_bytes(request)
+        return
+    key: object = (request.cache.partition, prompt.tools)
+    num_bytes = tools_bytes(prompt)
+    for message in prompt.messages:
+        key = hash((key, message.role, message.content, message.reasoning))
+        num_bytes += message_bytes(message)
+        yield hash(key), num_bytes
+
 
 _FIRST_GUESS_S = 2.0
 _SMOOTHING = 0.2

@@ -20,7 +20,7 @@ from pathlib import Path
 from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, MAX_ITEMS, StoredResponse, too_long
 from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.errors import EdgeAgentError, InvalidRequest
-from edgeagent.router.modes import strictest
+from edgeagent.router.policy import strictest
 from edgeagent.types import RouteMode
 
 VERSION = 1

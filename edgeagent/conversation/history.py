@@ -26,7 +26,7 @@ from edgeagent.conversation.items import (
 )
 from edgeagent.conversation.prompt import extended
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ResponseNotFound
-from edgeagent.router.modes import strictest
+from edgeagent.router.policy import strictest
 from edgeagent.types import Message, RouteMode
 
 # OpenAI promises to keep the latest response of each lane. A client that forks a conversation needs a few more.

@@ -25,7 +25,7 @@ from edgeagent.conversation.database import DamagedError, Limits, ResponseDataba
 from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.errors import InvalidRequest, StoreError
-from edgeagent.router.modes import strictest
+from edgeagent.router.policy import strictest
 from edgeagent.types import RouteMode
 
 FILE = "responses.sqlite3"

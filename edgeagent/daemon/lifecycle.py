@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 from edgeagent import __version__
 from edgeagent.cache_folder import purge, purge_unfinished
 from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
-from edgeagent.daemon.addresses import external_urls
-from edgeagent.daemon.console import console, dropped_lines
-from edgeagent.daemon.listeners import Listeners, listening
+from edgeagent.daemon.console import ConsoleReporter, LogReporter, Reporter, console, dropped_lines
+from edgeagent.daemon.listeners import Listeners, external_urls, listening
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
-from edgeagent.daemon.publication import Publication
-from edgeagent.daemon.reporter import ConsoleReporter, LogReporter, Reporter
-from edgeagent.daemon.state import ExitCode, StartError, locked_state_dir, warn_if_missing
+from edgeagent.daemon.state import ExitCode, Publication, StartError, locked_state_dir, warn_if_missing
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import ConfigError, EdgeAgentError, from_code
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url

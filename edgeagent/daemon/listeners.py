@@ -1,19 +1,27 @@
-"""Opens the sockets that the daemon listens on, if they are safe and their addresses are free."""
+"""Opens the sockets that the daemon listens on, if they are safe and their addresses are free: TCP, TLS and Unix."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import logging
+import os
 import socket
+import ssl
+import stat
+import struct
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from edgeagent.daemon.state import ExitCode, StartError
-from edgeagent.daemon.tls import server_context, trouble_with
-from edgeagent.daemon.unix import BACKLOG, unix_listener
+from edgeagent.runtime_file import bracketed
 
 if TYPE_CHECKING:
     from edgeagent.config import ServerConfig
@@ -24,6 +32,195 @@ logger = logging.getLogger(__name__)
 # it, and its requests are cancelled. A WebSocket has as long: two pings.
 VANISHED_S = 40
 NUM_PROBES = 4
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 compared, not bound
+
+
+def external_urls(listener: socket.socket, scheme: str) -> list[str]:
+    """Return the URLs of a listening socket, one for each address that other machines can reach.
+
+    The list is empty for a loopback or link-local address, and if the machine's addresses cannot be read.
+    """
+    host, port = listener.getsockname()[:2]
+    found = _addresses(_families(listener)) if host in _WILDCARDS else [host]
+    own = [address for address in found if _is_reached(address)]
+    return [f"{scheme}://{bracketed(address)}:{port}" for address in own]
+
+
+def _families(listener: socket.socket) -> set[int]:
+    families = {int(listener.family)}
+    if listener.family == socket.AF_INET6:
+        with suppress(OSError):
+            if not listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+                families.add(int(socket.AF_INET))
+    return families
+
+
+def _addresses(families: set[int]) -> list[str]:
+    try:
+        interfaces, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    except (psutil.Error, OSError):
+        return []  # the daemon still listens; only the URLs are unknown
+    return [
+        entry.address
+        for name, entries in interfaces.items()
+        for entry in entries
+        if int(entry.family) in families and (name not in states or states[name].isup)
+    ]
+
+
+def _is_reached(address: str) -> bool:
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False  # an address with a zone, which means nothing on another machine
+    return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)
+
+
+# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
+_TROUBLE = {9: "is not valid yet", 10: "has expired"}
+
+
+def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """Return a TLS context that accepts TLS 1.2 and later.
+
+    Raise OSError if a file cannot be read or is not in PEM format, or if the key is encrypted or does not match the
+    certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # This is Python's default, but a system's OpenSSL settings may override that.
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key, password=_refuse_password)
+    return context
+
+
+def _refuse_password() -> bytes:
+    # Without this, OpenSSL would ask for the password on the terminal.
+    raise OSError("the key is encrypted; the daemon needs one without a password")
+
+
+def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
+    """Return a warning if the certificate has expired or is not valid yet; None if its dates are valid or unknown.
+
+    `context` is the server's. Python's ssl module reads the dates of a peer's certificate only, so this function runs a
+    TLS handshake in memory.
+    """
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True))
+    # Two calls on each side complete a handshake. The third is spare.
+    for end in ends * 3:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            reason = _TROUBLE.get(error.verify_code)
+            return reason and f"the certificate {certificate} {reason}, so clients refuse it; replace it"
+        except ssl.SSLError:
+            return None
+    return None
+
+
+BACKLOG = 2048
+# struct xucred (macOS, sys/ucred.h) begins with a version and the user.
+_LOCAL_PEERCRED, _SOL_LOCAL = 0x001, 0
+
+
+@contextmanager
+def unix_listener(path: Path | None) -> Iterator[socket.socket | None]:
+    """Yield a listening socket at a path, and remove it at the end. Yield None if `path` is None.
+
+    Raise StartError if the folder is not private to this user, if another file or program uses the path, or if
+    listening fails. On Windows, every path raises it.
+    """
+    if path is None:
+        yield None
+        return
+    if sys.platform == "win32":
+        raise StartError("there are no Unix sockets on Windows; leave server.unix empty", ExitCode.WRONG_SETTING)
+    _check_folder(path.parent)
+    _clear(path)
+    with contextlib.closing(_bind(path)) as listener:
+        inode = path.lstat().st_ino
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if path.lstat().st_ino == inode:
+                    path.unlink()
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise StartError(f"cannot use the folder {folder} for a socket: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise StartError(
+            f"{folder} is not a folder (or a link to one); choose another for server.unix", ExitCode.WRONG_SETTING
+        )
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise StartError(
+            f"the folder {folder} is open to other users; run `chmod 700 {folder}`, or choose another",
+            ExitCode.WRONG_SETTING,
+        )
+
+
+def _clear(path: Path) -> None:
+    """Remove the socket that a killed daemon has left. Raise StartError if anything else is at the path."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.getuid():
+        raise StartError(
+            f"{path} exists and is not this user's socket; remove it, or choose another server.unix",
+            ExitCode.WRONG_SETTING,
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
+            raise StartError(f"another program listens on {path}; stop it first", ExitCode.PORT_TAKEN)
+    path.unlink(missing_ok=True)
+
+
+def _bind(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # With this mask the socket is private from its first moment. No other thread creates files while the daemon starts.
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StartError(f"cannot listen on {path}: {error.strerror or error}") from error
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def is_other_user(connection: socket.socket) -> bool:
+    """Whether the client of a Unix socket belongs to another or an unknown user. False for a socket of another kind."""
+    if sys.platform == "win32" or connection.family != socket.AF_UNIX:
+        return False
+    # Use a copy, since event loops return stand-ins for their sockets, without options.
+    with socket.socket(connection.family, connection.type, fileno=os.dup(connection.fileno())) as copy:
+        try:
+            return _peer_uid(copy) != os.getuid()
+        except OSError:
+            return True
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    uid: int
+    if sys.platform == "linux":
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    else:
+        _, uid = struct.unpack("2I", connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, 76)[:8])
+    return uid
 
 
 @dataclass(frozen=True, slots=True)

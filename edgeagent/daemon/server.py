@@ -14,10 +14,9 @@ import uvicorn
 
 from edgeagent import metrics
 from edgeagent.api.app import create_app
-from edgeagent.api.gate.in_flight import InFlight
-from edgeagent.daemon.tls import server_context
+from edgeagent.api.gate.body_limit import InFlight
+from edgeagent.daemon.listeners import BACKLOG, server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
-from edgeagent.daemon.unix import BACKLOG
 from edgeagent.service.live_service import LiveService, Trace
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials.grants import Grants
     from edgeagent.credentials.keys import Keys
+    from edgeagent.daemon.console import Reporter
     from edgeagent.daemon.lifecycle import StopRequest
-    from edgeagent.daemon.reporter import Reporter
     from edgeagent.service.service import Service
 
 KEEP_ALIVE_S = 30

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter, deque
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,15 +21,31 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from edgeagent import metrics
 from edgeagent.api.gate.access import PEER_KEY
-from edgeagent.api.gate.in_flight import InFlight
-from edgeagent.api.gate.pace import Pace
+from edgeagent.api.gate.body_limit import InFlight
 from edgeagent.credentials.keys import OWNER
+from edgeagent.daemon.listeners import is_other_user
 from edgeagent.daemon.peers import TcpPeer
-from edgeagent.daemon.unix import is_other_user
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
     from websockets.frames import Frame
+
+
+class Pace:
+    """A rate limiter: it allows `burst` operations at once, and then `per_s` operations a second."""
+
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = 1 / per_s
+        self._most_ahead_s = burst / per_s
+        self._clock = clock
+        self._due_s = clock()  # when all counted operations would be done at the even rate
+
+    def take(self, num: int = 1) -> float:
+        """Count operations. Return how many seconds the caller must wait before the next; 0 for no wait."""
+        now_s = self._clock()
+        self._due_s = max(self._due_s, now_s) + num * self._interval_s
+        return max(0.0, self._due_s - now_s - self._most_ahead_s)
+
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10

@@ -9,7 +9,7 @@ from edgeagent.machine_policy.remotes import under
 from edgeagent.remotes import Remote
 from edgeagent.remotes.file import RemotesFile
 from edgeagent.remotes.keys import KeyFinder
-from edgeagent.router.modes import machine_mode
+from edgeagent.router.policy import machine_mode
 from edgeagent.types import RouteMode
 
 

@@ -1,18 +1,18 @@
 """Chooses where a request runs now, from the backends' estimates and the policy's order.
 
-Nothing here awaits. The only state is the backend of each conversation.
+Nothing here awaits. The only state is the backend of each conversation, on which the conversation stays if it can.
 """
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from edgeagent import metrics
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Backend, Estimate
+from edgeagent.backends.remote.pseudonyms import beginning_of
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded, EdgeAgentError, ModelNotFound, Overloaded
-from edgeagent.router.conversations import Conversations
-from edgeagent.router.modes import strictest
 from edgeagent.router.policy import (
     NOTHING_LEFT_OUT,
     REMOTE_PREFIX,
@@ -23,9 +23,43 @@ from edgeagent.router.policy import (
     choose_routes,
     is_sooner,
     patience_s,
+    strictest,
 )
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.types import GenerateRequest, RouteMode
+
+_MAX_CONVERSATIONS = 4096
+
+Conversation = tuple[str, str]
+
+
+class Conversations:
+    """The backends of the most recent conversations."""
+
+    def __init__(self, max_conversations: int = _MAX_CONVERSATIONS) -> None:
+        self._max = max_conversations
+        self._backends: OrderedDict[Conversation, str] = OrderedDict()
+
+    def find(self, request: GenerateRequest) -> str | None:
+        """Return the backend that a request's conversation ran on last; None if it is unknown."""
+        return self._backends.get(conversation_of(request))
+
+    def note(self, request: GenerateRequest, backend: str) -> None:
+        """Record that a request's conversation runs on a backend."""
+        key = conversation_of(request)
+        self._backends[key] = backend
+        self._backends.move_to_end(key)
+        while len(self._backends) > self._max:
+            self._backends.popitem(last=False)
+
+
+def conversation_of(request: GenerateRequest) -> Conversation:
+    """Return a key that all requests of a conversation share.
+
+    The key consists of the cache partition and the conversation's name in the cache policy (`lane`). Without a name,
+    a digest of the first messages takes its place. A request that has neither is a conversation of its own.
+    """
+    return request.cache.partition, request.cache.lane or beginning_of(request) or request.id
 
 
 class RouteChooser:

@@ -16,8 +16,7 @@ from msgspec import structs
 
 from edgeagent.backends import local
 from edgeagent.backends.base import Backend
-from edgeagent.backends.local import LocalBackend
-from edgeagent.backends.mailbox import Mailbox
+from edgeagent.backends.local import LocalBackend, Mailbox
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import (
     BackendUnavailable,

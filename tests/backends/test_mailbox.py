@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.backends.mailbox import Mailbox, merge_steps
+from edgeagent.backends.local import Mailbox, merge_steps
 from edgeagent.errors import WorkerCrashed
 from edgeagent.types import (
     Delta,

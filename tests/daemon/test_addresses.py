@@ -9,9 +9,9 @@ from contextlib import closing
 import psutil
 import pytest
 
-from edgeagent.api.gate import hosts
+from edgeagent.api.gate import security
 from edgeagent.config import ServerConfig
-from edgeagent.daemon.addresses import external_urls
+from edgeagent.daemon.listeners import external_urls
 from tests.daemon.running import has_ipv6_loopback
 
 Entry = namedtuple("Entry", "family address")
@@ -80,7 +80,7 @@ def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_machines_names(monkeypatch: pytest.MonkeyPatch, name: str, expected: set[str]) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: name)
-    assert hosts.machine_names() == expected
+    assert security.machine_names() == expected
 
 
 def test_the_full_name_is_asked_for_aside_and_not_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +92,9 @@ def test_the_full_name_is_asked_for_aside_and_not_on_loopback(monkeypatch: pytes
 
     monkeypatch.setattr(socket, "getfqdn", getfqdn)
     scope = {"server": ("192.0.2.2", 8127), "scheme": "http", "type": "http"}
-    assert not hosts.Hosts(ServerConfig()).is_own("kiosk.shop.example:8127", scope)
+    assert not security.Hosts(ServerConfig()).is_own("kiosk.shop.example:8127", scope)
     assert asked == []
-    beyond = hosts.Hosts(ServerConfig(host="192.0.2.2", plaintext=True))
+    beyond = security.Hosts(ServerConfig(host="192.0.2.2", plaintext=True))
     beyond.full_name.join()
     assert beyond.is_own("Kiosk.Shop.example:8127", scope)
     assert not beyond.is_own("kiosk.shop.example", scope)

@@ -10,9 +10,8 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from edgeagent.api.gate import in_flight
-from edgeagent.api.gate.body_limit import BodyLimit
-from edgeagent.api.gate.in_flight import Arrival, InFlight
+from edgeagent.api.gate import body_limit
+from edgeagent.api.gate.body_limit import Arrival, BodyLimit, InFlight
 from edgeagent.daemon import transport
 from edgeagent.errors import Overloaded
 from edgeagent.types import TextDelta
@@ -210,10 +209,10 @@ class TestLimit:
             calls.append(0)
             loop.call_soon_threadsafe(trimmed.set)
 
-        monkeypatch.setattr(in_flight, "give_back_freed_memory", give_back)
-        monkeypatch.setattr(in_flight, "TRIM_DELAY_S", 0.0)
+        monkeypatch.setattr(body_limit, "give_back_freed_memory", give_back)
+        monkeypatch.setattr(body_limit, "TRIM_DELAY_S", 0.0)
         limit = InFlight(1 << 30)
-        for num_bytes in (in_flight.TRIM_BYTES - 1, in_flight.TRIM_BYTES, 1):
+        for num_bytes in (body_limit.TRIM_BYTES - 1, body_limit.TRIM_BYTES, 1):
             arrival = limit.begin(lambda: None)
             arrival.hold(num_bytes, is_whole=False)
             arrival.end()

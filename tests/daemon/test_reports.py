@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.daemon.reporter import ConsoleReporter, LogReporter
+from edgeagent.daemon.console import ConsoleReporter, LogReporter
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelStatus, WorkerState, replace
 from tests.api.services import INFO

@@ -16,7 +16,7 @@ import pytest
 from edgeagent.bench.client import find_server
 from edgeagent.cli.link import ask
 from edgeagent.client import Address, connect
-from edgeagent.daemon.tls import server_context, trouble_with
+from edgeagent.daemon.listeners import server_context, trouble_with
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from tests.patience import patient
 from tests.robust.fake_serve import serving

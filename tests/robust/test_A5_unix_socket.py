@@ -15,9 +15,9 @@ import httpx
 import pytest
 from websockets.asyncio.client import unix_connect
 
-from edgeagent.daemon import transport, unix
+from edgeagent.daemon import listeners, transport
+from edgeagent.daemon.listeners import unix_listener
 from edgeagent.daemon.state import ExitCode, StartError
-from edgeagent.daemon.unix import unix_listener
 from tests.robust.fake_serve import serving
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no Unix sockets")
@@ -130,12 +130,12 @@ def test_anothers_socket_is_left_alone_at_the_end(tmp_path: Path) -> None:
 def test_who_is_at_the_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        assert not unix.is_other_user(ours)
+        assert not listeners.is_other_user(ours)
         uid = os.getuid()
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-        assert unix.is_other_user(ours)
+        assert listeners.is_other_user(ours)
     with socket.socket() as tcp:
-        assert not unix.is_other_user(tcp)
+        assert not listeners.is_other_user(tcp)
 
 
 ATTEMPT = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.router.conversations import Conversations
+from edgeagent.router.route_chooser import Conversations
 from edgeagent.types import CachePolicy, ChatPrompt, GenerateRequest, Message, TextPrompt
 
 SYSTEM, QUESTION, ANSWER = Message("system", "be brief"), Message("user", "hello"), Message("assistant", "hi")

@@ -11,7 +11,7 @@ import pytest
 from edgeagent.config import Config
 from edgeagent.remotes import REMOTES_FILE, EndpointConfig, Remote
 from edgeagent.remotes.file import RemotesFile, add_remote
-from edgeagent.router.modes import machine_mode, strictest
+from edgeagent.router.policy import machine_mode, strictest
 from edgeagent.types import RouteMode
 
 MODES = [RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY]

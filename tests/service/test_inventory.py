@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from edgeagent.api.ollama.models import plan_removal, refuse_if_used
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import InvalidRequest, ModelNotFound
 from edgeagent.service.inventory import KnownModel, find_known, known_models
-from edgeagent.service.removal import plan_removal, refuse_if_used
 from edgeagent.store.names.own import OwnNamesFile, with_alias
 from edgeagent.types import ModelStatus, WorkerState
 from tests.api.services import INFO

@@ -22,7 +22,7 @@ from edgeagent.store.resolve import Library
 from edgeagent.types import MemoryKind, ModelInfo, WorkerState
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.parent.pool.drafts import ChosenDraft
+from edgeagent.worker.parent.pool.loading import ChosenDraft
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import Load
 from tests.conftest import TinyModel

@@ -13,15 +13,14 @@ from pydantic import BaseModel
 from edgeagent import __version__
 from edgeagent.api.documents.components import Components
 from edgeagent.api.gate.access import NEEDS
-from edgeagent.api.llama_server import completion_answer, completion_body, embedding, props, rerank, text_tools
-from edgeagent.api.ollama import answer as ollama_answer
+from edgeagent.api.llama_server import completion, embedding, props, rerank, text_tools
 from edgeagent.api.ollama import body as ollama_body
+from edgeagent.api.ollama import chat as ollama_chat
 from edgeagent.api.ollama import embed as ollama_embed
-from edgeagent.api.ollama import embed_body
 from edgeagent.api.ollama import models as ollama_models
 from edgeagent.api.ollama import pull as ollama_pull
 from edgeagent.api.ollama import routes as ollama_routes
-from edgeagent.api.openai import chat_answer, chat_body, embeddings, embeddings_body, models, text_answer, text_body
+from edgeagent.api.openai import chat_answer, chat_body, embeddings, models, text_answer, text_body
 from edgeagent.api.ops import cache, model_pulls, owner_fields, remotes, status
 from edgeagent.api.responses import body as create_body
 from edgeagent.api.responses import compaction_routes, event_json, stored_routes
@@ -72,7 +71,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "POST /v1/chat/completions": Operation("openai", chat_body.ChatBody, chat_answer.ChatCompletion, SSE),
     "POST /v1/completions": Operation("openai", text_body.CompletionBody, text_answer.TextCompletion, SSE),
-    "POST /v1/embeddings": Operation("openai", embeddings_body.EmbeddingsBody, embeddings.Embeddings),
+    "POST /v1/embeddings": Operation("openai", embeddings.EmbeddingsBody, embeddings.Embeddings),
     "POST /v1/rerank": Operation("llama-server", rerank.RerankBody, rerank.Ranking),
     "GET /v1/models": Operation("openai", answer=models.ModelList),
     "GET /v1/models/{model_id}": Operation("openai", answer=models.Model),
@@ -98,14 +97,14 @@ OPERATIONS: dict[str, Operation] = {
     "POST /edgeagent/egress/test": Operation("daemon", answer=remotes.RemoteTest, fields=remotes.RemoteChoice),
     "POST /completion": Operation(
         "llama-server",
-        completion_body.LlamaCompletionBody,
-        completion_answer.LlamaCompletion | list[completion_answer.LlamaCompletion],
+        completion.LlamaCompletionBody,
+        completion.LlamaCompletion | list[completion.LlamaCompletion],
         SSE,
     ),
     "POST /infill": Operation(
         "llama-server",
-        completion_body.InfillBody,
-        completion_answer.LlamaCompletion | list[completion_answer.LlamaCompletion],
+        completion.InfillBody,
+        completion.LlamaCompletion | list[completion.LlamaCompletion],
         SSE,
     ),
     "POST /embedding": Operation("llama-server", embedding.EmbeddingBody, list[embedding.TextEmbedding]),
@@ -123,11 +122,11 @@ OPERATIONS: dict[str, Operation] = {
     "HEAD /api/tags": Operation("ollama"),
     "GET /api/ps": Operation("ollama", answer=ollama_models.OllamaModels),
     "POST /api/show": Operation("ollama", ollama_body.OllamaModelBody, ollama_models.OllamaDescription),
-    "POST /api/chat": Operation("ollama", ollama_body.OllamaChatBody, ollama_answer.OllamaChat, LINES),
-    "POST /api/generate": Operation("ollama", ollama_body.OllamaGenerateBody, ollama_answer.OllamaGeneration, LINES),
+    "POST /api/chat": Operation("ollama", ollama_body.OllamaChatBody, ollama_chat.OllamaChat, LINES),
+    "POST /api/generate": Operation("ollama", ollama_body.OllamaGenerateBody, ollama_chat.OllamaGeneration, LINES),
     "POST /api/pull": Operation("ollama", ollama_body.OllamaPullBody, ollama_pull.OllamaPull, LINES),
-    "POST /api/embed": Operation("ollama", embed_body.OllamaEmbedBody, ollama_embed.OllamaEmbeddings),
-    "POST /api/embeddings": Operation("ollama", embed_body.OllamaEmbeddingsBody, ollama_embed.OllamaEmbedding),
+    "POST /api/embed": Operation("ollama", ollama_embed.OllamaEmbedBody, ollama_embed.OllamaEmbeddings),
+    "POST /api/embeddings": Operation("ollama", ollama_embed.OllamaEmbeddingsBody, ollama_embed.OllamaEmbedding),
     "POST /api/create": _MISSING,
     "POST /api/copy": Operation("ollama", ollama_body.OllamaCopyBody),
     "POST /api/push": _MISSING,

@@ -14,9 +14,13 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 from starlette.types import Scope as AsgiScope
 
+from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
 from edgeagent.credentials.decision import OWN_USER, UNKNOWN_USER, Listener, Peer, Sender, decide
+from edgeagent.credentials.grants import GRANT
 from edgeagent.credentials.keys import OWNER, TOKEN_PREFIX, Client, Keys, KeyStatus, Scope
 from edgeagent.errors import EdgeAgentError
+from edgeagent.router.policy import strictest
+from edgeagent.types import GenerateRequest, RouteMode, replace
 
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
 CLIENT_KEY = "edgeagent.client"
@@ -227,3 +231,16 @@ def subprotocol_tokens(scope: AsgiScope) -> list[bytes]:
     offered: Iterable[str] = scope.get("subprotocols") or ()
     tokens = [name.removeprefix(TOKEN_SUBPROTOCOL) for name in offered if name.startswith(TOKEN_SUBPROTOCOL)]
     return [token.encode() for token in tokens]
+
+
+def with_caller(request: GenerateRequest) -> GenerateRequest:
+    """Return a copy of a request with its client's name, its number of hops, and the strictest route mode that applies.
+
+    A request with `prefill_only` runs on this machine, because it fills this machine's cache. A request that was
+    forwarded MAX_HOPS times runs here too. Otherwise two edgeagents could forward it to each other without end.
+    """
+    grant, num_hops = GRANT.get(), NUM_HOPS.get()
+    allowed = grant.client.route if grant is not None else None
+    here = RouteMode.LOCAL_ONLY if request.prefill_only or num_hops >= MAX_HOPS else None
+    route = strictest(allowed, here, request.route)
+    return replace(request, route=route, client=request.cache.partition, num_hops=num_hops)

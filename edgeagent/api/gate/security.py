@@ -2,8 +2,7 @@
 
 The rules, in order. Each applies to every path, unless it says otherwise:
 1. The request target is a path. The HTTP server has already limited the number and size of the headers.
-2. Host is one of the daemon's own names, see `api.gate.hosts`. A web page that rebinds its name to 127.0.0.1 has
-   another Host.
+2. Host is one of the daemon's own names, see `Hosts`. A web page that rebinds its name to 127.0.0.1 has another Host.
 3. Origin, Referer and Sec-Fetch-Site name no page, or an allow-listed page, or one of the daemon's own pages if it
    serves any. The origin of an own page is the scheme, host and port of this request.
 4. A preflight of an allow-listed page is answered here.
@@ -15,7 +14,15 @@ The rules, in order. Each applies to every path, unless it says otherwise:
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,16 +35,155 @@ from edgeagent.api.gate.access import (
     Access,
     header_values,
     is_browser,
+    is_unix,
     template_of,
 )
-from edgeagent.api.gate.hosts import Hosts
-from edgeagent.api.gate.refusal_log import RefusalLog
 from edgeagent.api.wire.errors import MAY_SEE_PATHS, OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
 from edgeagent.config import ServerConfig
 from edgeagent.credentials.grants import GRANT, Grant, Grants
 from edgeagent.credentials.keys import NO_KEYS, OWNER, CheckedKeys, Client, Keys
 from edgeagent.credentials.keys import Scope as KeyScope
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
+from edgeagent.runtime_file import bracketed
+
+logger = logging.getLogger(__name__)
+
+WINDOW_S = 60.0
+MAX_LINES = 20
+
+
+class RefusalLog:
+    """Logs refusals: one line a minute for each subject, and at most MAX_LINES lines a minute in total.
+
+    A subject is the sender or the header that was refused. The first line of a later minute says how many refusals were
+    not logged.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since_s = clock()
+        self._logged: set[str] = set()
+        self._num_left_out = 0
+
+    def write(self, code: str, subject: str, place: str) -> None:
+        """Log a refusal: the error's code, its subject, and the route (`place`)."""
+        now_s = self._clock()
+        left_out = ""
+        if now_s - self._since_s >= WINDOW_S:
+            left_out = f"; {self._num_left_out} more before were not logged" if self._num_left_out else ""
+            self._since_s, self._num_left_out = now_s, 0
+            self._logged.clear()
+        if subject in self._logged or len(self._logged) >= MAX_LINES:
+            self._num_left_out += 1
+            return
+        self._logged.add(subject)
+        logger.warning("refused (%s): %s, at %s%s", code, subject, place, left_out)
+
+
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+_PAGE_SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104 compared, not bound
+# A name, or an address in brackets, and a port without zeros before it.
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:/?#@,\s]+)(?::([1-9][0-9]{0,4}))?")
+
+
+class Hosts:
+    """The daemon's own hosts: loopback, the address that it listens on, and the hosts that the owner allows.
+
+    If the daemon listens beyond loopback, the machine's names and the connection's local address are own hosts too.
+    """
+
+    def __init__(self, server: ServerConfig) -> None:
+        self._names = set(_LOOPBACK_NAMES)
+        if server.host not in _WILDCARDS:
+            self._names.add(bracketed(server.host.lower()))
+        self._is_beyond_loopback = not server.is_loopback
+        if self._is_beyond_loopback:
+            self._names |= machine_names()
+            # Finding the full name may ask the network, which may be slow.
+            self.full_name = threading.Thread(target=self._add_full_name, name="full-name", daemon=True)
+            self.full_name.start()
+        self._allowed = {bracketed(host.lower()) for host in server.allowed_hosts}
+
+    def is_own(self, host: str, scope: Scope) -> bool:
+        """Whether the Host header `host` names this daemon, or is allowed, on the connection that `scope` describes."""
+        match = _HOST.fullmatch(host.lower())
+        if match is None:
+            return False
+        name, port = match[1], match[2]
+        # A host that is allowed without a port is allowed with any port: a proxy before the daemon has its own ports.
+        return name in self._allowed or host.lower() in self._allowed or self._is_served(name, port, scope)
+
+    def example(self, scope: Scope) -> str:
+        """Return a value of the Host header that this connection accepts."""
+        server = scope.get("server")
+        return f"127.0.0.1:{server[1]}" if server and not is_unix(scope) else "localhost"
+
+    def own_origin(self, host: str, scope: Scope) -> bytes | None:
+        """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if there is none.
+
+        There is an Origin only if Host is the IP address and port on which the connection came in. A name may lead to
+        another program: `localhost` to a program that listens on [::1], or an allowed name to a proxy. A Unix socket
+        has no port, and therefore no origin.
+        """
+        match = _HOST.fullmatch(host.lower())
+        server = scope.get("server")
+        if match is None or not server or is_unix(scope) or not self._is_port_own(match[2], scope):
+            return None
+        address = _address(match[1].strip("[]"))
+        if address is None or address != _address(server[0]):
+            return None
+        is_default = match[2] is None or int(match[2]) == _DEFAULT_PORTS[scope["scheme"]]
+        return f"{_PAGE_SCHEMES[scope['scheme']]}://{match[1]}{'' if is_default else f':{match[2]}'}".encode()
+
+    def _is_served(self, name: str, port: str | None, scope: Scope) -> bool:
+        """Whether the daemon itself listens under this name and port."""
+        return self._is_port_own(port, scope) and (name in self._names or self._is_local_address(name, scope))
+
+    def _is_port_own(self, port: str | None, scope: Scope) -> bool:
+        server = scope.get("server")
+        own = server[1] if server else None
+        if port is None:
+            # Without a port, Host means the scheme's default port (RFC 9110, section 7.2). A Unix socket has no port.
+            return is_unix(scope) or own == _DEFAULT_PORTS.get(scope["scheme"])
+        return own is not None and int(port) == own
+
+    def _is_local_address(self, name: str, scope: Scope) -> bool:
+        server = scope.get("server")
+        if not self._is_beyond_loopback or not server:
+            return False
+        asked, local = _address(name.strip("[]")), _address(server[0])
+        return asked is not None and asked == local
+
+    def _add_full_name(self) -> None:
+        with suppress(OSError, UnicodeError):
+            name = socket.getfqdn().lower()
+            # Some resolvers answer with an address, or with loopback's name for every machine.
+            if _HOST.fullmatch(name) and _address(name) is None and not name.startswith("localhost"):
+                self._names = {*self._names, name}
+
+
+def machine_names() -> set[str]:
+    """Return this machine's host name, the name's first label, and its name in mDNS. Send nothing to the network.
+
+    Return an empty set if the host name is not valid, or begins with `localhost`.
+    """
+    name = socket.gethostname().lower().rstrip(".")
+    if not _HOST.fullmatch(name) or name.startswith("localhost"):
+        return set()
+    short = name.partition(".")[0]
+    return {name, short, f"{short}.local"}
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
 
 _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 # "*" means every header except Authorization. In a browser, the openai client sends a dozen x-stainless-* headers.

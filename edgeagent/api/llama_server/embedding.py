@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
-from edgeagent.api.openai.embeddings import vectors_json
-from edgeagent.api.openai.embeddings_body import read_inputs
+from edgeagent.api.openai.embeddings import read_inputs, vectors_json
 from edgeagent.api.openai.text_body import TextsOrTokens
 from edgeagent.api.wire.fields import ModelName, Settings, validate
 from edgeagent.api.wire.json_body import read_body

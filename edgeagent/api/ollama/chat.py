@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal, NotRequired, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -14,20 +17,260 @@ from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of, is_owners
-from edgeagent.api.ollama.answer import OllamaAnswer, ToFields, chat_fields, generate_fields
 from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, OllamaRequest, read_chat, read_generate
 from edgeagent.api.ollama.models import capabilities
-from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
+from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line, rfc3339
+from edgeagent.api.openai.answer import finish_reason
+from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.placement import PlacementHeaders
-from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.logprobs import Scored
+from edgeagent.api.wire.placement import PlacementHeaders, started_body
+from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.api.wire.usage import Run, RunsAt
 from edgeagent.errors import Forbidden, NotSupported
 from edgeagent.service.first_step import wait_for_first_step
 from edgeagent.service.inventory import find_known
 from edgeagent.service.service import status_of
-from edgeagent.types import Step
+from edgeagent.strict_json import load_generated
+from edgeagent.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    ReasoningDelta,
+    Started,
+    Step,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+
+
+class OllamaCalledFunction(Shape):
+    """The function that the model calls."""
+
+    index: int
+    name: str
+    arguments: Json
+
+
+class OllamaCall(Shape):
+    """A call the model makes."""
+
+    id: str
+    function: OllamaCalledFunction
+
+
+class OllamaChatMessage(Shape):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaCall]]
+
+
+class OllamaChatFields(Shape):
+    """The content of an answer of /api/chat, or of a line of its stream."""
+
+    message: OllamaChatMessage
+
+
+class OllamaGenerateFields(Shape):
+    """The content of an answer of /api/generate, or of a line of its stream."""
+
+    response: str
+    thinking: NotRequired[str]
+
+
+class OllamaHead(Shape):
+    """The fields that every line begins with. `model` is the name that the client used."""
+
+    model: str
+    created_at: str
+
+
+class OllamaStart(RunsAt):
+    """Where a generation runs and why, and what of its request is not observed."""
+
+    warnings: NotRequired[list[str]]
+
+
+class OllamaLine(OllamaHead):
+    """The fields of a line except its content. `done` is false before the last line.
+
+    Only the last line has the reason for the end, the counts, and the durations, which are in nanoseconds. `edgeagent`
+    is in the first line of a stream and in the last one.
+    """
+
+    done: bool
+    done_reason: NotRequired[str]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    edgeagent: NotRequired[Run | OllamaStart]
+    logprobs: NotRequired[list[Scored]]
+
+
+class OllamaChat(OllamaLine, OllamaChatFields):
+    """A whole answer of /api/chat, or a line of its stream.
+
+    The counts and the durations, in nanoseconds, are in the whole answer and in the last line (`done` is true).
+    """
+
+
+class OllamaGeneration(OllamaLine, OllamaGenerateFields):
+    """A whole answer of /api/generate, or a line of its stream.
+
+    The counts and the durations, in nanoseconds, are in the whole answer and in the last line (`done` is true).
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerContent:
+    """The text, reasoning and calls of a line or of the whole body, from which an endpoint's fields are made."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: Sequence[OllamaCall] = ()
+
+
+ToFields = Callable[[AnswerContent], OllamaChatFields | OllamaGenerateFields]
+
+
+def chat_fields(content: AnswerContent) -> OllamaChatFields:
+    """Return the content of a line or a body in the form of /api/chat."""
+    message: OllamaChatMessage = {"role": "assistant", "content": content.text}
+    if content.thinking:
+        message["thinking"] = content.thinking
+    if content.calls:
+        message["tool_calls"] = list(content.calls)
+    return {"message": message}
+
+
+def generate_fields(content: AnswerContent) -> OllamaGenerateFields:
+    """Return the content of a line or a body in the form of /api/generate."""
+    return {"response": content.text, "thinking": content.thinking} if content.thinking else {"response": content.text}
+
+
+class OllamaAnswer:
+    """One answer while it is generated. `model` is the name that the client used.
+
+    `to_fields`: chat_fields or generate_fields. The field `total_duration` counts from the creation of this object.
+    """
+
+    def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
+        self._answer = ChatAnswer(request_id, model, 1)
+        self._to_fields = to_fields
+        self._began_ns = time.monotonic_ns()
+        self._num_calls_sent = 0
+        self._started: Json | None = None  # what the first line says of the start; empty once it is sent
+
+    def add(self, delta: Delta) -> None:
+        """Add a delta to an answer that is sent as one body. For a stream, use `lines` instead."""
+        self._answer.add(0, delta)
+
+    def lines(self, delta: Delta) -> list[Json]:
+        """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cancelled.
+
+        A call is complete as soon as another delta follows its last arguments. Each call is sent in a line of its own.
+        """
+        if isinstance(delta, Started) and self._started is None:
+            self._started = started_body(delta)
+        if isinstance(delta, ToolCallDelta | Started):
+            self._answer.add(0, delta)
+            return []
+        calls = self._new_calls()
+        lines = [self._line(AnswerContent(calls=calls))] if calls else []
+        self._answer.add(0, delta)
+        match delta:
+            case TextDelta(text, logprobs):
+                lines.append(self._line(AnswerContent(text), logprobs))
+            case ReasoningDelta(text):
+                lines.append(self._line(AnswerContent(thinking=text)))
+            case Finished():
+                lines.append(self._last(AnswerContent()))
+        if lines and self._started:
+            lines[0] = {**lines[0], "edgeagent": {**self._started, **lines[0].get("edgeagent", {})}}
+            self._started = {}
+        return lines
+
+    def delivered(self, step: Step) -> None:
+        """Measure how long a step took from the engine. Call this once the step is sent or added to the body."""
+        self._answer.delivered(step)
+
+    def body(self) -> Json:
+        """Return the whole answer; raise BackendUnavailable if it was cancelled."""
+        choice = self._answer.choices[0]
+        content = AnswerContent("".join(choice.texts), "".join(choice.reasonings), self._calls())
+        return self._last(content, choice.logprobs)
+
+    def loaded(self, *, is_unload: bool) -> Json:
+        """Return the answer to a request that only loads the model, or only unloads it."""
+        reason = "unload" if is_unload else "load"
+        return {**self._head(), **self._to_fields(AnswerContent()), "done": True, "done_reason": reason}
+
+    def _new_calls(self) -> list[OllamaCall]:
+        calls = self._calls(self._num_calls_sent)
+        self._num_calls_sent = len(self._answer.choices[0].calls)
+        return calls
+
+    def _calls(self, first: int = 0) -> list[OllamaCall]:
+        made = self._answer.choices[0].calls[first:]
+        calls = (_call(started, "".join(parts)) for started, parts in made)
+        return [call for call in calls if call is not None]
+
+    def _line(self, content: AnswerContent, logprobs: Sequence[TokenLogprob] = ()) -> Json:
+        return {**self._head(), **self._to_fields(content), "done": False, **_logprobs(logprobs)}
+
+    def _last(self, content: AnswerContent, logprobs: Sequence[TokenLogprob] = ()) -> Json:
+        choice = self._answer.choices[0]
+        finished = choice.end()
+        reason = finish_reason(finished)
+        usage, timings = finished.usage, finished.timings
+        line: OllamaLine = {
+            "model": self._answer.model,
+            "created_at": rfc3339(),
+            "done": True,
+            # Ollama has no `done_reason` of its own for an answer that ends in calls.
+            "done_reason": "stop" if finished.reason is FinishReason.TOOL_CALLS else reason,
+            "total_duration": time.monotonic_ns() - self._began_ns,
+            "load_duration": _ns(timings.load_ms),
+            "prompt_eval_count": usage.num_prompt_tokens,
+            "prompt_eval_duration": _ns(timings.prefill_ms),
+            "eval_count": usage.num_output_tokens,
+            "eval_duration": _ns(timings.decode_ms),
+            "edgeagent": self._answer.generation_metrics(choice)["edgeagent"],
+        }
+        return {**cast("Json", line), **self._to_fields(content), **_logprobs(logprobs)}
+
+    def _head(self) -> OllamaHead:
+        return {"model": self._answer.model, "created_at": rfc3339()}
+
+
+def _call(started: ToolCallStarted, arguments: str) -> OllamaCall | None:
+    """Return a call; None if its arguments are not a JSON object, for example if the answer ended inside them."""
+    try:
+        value = load_generated(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    return {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": value}}
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
+    return {"logprobs": logprobs_body(logprobs)["content"]} if logprobs else {}
+
+
+def _ns(milliseconds: float) -> int:
+    return round(milliseconds * 1e6)
+
 
 router = APIRouter()
 

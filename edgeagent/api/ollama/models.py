@@ -1,32 +1,82 @@
-"""Routes that list and describe models in Ollama's format: /api/tags, /api/ps, /api/show.
+"""Routes for models in Ollama's format: /api/tags, /api/ps, /api/show, /api/delete and /api/copy.
 
-A model is listed if it is served or on disk. If `load.on_demand` is true, a request that names a model on disk loads
-it.
+A model is listed if it is served or on disk. If `load.on_demand` is true, a request that names a model on disk loads it.
+Deleting or copying a model needs the scope `models`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Literal, NotRequired
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.ollama.body import OllamaModelBody
+from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody
 from edgeagent.api.ollama.wire import known_name, rfc3339, tagged
 from edgeagent.api.wire.fields import sampling_defaults
 from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.config import Config
+from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.store.hub.cache import named_sha256
+from edgeagent.store.library_editor import LibraryEditor, Removal
+from edgeagent.store.resolve import Library
 from edgeagent.text.tool_format import declares_reasoning, declares_tools
 from edgeagent.types import ModelInfo, ModelStatus, WorkerState
+
+
+def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
+    """Return the planned removal, and the served models that use the files to delete. Nothing is deleted yet.
+
+    Raise the errors of `LibraryEditor.plan`, and ModelNotFound if `name` is a path, because clients may not name paths.
+    This function reads files: call it in a thread.
+    """
+    library = Library.of(config)
+    try:
+        library.refuse_path(name)
+        removal = LibraryEditor(config).plan(name)
+    except ModelNotFound as error:
+        raise ModelNotFound.for_client(name, error) from None
+    files = {path.resolve() for path in removal.files}
+    if not files:
+        return removal, []
+    return removal, [status for status in served if _uses(status, removal, files, library)]
+
+
+def refuse_if_used(status: ModelStatus, default_model: str) -> None:
+    """Raise InvalidRequest if a model may not be unloaded: the default model, or a model with live requests."""
+    name, num_live = status.name, status.num_live
+    if default_model in status.names:
+        raise InvalidRequest(f"{name} is the model that this daemon serves; serve another one first", param="model")
+    if num_live:
+        requests = "a request" if num_live == 1 else f"{num_live} requests"
+        raise InvalidRequest(f"{name} has {requests} to answer; delete it afterwards", param="model")
+
+
+def _uses(status: ModelStatus, removal: Removal, files: set[Path], library: Library) -> bool:
+    """Whether a served model, or its draft model once that is known, uses one of the files that `removal` deletes.
+
+    If the model has not been loaded yet, its own files are looked up by its name. If that fails, return whether it has
+    the name that `removal` removes.
+    """
+    if status.info is not None:
+        return any(Path(path).resolve() in files for path in (status.info.path, status.info.draft) if path)
+    if status.state is WorkerState.READY:
+        return False  # a remote's model
+    with suppress(EdgeAgentError, OSError):
+        return any(path.resolve() in files for path in library.find(status.name).paths)
+    return status.name == removal.name  # its file is damaged or missing
+
 
 router = APIRouter()
 
@@ -255,3 +305,38 @@ def _model_info(model: KnownModel) -> Json:
 
 def _with_values(fields: Json) -> Json:
     return {key: value for key, value in fields.items() if value not in (None, "")}
+
+
+@router.delete("/api/delete")
+async def delete(request: Request) -> Response:
+    """Delete a model from this machine, or forget an alias or an imported model. A loaded model is unloaded first.
+
+    Raise InvalidRequest if the files to delete are those of the default model, or of a model that has requests.
+    """
+    context = context_of(request)
+    name = (await read_valid(request, OllamaModelBody)).model
+    removal, in_use = await asyncio.to_thread(plan_removal, context.config, name, context.service.models.statuses())
+    for each in in_use:
+        refuse_if_used(each, context.service.models.default())
+    for each in in_use:
+        if await context.service.models.unload(each.name):
+            raise InvalidRequest(f"{each.name} has a request to answer; delete it afterwards", param="model")
+    await asyncio.to_thread(LibraryEditor(context.config).remove, removal)
+    return Response()
+
+
+@router.post("/api/copy")
+async def copy(request: Request) -> Response:
+    """Give a model another name; no file is copied."""
+    context = context_of(request)
+    asked = await read_valid(request, OllamaCopyBody)
+    await asyncio.to_thread(_copy, context.config, asked.source, asked.destination)
+    return Response()
+
+
+def _copy(config: Config, source: str, alias: str) -> None:
+    try:
+        Library.of(config).refuse_path(source)
+        LibraryEditor(config).copy(source, alias)
+    except ModelNotFound as error:
+        raise ModelNotFound.for_client(source, error) from None

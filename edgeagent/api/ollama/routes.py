@@ -12,7 +12,6 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from edgeagent import __version__
-from edgeagent.api.ollama import changes as ollama_changes
 from edgeagent.api.ollama import chat as ollama_chat
 from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import models as ollama_models
@@ -25,7 +24,7 @@ from edgeagent.api.wire.shape import Shape
 API_VERSION = "0.13.4"
 
 router = APIRouter()
-for module in (ollama_chat, ollama_embed, ollama_models, ollama_changes, ollama_pull):
+for module in (ollama_chat, ollama_embed, ollama_models, ollama_pull):
     router.include_router(module.router)
 
 

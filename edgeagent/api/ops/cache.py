@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Request
@@ -18,9 +19,44 @@ from edgeagent.api.openai.chat_body import KNOWN, read_chat
 from edgeagent.api.ops.owner_fields import OwnerBody, read_fields, read_merged
 from edgeagent.api.wire.fields import Body, ModelName, validate
 from edgeagent.api.wire.shape import Json, Shape, shaped
-from edgeagent.errors import BackendUnavailable, InternalError, InvalidRequest
-from edgeagent.service.cache_purge import purge_cache
-from edgeagent.types import CachePolicy, Finished, FinishReason, GenerateRequest, TextPrompt, replace
+from edgeagent.errors import (
+    BackendUnavailable,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    NotSupported,
+    WorkerCrashed,
+)
+from edgeagent.service.service import Service
+from edgeagent.types import (
+    CachePolicy,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    PurgeCache,
+    TextPrompt,
+    WorkerState,
+    replace,
+)
+
+
+async def purge_cache(service: Service, folder: Path, client: str | None) -> None:
+    """Delete the cached prompts of one client ("" is the owner), or of all clients if `client` is None.
+
+    Running requests continue. `folder` is the cache's folder on disk. Raise InternalError if a file in it cannot be
+    removed. Errors of Models.ask are raised too, except for models that are a remote's, or gone by then.
+    """
+    for status in service.models.statuses():
+        if status.state is WorkerState.READY:
+            # A remote's model has no cache here. The memory of a worker that has ended is gone.
+            with suppress(NotSupported, ModelNotFound, WorkerCrashed):
+                await service.models.ask(status.name, PurgeCache(client))
+    try:
+        # This also deletes blocks that no worker has: those of other models, settings and processes.
+        await asyncio.to_thread(cache_folder.purge, folder, client)
+    except OSError as error:
+        raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None
+
 
 router = APIRouter(prefix="/edgeagent/cache")
 

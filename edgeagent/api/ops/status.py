@@ -1,4 +1,4 @@
-"""The owner's routes of the daemon: its status, load, unload and reload of a model, and the stop."""
+"""The owner's routes of the daemon: its status and measurements, load, unload and reload of a model, and the stop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
+from starlette.responses import Response
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
@@ -19,6 +20,7 @@ from edgeagent.api.ops.remotes import RouteReport, route_report
 from edgeagent.api.wire.fields import KeepAlive
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.metrics.exposition import CONTENT_TYPE, Snapshot, exposition
 from edgeagent.types import CacheStatus, MemoryKind, ModelInfo, ModelStatus, SettingChoice, WorkerState, WorkerStatus
 
 router = APIRouter(prefix="/edgeagent")
@@ -353,3 +355,14 @@ def _worker(worker: WorkerStatus) -> WorkerReport:
 
 def _cache(cache: CacheStatus) -> TierReport:
     return shaped(TierReport, cache, read_bytes_per_s=round(cache.read_bytes_per_s))
+
+
+metrics_router = APIRouter()
+
+
+@metrics_router.get("/metrics")
+async def get_metrics(request: Request) -> Response:
+    """Return every measurement in Prometheus's text format."""
+    context = context_of(request)
+    snapshot = Snapshot(context.service.models.statuses(), context.num_connections(), context.service.remotes())
+    return Response(exposition(snapshot), media_type=CONTENT_TYPE)

@@ -20,9 +20,9 @@ from edgeagent.api.responses.generation import TurnSteps, steps_of
 from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.turn import Turn, begin_turn
 from edgeagent.api.wire import sse
-from edgeagent.api.wire.delivery_time import DeliveryTime
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.api.wire.usage import DeliveryTime
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.service.first_step import last_of, wait_for_first_step
 

@@ -12,7 +12,7 @@ from edgeagent.api.wire.fields import with_adapter
 from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult, Transcript
 from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError
-from edgeagent.router.modes import strictest
+from edgeagent.router.policy import strictest
 from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
     ChatPrompt,

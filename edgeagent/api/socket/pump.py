@@ -19,8 +19,7 @@ from pydantic_core import to_json
 from starlette.websockets import WebSocketDisconnect
 
 from edgeagent import metrics
-from edgeagent.api.socket.actions import INTERNAL_ERROR, TRY_AGAIN_LATER, UNSUPPORTED_DATA, Close, Send
-from edgeagent.api.socket.outbox import Merging, Outbox
+from edgeagent.api.socket.outbox import INTERNAL_ERROR, TRY_AGAIN_LATER, UNSUPPORTED_DATA, Close, Merging, Outbox, Send
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.json_body import run_inline_or_in_thread
 from edgeagent.credentials.grants import until_revoked

@@ -27,7 +27,7 @@ from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS
 from edgeagent.durations import seconds_of
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
-from edgeagent.router.modes import strictest
+from edgeagent.router.policy import strictest
 from edgeagent.strict_json import kind_of
 from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolChoice
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.api.gate.caller import with_caller
+from edgeagent.api.gate.access import with_caller
 from edgeagent.api.wire.request_id import begin_request
 from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, TextPrompt
 

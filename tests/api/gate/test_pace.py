@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.api.gate.pace import Pace
+from edgeagent.daemon.transport import Pace
 from tests.fakes import FakeClock
 
 

@@ -12,7 +12,7 @@ import pytest
 from ollama import AsyncClient
 from openai import AsyncOpenAI
 
-from edgeagent.api.openai import embeddings_body as schemas_embeddings
+from edgeagent.api.openai import embeddings as schemas_embeddings
 from edgeagent.errors import Overloaded
 from edgeagent.service.live_service import LiveService
 from edgeagent.types import Embed, Embedding, QueryAnswer, TextPrompt, TokenPrompt

@@ -12,8 +12,8 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai.types import Completion
 
+from edgeagent.api.openai.completions import MAX_AT_ONCE
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, Overloaded, WorkerCrashed
-from edgeagent.service.fan_out import MAX_AT_ONCE
 from edgeagent.types import (
     CachePolicy,
     FinishReason,

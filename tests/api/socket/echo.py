@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import uvicorn
 from fastapi import FastAPI, WebSocket
 
-from edgeagent.api.socket.actions import POLICY_VIOLATION, Close, Send
-from edgeagent.api.socket.outbox import Outbox
+from edgeagent.api.socket.outbox import POLICY_VIOLATION, Close, Outbox, Send
 from edgeagent.api.socket.pump import Pump
 from edgeagent.api.wire.json_body import parse_object
 from edgeagent.api.wire.shape import Json

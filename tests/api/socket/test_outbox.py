@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeagent.api.socket.actions import Send
-from edgeagent.api.socket.outbox import MAX_FLOOD_BYTES, MAX_PENDING_BYTES, Outbox
+from edgeagent.api.socket.outbox import MAX_FLOOD_BYTES, MAX_PENDING_BYTES, Outbox, Send
 from tests.api.socket.echo import WordMerging, drain
 
 

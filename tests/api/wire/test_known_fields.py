@@ -17,9 +17,9 @@ from openai.types.responses import response_create_params
 from websockets.asyncio.client import connect
 
 from edgeagent.api.ollama import body as schemas_ollama
-from edgeagent.api.ollama import embed_body
+from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.openai import chat_body as schemas
-from edgeagent.api.openai import embeddings_body as schemas_embeddings
+from edgeagent.api.openai import embeddings as schemas_embeddings
 from edgeagent.api.openai import text_body as schemas_completions
 from edgeagent.api.responses import body as schemas_responses
 from edgeagent.api.wire.known_fields import LOG_EVERY_S, MAX_NAMED, FieldWarning, KnownFields, WarningLog
@@ -148,8 +148,8 @@ async def test_no_field_of_openais_apis_is_unknown(known: KnownFields, params: t
     [
         (schemas_ollama.KNOWN_CHAT, "ChatRequest"),
         (schemas_ollama.KNOWN_GENERATE, "GenerateRequest"),
-        (embed_body.KNOWN, "EmbedRequest"),
-        (embed_body.KNOWN_OLDER, "EmbeddingsRequest"),
+        (ollama_embed.KNOWN, "EmbedRequest"),
+        (ollama_embed.KNOWN_OLDER, "EmbeddingsRequest"),
     ],
 )
 async def test_no_field_of_ollamas_api_is_unknown(known: KnownFields, request_type: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from edgeagent.backends.mailbox import merge_steps
+from edgeagent.backends.local import merge_steps
 from edgeagent.backends.remote.answers.chat import ChatReader
 from edgeagent.backends.remote.failures import Failure
 from edgeagent.types import Delta, Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.socket.lanes import LaneTurn
-from edgeagent.api.socket.actions import Close, Send
+from edgeagent.api.socket.outbox import Close, Send
 from edgeagent.conversation.history import MissingIds, StoredResponse
 
 

@@ -20,7 +20,7 @@ from edgeagent.api.responses.socket.frames import CreateFrame, Frame, read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn, UndeliveredResponse
 from edgeagent.api.responses.socket.merging import TextMerging
 from edgeagent.api.responses.socket.session import Session
-from edgeagent.api.socket.actions import Send
+from edgeagent.api.socket.outbox import Send
 from edgeagent.api.socket.pump import Pump
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.shape import Json

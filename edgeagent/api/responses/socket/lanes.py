@@ -18,7 +18,7 @@ from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.socket.frames import RefusedFrame
 from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import Turn
-from edgeagent.api.wire.delivery_time import DeliveryTime
+from edgeagent.api.wire.usage import DeliveryTime
 from edgeagent.errors import InvalidRequest
 from edgeagent.service.live_requests import LiveRequest
 

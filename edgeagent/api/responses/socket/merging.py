@@ -5,7 +5,7 @@ Later events of the response get smaller numbers, so that the numbers have no ga
 
 from __future__ import annotations
 
-from edgeagent.api.socket.actions import Send
+from edgeagent.api.socket.outbox import Send
 from edgeagent.api.wire.shape import Json
 
 # A merged delta stays well under the 1 MiB that clients take as a frame.

@@ -30,7 +30,7 @@ from edgeagent.api.responses.socket.lanes import (
 from edgeagent.api.responses.socket.steering import Steer, SteerRefused
 from edgeagent.api.responses.socket.steers import Steers
 from edgeagent.api.responses.turn import begin_turn, unrun
-from edgeagent.api.socket.actions import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
+from edgeagent.api.socket.outbox import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, StoreResult

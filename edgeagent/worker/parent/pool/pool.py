@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +18,22 @@ from typing import Any
 from msgspec import structs
 
 from edgeagent.config import Config
+from edgeagent.durations import seconds_of
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, WorkerState
 from edgeagent.types.queries import Embed, QueryAnswer, Rerank, TextQuery
-from edgeagent.worker.parent.pool import own_options
-from edgeagent.worker.parent.pool.drafts import NO_DRAFT, FoundDraft, Header
 from edgeagent.worker.parent.pool.eviction import Eviction
-from edgeagent.worker.parent.pool.known_names import KnownNames
-from edgeagent.worker.parent.pool.loading import Checks, FoundModel, LoadPreparation, file_size
-from edgeagent.worker.parent.pool.memory import Memory, read_memory
+from edgeagent.worker.parent.pool.loading import (
+    NO_DRAFT,
+    Checks,
+    FoundDraft,
+    FoundModel,
+    Header,
+    LoadPreparation,
+    file_size,
+)
+from edgeagent.worker.parent.pool.memory import Memory, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
-from edgeagent.worker.parent.pool.pressure import read_pressure
 from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.supervision.live_requests import Sink
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
@@ -36,11 +41,74 @@ from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.protocol import DiskCache
 
+logger = logging.getLogger(__name__)
+
+_MAX_NAMES = 4096
+
+
+class KnownNames:
+    """Maps names to models that were found. Any other name maps to itself.
+
+    `stamp` returns a value that changes whenever the machine's owner adds or removes a name. After a change, the names
+    that `add` mapped are forgotten. `stamp` is called for each request, so it must be fast.
+    """
+
+    def __init__(self, stamp: Callable[[], object]) -> None:
+        self._stamp = stamp
+        self._seen = stamp()
+        self._fixed: dict[str, str] = {}
+        self._found: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        """Return the model that a name maps to; the name itself if no model was found for it."""
+        return self._fixed.get(name) or self._found.get(name, name)
+
+    def fix(self, names: Iterable[str], model: str) -> None:
+        """Map names to a model for as long as the daemon runs."""
+        self._fixed |= dict.fromkeys(names, model)
+
+    def add(self, name: str, model: str) -> None:
+        """Map a name to the model that was found for it."""
+        if len(self._found) >= _MAX_NAMES:  # clients may spell a name in many ways
+            self._found.clear()
+        self._found[name] = model
+
+    def forget(self, model: str) -> None:
+        """Forget all names that `add` mapped to a model."""
+        self._found = {name: found for name, found in self._found.items() if found != model}
+
+    def refresh(self) -> None:
+        """Forget all names that `add` mapped, if the stamp has changed."""
+        if (now := self._stamp()) != self._seen:
+            self._seen = now
+            self._found.clear()
+
+
+def own_keep_alive_s(config: Config, name: str) -> float:
+    """Return how many seconds a model stays loaded without use."""
+    own = config.models.get(name)
+    return config.load.keep_alive_s if own is None or own.keep_alive is None else seconds_of(own.keep_alive)
+
+
+def own_draft(config: Config, name: str, *, is_default: bool) -> str:
+    """Return the option --draft for a model.
+
+    If the general --draft names a draft model, only the default model gets it (`is_default`). Others get "auto".
+    """
+    own = config.models.get(name)
+    if own is not None and own.draft != "auto":
+        return own.draft
+    return config.draft if is_default or config.draft_model is None else "auto"
+
+
+def preloaded(config: Config) -> tuple[str, ...]:
+    """Return the names of the additional models that are loaded at the start and stay loaded."""
+    return (*config.load.preload, *(name for name, own in config.models.items() if own.preload))
+
+
 _DEFAULT_NAMES = ("", "default")
 # How many models are searched for at a time. A search reads the disk, and may verify a file of gigabytes.
 _MAX_SEARCHES = 2
-
-logger = logging.getLogger(__name__)
 
 
 class Pool:
@@ -136,7 +204,7 @@ class Pool:
         try:
             return self.find(name)
         except ModelNotFound:
-            if self._offer is None and name not in own_options.preloaded(self._config):
+            if self._offer is None and name not in preloaded(self._config):
                 raise
         base, plus, adapter = name.rpartition("+")
         if not plus:
@@ -174,7 +242,7 @@ class Pool:
         self._names.fix((*_DEFAULT_NAMES, self._config.model), self._default)
         model.supervisor.start()
         self._tasks.add(asyncio.create_task(self._look_after()))
-        self._tasks |= {asyncio.create_task(self._preload(name)) for name in own_options.preloaded(self._config)}
+        self._tasks |= {asyncio.create_task(self._preload(name)) for name in preloaded(self._config)}
         await model.checked.wait()
 
     def _find_default(self) -> tuple[str, str, FoundModel]:
@@ -269,7 +337,7 @@ class Pool:
 
     async def _search(self, name: str) -> str:
         """Find a model by name and add it to the pool; return its canonical name."""
-        is_configured = name in own_options.preloaded(self._config)
+        is_configured = name in preloaded(self._config)
         find = self._resolve if is_configured else self._offer
         assert find is not None
         async with self._num_searches:
@@ -294,12 +362,12 @@ class Pool:
     def _prepare(self, found: FoundModel, asked: str) -> LoadPreparation:
         """Make a found model's LoadPreparation, with the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
-        draft = own_options.draft(self._config, table, is_default=asked == self._config.model)
+        draft = own_draft(self._config, table, is_default=asked == self._config.model)
         chooser = self._checks.draft_chooser(draft, found, self._resolve)
         adapters = self._config.models[table].adapters if table else {}
         engine = self._config.engine_of(table)
         preparation = LoadPreparation(found.name, found.path, chooser, engine, self._checks, adapters)
-        preparation.keep_alive_s = own_options.keep_alive_s(self._config, table)
+        preparation.keep_alive_s = own_keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
 

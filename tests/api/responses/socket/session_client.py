@@ -12,7 +12,7 @@ from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fe
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.responses.socket.session import Session
-from edgeagent.api.socket.actions import Close, Send
+from edgeagent.api.socket.outbox import Close, Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.database import Limits, ResponseDatabase
 from edgeagent.conversation.history import ConnectionHistory, StoreResult

@@ -8,8 +8,7 @@ from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import ResponseEvents, new_response
 from edgeagent.api.responses.socket.merging import MAX_MERGED_CHARS, TextMerging
 from edgeagent.api.responses.socket.steering import Steer, pending
-from edgeagent.api.socket.actions import Close, Send
-from edgeagent.api.socket.outbox import Outbox
+from edgeagent.api.socket.outbox import Close, Outbox, Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.types import Delta, ReasoningDelta, SamplingParams, TextDelta, TokenLogprob
 from tests.api.socket.echo import drain

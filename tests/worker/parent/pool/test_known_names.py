@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.worker.parent.pool import known_names
-from edgeagent.worker.parent.pool.known_names import KnownNames
+from edgeagent.worker.parent.pool import pool
+from edgeagent.worker.parent.pool.pool import KnownNames
 
 
 def test_names_stand_for_models_until_these_leave_or_names_change() -> None:
@@ -24,7 +24,7 @@ def test_names_stand_for_models_until_these_leave_or_names_change() -> None:
 
 
 def test_clients_cannot_make_it_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_names, "_MAX_NAMES", 3)
+    monkeypatch.setattr(pool, "_MAX_NAMES", 3)
     names = KnownNames(lambda: None)
     for number in range(10):
         names.add(f"m{number}", "m")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edgeagent.worker.parent.pool.model_files import WorkerCacheFolder
+from edgeagent.worker.parent.pool.loading import WorkerCacheFolder
 
 
 def test_a_folder_that_is_gone_is_made_anew_and_told_until_it_is_given_again(tmp_path: Path) -> None:

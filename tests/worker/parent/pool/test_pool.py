@@ -20,7 +20,7 @@ from edgeagent.errors import (
     StoreError,
 )
 from edgeagent.types import FileShape, WorkerState
-from edgeagent.worker.parent.pool.drafts import ChosenDraft
+from edgeagent.worker.parent.pool.loading import ChosenDraft
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.support import QUICK, Record, eventually, request
