@@ -118,7 +118,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "gate": {"wire", "context"},
         # Of no one protocol: what any WebSocket needs.
         "socket": {"gate", "wire"},
-        "responses": {"socket", "gate", "wire", "context", "frontend"},
+        "responses": {"socket", "gate", "wire", "context"},
         "openai": {"gate", "wire", "context"},
         "llama_server": {"openai", "gate", "wire", "context"},
         "ollama": {"openai", "gate", "wire", "context"},
@@ -127,7 +127,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "api.responses": {
         "items": set(),
-        "socket": {"items", "body", "event_json", "events", "frontend", "generation", "live_turn", "turn"},
+        "socket": {"items", "body", "event_json", "events", "state", "turn"},
     },
     "backends": {
         "remote": {"base", "prompt_size"},

@@ -14,12 +14,12 @@ from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
 from edgeagent.api.context import Context
-from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.access import with_caller
 from edgeagent.api.gate.body_limit import BodyLimit, InFlight
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.routers import ROUTERS, make_frontends
+from edgeagent.api.responses.state import Responses
+from edgeagent.api.routers import ROUTERS
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_answer, http_status, printable, refusal
 from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
@@ -51,7 +51,7 @@ def create_app(
     service: Service,
     *,
     keys: Keys,
-    frontends: Frontends | None = None,
+    responses: Responses | None = None,
     stop: Callable[[], None] = lambda: None,
     num_connections: Callable[[], int] = lambda: 0,
     trace: Trace | None = None,
@@ -61,11 +61,10 @@ def create_app(
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
     `keys` checks tokens and returns the client of each. `config.server` decides which requests need a token. By
-    default the frontends keep their state in memory. See Context for `stop`, `num_connections` and `trouble`, and
+    default the stored responses are in memory only. See Context for `stop`, `num_connections` and `trouble`, and
     `service.live_service` for `trace`. `in_flight` counts the bytes of bodies, together with what else counts there.
     """
     grants = Grants(keys)
-    frontends = frontends or make_frontends(config)
     app = FastAPI(
         title="edgeagent",
         docs_url=None,
@@ -76,7 +75,7 @@ def create_app(
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope, answer_unhandled=_answer_unhandled),
-            Middleware(Security, policy=Policy(config.server, keys, has_pages=frontends.serves_pages), grants=grants),
+            Middleware(Security, policy=Policy(config.server, keys), grants=grants),
             Middleware(
                 BodyLimit,
                 max_bytes=config.server.max_body_bytes,
@@ -89,7 +88,7 @@ def create_app(
         config=config,
         service=live,
         probe=Probe(live),
-        frontends=frontends,
+        responses=responses or Responses.of(config, None),
         stop=stop,
         num_connections=num_connections,
         trouble=trouble,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
-from edgeagent.api.frontend import Frontends
+from edgeagent.api.responses.state import Responses
 from edgeagent.api.wire.known_fields import WarningLog
 from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
@@ -29,7 +29,7 @@ class Context:
 
     config: Config
     service: LiveService
-    frontends: Frontends
+    responses: Responses
     probe: Probe
     stop: Callable[[], None]
     num_connections: Callable[[], int]

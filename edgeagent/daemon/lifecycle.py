@@ -38,8 +38,8 @@ WATCH_STOP_S = 0.05
 # How long the daemon waits for its workers to end after a second signal. A worker that takes longer ends by itself when
 # the daemon has ended, because its pipe closes.
 FORCED_STOP_S = 0.5
-# How long the API's frontends may take to close. Their data is already on disk, so only a disk that hangs takes longer.
-FRONTENDS_CLOSE_S = 2.0
+# How long the stored responses may take to close. They are already on disk, so only a disk that hangs takes longer.
+RESPONSES_CLOSE_S = 2.0
 
 
 class StartableService(Service, Protocol):
@@ -163,11 +163,11 @@ async def _serve(
     stop: StopRequest,
     trace: Trace | None,
 ) -> None:
-    from edgeagent.api.routers import make_frontends
+    from edgeagent.api.responses.state import Responses
     from edgeagent.daemon.prefixes import Prefixes
     from edgeagent.daemon.server import make_server
 
-    frontends = make_frontends(config, config.state_dir)
+    responses = Responses.of(config, config.state_dir)
     runtime = _runtime(config, listeners.tcp)
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
@@ -188,10 +188,9 @@ async def _serve(
             background.append(asyncio.create_task(prefixes.run()))
 
     server = make_server(
-        config, service, keys, stop, reporter, announce, listeners.unix, frontends, trace, lambda: publication.trouble
+        config, service, keys, stop, reporter, announce, listeners.unix, responses, trace, lambda: publication.trouble
     )
     try:
-        await frontends.start()
         await server.serve(sockets=[listeners.tcp])
         if watch is not None and watch.done():
             await watch
@@ -201,8 +200,8 @@ async def _serve(
                 task.cancel()
         publication.withdraw()
         with suppress(TimeoutError):
-            async with asyncio.timeout(FRONTENDS_CLOSE_S):
-                await frontends.close()
+            async with asyncio.timeout(RESPONSES_CLOSE_S):
+                await responses.close()
 
 
 def _runtime(config: Config, listener: socket.socket) -> Runtime:

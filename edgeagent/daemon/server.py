@@ -22,7 +22,7 @@ from edgeagent.service.live_service import LiveService, Trace
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from edgeagent.api.frontend import Frontends
+    from edgeagent.api.responses.state import Responses
     from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials.grants import Grants
     from edgeagent.credentials.keys import Keys
@@ -51,13 +51,13 @@ def make_server(
     reporter: Reporter,
     on_listening: Callable[[], None],
     unix: socket.socket | None = None,
-    frontends: Frontends | None = None,
+    responses: Responses | None = None,
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
 ) -> Server:
     """Return the server for a service. `on_listening` is called once the server accepts connections on all its sockets.
 
-    The caller must start and close the `frontends` that it passes. `trouble` returns a problem of the daemon itself,
+    The caller must close the `responses` that it passes. `trouble` returns a problem of the daemon itself,
     such as a runtime file that cannot be written, or None.
     """
     server: Server
@@ -70,7 +70,7 @@ def make_server(
         config,
         service,
         keys=keys,
-        frontends=frontends,
+        responses=responses,
         stop=stop.request,
         num_connections=num_connections,
         trace=trace,
@@ -78,7 +78,7 @@ def make_server(
         in_flight=in_flight,
     )
     context = app.state.context
-    drain = Drain(context.service, context.frontends, config.server.drain_s, stop, reporter)
+    drain = Drain(context.service, config.server.drain_s, stop, reporter)
     settings = _uvicorn_settings(app, config.server, in_flight)
     server = Server(settings, drain, stop, on_listening, unix, context.grants)
     return server
@@ -120,11 +120,8 @@ class Drain:
     terminal events are written.
     """
 
-    def __init__(
-        self, service: LiveService, frontends: Frontends, limit_s: float, stop: StopRequest, reporter: Reporter
-    ) -> None:
+    def __init__(self, service: LiveService, limit_s: float, stop: StopRequest, reporter: Reporter) -> None:
         self._service = service
-        self._frontends = frontends
         self._limit_s = limit_s
         self._stop = stop
         self._reporter = reporter
@@ -137,7 +134,6 @@ class Drain:
         """
         live, clock = self._service.live, asyncio.get_running_loop().time
         self._service.begin_drain()
-        self._frontends.stop_accepting()
         if not self._stop.is_failure:
             self._reporter.stopping(live.num_running)
         deadline = clock() + self._limit_s

@@ -18,9 +18,8 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeagent.api.app import create_app
-from edgeagent.api.frontend import Frontends
 from edgeagent.api.gate.access import PEER_KEY
-from edgeagent.api.responses.frontend import ITEM_FORMAT, Responses
+from edgeagent.api.responses.state import ITEM_FORMAT, Responses
 from edgeagent.config import Config
 from edgeagent.conversation.store import ResponseStore, stored_limits
 from edgeagent.credentials.decision import OWN_USER, User
@@ -138,8 +137,8 @@ async def serve(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
     config = config or Config()
-    frontends = Frontends([Responses(ResponseStore(ITEM_FORMAT, store, stored_limits(config.server)))])
-    app = CheckedApp(create_app(config, backend, keys=keys or OwnerKey("secret"), frontends=frontends))
+    responses = Responses(ResponseStore(ITEM_FORMAT, store, stored_limits(config.server)))
+    app = CheckedApp(create_app(config, backend, keys=keys or OwnerKey("secret"), responses=responses))
     server = Server(
         uvicorn.Config(
             as_own_user(app), log_level="error", lifespan="off", ws="websockets-sansio", ws_per_message_deflate=False
@@ -155,7 +154,7 @@ async def serve(
         server.force_exit = True
         await serving
         listener.close()
-        await frontends.close()
+        await responses.close()
     app.check()
 
 

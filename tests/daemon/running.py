@@ -14,7 +14,6 @@ from typing import cast
 import httpx
 from starlette.types import ASGIApp
 
-from edgeagent.api.frontend import Frontends
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import Keys
 from edgeagent.daemon.lifecycle import StopRequest
@@ -83,7 +82,6 @@ async def running(
     config: Config | None = None,
     keys: Keys | None = None,
     trace: Trace | None = None,
-    frontends: Frontends | None = None,
 ) -> AsyncIterator[Running]:
     """Serve on a free port of the configured host."""
     config = config or Config()
@@ -91,7 +89,6 @@ async def running(
     with closing(bind(config.server.host, 0)) as listener:
         server = make_server(
             *(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set),
-            frontends=frontends,
             trace=trace,
         )
         # uvicorn only calls the app.

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from edgeagent.api.frontend import Frontend, Frontends
-from edgeagent.api.routers import FRONTENDS
 from edgeagent.config import Config, ServerConfig
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import TOKEN, Running, exchange, has_ipv6_loopback, running
+from tests.daemon.running import Running, exchange, has_ipv6_loopback, running
 from tests.robust.raw import KEY_HEADERS, PAGE, get, post, upgrade
 
 HI = '{"messages":[{"role":"user","content":"hi"}]}'
@@ -23,20 +21,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def daemon() -> AsyncIterator[Running]:
     server = ServerConfig(allowed_origins=(PAGE,), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443"))
     async with running(FakeBackend(), Config(server=server)) as daemon:
-        yield daemon
-
-
-class Pages(Frontend):
-    """A protocol that serves web pages."""
-
-    serves_pages = True
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def with_pages() -> AsyncIterator[Running]:
-    server = ServerConfig(allowed_origins=(PAGE,), allowed_hosts=("box.example", "FD00:0::1", "proxy.example:8443"))
-    frontends = Frontends([*(kind.of(Config(), None) for kind in FRONTENDS), Pages()])
-    async with running(FakeBackend(), Config(server=server), frontends=frontends) as daemon:
         yield daemon
 
 
@@ -288,31 +272,10 @@ async def test_an_allowed_page(daemon: Running) -> None:
     assert (await upgrade(daemon, host, f"Origin: {PAGE}")).status == 101
 
 
-async def test_a_page_of_the_daemon_itself_needs_no_configuration(with_pages: Running) -> None:
-    daemon, origin = with_pages, "http://127.0.0.1:{port}"
-    lines = ["Host: 127.0.0.1:{port}", f"Origin: {origin}", f"Referer: {origin}/docs", "Sec-Fetch-Site: same-origin"]
-    reply = await get(daemon, *lines)
-    assert reply.status == 200
-    # What has the same origin needs no leave to read.
-    assert not [name for name in reply.headers if name.startswith("access-control")]
-    assert (await upgrade(daemon, *lines)).status == 101
-    assert (await get(daemon, *lines[:1], lines[2])).status == 200
-    # Still a page: it can only infer, and its body must say that it is JSON.
-    assert (await get(daemon, *lines, target="/edgeagent/status")).status == 401
-    # No browser says both; and no page of this origin asks in advance.
-    assert (await get(daemon, *lines[:3], "Sec-Fetch-Site: cross-site")).status == 403
-    assert (await get(daemon, *lines, "Access-Control-Request-Method: POST", method="OPTIONS")).status == 405
-
-
-@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
-async def test_a_page_of_the_daemon_itself_posts_json(with_pages: Running, kind: str) -> None:
-    reply = await post(with_pages, HI, "Origin: http://127.0.0.1:{port}", f"Content-Type: {kind}")
-    assert reply.status == (200 if kind == "application/json" else 415)
-
-
 @pytest.mark.parametrize(
     ("host", "origin"),
     [
+        ("127.0.0.1:{port}", "http://127.0.0.1:{port}"),
         # Another program may listen under these names, on the other loopback address.
         ("localhost:{port}", "http://localhost:{port}"),
         ("[::1]:{port}", "http://[::1]:{port}"),
@@ -333,8 +296,7 @@ async def test_a_page_of_the_daemon_itself_posts_json(with_pages: Running, kind:
         ("proxy.example:8443", "https://proxy.example:8443"),
     ],
 )
-async def test_only_a_page_at_the_very_address_is_the_daemons_own(with_pages: Running, host: str, origin: str) -> None:
-    daemon = with_pages
+async def test_the_daemons_own_address_is_no_page_that_may_use_it(daemon: Running, host: str, origin: str) -> None:
     for reply in (
         await get(daemon, f"Host: {host}", f"Origin: {origin}"),
         await get(daemon, f"Host: {host}", f"Referer: {origin}/"),
@@ -342,23 +304,6 @@ async def test_only_a_page_at_the_very_address_is_the_daemons_own(with_pages: Ru
     ):
         assert reply.status == 403
         assert "access-control-allow-origin" not in reply.headers
-
-
-@pytest.mark.parametrize("origin", [origin for origin in BAD_ORIGINS if origin != "http://127.0.0.1:{port}"])
-async def test_other_origins_are_refused_where_pages_are_served(with_pages: Running, origin: str) -> None:
-    lines = ["Host: 127.0.0.1:{port}", f"Origin: {origin}"]
-    assert (await get(with_pages, *lines)).status == 403
-    assert (await upgrade(with_pages, *lines)).status == 403
-
-
-async def test_a_page_of_the_daemon_itself_needs_the_token_that_all_need() -> None:
-    config = Config(server=ServerConfig(token_required=True))
-    frontends = Frontends([*(kind.of(config, None) for kind in FRONTENDS), Pages()])
-    async with running(FakeBackend(), config, frontends=frontends) as daemon:
-        own = ["Host: 127.0.0.1:{port}", "Origin: http://127.0.0.1:{port}"]
-        assert (await get(daemon, *own)).status == 401
-        assert (await upgrade(daemon, *own)).status == 401
-        assert (await get(daemon, *own, f"Authorization: Bearer {TOKEN}")).status == 200
 
 
 async def test_no_page_no_cors_headers(daemon: Running) -> None:

@@ -23,7 +23,8 @@ from edgeagent.api.ollama import routes as ollama_routes
 from edgeagent.api.openai import chat_answer, chat_body, embeddings, models, text_answer, text_body
 from edgeagent.api.ops import cache, model_pulls, owner_fields, remotes, status
 from edgeagent.api.responses import body as create_body
-from edgeagent.api.responses import compaction_routes, event_json, stored_routes
+from edgeagent.api.responses import event_json
+from edgeagent.api.responses import routes as responses_routes
 from edgeagent.api.routers import ROUTERS
 from edgeagent.api.wire.errors import OllamaRefusal, Refusal, error_codes, wire_form_of_class
 from edgeagent.api.wire.shape import Json
@@ -57,17 +58,17 @@ _MISSING = Operation("ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaR
 
 OPERATIONS: dict[str, Operation] = {
     "POST /v1/responses": Operation("openai", create_body.CreateResponseBody, event_json.ResponseBody, SSE),
-    "POST /v1/responses/compact": Operation("openai", create_body.CreateResponseBody, compaction_routes.Compaction),
+    "POST /v1/responses/compact": Operation("openai", create_body.CreateResponseBody, responses_routes.Compaction),
     "POST /v1/responses/input_tokens": Operation(
-        "openai", create_body.CreateResponseBody, compaction_routes.InputTokens
+        "openai", create_body.CreateResponseBody, responses_routes.InputTokens
     ),
     "GET /v1/responses/{response_id}": Operation(
-        "openai", answer=event_json.ResponseBody, streams=SSE, query=stored_routes.EventsQuery
+        "openai", answer=event_json.ResponseBody, streams=SSE, query=responses_routes.EventsQuery
     ),
-    "DELETE /v1/responses/{response_id}": Operation("openai", answer=stored_routes.ResponseDeleted),
+    "DELETE /v1/responses/{response_id}": Operation("openai", answer=responses_routes.ResponseDeleted),
     "POST /v1/responses/{response_id}/cancel": Operation("openai", answer=event_json.ResponseBody),
     "GET /v1/responses/{response_id}/input_items": Operation(
-        "openai", answer=stored_routes.ItemPage, query=stored_routes.PageQuery
+        "openai", answer=responses_routes.ItemPage, query=responses_routes.PageQuery
     ),
     "POST /v1/chat/completions": Operation("openai", chat_body.ChatBody, chat_answer.ChatCompletion, SSE),
     "POST /v1/completions": Operation("openai", text_body.CompletionBody, text_answer.TextCompletion, SSE),

@@ -3,8 +3,7 @@
 The rules, in order. Each applies to every path, unless it says otherwise:
 1. The request target is a path. The HTTP server has already limited the number and size of the headers.
 2. Host is one of the daemon's own names, see `Hosts`. A web page that rebinds its name to 127.0.0.1 has another Host.
-3. Origin, Referer and Sec-Fetch-Site name no page, or an allow-listed page, or one of the daemon's own pages if it
-   serves any. The origin of an own page is the scheme, host and port of this request.
+3. Origin, Referer and Sec-Fetch-Site name no page, or an allow-listed page.
 4. A preflight of an allow-listed page is answered here.
 5. The client may use the path (see `api.gate.access`).
 6. A body in an HTTP request to a known path is declared as JSON. A page can do that only after a preflight. There are
@@ -81,7 +80,6 @@ class RefusalLog:
 
 
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
-_PAGE_SCHEMES = {"http": "http", "ws": "http", "https": "https", "wss": "https"}
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104 compared, not bound
 # A name, or an address in brackets, and a port without zeros before it.
@@ -119,23 +117,6 @@ class Hosts:
         """Return a value of the Host header that this connection accepts."""
         server = scope.get("server")
         return f"127.0.0.1:{server[1]}" if server and not is_unix(scope) else "localhost"
-
-    def own_origin(self, host: str, scope: Scope) -> bytes | None:
-        """Return the Origin of the daemon's own pages at this Host, as browsers write it; None if there is none.
-
-        There is an Origin only if Host is the IP address and port on which the connection came in. A name may lead to
-        another program: `localhost` to a program that listens on [::1], or an allowed name to a proxy. A Unix socket
-        has no port, and therefore no origin.
-        """
-        match = _HOST.fullmatch(host.lower())
-        server = scope.get("server")
-        if match is None or not server or is_unix(scope) or not self._is_port_own(match[2], scope):
-            return None
-        address = _address(match[1].strip("[]"))
-        if address is None or address != _address(server[0]):
-            return None
-        is_default = match[2] is None or int(match[2]) == _DEFAULT_PORTS[scope["scheme"]]
-        return f"{_PAGE_SCHEMES[scope['scheme']]}://{match[1]}{'' if is_default else f':{match[2]}'}".encode()
 
     def _is_served(self, name: str, port: str | None, scope: Scope) -> bool:
         """Whether the daemon itself listens under this name and port."""
@@ -231,9 +212,7 @@ class RefusalError(Exception):
 class Policy:
     """The access rules for one daemon."""
 
-    def __init__(self, server: ServerConfig, keys: Keys, *, has_pages: bool = False) -> None:
-        """`has_pages`: the daemon serves web pages, so its own origin is allowed."""
-        self._has_pages = has_pages
+    def __init__(self, server: ServerConfig, keys: Keys) -> None:
         self._hosts = Hosts(server)
         self._origins = frozenset(origin.encode() for origin in server.allowed_origins)
         self._access = Access(keys, is_token_required=server.is_token_needed)
@@ -241,7 +220,8 @@ class Policy:
     async def admit(self, scope: Scope) -> Admission:
         """Return what the rules found in a request, given its ASGI scope. Raise RefusalError if a rule refuses it."""
         _check_form(scope)
-        origin = self._check_page(scope, self._check_host(scope))
+        self._check_host(scope)
+        origin = self._check_page(scope)
         if origin is not None and _is_preflight(scope):
             return Admission(origin=origin, is_preflight=True)
         verdict, sender = await self._access.authorize(scope)
@@ -254,12 +234,8 @@ class Policy:
             raise
         return Admission(verdict, sender.keys, origin)
 
-    def _check_host(self, scope: Scope) -> bytes | None:
-        """Check the Host header, and return the origin of the daemon's own pages at this Host.
-
-        Return None if the daemon serves no pages, or has no origin at this Host. Raise RefusalError if there is not
-        exactly one Host header, or if it does not name this daemon.
-        """
+    def _check_host(self, scope: Scope) -> None:
+        """Raise RefusalError if there is not exactly one Host header, or if it does not name this daemon."""
         hosts = header_values(scope, b"host")
         if len(hosts) != 1:
             raise RefusalError(Forbidden(f"a request needs exactly one Host header, not {len(hosts)}"))
@@ -268,27 +244,20 @@ class Policy:
             own = self._hosts.example(scope)
             error = f"the Host {host[:128]!r} is not this daemon's; use {own}, or add it to server.allowed_hosts"
             raise RefusalError(Forbidden(error), subject=f"the Host {host[:128]!r}")
-        return self._hosts.own_origin(host, scope) if self._has_pages else None
 
-    def _check_page(self, scope: Scope, own: bytes | None) -> bytes | None:
-        """Return the Origin header if it is allow-listed; None if there is no Origin, or if it is `own`.
-
-        `own`: the origin of the daemon's pages; None: the daemon has no pages here. Raise RefusalError if a page that
-        is neither allow-listed nor the daemon's own sent the request.
-        """
-        allowed = self._origins if own is None else self._origins | {own}
+    def _check_page(self, scope: Scope) -> bytes | None:
+        """Return the Origin header; None if there is none. Raise RefusalError for a page that is not allow-listed."""
         origins = header_values(scope, b"origin")
-        if len(origins) > 1 or (origins and origins[0] not in allowed):
+        if len(origins) > 1 or (origins and origins[0] not in self._origins):
             raise _foreign_page("Origin", origins[0])
         for referer in header_values(scope, b"referer"):
-            if not any(referer == origin or referer.startswith(origin + b"/") for origin in allowed):
+            if not any(referer == origin or referer.startswith(origin + b"/") for origin in self._origins):
                 raise _foreign_page("Referer", referer)
-        listed = next((origin for origin in origins if origin in self._origins), None)
         # A page's <img> or <script> may send neither Origin nor Referer. Sec-Fetch-Site says that another site sent it.
         for site in header_values(scope, b"sec-fetch-site"):
-            if listed is None and site not in (b"same-origin", b"none"):
+            if not origins and site not in (b"same-origin", b"none"):
                 raise _foreign_page("Sec-Fetch-Site", site)
-        return listed
+        return origins[0] if origins else None
 
 
 def _foreign_page(header: str, value: bytes) -> RefusalError:

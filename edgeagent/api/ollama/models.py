@@ -1,7 +1,7 @@
 """Routes for models in Ollama's format: /api/tags, /api/ps, /api/show, /api/delete and /api/copy.
 
-A model is listed if it is served or on disk. If `load.on_demand` is true, a request that names a model on disk loads it.
-Deleting or copying a model needs the scope `models`.
+A model is listed if it is served or on disk. If `load.on_demand` is true, a request for a model on disk loads it. To
+delete or copy a model, a client needs the scope `models`.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ async def get_status(request: Request) -> JSONResponse:
         "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
         "default_model": service.models.default(),
         "token_trouble": context.keys.trouble or None,
-        "response_trouble": context.frontends.trouble,
+        "response_trouble": context.responses.trouble,
         "models": [_model(status) for status in models],
         "route": route_report(context),
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,10 +40,40 @@ from edgeagent.api.responses.items.as_json import (
     call_of,
     custom_arguments,
 )
-from edgeagent.api.responses.items.string_reader import StringReader
 from edgeagent.api.wire.logprobs import Scored, token_logprobs
 from edgeagent.conversation.items import CallItem
 from edgeagent.types import TokenLogprob
+
+# A whole escape, or characters that need none. After an escaped high surrogate, the next escape is needed too.
+_HEX4 = "[0-9a-fA-F]{4}"
+_WHOLE = re.compile(
+    rf'\\u[dD][89abAB][0-9a-fA-F]{{2}}(?:\\u{_HEX4}|(?=[^\\]|\\[^u]))|\\u(?![dD][89abAB]){_HEX4}|\\[^u]|[^"\\]+'
+)
+
+
+class StringReader:
+    """The string of one field of a JSON object, whose text comes in pieces. The field must be the object's first."""
+
+    def __init__(self, field: str) -> None:
+        self._opening = re.compile(rf'\s*\{{\s*"{re.escape(field)}"\s*:\s*"')
+        self._unread = ""
+        self._is_open = False
+
+    def read(self, piece: str) -> str:
+        """Return the characters of the string that a further piece of the object's text completes."""
+        self._unread += piece
+        if not self._is_open:
+            opening = self._opening.match(self._unread)
+            if opening is None:
+                return ""
+            self._is_open, self._unread = True, self._unread[opening.end() :]
+        end = 0
+        while whole := _WHOLE.match(self._unread, end):
+            end = whole.end()
+        text, self._unread = self._unread[:end], self._unread[end:]
+        # A surrogate without its other half cannot be sent.
+        return str(json.loads(f'"{text}"', strict=False)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
 
 # Clients limit a frame to 1 MiB, and a token with twenty alternatives takes 2 KiB. If an item has more log
 # probabilities than this, only its deltas have them.

@@ -1,18 +1,39 @@
-"""A turn is a response while it is generated, over HTTP or WebSocket: its create, request, events and conversation."""
+"""A turn is a response while it is generated, over HTTP or WebSocket: how it begins, its steps, and who follows it.
+
+Over HTTP, `drive` runs a turn to its end. A WebSocket's session drives its turns itself, because it sends the events of
+several lanes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from pydantic_core import to_json
+
+from edgeagent.api.context import Context
 from edgeagent.api.responses.body import ResponseCreate
-from edgeagent.api.responses.events import NewId, ResponseEvents, new_id, new_response
+from edgeagent.api.responses.events import (
+    Compacted,
+    Compacting,
+    CompactionStep,
+    NewId,
+    ResponseEvents,
+    new_id,
+    new_response,
+)
+from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.fields import with_adapter
+from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, num_to_summarize, summarize
 from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult, Transcript
-from edgeagent.conversation.items import Item
-from edgeagent.errors import EdgeAgentError
+from edgeagent.conversation.items import CompactionItem, Item
+from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.policy import strictest
+from edgeagent.service.live_requests import LiveRequest, LiveRequests
 from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
     ChatPrompt,
@@ -20,6 +41,7 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     SamplingParams,
+    Step,
     Timings,
     Usage,
 )
@@ -122,3 +144,124 @@ def _defaults(service: Service, model: str) -> SamplingParams:
         return SamplingParams()  # the service will raise the error
     status = status_of(service.models, name)
     return status.info.sampling if status is not None and status.info is not None else SamplingParams()
+
+
+TurnSteps = AsyncGenerator[Step | CompactionStep, None]
+
+
+async def steps_of(turn: Turn, service: Service) -> TurnSteps:
+    """Yield a turn's steps. Either the last step ends the turn, or an EdgeAgentError is raised.
+
+    The caller must give each step to `turn.events` before it takes the next step. InternalError is raised if
+    `turn.events` is not over after the last step.
+    """
+    if turn.is_empty:
+        yield Step((unrun(FinishReason.STOP, "empty prompt"),))
+        return
+    if await _is_too_long(turn, service):
+        item_id = new_id("cmp")
+        yield CompactionStep((Compacting(item_id),))
+        try:
+            item = await _compact(turn, service, item_id)
+        except SummaryCancelled as cancelled:
+            yield Step((cancelled.end,))
+            return
+        yield CompactionStep((Compacted(item),))
+    async with aclosing(service.generate(turn.request)) as steps:
+        async for step in steps:
+            yield step
+    if not turn.events.is_over:
+        raise InternalError("the backend ended without finishing")
+
+
+async def _is_too_long(turn: Turn, service: Service) -> bool:
+    threshold = turn.create.compact_threshold
+    if threshold is None or not num_to_summarize(turn.conversation.items):
+        return False
+    return await num_input_tokens(turn.request, service) > threshold
+
+
+async def _compact(turn: Turn, service: Service, item_id: str) -> CompactionItem:
+    items = turn.conversation.items
+    num_old = num_to_summarize(items)
+    summary, _ = await summarize(turn.request, turn.create.body.instructions, items[:num_old], service)
+    item, *calls = compacted(items[:num_old], summary, item_id)
+    turn.shorten((item, *calls, *items[num_old:]))
+    return item
+
+
+class LiveTurn(LiveRequest):
+    """A turn that runs or waits to run. `cancel` asks it to end. `on_hidden` sets `over` after the turn has ended.
+
+    Set `cancel` before clients can find the turn by its id.
+    """
+
+    def __init__(self, turn: Turn, cancel: Callable[[], None] = lambda: None) -> None:
+        super().__init__(turn.request.id, turn.partition)
+        self.turn = turn
+        self.cancel = cancel
+        self.over = asyncio.Event()
+        self._change: asyncio.Event | None = None
+
+    def on_hidden(self) -> None:
+        """Set `over`, and wake the clients that follow. From now on, clients find the response only in the store."""
+        self.over.set()
+        self.wake_followers()
+
+    def wake_followers(self) -> None:
+        """Set the event `change`, because the turn has made progress."""
+        if self._change is not None:
+            self._change.set()
+            self._change = None
+
+    @property
+    def change(self) -> asyncio.Event:
+        """An event that is set at the next progress of the turn."""
+        if self._change is None:
+            self._change = asyncio.Event()
+        return self._change
+
+
+def find_turn(live: LiveRequests, response_id: str, partition: str) -> LiveTurn | None:
+    """Return a response that runs or waits, by its id; None if the client's partition has no such response."""
+    found = live.find(response_id, partition)
+    return found if isinstance(found, LiveTurn) else None
+
+
+async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
+    """Run a turn. For each step, yield its events and the time (time.monotonic) when an engine computed the step.
+
+    The time is 0 if no engine did. A failure does not raise an error: the last event reports the failure. While the
+    turn runs, clients find it by its id. The response is stored before the terminal event is yielded.
+    """
+    failure: EdgeAgentError | None = None
+    turn, events, requests = live.turn, live.turn.events, context.service.live
+    requests.show(live)
+    try:
+        if not events.has_begun:
+            yield events.created(), 0.0
+        try:
+            async with aclosing(steps):
+                async for step in steps:
+                    begun = events.in_progress() if events.is_queued else []
+                    made = events.step(step.deltas)
+                    live.wake_followers()
+                    if events.is_over:
+                        await _keep(turn, context)
+                    yield [*begun, *made] if begun else made, step.at_s
+        except Exception as error:
+            failure = to_client_error(turn.request.id, error)
+        if failure is not None and not events.is_over:
+            made = events.fail(failure)
+            await _keep(turn, context)
+            yield made, 0.0
+    finally:
+        requests.hide(live)
+
+
+async def _keep(turn: Turn, context: Context) -> None:
+    """Store the response of a turn that is over, if no request in its chain of responses forbids it.
+
+    Afterwards a response that has not failed can be continued, also after a restart if responses are in a file.
+    """
+    await context.responses.store.add(turn.stored(), to_json(turn.events.response))

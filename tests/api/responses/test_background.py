@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from edgeagent.api.responses.body import read_create
-from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, ResponseEvents, ResponseState, new_response
-from edgeagent.api.responses.replay import events_after, last_number
+from edgeagent.api.responses.events import (
+    TERMINAL,
+    Compacted,
+    Compacting,
+    ResponseEvents,
+    ResponseState,
+    events_after,
+    last_number,
+    new_response,
+)
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import compaction_item
 from edgeagent.errors import Overloaded, WorkerCrashed

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
-from edgeagent.api.responses.events import ResponseEvents, new_response
+from edgeagent.api.responses.events import ResponseEvents, events_after, new_response
 from edgeagent.api.responses.items.as_json import item_body
 from edgeagent.api.responses.items.input_items import read_items
-from edgeagent.api.responses.items.string_reader import StringReader
-from edgeagent.api.responses.replay import events_after
+from edgeagent.api.responses.open_items import StringReader
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallOutputItem
 from edgeagent.errors import InvalidRequest, InvalidToolSchema

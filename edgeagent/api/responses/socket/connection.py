@@ -13,19 +13,66 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.gate.envelope import WEBSOCKET
 from edgeagent.api.responses.events import set_delivery
-from edgeagent.api.responses.frontend import Responses
-from edgeagent.api.responses.generation import steps_of
-from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn, UndeliveredResponse
-from edgeagent.api.responses.socket.merging import TextMerging
-from edgeagent.api.responses.socket.session import Session
+from edgeagent.api.responses.socket.session import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Session, Start
+from edgeagent.api.responses.turn import steps_of
 from edgeagent.api.socket.outbox import Send
 from edgeagent.api.socket.pump import Pump
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import StoreResult
 from edgeagent.errors import InternalError
+
+# A merged delta stays well under the 1 MiB that clients take as a frame.
+MAX_MERGED_CHARS = 64 << 10
+MAX_MERGED_LOGPROBS = 200
+_ENTRY_BYTES = 512
+_TEXT = "response.output_text.delta"
+
+
+class TextMerging:
+    """The rules for merging in one connection's outbox, and the numbers of its events after merging."""
+
+    def __init__(self) -> None:
+        # By response id: how many of its events were merged into earlier ones. The entry of the last response that
+        # ended is kept, because events about its steers follow its terminal event at once, and are numbered too.
+        self._num_merged: dict[str, int] = {}
+        self._ended_id = ""
+
+    def cost(self, event: Json) -> int:
+        """Return roughly how many bytes of memory an event takes."""
+        # The event at a text's end holds the text once more. The events after it share that text.
+        text = event.get("delta") or event.get("text") or event.get("arguments") or ""
+        return _ENTRY_BYTES * (1 + len(event.get("logprobs", ()))) + len(text)
+
+    def merge(self, waiting: Send, entry: Send) -> bool:
+        """Append a text delta to a waiting text delta of the same item, if the result is not too large for a frame.
+
+        Return whether the delta was appended.
+        """
+        first, second = waiting.event, entry.event
+        if not _is_same_text(first, second):
+            return False
+        if len(first["delta"]) > MAX_MERGED_CHARS or len(first["logprobs"]) > MAX_MERGED_LOGPROBS:
+            return False
+        first["delta"] += second["delta"]
+        first["logprobs"] = first["logprobs"] + second["logprobs"]
+        self._num_merged[entry.request_id] = self._num_merged.get(entry.request_id, 0) + 1
+        return True
+
+    def append(self, entry: Send) -> None:
+        """Lower an event's number by 1 for each earlier event of its response that was merged."""
+        if entry.request_id in self._num_merged:
+            entry.event["sequence_number"] -= self._num_merged[entry.request_id]
+        if entry.is_terminal:
+            self._num_merged.pop(self._ended_id, None)
+            self._ended_id = entry.request_id
+
+
+def _is_same_text(first: Json, second: Json) -> bool:
+    return first["type"] == _TEXT and second["type"] == _TEXT and bool(first["item_id"] == second["item_id"])
+
 
 # After this time a request that is neither refused nor started is announced as begun, since clients time out without an
 # event. Until then an error is sent with its own status instead of as a failed response.
@@ -50,7 +97,7 @@ class Connection(Pump[Frame, OwnAction]):
         super().__init__(websocket, TextMerging())
         self._service = context.service
         self._live = context.service.live
-        self._store = context.frontends.get(Responses).store
+        self._store = context.responses.store
         self._warnings = context.warnings
         self._partition = client_of(websocket)
         self._session = Session(

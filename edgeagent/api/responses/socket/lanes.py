@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edgeagent.api.responses.body import ResponseCreate
-from edgeagent.api.responses.live_turn import LiveTurn
 from edgeagent.api.responses.socket.frames import RefusedFrame
 from edgeagent.api.responses.socket.steering import Steer
-from edgeagent.api.responses.turn import Turn
+from edgeagent.api.responses.turn import LiveTurn, Turn
 from edgeagent.api.wire.usage import DeliveryTime
 from edgeagent.errors import InvalidRequest
 from edgeagent.service.live_requests import LiveRequest

@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
 from edgeagent.api.responses.socket import steering
-from edgeagent.api.responses.socket.actions import Action, Cancel, Drop, End, Fetch, Queue, Start
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import (
     InvalidStreamId,
@@ -27,18 +26,141 @@ from edgeagent.api.responses.socket.lanes import (
     Successor,
     WaitingCreate,
 )
-from edgeagent.api.responses.socket.steering import Steer, SteerRefused
-from edgeagent.api.responses.socket.steers import Steers
+from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
 from edgeagent.api.responses.turn import begin_turn, unrun
 from edgeagent.api.socket.outbox import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
-from edgeagent.conversation.history import ConnectionHistory, StoreResult
+from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import Item
 from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.service import Service
 from edgeagent.types import Delta, FinishReason, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Look up in the store what a lane's next create continues. Then call `Session.fetched` with the result."""
+
+    lane: str | None
+    missing: MissingIds
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Make a queued response visible to requests for its id, until its Start or its Drop."""
+
+    live: LaneTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run a response: pass each step to `Session.step`, or a failure to `Session.failed`.
+
+    Call `Session.admitted` after ADMISSION_S if the response still runs.
+    """
+
+    live: LaneTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a request. Its last step, a Finished with the reason `cancelled`, is still passed to `Session.step`."""
+
+    live: LaneTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """End a request that has no step yet. Cancel its task or, if it was only queued, hide the request."""
+
+    live: LaneTurn
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A response is over. The next Sends include its terminal event.
+
+    Store `stored` before the terminal event is sent; None: store nothing.
+    """
+
+    live: LaneTurn
+    stored: StoredResponse | None
+
+
+OwnAction = Fetch | Queue | Start | Cancel | Drop | End
+Action = OwnAction | Send | Close
+
+
+class Steers:
+    """The steers of one connection. `history`: the responses of the connection that are over."""
+
+    def __init__(self, history: ConnectionHistory, make_id: NewId) -> None:
+        self._history = history
+        self._make_id = make_id
+        self._waiting: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
+        self._num_failures = 0
+
+    def read(self, live: LaneTurn | None, previous_id: object, raw: object) -> Steer:
+        """Return the steer that a client sends to the response `previous_id`; raise SteerRefused if it is not accepted.
+
+        `live` is this response if it is under way, else None.
+        """
+        if live is None:
+            raise self._unsteerable(previous_id)
+        items = steering.read_steer_input(raw)
+        if live.is_cancelled:
+            raise SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' is being cancelled")
+        if live.turn.request.prefill_only:
+            raise SteerRefused(steering.NOT_SUPPORTED, "a response that generates nothing cannot be steered")
+        if live.turn.create.compact_threshold is not None:
+            raise SteerRefused(steering.NOT_SUPPORTED, "a response with context_management cannot be steered")
+        if len(live.steers) >= MAX_STEERS:
+            raise SteerRefused(
+                steering.TOO_MANY_STEERS, f"{MAX_STEERS} inputs wait for the response's successor already"
+            )
+        if len(self._waiting) >= MAX_STEERS:
+            raise SteerRefused(
+                steering.TOO_MANY_STEERS,
+                f"the inputs of {MAX_STEERS} responses wait for the results of their calls already; send the results",
+            )
+        return Steer(self._make_id("steer"), live.id, raw, items)
+
+    def keep_waiting(self, live: LaneTurn) -> None:
+        """Keep the steers of a response that ended in calls, until a create on its lane brings their results."""
+        self._waiting[live.id] = (live.lane, tuple(live.steers))
+
+    def waiting_for(self, previous_id: str | None, lane: Lane) -> tuple[Steer, ...]:
+        """Return the steers that wait for the create that continues `previous_id` on this lane.
+
+        Return an empty tuple if no steers wait, or if they wait on another lane.
+        """
+        waiting_lane, steers = self._waiting.get(previous_id or "", (None, ()))
+        return steers if waiting_lane is lane else ()
+
+    def release(self, previous_id: str | None, lane: Lane) -> None:
+        """Forget the steers that `waiting_for` returns, because the create that they waited for has begun."""
+        if self.waiting_for(previous_id, lane):
+            del self._waiting[previous_id or ""]
+
+    def refused(
+        self, refusal: SteerRefused, lane: Lane | None, previous_id: object, raw: object, steer_id: str | None = None
+    ) -> Json:
+        """Return the event which tells the client that its input was refused. The event contains the input."""
+        event = steering.failed(refusal, previous_id, raw, steer_id)
+        event["sequence_number"] = self._num_failures
+        if lane is not None and lane.name is not None:
+            event["stream_id"] = lane.name
+        self._num_failures += 1
+        return cast("Json", event)
+
+    def _unsteerable(self, previous_id: object) -> SteerRefused:
+        shown = repr(previous_id[:128]) if isinstance(previous_id, str) else "without an id"
+        if isinstance(previous_id, str) and self._history.remembers(previous_id):
+            return SteerRefused(steering.ALREADY_COMPLETED, f"the response {shown} is over; create another")
+        return SteerRefused(steering.NOT_FOUND, f"no response {shown} is under way on this connection")
+
 
 MAX_ACTIVE = 16
 MAX_WAITING = 64

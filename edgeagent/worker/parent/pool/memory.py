@@ -1,4 +1,4 @@
-"""Measures the machine's free memory, its temperature, and the memory of each worker. This reads files: do it in a thread."""
+"""Measures the machine's free memory and temperature, and each worker's memory. It reads files: do it in a thread."""
 
 from __future__ import annotations
 

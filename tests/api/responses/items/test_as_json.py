@@ -8,9 +8,8 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from edgeagent.api.responses.items.as_json import item_body, with_id
+from edgeagent.api.responses.items.as_json import decode_items, encode_items, item_body, with_id
 from edgeagent.api.responses.items.input_items import read_items
-from edgeagent.api.responses.items.stored import decode_items, encode_items
 from edgeagent.conversation.items import (
     CallItem,
     CallOutputItem,

@@ -6,7 +6,7 @@ import json
 
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import ResponseEvents, new_response
-from edgeagent.api.responses.socket.merging import MAX_MERGED_CHARS, TextMerging
+from edgeagent.api.responses.socket.connection import MAX_MERGED_CHARS, TextMerging
 from edgeagent.api.responses.socket.steering import Steer, pending
 from edgeagent.api.socket.outbox import Close, Outbox, Send
 from edgeagent.api.wire.shape import Json

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.api.responses.socket.actions import Start
 from edgeagent.api.responses.socket.frames import read_frame
-from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING, Session
+from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING, Session, Start
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.types import Started, TextDelta

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.api.responses import frontend
-from edgeagent.api.responses.frontend import ITEM_FORMAT, Responses
+from edgeagent.api.responses import state
+from edgeagent.api.responses.state import ITEM_FORMAT, Responses
 from edgeagent.conversation import database
 from edgeagent.conversation.history import StoredResponse
 from edgeagent.conversation.store import FILE, ResponseStore
@@ -28,7 +28,7 @@ async def test_work_in_the_background_ends_before_the_store_is_closed() -> None:
 
 
 async def test_what_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend, "TASKS_S", 0.02)
+    monkeypatch.setattr(state, "TASKS_S", 0.02)
     responses, is_cancelled = Responses(ResponseStore(ITEM_FORMAT)), asyncio.Event()
 
     async def hang() -> None:
@@ -46,7 +46,7 @@ async def test_what_hangs_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_stop_finishes_the_writes_that_wait_for_a_slow_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(frontend, "TASKS_S", 0.02)
+    monkeypatch.setattr(state, "TASKS_S", 0.02)
     responses = Responses(ResponseStore(ITEM_FORMAT, tmp_path / FILE))
     await responses.store.body("resp_first", "")  # the file is open
     written = []

@@ -7,8 +7,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Self
 
-from edgeagent.api.frontend import Frontend
-from edgeagent.api.responses.items.stored import decode_items, encode_items
+from edgeagent.api.responses.items.as_json import decode_items, encode_items
 from edgeagent.config import Config
 from edgeagent.conversation.items import ItemFormat
 from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
@@ -19,7 +18,7 @@ ITEM_FORMAT = ItemFormat(encode_items, decode_items)
 TASKS_S = 0.5
 
 
-class Responses(Frontend):
+class Responses:
     """The state of the Responses API in one daemon: the store, and the tasks of background responses."""
 
     def __init__(self, store: ResponseStore) -> None:
@@ -28,7 +27,7 @@ class Responses(Frontend):
 
     @classmethod
     def of(cls, config: Config, folder: Path | None) -> Self:
-        """Return the frontend. Its file in `folder` is opened when the first response is stored or asked for.
+        """Return the state. Its file in `folder` is opened when the first response is stored or asked for.
 
         Without a folder, or with `forget`, the responses are kept in memory only.
         """
