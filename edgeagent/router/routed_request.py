@@ -7,7 +7,7 @@ after the delivered part. If no backend can, one error ends the answer and says 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from edgeagent.backends.prompt_size import prompt_bytes
@@ -30,7 +30,7 @@ from edgeagent.errors import (
 from edgeagent.router.delivery import Delivery, has_content
 from edgeagent.router.policy import LOCAL_LATE, REMOTE_PREFIX, Order, Route
 from edgeagent.router.route_chooser import RouteChooser
-from edgeagent.types import Finished, GenerateRequest, Interrupted, Step, replace
+from edgeagent.types import Finished, FinishReason, GenerateRequest, Interrupted, Step, Timings, Usage, replace
 
 _USUAL_BYTES = 4  # per token
 
@@ -105,6 +105,8 @@ _FAILED = "failed"
 # A backend that failed is not tried again. But an answer can move from a lost worker to a remote, and then to the
 # next worker.
 _MAX_ATTEMPTS = 12
+_CANCELLED = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))
+"""The end of a request that was cancelled before a backend was chosen."""
 
 
 class _Late(Exception):
@@ -114,12 +116,22 @@ class _Late(Exception):
 class RoutedRequest:
     """Generates the answer to one request. The router sets `is_cancelled` when the request is cancelled."""
 
-    def __init__(self, request: GenerateRequest, chooser: RouteChooser, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        locate: Callable[[GenerateRequest], Awaitable[GenerateRequest]],
+        chooser: RouteChooser,
+        live: dict[str, RoutedRequest],
+        clock: Callable[[], float],
+    ) -> None:
+        """`locate` returns the request with its model's canonical name. While it runs, the request is in `live`."""
         self._request = request
+        self._locate = locate
         self._chooser = chooser
+        self._live = live
         self._clock = clock
-        self._delivery = Delivery(request, clock, chooser.overruled(request))
-        self._deadline_s = None if request.timeout_s is None else clock() + request.timeout_s
+        self._delivery = Delivery(request, clock)
+        self._deadline_s: float | None = None
         self._left_out: dict[str, str] = {}  # the backends that are not tried again, and why
         self._errors: list[EdgeAgentError] = []
         self._broken: EdgeAgentError | None = None  # the failure that interrupted the client's answer
@@ -134,31 +146,44 @@ class RoutedRequest:
 
     async def steps(self) -> Steps:
         """Yield the answer's steps; the last has the terminal event. Raise an EdgeAgentError if the answer fails."""
-        order = self._choose()
-        for _ in range(_MAX_ATTEMPTS):
-            self._delivery.begin(order.routes[0])
-            self._num_before, self._began_s = self._delivery.num_tokens, self._clock()
-            try:
-                async with aclosing(self._attempt(order)) as steps:
-                    async for step in steps:
-                        yield step
-                cause = WORKER_LOST
-            except _Late:
-                cause = self._left_out[order.routes[0].backend] = LOCAL_LATE
-            except EdgeAgentError as error:
-                cause = self._record_failure(error)
-            if self._is_over or (cause is WORKER_LOST and self._elsewhere is None):
-                return
+        self._live[self._request.id] = self
+        try:
+            await self._begin()
             if self.is_cancelled:
-                yield self._delivery.cancelled()
+                yield Step((_CANCELLED,), at_s=self._clock())
                 return
-            if self._delivery.has_reached_limit:
-                yield self._delivery.cut_at_limit()
-                return
-            self._has_moved = True
-            order, self._elsewhere = self._elsewhere or self._choose(), None
-            self._delivery.move(order.routes[0].backend, cause)
-        raise self._failure()
+            order = self._choose()
+            for _ in range(_MAX_ATTEMPTS):
+                self._delivery.begin(order.routes[0])
+                self._num_before, self._began_s = self._delivery.num_tokens, self._clock()
+                try:
+                    async with aclosing(self._attempt(order)) as steps:
+                        async for step in steps:
+                            yield step
+                    cause = WORKER_LOST
+                except _Late:
+                    cause = self._left_out[order.routes[0].backend] = LOCAL_LATE
+                except EdgeAgentError as error:
+                    cause = self._record_failure(error)
+                if self._is_over or (cause is WORKER_LOST and self._elsewhere is None):
+                    return
+                if self.is_cancelled:
+                    yield self._delivery.cancelled()
+                    return
+                if self._delivery.has_reached_limit:
+                    yield self._delivery.cut_at_limit()
+                    return
+                self._has_moved = True
+                order, self._elsewhere = self._elsewhere or self._choose(), None
+                self._delivery.move(order.routes[0].backend, cause)
+            raise self._failure()
+        finally:
+            self._live.pop(self._request.id, None)
+
+    async def _begin(self) -> None:
+        request = self._request = await self._locate(self._request)
+        self._delivery = Delivery(request, self._clock, self._chooser.overruled(request))
+        self._deadline_s = None if request.timeout_s is None else self._clock() + request.timeout_s
 
     async def _attempt(self, order: Order) -> Steps:
         """Yield the steps of an order's first backend. If the last step is not terminal, another backend continues.
@@ -174,7 +199,8 @@ class RoutedRequest:
         due_s = self._due_s(order)
         async with aclosing(self._steps_at(order.routes[0], request)) as steps:
             while (step := await self._next(steps, due_s)) is not None:
-                due_s = None if has_content(step) else due_s
+                if due_s is not None and has_content(step):
+                    due_s = None
                 for_client = self._delivery.take(step)
                 if _is_interrupted(step):
                     elsewhere = self._after_loss()

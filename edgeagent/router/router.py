@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 from edgeagent.backends.base import Backend
 from edgeagent.errors import EdgeAgentError, ModelNotFound
@@ -19,14 +19,10 @@ from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.router.route_chooser import RouteChooser
 from edgeagent.router.routed_request import RoutedRequest
 from edgeagent.types import (
-    Finished,
-    FinishReason,
     GenerateRequest,
     RemoteStatus,
     RouteMode,
     Step,
-    Timings,
-    Usage,
     replace,
 )
 
@@ -58,7 +54,6 @@ class Router:
         self.models = AllModels(self._backends, self.mode, clock)
         self._chooser = RouteChooser(self._backends, self.mode, self._remotes, self._why_local, targets)
         self._live: dict[str, RoutedRequest] = {}
-        self._locating: set[str] = set()
 
     async def start(self) -> None:
         """Start every backend; raise the error of the first one that cannot start."""
@@ -89,50 +84,35 @@ class Router:
     def _why_local(self) -> str:
         return "" if self.remote_access is None else self.remote_access.why_local
 
-    async def _located(self, request: GenerateRequest) -> bool:
-        """Search for a request's model if it is not known yet. Return False if the request was cancelled meanwhile.
+    async def _located(self, request: GenerateRequest) -> GenerateRequest:
+        """Return a request with its model's canonical name. Search for the model if it is not known yet.
 
         Raise ModelNotFound if the model is unknown and the owner has no remotes at all, not even forbidden ones. Any
         other error is raised later, when a route is chosen.
         """
-        self._locating.add(request.id)
         try:
             await self.models.locate(request.model)
-            return request.id in self._locating
         except EdgeAgentError as error:
             if self._remotes is not None:
                 self._remotes.refresh()
             has_remotes = any(name.startswith(REMOTE_PREFIX) for name in self._backends)
             if isinstance(error, ModelNotFound) and not has_remotes and not self._why_local():
                 raise
-            return request.id in self._locating
-        finally:
-            self._locating.discard(request.id)
+        with suppress(EdgeAgentError):  # the chosen backend raises the error
+            return replace(request, model=self.models.find(request.model))
+        return request
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request on every backend, so that it ends with a terminal event. Ignore unknown ids."""
-        self._locating.discard(request_id)
         if request_id in self._live:
             self._live[request_id].is_cancelled = True
         for backend in self._backends.values():
             backend.cancel(request_id)
 
-    async def generate(self, request: GenerateRequest) -> Steps:
+    def generate(self, request: GenerateRequest) -> Steps:
         """Run a request on the backend that the policy chooses, and on another one if that fails.
 
         The terminal event says where the request ran, and why. Nothing is awaited between the choice and the backend's
         acceptance, so a burst of requests is counted exactly.
         """
-        if not await self._located(request):
-            ended = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))
-            yield Step((ended,), at_s=self._clock())
-            return
-        with suppress(EdgeAgentError):  # the chosen backend raises the error
-            request = replace(request, model=self.models.find(request.model))
-        routed = self._live[request.id] = RoutedRequest(request, self._chooser, self._clock)
-        try:
-            async with aclosing(routed.steps()) as steps:
-                async for step in steps:
-                    yield step
-        finally:
-            del self._live[request.id]
+        return RoutedRequest(request, self._located, self._chooser, self._live, self._clock).steps()

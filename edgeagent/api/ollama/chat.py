@@ -25,12 +25,12 @@ from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.logprobs import Scored
-from edgeagent.api.wire.placement import PlacementHeaders, started_body
+from edgeagent.api.wire.placement import put_headers, started_body, started_in
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.api.wire.usage import Run, RunsAt
 from edgeagent.errors import Forbidden, NotSupported
-from edgeagent.service.first_step import wait_for_first_step
+from edgeagent.service.first_step import Stream, wait_for_first_step
 from edgeagent.service.inventory import find_known
 from edgeagent.service.service import status_of
 from edgeagent.strict_json import load_generated
@@ -171,6 +171,11 @@ class OllamaAnswer:
         self._num_calls_sent = 0
         self._started: Json | None = None  # what the first line says of the start; empty once it is sent
 
+    @property
+    def started(self) -> Started | None:
+        """Where the answer is generated; None if it has not started."""
+        return self._answer.choices[0].started
+
     def add(self, delta: Delta) -> None:
         """Add a delta to an answer that is sent as one body. For a stream, use `lines` instead."""
         self._answer.add(0, delta)
@@ -306,19 +311,19 @@ async def _answer(
         return JSONResponse(answer.loaded(is_unload=parsed.is_unload))
     if parsed.is_thinking:
         await _check_thinking(context, model, parsed.model)
-    placement = PlacementHeaders()
-    steps = placement.noting(context.service.generate(parsed.request))
+    steps = context.service.generate(parsed.request)
     response: Response
     if parsed.is_streamed:
-        steps = await unless_disconnected(request.receive, wait_for_first_step(steps))
-        response = LineStream(guarded(_lines(steps, answer), request_id))
+        begun = await unless_disconnected(request.receive, wait_for_first_step(steps))
+        response = LineStream(guarded(_lines(begun, answer), request_id))
+        put_headers(response, None if begun.first is None else started_in(begun.first.deltas))
     else:
         response = JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
-    placement.put(response)
+        put_headers(response, answer.started)
     return response
 
 
-async def _lines(steps: Steps, answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
+async def _lines(steps: Stream[Step], answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
     """Yield the lines of a stream as bytes: the lines of each step together."""
     async with aclosing(steps):
         async for step in steps:

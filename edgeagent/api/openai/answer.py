@@ -96,6 +96,7 @@ class GenerationMetrics(Shape):
 class ChoiceSoFar:
     """One choice while it is generated. A subclass adds text and calls. `finished` is None until the choice ends."""
 
+    started: Started | None = None
     finished: Finished | None = None
 
     def end(self) -> Finished:

@@ -132,7 +132,9 @@ class ChatAnswer(Answer):
                 choice.calls[-1][1].append(arguments)
             case Finished():
                 choice.finished = delta
-            case Started() | PromptProgress() | PromptText() | Interrupted():
+            case Started():
+                choice.started = choice.started or delta
+            case PromptProgress() | PromptText() | Interrupted():
                 pass
 
     def take(self, index: int, step: Step) -> None:

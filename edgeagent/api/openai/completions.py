@@ -22,20 +22,20 @@ from edgeagent.api.openai.text_answer import TextAnswer, TextChunks
 from edgeagent.api.wire.errors import error_body, to_client_error
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.api.wire.placement import put_headers, started_in
 from edgeagent.api.wire.sse import EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
-from edgeagent.service.first_step import wait_for_first_step
+from edgeagent.service.first_step import Stream, wait_for_first_step
 from edgeagent.service.service import Service
 from edgeagent.types import GenerateRequest, PromptText, Step, TextDelta
 
 MAX_AT_ONCE = 8
 
-NumberedSteps = AsyncGenerator[tuple[int, Step], None]
-"""The steps of several requests, each with the index of its request."""
+NumberedStep = tuple[int, Step]
+"""A step of one of several requests, and the index of this request."""
 
 
-async def run_all(service: Service, requests: Sequence[GenerateRequest]) -> NumberedSteps:
+async def run_all(service: Service, requests: Sequence[GenerateRequest]) -> AsyncGenerator[NumberedStep, None]:
     """Yield the steps of all requests as they come, each with the index of its request.
 
     At most MAX_AT_ONCE requests run at a time. If one request fails, its error is raised, and the others are cancelled.
@@ -93,24 +93,24 @@ async def respond(
         error.param = params.get(error.param or "", error.param)
         return error
 
-    placement = PlacementHeaders()
-    steps = placement.noting(run_all(context_of(request).service, requests))
+    steps = run_all(context_of(request).service, requests)
     try:
         response: Response
         if chunks is None:
             body = await unless_disconnected(request.receive, _collect(steps, answer))
             response = Response(body, media_type="application/json")
+            put_headers(response, answer.choices[0].started)
         else:
-            steps = await unless_disconnected(request.receive, wait_for_first_step(steps))
-            written = _events(steps, answer, chunks, reworded)
+            begun = await unless_disconnected(request.receive, wait_for_first_step(steps))
+            written = _events(begun, answer, chunks, reworded)
             response = EventStream(written) if ping_interval_s is None else EventStream(written, ping_interval_s)
-        placement.put(response)
+            put_headers(response, None if begun.first is None else started_in(begun.first[1].deltas))
         return response
     except EdgeAgentError as error:
         raise reworded(error) from None
 
 
-async def _collect(steps: NumberedSteps, answer: Answer) -> bytes:
+async def _collect(steps: Stream[NumberedStep], answer: Answer) -> bytes:
     """Read the steps to the end, and return the whole answer as JSON."""
     num_logprobs = 0
     async with aclosing(steps):
@@ -131,7 +131,10 @@ async def _made(num_logprobs: int, make: Callable[[], bytes]) -> bytes:
 
 
 async def _events(
-    steps: NumberedSteps, answer: Answer, chunks: Chunks, reworded: Callable[[EdgeAgentError], EdgeAgentError]
+    steps: Stream[tuple[int, Step]],
+    answer: Answer,
+    chunks: Chunks,
+    reworded: Callable[[EdgeAgentError], EdgeAgentError],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream as bytes: the events of each step together, then the closing chunk or one error.
 

@@ -15,7 +15,7 @@ from edgeagent.api.openai.text_body import CompletionCreate
 from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import ChatUsage
-from edgeagent.types import Finished, PromptProgress, PromptText, Step, TextDelta, TokenLogprob, replace
+from edgeagent.types import Finished, PromptProgress, PromptText, Started, Step, TextDelta, TokenLogprob, replace
 
 
 class TextChoice(Shape):
@@ -73,6 +73,8 @@ class TextSoFar(ChoiceSoFar):
                 case TextDelta(text, scored):
                     piece.text += text
                     piece.logprobs += (replace(token, start=token.start + self.num_echoed_chars) for token in scored)
+                case Started():
+                    self.started = self.started or delta
                 case Finished():
                     self.finished = delta
                 case _:

@@ -17,7 +17,7 @@ from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
 from edgeagent.errors import EdgeAgentError
-from edgeagent.service.first_step import last_of, wait_for_first_step
+from edgeagent.service.first_step import Stream, last_of, wait_for_first_step
 from edgeagent.store.hub.background import Pulled
 from edgeagent.store.hub.progress import Progress
 
@@ -96,7 +96,7 @@ def _shown(step: Progress | Pulled) -> PullProgress | ModelPull:
     return shaped(ModelPull, pulled, id=pulled.name, object="model.pull", draft=brought)
 
 
-async def _events(steps: AsyncGenerator[Progress | Pulled, None]) -> AsyncGenerator[bytes, None]:
+async def _events(steps: Stream[Progress | Pulled]) -> AsyncGenerator[bytes, None]:
     async with aclosing(steps):
         try:
             async for step in steps:

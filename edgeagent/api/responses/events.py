@@ -143,6 +143,7 @@ class ResponseEvents:
         # Parts of the response's `edgeagent` object that are known before its end.
         self.notes: Notes = {}
         self.is_over = False
+        self.started: Started | None = None
         self.failure: EdgeAgentError | None = None
         # True if the cancel of the response was caused by a steer, not by a client's cancel.
         self.is_steered = False
@@ -190,6 +191,7 @@ class ResponseEvents:
                     self._compaction().content = item.content
                     self._close_item("completed")
                 case Started(num_dropped_items=num_dropped, placement=placement):
+                    self.started = self.started or delta
                     if num_dropped:
                         self.notes["dropped_items"] = num_dropped
                     if delta.warnings:

@@ -29,7 +29,7 @@ from edgeagent.api.responses.turn import LiveTurn, Turn, TurnSteps, begin_turn, 
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.fields import MAX_INT32, Name, Query, between, validate
 from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.placement import PlacementHeaders
+from edgeagent.api.wire.placement import put_headers, started_in
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import DeliveryTime, ResponseUsage, responses_usage
 from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
@@ -52,16 +52,15 @@ async def create_response(request: Request) -> Response:
     if turn.create.body.background:
         return start_background(turn, context, is_streamed=is_streamed)
     live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
-    placement = PlacementHeaders()
-    steps = placement.noting(steps_of(turn, context.service))
+    steps = await sse.unless_disconnected(request.receive, wait_for_first_step(steps_of(turn, context.service)))
     response: Response
-    steps = await sse.unless_disconnected(request.receive, wait_for_first_step(steps))
     if is_streamed:
+        started = None if steps.first is None else started_in(steps.first.deltas)
         response = sse.EventStream(_stream(live, steps, context))
     else:
         await sse.unless_disconnected(request.receive, _collect(live, steps, context))
-        response = JSONResponse(turn.events.response)
-    placement.put(response)
+        response, started = JSONResponse(turn.events.response), turn.events.started
+    put_headers(response, started)
     return response
 
 

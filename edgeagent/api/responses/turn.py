@@ -33,6 +33,7 @@ from edgeagent.conversation.history import ConnectionHistory, Conversation, Stor
 from edgeagent.conversation.items import CompactionItem, Item
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.policy import strictest
+from edgeagent.service.first_step import Stream
 from edgeagent.service.live_requests import LiveRequest, LiveRequests
 from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
@@ -146,10 +147,10 @@ def _defaults(service: Service, model: str) -> SamplingParams:
     return status.info.sampling if status is not None and status.info is not None else SamplingParams()
 
 
-TurnSteps = AsyncGenerator[Step | CompactionStep, None]
+TurnSteps = Stream[Step | CompactionStep]
 
 
-async def steps_of(turn: Turn, service: Service) -> TurnSteps:
+async def steps_of(turn: Turn, service: Service) -> AsyncGenerator[Step | CompactionStep, None]:
     """Yield a turn's steps. Either the last step ends the turn, or an EdgeAgentError is raised.
 
     The caller must give each step to `turn.events` before it takes the next step. InternalError is raised if
