@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from edgeagent.config import EngineConfig
 from edgeagent.errors import BackendUnavailable, ModelLoadFailed, ModelNotFound
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
-from edgeagent.worker.parent.pool.eviction import ResidentModel
 from edgeagent.worker.parent.pool.loading import LoadPreparation
+from edgeagent.worker.parent.pool.memory import ResidentModel
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
