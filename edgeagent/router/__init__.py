@@ -28,6 +28,7 @@ def build(config: Config) -> Router:
     from edgeagent.store.names.split import split_paths
     from edgeagent.store.resolve import Library
     from edgeagent.store.verified import VerifiedFiles
+    from edgeagent.worker.parent.pool.loading import ModelSource
     from edgeagent.worker.parent.pool.pool import Pool
     from edgeagent.worker.parent.pool.tuning_store import TuningStore
     from edgeagent.worker.parent.supervision.disk_cache import prepare_disk_cache
@@ -48,18 +49,18 @@ def build(config: Config) -> Router:
         remote_access.policy.check_model(path, sha256_of)
         validate_adapter(path)
 
-    pool = Pool(
-        config,
-        Library.of(config).resolve,
+    library = Library.of(config)
+    source = ModelSource(
+        library.resolve,
         validate,
-        offer=Library.of(config).resolve_for_client if config.load.on_demand else None,
+        offer=library.resolve_for_client if config.load.on_demand else None,
+        tuning_store=TuningStore(config.state_dir.absolute() / "calibrations"),
+        disk_cache=lambda: prepare_disk_cache(config),
         size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
         validate_adapter=check_adapter,
         difference=first_difference,
-        find_draft=DraftFinder(Library.of(config)).find,
         known_sha256=lambda path: known_sha256(path, verified),
-        disk_cache=lambda: prepare_disk_cache(config),
-        tuning_store=TuningStore(config.state_dir.absolute() / "calibrations"),
+        find_draft=DraftFinder(library).find,
         names_stamp=OwnNamesFile(config.state_dir.absolute()).stamp,
     )
-    return Router([LocalBackend(pool)], remote_access, targets=targets)
+    return Router([LocalBackend(Pool(config, source))], remote_access, targets=targets)

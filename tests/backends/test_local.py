@@ -27,6 +27,7 @@ from edgeagent.errors import (
     WorkerCrashed,
 )
 from edgeagent.types import Finished, FinishReason, GenerateRequest, Started, Step, TextDelta, WorkerState
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import stub_command
 from tests.worker.support import QUICK, eventually, request
@@ -48,7 +49,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
         limits = replace(QUICK, **fields)  # type: ignore[arg-type]
         command = stub_command(tmp_path / "lives", *starts)
-        pool = Pool(config, lambda _: Files(), lambda _: None, command=command, limits=limits)
+        pool = Pool(config, ModelSource(lambda _: Files(), lambda _: None), command=command, limits=limits)
         made.append(LocalBackend(pool))
         return made[-1]
 
@@ -309,7 +310,9 @@ async def test_an_answer_is_whole_if_its_model_is_unloaded_before_it_is_read(
     def find(name: str) -> Files:
         return Files(name, Path(f"{name}.gguf"))
 
-    pool = Pool(Config(), find, lambda _: None, offer=find, command=stub_command(tmp_path / "lives"), limits=QUICK)
+    pool = Pool(
+        Config(), ModelSource(find, lambda _: None, offer=find), command=stub_command(tmp_path / "lives"), limits=QUICK
+    )
     backend = LocalBackend(pool)
 
     class LateMailbox(Mailbox):

@@ -16,6 +16,7 @@ from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, Tier, Tokenize, TokenPrompt
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
@@ -33,7 +34,7 @@ async def running(
 ) -> AsyncIterator[LocalBackend]:
     # With plain attention, answers do not depend on chunk sizes, which follow the machine's speed.
     config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0))
-    pool = Pool(config, lambda _: Files(model), validate_model, command=command, limits=limits)
+    pool = Pool(config, ModelSource(lambda _: Files(model), validate_model), command=command, limits=limits)
     backend = LocalBackend(pool)
     await backend.start()
     try:

@@ -38,6 +38,7 @@ from edgeagent.types import (
     TokenPrompt,
     WorkerState,
 )
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.conftest import TinyModel
@@ -69,7 +70,7 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
         files = Files(path or tiny_model(MemoryKind.FULL_ATTENTION))
         # With plain attention, answers do not depend on the sizes of steps, which follow the machine's speed.
         config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0, **engine))  # type: ignore[arg-type]
-        pool = Pool(config, lambda _: files, validate, limits=limits)
+        pool = Pool(config, ModelSource(lambda _: files, validate), limits=limits)
         made.append(LocalBackend(pool))
         return made[-1]
 
@@ -298,6 +299,7 @@ from tests.integration.test_worker_real import Files
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.types import WorkerState
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 
 async def main():

@@ -25,6 +25,7 @@ from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.router.router import Router
 from edgeagent.types import ModelStatus, WorkerState
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.api.event_grammar import EventGrammar
@@ -144,7 +145,9 @@ async def faulty(
     others = {child.pid for child in psutil.Process().children()}
     config = Config(state_dir=folder / "state", engine=EngineConfig(**engine))
     files = Files(path=folder / MODEL_FILE)
-    pool = Pool(config, lambda _: files, lambda _: None, command=stub_command(lives, *starts), limits=limits)
+    pool = Pool(
+        config, ModelSource(lambda _: files, lambda _: None), command=stub_command(lives, *starts), limits=limits
+    )
     router = Router([LocalBackend(pool)])
     await router.start()
     try:

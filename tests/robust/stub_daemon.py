@@ -20,6 +20,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import serve
 from edgeagent.router.router import Router
 from edgeagent.runtime_file import find_daemon
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.patience import patient
 from tests.robust.stub_service import Files
@@ -115,7 +116,9 @@ def main(folder: Path, port: int, drain_s: float, starts: list[str]) -> int:
     """Serve."""
     config = Config(state_dir=folder, server=ServerConfig(port=port, drain_s=drain_s))
     lives = folder.with_suffix(".lives")
-    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), limits=QUICK)
+    pool = Pool(
+        config, ModelSource(lambda _: Files(), lambda _: None), command=stub_command(lives, *starts), limits=QUICK
+    )
     return serve(config, build=lambda _: Router([LocalBackend(pool)]))
 
 

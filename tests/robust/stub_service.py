@@ -11,6 +11,7 @@ from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.router.router import Router
 from edgeagent.types import WorkerState
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import stub_command
 from tests.worker.support import QUICK, eventually
@@ -28,7 +29,9 @@ class Files:
 async def stub_service(lives: Path, *starts: str, parallel: int = 2, max_waiting: int = 3) -> AsyncIterator[Router]:
     """Run a service whose worker follows the text of each request; it is ready when yielded."""
     config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
-    pool = Pool(config, lambda _: Files(), lambda _: None, command=stub_command(lives, *starts), limits=QUICK)
+    pool = Pool(
+        config, ModelSource(lambda _: Files(), lambda _: None), command=stub_command(lives, *starts), limits=QUICK
+    )
     router = Router([LocalBackend(pool)])
     await router.start()
     try:

@@ -29,6 +29,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import MemoryKind
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import DiskCache
 from edgeagent.worker.sandbox import landlock, sandbox
@@ -103,7 +104,13 @@ async def make(home: Home) -> AsyncIterator[Make]:
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "tests.robust.intruder")
         if home.user != os.getuid():
             command += (str(home.user),)
-        made.append(Pool(config, lambda _: Files(home.model), validate_model, command=command, disk_cache=lambda: disk))
+        made.append(
+            Pool(
+                config,
+                ModelSource(lambda _: Files(home.model), validate_model, disk_cache=lambda: disk),
+                command=command,
+            )
+        )
         return made[-1]
 
     yield make_one

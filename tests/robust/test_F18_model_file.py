@@ -15,6 +15,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import EdgeAgentError, ModelChanged, ModelLoadFailed
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, TokenPrompt, WorkerState
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.conftest import TinyModel
@@ -37,7 +38,7 @@ class Loaded:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = Config(engine=EngineConfig(threads=1, calibration_s=0))
-        self.pool = Pool(config, lambda _: Files(path), validate_model, limits=LIMITS)
+        self.pool = Pool(config, ModelSource(lambda _: Files(path), validate_model), limits=LIMITS)
         self.backend = LocalBackend(self.pool)
 
     @property

@@ -14,6 +14,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, TokenPrompt, WorkerState
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.conftest import TinyModel
@@ -170,7 +171,7 @@ def cases(content: bytes) -> dict[str, Changes]:
 async def outcome(path: Path) -> str:
     """Load a file as the daemon does, and use it; return the outcome."""
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))
-    pool = Pool(config, lambda _: Files(path), validate_model, limits=LIMITS)
+    pool = Pool(config, ModelSource(lambda _: Files(path), validate_model), limits=LIMITS)
     backend = LocalBackend(pool)
     async with asyncio.timeout(LIMIT_S):
         await backend.start()

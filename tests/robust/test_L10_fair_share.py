@@ -14,6 +14,7 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, TokenPrompt
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.conftest import TinyModel
 from tests.engine.support import greedy
@@ -28,7 +29,7 @@ PARALLEL = 4
 async def backend(tiny_model: TinyModel) -> AsyncIterator[LocalBackend]:
     config = Config(engine=EngineConfig(threads=1, calibration_s=0, parallel=PARALLEL))
     files = Files(tiny_model(MemoryKind.FULL_ATTENTION))
-    made = LocalBackend(Pool(config, lambda _: files, validate_model))
+    made = LocalBackend(Pool(config, ModelSource(lambda _: files, validate_model)))
     await made.start()
     yield made
     await made.stop()

@@ -150,7 +150,7 @@ async def test_only_listed_models_are_loaded(tmp_path: Path, machine_policy: Pat
     model.write_bytes(small_model(1, 1000))
     write(machine_policy, f"model_sha256 = ['{sha256_of(model)}']")
     router = build(Config(state_dir=tmp_path, model=str(model)))
-    validate = router._backends["local"].models._checks.validate  # type: ignore[attr-defined]
+    validate = router._backends["local"].models._source.validate  # type: ignore[attr-defined]
     validate(model)
     model.write_bytes(small_model(2, 1000))
     with pytest.raises(ModelLoadFailed, match="not among model_sha256"):

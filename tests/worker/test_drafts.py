@@ -22,7 +22,7 @@ from edgeagent.store.resolve import Library
 from edgeagent.types import MemoryKind, ModelInfo, WorkerState
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.parent.pool.loading import ChosenDraft
+from edgeagent.worker.parent.pool.loading import ChosenDraft, ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import Load
 from tests.conftest import TinyModel
@@ -126,10 +126,12 @@ def make_pool(target: Path, draft: Path | None, *, is_named: bool = False, confi
     option = str(draft) if is_named else "auto"
     return Pool(
         Config(model=str(target), draft=option, engine=config),
-        resolve,
-        validate_model,
-        difference=first_difference,
-        find_draft=lambda _model, _header: ChosenDraft(draft, "it was found"),
+        ModelSource(
+            resolve,
+            validate_model,
+            difference=first_difference,
+            find_draft=lambda _model, _header: ChosenDraft(draft, "it was found"),
+        ),
     )
 
 
@@ -222,7 +224,9 @@ def test_without_memory_for_both_the_model_is_alone(target: Path, tmp_path: Path
 def real_pool(config: Config) -> Pool:
     library = Library.of(config)
     finder = DraftFinder(library)
-    return Pool(config, library.resolve, validate_model, difference=first_difference, find_draft=finder.find)
+    return Pool(
+        config, ModelSource(library.resolve, validate_model, difference=first_difference, find_draft=finder.find)
+    )
 
 
 async def test_a_model_given_by_path_finds_its_draft(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, TemplateTooSlow
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import ChatPrompt, GenerateRequest, MemoryKind, Message, WorkerState
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests import models
 from tests.worker.support import Record, request
@@ -46,7 +47,9 @@ os._exit(process.main())
 def make_pool(path: Path) -> Pool:
     """Return a pool for one model; the work of its chat template is not counted in Python."""
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))
-    return Pool(config, lambda _: Files(path), validate_model, command=(sys.executable, "-P", "-c", UNCOUNTED))
+    return Pool(
+        config, ModelSource(lambda _: Files(path), validate_model), command=(sys.executable, "-P", "-c", UNCOUNTED)
+    )
 
 
 def without_bytes(writer: GGUFWriter, pieces: list[str], *_: object) -> None:
@@ -81,7 +84,9 @@ async def test_the_file_is_to_blame(
 ) -> None:
     path = tmp_path / "damaged.gguf"
     make(path, monkeypatch)
-    pool = Pool(Config(engine=EngineConfig(threads=1, calibration_s=0)), lambda _: Files(path), validate_model)
+    pool = Pool(
+        Config(engine=EngineConfig(threads=1, calibration_s=0)), ModelSource(lambda _: Files(path), validate_model)
+    )
     try:
         record = Record()
         with pytest.raises(ModelLoadFailed) as caught:

@@ -15,6 +15,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.store.gguf.header import read_header, validate_model
 from edgeagent.store.resolve import Found
 from edgeagent.types import MemoryKind
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests import models
 from tests.cli.conftest import Run
@@ -40,7 +41,7 @@ def names(folder: Path) -> list[str]:
 
 async def answer_of(path: Path) -> str:
     config = Config(engine=EngineConfig(threads=1, calibration_s=0, ctx=256))
-    pool = Pool(config, lambda _: _Files(path), validate_model)
+    pool = Pool(config, ModelSource(lambda _: _Files(path), validate_model))
     record = Record()
     try:
         await pool.start()

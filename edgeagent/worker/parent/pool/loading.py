@@ -127,19 +127,55 @@ class ChosenDraft:
 NO_DRAFT = ChosenDraft(None, "no draft was looked for")
 
 
-@dataclass(frozen=True, slots=True)
-class DraftChecks:
-    """The functions that find and check a draft model. They read the disk.
+def file_size(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it does not exist or cannot be reached."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
-    - `find` gets a model and its header, and returns the model's draft model. It raises nothing.
-    - `resolve` finds a model by its name. It may raise any EdgeAgentError.
-    - `validate` and `difference`: see loading.Checks.
+
+class FoundModel(Protocol):
+    """A model's files, as found by the store's resolver."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where models come from: the functions that find and check their files, and what a load needs beside them.
+
+    All but `names_stamp` read the disk, so they are called in a thread.
+
+    - `resolve` finds a model's files by a name from the configuration, `offer` by a name from a request. `resolve` may
+      raise any EdgeAgentError. `offer` raises ModelNotFound (also if requests may not load the model), ModelDamaged or
+      StoreError. If `offer` is None, requests may name only configured models.
+    - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
+      loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
+    - `tuning_store` keeps each model's tuning from one load to the next; by default in memory only.
+    - `disk_cache` prepares and returns a worker's disk cache; None if there is none.
+    - `size_of` returns the size of a file in bytes, together with the other parts of a split model.
+    - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
+    - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
+    - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
+    - `find_draft` gets a found model and its header, and returns the model's draft model. It raises nothing.
+    - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
 
-    find: Callable[[Any, Any], FoundDraft]
-    resolve: Callable[[str], Any]
+    resolve: Callable[[str], FoundModel]
     validate: Callable[[Path], Header | None]
-    difference: Callable[[Any, Any], str | None]
+    offer: Callable[[str], FoundModel] | None = None
+    tuning_store: TuningStore = field(default_factory=TuningStore)
+    disk_cache: Callable[[], DiskCache | None] = lambda: None
+    size_of: Callable[[Path], int] = file_size
+    validate_adapter: Callable[[Path], None] = lambda _: None
+    difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None
+    known_sha256: Callable[[Path], str] = lambda _: ""
+    find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
+    names_stamp: Callable[[], object] = lambda: None
 
 
 @dataclass(slots=True)
@@ -151,7 +187,7 @@ class DraftChooser:
 
     option: str
     found: Any
-    checks: DraftChecks
+    source: ModelSource
     _tried: tuple[str, str] = ("", "")  # of the last load's draft: its trial and its identity
     _fatal: dict[str, tuple[str, str]] = field(default_factory=dict)  # by trial: the draft's identity and the cause
 
@@ -187,24 +223,24 @@ class DraftChooser:
 
     def _find(self, header: Header | None) -> ChosenDraft:
         if self.option == "auto":
-            found = self.checks.find(self.found, header)
+            found = self.source.find_draft(self.found, header)
             by = "trial" if found.is_trouble else "default"
             return ChosenDraft(found.path, found.why, by, found.is_trouble)
         if not self._is_named:
             return ChosenDraft(None, f"--draft {self.option}", "option")
         try:
-            return ChosenDraft(self.checks.resolve(self.option).path, "you named it", "option")
+            return ChosenDraft(self.source.resolve(self.option).path, "you named it", "option")
         except (EdgeAgentError, OSError) as error:
             return _unusable(error)
 
     def _checked(self, header: Header | None, draft: ChosenDraft, path: Path) -> ChosenDraft:
         """Return a draft with its header, or the reason why it cannot be used. Raise ModelLoadFailed; see `choose`."""
         try:
-            own = self.checks.validate(path)
+            own = self.source.validate(path)
             given, cause = self._fatal.get(draft_part(str(path.absolute())), ("", ""))
             if cause and given == identity(path):
                 raise ModelDamaged(f"{path} ended the process that tried it ({cause}); get the file again")
-            why = _mismatch(header, self.found.path, own, path, self.checks.difference)
+            why = _mismatch(header, self.found.path, own, path, self.source.difference)
         except (EdgeAgentError, OSError) as error:  # StoreError: it cannot be hashed
             return _unusable(error)
         if not why:
@@ -242,52 +278,6 @@ def _mismatch(
 _WORKER_BYTES = 200 << 20
 
 
-def file_size(path: Path) -> int:
-    """Return the size of a file in bytes; 0 if it does not exist or cannot be reached."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-class FoundModel(Protocol):
-    """A model's files, as found by the store's resolver."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> Path: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Checks:
-    """The functions and the tuning store that every load uses. They read the disk, so they are called in a thread.
-
-    - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
-      loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
-    - `tuning_store` keeps each model's tuning from one load to the next.
-    - `disk_cache` prepares and returns a worker's disk cache; None if there is none.
-    - `size_of` returns the size of a file in bytes, together with the other parts of a split model.
-    - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
-    - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
-    - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
-    - `find_draft` gets a found model and its header, and returns the model's draft model. It raises nothing.
-    """
-
-    validate: Callable[[Path], Header | None]
-    tuning_store: TuningStore
-    disk_cache: Callable[[], DiskCache | None] = lambda: None
-    size_of: Callable[[Path], int] = file_size
-    validate_adapter: Callable[[Path], None] = lambda _: None
-    difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None
-    known_sha256: Callable[[Path], str] = lambda _: ""
-    find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
-
-    def draft_chooser(self, option: str, found: FoundModel, resolve: Callable[[str], FoundModel]) -> DraftChooser:
-        """Return the DraftChooser of `found`. `option` is its option --draft. `resolve` finds a model by name."""
-        return DraftChooser(option, found, DraftChecks(self.find_draft, resolve, self.validate, self.difference))
-
-
 class LoadPreparation:
     """Prepares the loads of one model. `weigh` and `load` read the disk: call them in a thread."""
 
@@ -297,14 +287,14 @@ class LoadPreparation:
         path: Path,
         draft: DraftChooser,
         engine: EngineConfig,
-        checks: Checks,
+        source: ModelSource,
         adapters: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         self.name, self.path = name, path
         self._draft = draft
         self.engine = engine
         self.adapters = adapters
-        self._checks = checks
+        self._source = source
         self._tried: dict[str, str] = {}
         self._fatal: dict[str, tuple[str, str]] = {}
         self._is_measured = True
@@ -326,29 +316,29 @@ class LoadPreparation:
 
         Call this in a thread: it reads the disk.
         """
-        self.weights_bytes = sum(map(self._checks.size_of, self.files.paths))
+        self.weights_bytes = sum(map(self._source.size_of, self.files.paths))
         return self.weights_bytes
 
     def load(self) -> Load:
         """Check the files, which may have changed since the last load, and return the Load message.
 
-        Raise the errors of `Checks.validate`. Raise ModelLoadFailed if llama.cpp is not installed, or if --draft names
-        a model with another vocabulary.
+        Raise the errors of `ModelSource.validate`. Raise ModelLoadFailed if llama.cpp is not installed, or if --draft
+        names a model with another vocabulary.
         """
         if importlib.util.find_spec("llama_cpp") is None:
             raise ModelLoadFailed(NOT_INSTALLED)
         self.files.record()
         self.sha256 = ""
         self._loaded_identity = identity(self.path)
-        model = self._checks.validate(self.path)
-        self.sha256 = self._checks.known_sha256(self.path)
+        model = self._source.validate(self.path)
+        self.sha256 = self._source.known_sha256(self.path)
         unusable = self._unusable_adapters()
         usable = {name: path for name, path in self.adapters.items() if name not in unusable}
         self._tried = {name: identity(path) for name, path in usable.items()}
         draft = self._draft.choose(model)
         self.files = self._files(draft.path)
         self.files.record()
-        disk = self._checks.disk_cache()
+        disk = self._source.disk_cache()
         self.folder.record(None if disk is None else Path(disk.folder))
         self.weigh()
         self.needed_bytes = self.least_bytes = self.weights_bytes + _WORKER_BYTES
@@ -371,7 +361,7 @@ class LoadPreparation:
             writable=() if disk is None else (disk.folder,),
             disk=disk,
             shapes=shapes,
-            saved_tuning=self._checks.tuning_store.read(self.path),
+            saved_tuning=self._source.tuning_store.read(self.path),
             adapters={name: str(path.absolute()) for name, path in usable.items()},
             unusable_adapters=unusable,
             draft_why=draft.why,
@@ -387,7 +377,7 @@ class LoadPreparation:
         found = {}
         for name, path in self.adapters.items():
             try:
-                self._checks.validate_adapter(path)
+                self._source.validate_adapter(path)
                 self._check_not_fatal(name, path)
             except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: it cannot be hashed
                 found[name] = error.message

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
@@ -24,22 +22,17 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, WorkerSta
 from edgeagent.types.queries import Embed, QueryAnswer, Rerank, TextQuery
 from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.loading import (
-    NO_DRAFT,
-    Checks,
-    FoundDraft,
+    DraftChooser,
     FoundModel,
-    Header,
     LoadPreparation,
-    file_size,
+    ModelSource,
 )
 from edgeagent.worker.parent.pool.memory import Memory, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
-from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.parent.supervision.live_requests import Sink
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
-from edgeagent.worker.protocol import DiskCache
 
 logger = logging.getLogger(__name__)
 
@@ -112,49 +105,25 @@ _MAX_SEARCHES = 2
 
 
 class Pool:
-    """The models on this machine.
-
-    - `resolve` finds a model's files by a name from the configuration, `offer` by a name from a request. Both are
-      called in a thread, and so are the parameters that are fields of Checks; see there.
-    - `offer` raises ModelNotFound (also if requests may not load the model), ModelDamaged or StoreError. If `offer` is
-      None, requests may name only configured models.
-    - `tuning_store` has the tunings of earlier loads. If it is None, tunings are kept only in memory.
-    - `read` gets process ids of workers, and returns the memory of the machine and of these workers.
-    - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
-    """
+    """The models on this machine. `read` gets process ids of workers, and returns the machine's memory and theirs."""
 
     def __init__(
         self,
         config: Config,
-        resolve: Callable[[str], FoundModel],
-        validate: Callable[[Path], Header | None],
+        source: ModelSource,
         *,
-        offer: Callable[[str], FoundModel] | None = None,
         command: Sequence[str] = WORKER_COMMAND,
         limits: SupervisionLimits | None = None,
-        disk_cache: Callable[[], DiskCache | None] = lambda: None,
-        size_of: Callable[[Path], int] = file_size,
-        validate_adapter: Callable[[Path], None] = lambda _: None,
-        difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None,
-        known_sha256: Callable[[Path], str] = lambda _: "",
-        find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT,
-        tuning_store: TuningStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         read: Callable[[Collection[int]], Memory] = read_memory,
-        names_stamp: Callable[[], object] = lambda: None,
     ) -> None:
         self._config = config
-        tunings = tuning_store or TuningStore()
-        self._checks = Checks(
-            validate, tunings, disk_cache, size_of, validate_adapter, difference, known_sha256, find_draft
-        )
-        self._resolve = resolve
-        self._offer = offer
+        self._source = source
         save_s = config.server.drain_s if config.max_cache_bytes else 0.0
         self._limits = limits or replace(SupervisionLimits.from_config(config.engine), save_s=save_s)
         self._clock = clock
         self._models: dict[str, PoolModel] = {}
-        self._names = KnownNames(names_stamp)
+        self._names = KnownNames(source.names_stamp)
         self._load_times: dict[str, LoadTime] = {}
         self._searches: dict[str, asyncio.Task[str]] = {}
         self._num_searches = asyncio.Semaphore(_MAX_SEARCHES)
@@ -204,7 +173,7 @@ class Pool:
         try:
             return self.find(name)
         except ModelNotFound:
-            if self._offer is None and name not in preloaded(self._config):
+            if self._source.offer is None and name not in preloaded(self._config):
                 raise
         base, plus, adapter = name.rpartition("+")
         if not plus:
@@ -250,11 +219,11 @@ class Pool:
         name = self._config.model
         base, _, adapter = name.rpartition("+")
         try:
-            return name, "", self._resolve(name)
+            return name, "", self._source.resolve(name)
         except (ModelNotFound, InvalidRequest):
             if not base or base not in self._config.models:
                 raise
-        return base, adapter, self._resolve(base)
+        return base, adapter, self._source.resolve(base)
 
     async def stop(self) -> None:
         """End all workers and their requests."""
@@ -338,7 +307,7 @@ class Pool:
     async def _search(self, name: str) -> str:
         """Find a model by name and add it to the pool; return its canonical name."""
         is_configured = name in preloaded(self._config)
-        find = self._resolve if is_configured else self._offer
+        find = self._source.resolve if is_configured else self._source.offer
         assert find is not None
         async with self._num_searches:
             preparation = await asyncio.to_thread(self._found, name, find)
@@ -363,10 +332,10 @@ class Pool:
         """Make a found model's LoadPreparation, with the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
         draft = own_draft(self._config, table, is_default=asked == self._config.model)
-        chooser = self._checks.draft_chooser(draft, found, self._resolve)
+        chooser = DraftChooser(draft, found, self._source)
         adapters = self._config.models[table].adapters if table else {}
         engine = self._config.engine_of(table)
-        preparation = LoadPreparation(found.name, found.path, chooser, engine, self._checks, adapters)
+        preparation = LoadPreparation(found.name, found.path, chooser, engine, self._source, adapters)
         preparation.keep_alive_s = own_keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
@@ -378,7 +347,7 @@ class Pool:
                 return name
         for name in self._config.models:
             with suppress(EdgeAgentError):  # the table names a model that is not on this machine yet
-                if self._resolve(name).path == found.path:
+                if self._source.resolve(name).path == found.path:
                     return name
         return ""
 
@@ -429,8 +398,8 @@ class Pool:
                 await _look_at(model)
 
     def _save_tuning(self, model: PoolModel, saved_tuning: bytes) -> None:
-        if self._checks.tuning_store.note(model.preparation.path, saved_tuning):
-            write = asyncio.create_task(asyncio.to_thread(self._checks.tuning_store.write, model.preparation.path))
+        if self._source.tuning_store.note(model.preparation.path, saved_tuning):
+            write = asyncio.create_task(asyncio.to_thread(self._source.tuning_store.write, model.preparation.path))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 

@@ -23,10 +23,9 @@ from edgeagent.errors import (
     StoreError,
 )
 from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
-from edgeagent.worker.parent.pool.loading import Checks, LoadPreparation
+from edgeagent.worker.parent.pool.loading import DraftChooser, LoadPreparation, ModelSource
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_part, draft_part, rewind_part
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.pool.test_pool import Files
@@ -66,24 +65,23 @@ class Shelf:
         command = stub_command(self.lives, *starts)
         return Pool(
             config,
-            self.resolve,
-            lambda _: None,
-            offer=self.offer,
+            ModelSource(self.resolve, lambda _: None, offer=self.offer, names_stamp=lambda: dict(self.aliases)),
             command=command,
             limits=QUICK,
             read=self.read,
-            names_stamp=lambda: dict(self.aliases),
         )
 
 
 def prepared(
-    folder: Path, checks: Checks | None = None, adapters: Mapping[str, Path] = MappingProxyType({}), draft: str = "none"
+    folder: Path,
+    source: ModelSource | None = None,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
+    draft: str = "none",
 ) -> LoadPreparation:
     """Return the preparation of the model m.gguf in a folder; `draft` is its option."""
-    checks = checks or Checks(lambda _: None, TuningStore())
+    source = source or ModelSource(lambda name: Files(name, folder / f"{name}.gguf"), lambda _: None)
     found = Files("m", folder / "m.gguf")
-    chooser = checks.draft_chooser(draft, found, lambda name: Files(name, folder / f"{name}.gguf"))
-    return LoadPreparation("m", found.path, chooser, EngineConfig(), checks, adapters)
+    return LoadPreparation("m", found.path, DraftChooser(draft, found, source), EngineConfig(), source, adapters)
 
 
 @pytest.fixture
@@ -337,14 +335,26 @@ async def test_the_default_may_have_an_adapter(shelf: Shelf, tmp_path: Path) -> 
     adapters = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
     config = Config(model="m1+one", models={"m1": ModelConfig(adapters=adapters)})
     command = stub_command(shelf.lives)
-    pool = Pool(config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read)
+    pool = Pool(
+        config,
+        ModelSource(shelf.offer, lambda _: None, offer=shelf.offer),
+        command=command,
+        limits=QUICK,
+        read=shelf.read,
+    )
     await pool.start()
     assert pool.default() == pool.find("") == pool.find("default") == "m1+one"
     assert pool.find("default+two") == "m1+two" and pool.find("m1") == "m1"
     assert [status.is_pinned for status in pool.statuses()] == [True]
     await pool.stop()
     config = Config(model="m1+three", models={"m1": ModelConfig(adapters=adapters)})
-    pool = Pool(config, shelf.offer, lambda _: None, offer=shelf.offer, command=command, limits=QUICK, read=shelf.read)
+    pool = Pool(
+        config,
+        ModelSource(shelf.offer, lambda _: None, offer=shelf.offer),
+        command=command,
+        limits=QUICK,
+        read=shelf.read,
+    )
     with pytest.raises(ModelNotFound, match="m1 has these adapters: one, two"):
         await pool.start()
 
@@ -367,8 +377,8 @@ async def test_a_model_is_loaded_without_an_adapter_that_cannot_be_used(
             raise error
 
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
-    checks = Checks(lambda _: None, TuningStore(), validate_adapter=check)
-    preparation = prepared(tmp_path, checks, paths)
+    source = ModelSource(lambda name: Files(name, tmp_path / name), lambda _: None, validate_adapter=check)
+    preparation = prepared(tmp_path, source, paths)
     load = preparation.load()
     assert load.adapters == {"one": str(paths["one"])}
     assert load.unusable_adapters == {"two": error.message}
@@ -443,8 +453,8 @@ async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> N
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
     for path in (*paths.values(), tmp_path / "m.gguf"):
         path.write_bytes(b"x")
-    checks = Checks(lambda _: None, TuningStore(), validate_adapter=checked.append)
-    preparation = prepared(tmp_path, checks, paths)
+    source = ModelSource(lambda name: Files(name, tmp_path / name), lambda _: None, validate_adapter=checked.append)
+    preparation = prepared(tmp_path, source, paths)
     load = preparation.load()
     assert checked == list(paths.values()) and load.adapters == {name: str(path) for name, path in paths.items()}
     assert preparation.weigh() == 3

@@ -20,7 +20,7 @@ from edgeagent.errors import (
     StoreError,
 )
 from edgeagent.types import FileShape, WorkerState
-from edgeagent.worker.parent.pool.loading import ChosenDraft
+from edgeagent.worker.parent.pool.loading import ChosenDraft, ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.support import QUICK, Record, eventually, request
@@ -77,9 +77,7 @@ async def pool(store: Store, lives: Path) -> AsyncIterator[Pool]:
 def make_pool(store: Store, lives: Path, config: Config) -> Pool:
     return Pool(
         config,
-        store.resolve,
-        store.validate,
-        find_draft=store.find_draft,
+        ModelSource(store.resolve, store.validate, find_draft=store.find_draft),
         command=stub_command(lives),
         limits=QUICK,
     )
@@ -166,11 +164,13 @@ async def test_a_named_draft_with_another_token_starts_no_worker(store: Store, l
     header = SimpleNamespace(num_vocab=100, shape=FileShape(1))
     pool = Pool(
         Config(draft="small"),
-        store.resolve,
-        lambda _: header,
+        ModelSource(
+            store.resolve,
+            lambda _: header,
+            difference=lambda model, draft: "token 7 is 'a' in one and 'b' in the other",
+        ),
         command=stub_command(lives),
         limits=QUICK,
-        difference=lambda model, draft: "token 7 is 'a' in one and 'b' in the other",
     )
     await pool.start()
     (status,) = pool.statuses()
