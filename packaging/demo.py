@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from edgeagent.cli.chat.stages import stage_table
+from edgeagent.cli.chat.conversation import stage_table
 from edgeagent.cli.daemon.temporary import temporary_daemon
 from edgeagent.client import Answer, Client, connect, function_output
 from edgeagent.errors import EdgeAgentError

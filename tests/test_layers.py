@@ -162,7 +162,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "machine": {"models", "display", "link", "options"},
         "daemon": {"remotes", "display", "link", "options"},
         "chat": {"daemon", "completion", "display", "link", "options"},
-        "bench": {"daemon", "display", "link", "options"},
     },
 }
 # The modules of engine.cache that the rest of the engine and the worker may import: its interface and data. The worker

@@ -55,7 +55,7 @@ COMMANDS = {
     ),
     "cp": Command("edgeagent.cli.models.changes:copy", "Give a model another name."),
     "quantize": Command("edgeagent.cli.models.quantize:quantize", "Make a smaller copy of a model."),
-    "bench": Command("edgeagent.cli.bench.bench:bench", "Measure a server, or compare two."),
+    "bench": Command("edgeagent.cli.bench:bench", "Measure a server, or compare two."),
     "cache": Command("edgeagent.cli.daemon.cache:cache_app", "Show, purge or warm the prompt cache."),
     "token": Command("edgeagent.cli.daemon.token:token_app", "Replace the token, or give clients their own."),
     "remote": Command("edgeagent.cli.remotes.remote:remote_app", "Add and watch servers that may take requests."),

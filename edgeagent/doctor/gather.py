@@ -12,7 +12,7 @@ from edgeagent.config import Config
 from edgeagent.doctor import system
 from edgeagent.doctor.facts import Facts, Limits, RunningDaemon
 from edgeagent.doctor.native import ask_native
-from edgeagent.doctor.places import look_at, look_at_port
+from edgeagent.doctor.system import look_at, look_at_port
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import Runtime, find_daemon, read_token
 from edgeagent.store.gguf.header import validate_adapter

@@ -1,19 +1,190 @@
-"""Reads facts of the machine: processor, GPUs, memory and compilers. Tests can replace the root folder."""
+"""Reads facts of the machine: processor, GPUs, memory, compilers, folders and the port.
+
+It changes and creates nothing, and does not disturb a running daemon. Tests can replace the root folder.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import platform as platform_names
 import shutil
+import socket
+import ssl
+import stat
 import subprocess
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+import urllib.request
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from edgeagent.doctor.facts import Cpus, GpuVendor, Memory, Tools
+from edgeagent.config import ServerConfig
+from edgeagent.doctor.facts import Cpus, Folder, GpuVendor, Memory, Port, PortState, Tools
+from edgeagent.runtime_file import local_url
 from edgeagent.usable import usable_cpus, usable_memory
+
+ANSWER_TIMEOUT_S = 1.0
+_MAX_ANSWER_BYTES = 4096
+# The folder of cached prefixes may hold many files. Counting stops at this number.
+_MAX_FILES = 100_000
+
+DiskUsage = Callable[[Path], Any]
+
+
+def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = shutil.disk_usage) -> Folder:
+    """Return the facts about a folder. If it does not exist, they are those of the nearest parent that exists.
+
+    If `is_measured`, the sizes of the folder's files are added up too, without subfolders and up to _MAX_FILES files.
+    """
+    near = next((folder for folder in (path, *path.parents) if _exists(folder)), Path("/"))
+    try:
+        status = near.stat()
+        usage = disk_usage(near)
+    except OSError as error:
+        return Folder(path, problem=error.strerror or str(error))
+    is_there = near == path
+    if not stat.S_ISDIR(status.st_mode):
+        return Folder(path, problem=f"{near} is a file" if not is_there else "it is a file, not a folder")
+    return Folder(
+        path,
+        is_there=is_there,
+        is_writable=os.access(near, os.W_OK | os.X_OK) and not _is_read_only(near),
+        owner=_user_name(status.st_uid),
+        is_own=sys.platform == "win32" or status.st_uid == os.getuid(),
+        mode=stat.S_IMODE(status.st_mode) if sys.platform != "win32" else 0o700,
+        file_system=_file_system(near),
+        total_bytes=usage.total,
+        free_bytes=usage.free,
+        used_bytes=_size_of(path) if is_measured and is_there else 0,
+    )
+
+
+def look_at_port(server: ServerConfig, own_port: int | None) -> Port:
+    """Return whether the configured address is free. If another program uses it, return which one.
+
+    `own_port` is the port of the daemon that runs with this state folder; None if there is none.
+    """
+    state, holder = _port_state(server.host, server.port, own_port), ""
+    if state == "taken":
+        holder = _holder(server.port)
+        if _is_edgeagent(server):
+            state = "edgeagent"
+    return Port(server.host, server.port, state, holder)
+
+
+def _port_state(host: str, number: int, own_port: int | None) -> PortState:
+    if number and number == own_port:
+        return "ours"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError:
+        return "not ours"
+    with closing(socket.socket(family, kind, protocol)) as listener:
+        if sys.platform == "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            # Bind as the daemon does. The socket never listens, so no client can connect.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            return _why_not_bound(error)
+    return "free"
+
+
+def _why_not_bound(error: OSError) -> PortState:
+    if error.errno == errno.EACCES and sys.platform != "win32":
+        return "not allowed"
+    return "not ours" if error.errno == errno.EADDRNOTAVAIL else "taken"
+
+
+def _holder(number: int) -> str:
+    """Return the name and process id of the program that listens on a port; empty if the system does not show them."""
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:
+                return f"{psutil.Process(connection.pid).name()}, process {connection.pid}"
+    return ""
+
+
+def _is_edgeagent(server: ServerConfig) -> bool:
+    """Whether an edgeagent daemon listens on the configured address. It is asked without a token."""
+    url = local_url(server.host, server.port, is_encrypted=server.tls_certificate is not None)
+    request = urllib.request.Request(f"{url}/version")  # noqa: S310 http or https
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_unverified())
+    )
+    try:
+        with opener.open(request, timeout=ANSWER_TIMEOUT_S) as answer:
+            document = json.loads(answer.read(_MAX_ANSWER_BYTES))
+    except (OSError, ValueError, HTTPException):  # HTTPException: the program speaks another protocol
+        return False
+    return isinstance(document, dict) and "llama_cpp_python" in document
+
+
+def _unverified() -> ssl.SSLContext:
+    """Return a TLS context that accepts every certificate. Send no secret with it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _is_read_only(path: Path) -> bool:
+    if not hasattr(os, "statvfs"):
+        return False
+    with suppress(OSError):
+        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    return False
+
+
+def _user_name(uid: int) -> str:
+    if sys.platform == "win32":
+        return ""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _file_system(folder: Path) -> str:
+    with suppress(OSError):
+        mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+        resolved = folder.resolve()
+        return next((mounts[parent] for parent in (resolved, *resolved.parents) if parent in mounts), "")
+    return ""
+
+
+def _size_of(folder: Path) -> int:
+    num_bytes = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for number, entry in enumerate(entries):
+            if number >= _MAX_FILES:
+                break
+            with suppress(OSError):
+                num_bytes += entry.stat(follow_symlinks=False).st_size
+    return num_bytes
+
 
 _PROGRAM_TIMEOUT_S = 5.0
 _LOAD_S = 0.25

@@ -17,11 +17,90 @@ from dataclasses import dataclass, replace
 
 from edgeagent.config import DEFAULT_PARALLEL, EngineConfig
 from edgeagent.errors import ModelLoadFailed
-from edgeagent.fit.draft_states import DraftStates, describe_drafts, draft_states
-from edgeagent.fit.need import CONTEXT_STEP, DEFAULT_MAX_CONTEXT, kv_bytes_per_token, num_cells_wanted, predict
+from edgeagent.fit.need import (
+    CONTEXT_STEP,
+    DEFAULT_MAX_CONTEXT,
+    kv_bytes_per_token,
+    num_cells_wanted,
+    num_states,
+    predict,
+)
 from edgeagent.fit.placement import FreeMemory, Layout, MemoryUse, layouts, predict_use
 from edgeagent.sizes import memory_text
 from edgeagent.types import FileShape, SettingChoice
+
+_STATE_BYTES = 4  # for each value
+# Three limits on the memory of the states: a share of the free memory; a share of the model's size, or _LITTLE_BYTES if
+# that is more; and _MAX_BYTES.
+_FREE_MEMORY_SHARE, _WEIGHTS_SHARE, _LITTLE_BYTES, _MAX_BYTES = 1 / 8, 1 / 2, 64 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStates:
+    """How many earlier states a model keeps: one for each of the last `num_tokens` tokens of every sequence.
+
+    Each of these tokens takes `token_bytes`, for all sequences together.
+    """
+
+    num_tokens: int
+    token_bytes: int
+
+
+def draft_states(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> DraftStates | None:
+    """Return how many earlier states the model keeps; `num_tokens` is 0 if they would take too much memory.
+
+    The first shape is the model, the others its draft model. Return None if drafts are off, if the model has no
+    states, or if llama.cpp cannot keep its earlier states.
+    """
+    values = [layer.num_state_values for layer in shapes[0].layers]
+    if not shapes[0].keeps_states or not any(values) or not config.draft_tokens:
+        return None
+    # A step also needs a buffer for the states of one layer.
+    token_bytes = num_states(config) * (sum(values) + max(values)) * _STATE_BYTES
+    on_gpus = sum(gpu.free_bytes for gpu in free_memory.gpus) if config.gpu_layers else 0
+    most = float(_LITTLE_BYTES)
+    # Without a draft model and without n-grams, only tokens that a grammar forces are drafted. Then the limit is
+    # _LITTLE_BYTES.
+    if config.draft_ngrams or len(shapes) > 1:
+        most = min(max(most, _WEIGHTS_SHARE * shapes[0].num_bytes), _MAX_BYTES)
+    most = min(most, _FREE_MEMORY_SHARE * (on_gpus or free_memory.ram_bytes))
+    return DraftStates(min(config.draft_tokens, int(most // token_bytes)), token_bytes)
+
+
+def describe_drafts(states: DraftStates, config: EngineConfig) -> SettingChoice:
+    """Return how many tokens may be drafted and why, as the choice is shown to the user."""
+    each = memory_text(states.token_bytes)
+    if states.num_tokens == 0:
+        why = f"the states needed to undo rejected drafts would take {each} for each token, which is too much"
+        return SettingChoice("drafts", "none", "memory", why)
+    by = "option" if states.num_tokens == config.draft_tokens else "memory"
+    why = f"the states needed to undo rejected drafts take {each} for each token"
+    return SettingChoice("drafts", f"up to {states.num_tokens}", by, why)
+
+
+def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> str:
+    """Return why a model is loaded without its draft model; "" if both fit, or if there is no draft model.
+
+    The first shape is the model, the others its draft model. Both fit if there is memory for both, and if the model
+    gets the same context, KV types, parallel requests and layers on GPUs as without the draft model. It must also keep
+    at least as many earlier states.
+    """
+    if len(shapes) == 1:
+        return ""
+    pair, alone = make_plan(shapes, config, free_memory), make_plan(shapes[:1], config, free_memory)
+    keeps_states = pair.layout.max_rewind >= alone.layout.max_rewind
+    if pair.fits and keeps_states and pair.config == alone.config and _of_model(pair) == _of_model(alone):
+        return ""
+    needed = predict(shapes[1:], pair.config, pair.num_cells)
+    return (
+        f"it takes about {memory_text(needed.total_bytes - needed.worker_bytes)} of memory, which the model needs "
+        "itself: there is too little for both"
+    )
+
+
+def _of_model(plan: RunPlan) -> Layout:
+    return replace(plan.layout, num_draft_gpu_layers=0, max_rewind=0)
+
 
 # Context lengths in tokens, tried in this order. To reach a length, the KV cache is quantized first. If that is not
 # enough, fewer layers are put on the GPUs.

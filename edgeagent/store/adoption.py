@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.store.names.parsing import MAX_NAME_CHARS
-from edgeagent.store.names.split import split_paths, split_stem
-from edgeagent.store.names.variants import is_companion
+from edgeagent.store.names.variants import is_companion, split_paths, split_stem
 
 MAX_MODELS = 2_000
 _MAX_JSON_BYTES = 1 << 20

@@ -18,9 +18,8 @@ from edgeagent.store.gguf.header import validate_model
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.last_use import LastUse
 from edgeagent.store.names.catalog import match_entry
-from edgeagent.store.names.near import near_names
 from edgeagent.store.names.own import Imported, OwnNamesFile, with_alias, with_import
-from edgeagent.store.names.parsing import CatalogName, is_short_name, parse_name, without_latest
+from edgeagent.store.names.parsing import CatalogName, is_short_name, near_names, parse_name, without_latest
 from edgeagent.store.resolve import DEFAULT_NAMES, Found, Library
 from edgeagent.store.verified import VerifiedFiles
 

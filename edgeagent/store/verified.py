@@ -1,16 +1,68 @@
-"""Records which model files have the right hash, so that each is hashed only once. No names of models, no network."""
+"""The sha256 of model files: which files were found to have the right one, and hashes that are computed when asked for.
+
+A verified file is recorded on disk, so that it is hashed only once. Other hashes are not stored there, where they could
+be forged. No network.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from edgeagent.errors import StoreError
+from edgeagent.state_files import file_stamp
+from edgeagent.store.names.own import NAMES_FILE
+
+# A file up to this size is read to compute its sha256, which takes about 40 ms.
+_SMALL_BYTES = 64 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """Return a file's sha256. This process reads the file again only after it has changed.
+
+    Raise StoreError if the file cannot be read.
+    """
+    path = path.resolve()
+    return _sha256_at(path, file_stamp(path))
+
+
+def known_sha256(path: Path, verified: VerifiedFiles) -> str:
+    """Return a file's sha256 if it is quick to get; "" if it is not, or if the file cannot be read.
+
+    It is quick to get if the file was verified before and has not changed, or if the file is small.
+    """
+    noted = verified.noted_sha256(path)
+    if noted is not None and verified.knows(path, noted):
+        return noted
+    try:
+        return sha256_of(path) if path.stat().st_size <= _SMALL_BYTES else ""
+    except (OSError, StoreError):
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _sha256_at(path: Path, _stamp: object) -> str:
+    return file_sha256(path)
+
+
+def lend_records(owner: Path, borrower: Path) -> None:
+    """Copy the user's names of models and the record of verified files to another state folder.
+
+    They are copied from the state folder `owner` to the state folder `borrower`. With them, a daemon that uses
+    `borrower` need not hash verified files again. What cannot be copied is left out. Nothing is copied back later.
+    """
+    borrower.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in (NAMES_FILE, VERIFIED_FILE):
+        with suppress(OSError):
+            shutil.copy2(owner / name, borrower / name)
+
 
 VERIFIED_FILE = "verified.json"
 _CHUNK_BYTES = 1 << 20

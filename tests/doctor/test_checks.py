@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgeagent.doctor.checks import examine
+from edgeagent.doctor.checks import Finding, examine
 from edgeagent.doctor.facts import Cpus, Facts, Folder, Limits, Memory, Native, Port, RunningDaemon, Tools
-from edgeagent.doctor.findings import Finding
 from edgeagent.types import DeviceInfo
 
 GB = 10**9

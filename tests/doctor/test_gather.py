@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from edgeagent.config import ServerConfig
-from edgeagent.doctor import places, system
+from edgeagent.doctor import system
 from edgeagent.doctor.native import ask_native
-from edgeagent.doctor.places import look_at, look_at_port
+from edgeagent.doctor.system import look_at, look_at_port
 
 
 def test_the_real_llama_cpp_reports_what_it_is() -> None:
@@ -108,7 +108,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeagent.doctor.places.os.access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr("edgeagent.doctor.system.os.access", lambda *_: False)  # root may write anywhere
     assert not look_at(tmp_path).is_writable
 
 
@@ -121,7 +121,7 @@ def test_a_disk_that_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(system, "ANSWER_TIMEOUT_S", 0.01)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -5,11 +5,9 @@ from __future__ import annotations
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
-from edgeagent.fit.draft_states import draft_states
-from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import predict
-from edgeagent.fit.placement import FreeMemory
-from edgeagent.fit.plan import describe, make_plan, plan_again
+from edgeagent.fit.placement import FreeMemory, GpuDevice
+from edgeagent.fit.plan import describe, draft_states, make_plan, plan_again
 from edgeagent.types import FileShape, LayerShape
 from tests.fit.shapes import GIB, MIB, shape
 

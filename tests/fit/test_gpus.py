@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.fit.gpus import GpuDevice, gpus_of
+from edgeagent.fit.placement import GpuDevice, gpus_of
 from edgeagent.types import DeviceInfo
 
 GIB = 1 << 30

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import predict
-from edgeagent.fit.pair import why_no_draft
-from edgeagent.fit.placement import FreeMemory
+from edgeagent.fit.placement import FreeMemory, GpuDevice
+from edgeagent.fit.plan import why_no_draft
 from tests.fit.shapes import GIB, MIB, shape
 
 MODEL = shape()

@@ -8,9 +8,8 @@ import pytest
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
-from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import predict
-from edgeagent.fit.placement import FreeMemory, Layout, MemoryUse, layouts, predict_use
+from edgeagent.fit.placement import FreeMemory, GpuDevice, Layout, MemoryUse, layouts, predict_use
 from tests.fit.shapes import GIB, MIB, shape
 
 CONFIG = EngineConfig()

@@ -9,9 +9,8 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.errors import ModelLoadFailed
-from edgeagent.fit.gpus import GpuDevice
 from edgeagent.fit.need import predict
-from edgeagent.fit.placement import FreeMemory, Layout
+from edgeagent.fit.placement import FreeMemory, GpuDevice, Layout
 from edgeagent.fit.plan import RunPlan, check_possible, describe, least_cells, longest_context, make_plan, plan_again
 from edgeagent.types import FileShape, LayerShape
 from tests.fit.shapes import GIB, MIB, shape

@@ -46,7 +46,7 @@ WARM_UP_SHARE = 0.1
 SETTLE_S = 5.0
 WORDS = ["weather", "lights", "kitchen", "timer", "shopping", "morning", "garden", "music", "bedroom", "coffee"]
 # Small caches that fill soon, so that later growth does not come from them.
-BOUNDS = {"cache-memory-bytes": 4 << 20, "cache-disk-bytes": 16 << 20, "max-stored-responses": 200}
+BOUNDS = {"cache-memory-bytes": 4 << 20, "cache-disk-bytes": 16 << 20, "max-stored-bytes": 4 << 20}
 FLAGS = (
     *(part for name, bound in BOUNDS.items() for part in (f"--{name}", str(bound))),
     "--log-level",

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeagent.store.hub import background, transfer
+from edgeagent.store.hub import background, pull
 from edgeagent.store.hub.pull import Puller
 from tests.robust import asgi
 from tests.robust.name_vectors import WIRE_NAMES
@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
     """Print the paths opened beyond those for a harmless name, and the statuses."""
     nowhere = partial(Puller, endpoint="http://127.0.0.1:9")
     background.Puller = nowhere  # type: ignore[attr-defined, assignment]
-    transfer.RETRY_WAIT_S = 0.0
+    pull.RETRY_WAIT_S = 0.0
     asgi.STATE_DIR = folder
     with asgi.calling() as caller:
         for harmless in ("org/repo", "org/repo:Q4_0", "fake", "nothing"):

@@ -10,7 +10,7 @@ from websockets.asyncio.client import connect
 
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
-from edgeagent.doctor.places import look_at_port
+from edgeagent.doctor.system import look_at_port
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Reply, Running, limited, read_reply, running
 from tests.patience import patient

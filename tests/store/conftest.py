@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.store.hub import transfer
+from edgeagent.store.hub import pull
 from edgeagent.store.hub.pull import Puller
 from edgeagent.store.resolve import Library
 from tests.hub_server import HubServer, hub_server
@@ -22,7 +22,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     from huggingface_hub import close_session
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(transfer, "RETRY_WAIT_S", 0.0)
+    monkeypatch.setattr(pull, "RETRY_WAIT_S", 0.0)
     close_session()
     with hub_server() as server:
         yield server

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.store import hashes
-from edgeagent.store.hashes import known_sha256
-from edgeagent.store.verified import VerifiedFiles
+from edgeagent.store import verified as hashes
+from edgeagent.store.verified import VerifiedFiles, known_sha256
 
 
 def sha256(content: bytes) -> str:

@@ -12,8 +12,7 @@ from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.store.adoption import Adoptable
 from edgeagent.store.gguf.header import read_header
-from edgeagent.store.hub.cache import HubCache
-from edgeagent.store.hub.pruning import Pruner
+from edgeagent.store.hub.cache import HubCache, Pruner
 from edgeagent.store.last_use import LastUse
 from edgeagent.store.library_editor import LibraryEditor
 from edgeagent.store.names.own import OwnNames, OwnNamesFile

@@ -11,15 +11,183 @@ import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from rich.cells import cell_len
 
 from edgeagent.cli.chat.line_reader import LineReader
-from edgeagent.cli.chat.stages import stage_table
-from edgeagent.cli.chat.status_line import StatusLine
-from edgeagent.cli.chat.word_wrap import WordWrap
-from edgeagent.cli.display import complain
+from edgeagent.cli.display import aligned, complain
 from edgeagent.client import Answer, Client, Event
 from edgeagent.errors import EdgeAgentError
+
+STAGES = {
+    "queue": "waiting for its turn",
+    "load": "waiting for the model",
+    "render": "template and tokenizer",
+    "cache": "prefix cache lookup",
+    "prefill": "computing the prompt",
+    "first_token": "until the first token",
+    "decode": "first to last token",
+    "delivery": "engine to client, mean",
+}
+
+
+def stage_table(answers: Mapping[str, Answer]) -> str:
+    """Return a table of the milliseconds in each stage, the tokens and the speed, with one column for each answer.
+
+    `answers` maps the title of each column to its answer.
+    """
+    columns = list(answers.values())
+    rows = [["milliseconds", *answers]]
+    for stage, meaning in STAGES.items():
+        rows.append([meaning, *(_milliseconds(answer, stage) for answer in columns)])
+    rows.append(["tokens: prompt (cached) + output", *(_tokens(answer) for answer in columns)])
+    rows.append(["tokens per second", *(f"{answer.timings.get('predicted_per_second', 0):.1f}" for answer in columns)])
+    if any(answer.timings.get("draft_n") for answer in columns):
+        rows.append(["draft tokens accepted", *(_accepted(answer) for answer in columns)])
+    return aligned(rows)
+
+
+def _milliseconds(answer: Answer, stage: str) -> str:
+    value = (answer.edgeagent.get("stages_ms") or {}).get(stage)
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _tokens(answer: Answer) -> str:
+    cached = (answer.usage.get("input_tokens_details") or {}).get("cached_tokens", 0)
+    return f"{answer.usage.get('input_tokens', 0)} ({cached}) + {answer.usage.get('output_tokens', 0)}"
+
+
+def _accepted(answer: Answer) -> str:
+    drafted = answer.timings.get("draft_n", 0)
+    return f"{answer.timings.get('draft_n_accepted', 0)} of {drafted}" if drafted else "-"
+
+
+class StatusLine:
+    """Shows one text at a time. At the end of the context, the line is cleared."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.show("")
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether stderr is a terminal, so that the line can be shown."""
+        return sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """Show a text in place of the one before. An empty text leaves the cursor at the start of an empty line."""
+        if not self.is_visible:
+            return
+        # A line that wraps could not be overwritten.
+        width = shutil.get_terminal_size().columns - 1
+        text = text[: width - len("^C")]
+        if text != self._shown:
+            # Clear the whole line, since the terminal may have written ^C after the text.
+            line = f"{text:<{len(self._shown)}}" if text else f"{'':{width}}\r"
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)  # noqa: T201
+            self._shown = text
+
+
+_FENCES = ("```", "~~~")
+_TAB_COLUMNS = 8
+_CLEAR_LINE = "\x1b[K"  # from the cursor on
+
+
+class WordWrap:
+    """Wraps one text that arrives in pieces. The text starts at the left edge of the terminal.
+
+    Each piece is shown at once: a word that turns out too long for its line is erased and moves to the next line. Three
+    things stay intact, so only the terminal breaks them: a word longer than a line, code between backticks, and the
+    lines of a fenced code block. A wide character, as in Chinese, begins a word of its own.
+    """
+
+    def __init__(self) -> None:
+        self._output: list[str] = []
+        self._column = 0
+        # The word at the end of the text: the part that is shown, the part that is not, and the columns of both.
+        self._shown = self._unshown = ""
+        self._num_word_columns = 0
+        self._line_start = ""  # the first characters of the line, without leading blanks
+        self._is_block = self._is_span = False
+
+    def wrap(self, text: str, num_columns: int) -> str:
+        """Return what to write to a terminal of this width to show the next piece of the text."""
+        self._output = []
+        for char in text:
+            self._add(char, num_columns)
+        self._show_word()
+        return "".join(self._output)
+
+    def _add(self, char: str, num_columns: int) -> None:
+        if char == "\n":
+            self._end_line()
+            return
+        if len(self._line_start) < len(_FENCES[0]) and (self._line_start or not char.isspace()):
+            self._line_start += char
+        if self._is_block:
+            self._output.append(char)
+        elif char in " \t" and not self._is_span:
+            self._end_word()
+            self._add_blank(char, num_columns)
+        else:
+            self._add_to_word(char, num_columns)
+
+    def _end_line(self) -> None:
+        self._end_word()
+        self._output.append("\n")
+        if self._line_start in _FENCES:
+            self._is_block = not self._is_block
+        self._column, self._line_start, self._is_span = 0, "", False
+
+    def _show_word(self) -> None:
+        self._output.append(self._unshown)
+        self._shown += self._unshown
+        self._unshown = ""
+
+    def _end_word(self) -> None:
+        self._show_word()
+        self._shown, self._num_word_columns = "", 0
+
+    def _add_blank(self, char: str, num_columns: int) -> None:
+        """Add a blank. At the end of a full line it is left out."""
+        if self._column < num_columns - 1:
+            self._output.append(char)
+            width = 1 if char == " " else _TAB_COLUMNS - self._column % _TAB_COLUMNS
+            self._column = min(self._column + width, num_columns - 1)
+
+    def _add_to_word(self, char: str, num_columns: int) -> None:
+        if char == "`":
+            self._is_span = not self._is_span
+        width = cell_len(char)
+        if width > 1:
+            self._end_word()
+        # The last column stays empty: with the cursor behind it, terminals treat a backspace differently.
+        if self._num_word_columns + width >= num_columns:
+            self._is_span = False  # a backtick without a second one must not stop the wrapping
+        elif self._column + width >= num_columns:
+            self._move_word()
+        if self._column + width > num_columns:  # the terminal has broken the word
+            self._column = 0
+        self._unshown += char
+        self._column += width
+        self._num_word_columns += width
+
+    def _move_word(self) -> None:
+        """Move the word to the start of the next line."""
+        erase = "\b" * cell_len(self._shown) + _CLEAR_LINE if self._shown else ""
+        self._output.append(f"{erase}\n")
+        self._shown, self._unshown = "", self._shown + self._unshown
+        self._column = self._num_word_columns
+
 
 HELP = '''\
 /timings   where the time of the last answer went

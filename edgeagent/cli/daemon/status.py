@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import psutil
 import typer
 
-from edgeagent.cli.daemon.explained_choices import explained_choices
 from edgeagent.cli.display import duration, size_text, table, wrapped
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir
@@ -21,6 +20,35 @@ from edgeagent.errors import EdgeAgentError
 from edgeagent.file_lock import holder
 from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
+
+_HOW = {
+    "option": "asked for",
+    "measurement": "measured",
+    "default": "the default",
+    "model": "for this model",
+    "trial": "tried",
+}
+
+
+def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each chosen setting. If it was measured, also yield a table of the milliseconds for each value.
+
+    `model` is the model's entry in the daemon's status. If no setting was chosen, yield a line that says so.
+    """
+    choices = (model.get("info") or {}).get("choices")
+    if not choices:
+        yield wrapped(f"{model['name']}: nothing was chosen yet")
+    for choice in choices or ():
+        how = _HOW.get(choice["by"], choice["by"])
+        yield wrapped(f"{model['name']}: {choice['name']} {choice['value']} ({how}): {choice['why']}")
+        works = list(dict.fromkeys(work for each in choice["alternatives"] for work in each["work_ms"]))
+        if works:
+            rows = [
+                [f"  {work}, ms", *(f"{each['work_ms'].get(work, 0):,.1f}" for each in choice["alternatives"])]
+                for work in works
+            ]
+            yield table(["", *(each["value"] for each in choice["alternatives"])], rows)
+
 
 POLL_S = 0.05
 STOP_MARGIN_S = 10.0

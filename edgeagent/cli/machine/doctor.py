@@ -14,7 +14,7 @@ from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settin
 from edgeagent.errors import EdgeAgentError
 
 if TYPE_CHECKING:
-    from edgeagent.doctor.findings import Finding
+    from edgeagent.doctor.checks import Finding
     from edgeagent.runtime_file import Runtime
 
 READY_TIMEOUT_S = 15.0

@@ -73,7 +73,7 @@ def prune(
     Shows what will be deleted and how much space that frees, and asks. Running downloads stay. Only GGUF files in the
     shared Hugging Face cache are considered.
     """
-    from edgeagent.store.hub.pruning import Pruner
+    from edgeagent.store.hub.cache import Pruner
 
     settings = settings_of(models_dir, state_dir, config)
     pruner = Pruner(settings.store)
@@ -153,7 +153,7 @@ def import_models(
 
 
 def _chosen(found: Sequence[Adoptable], names: Sequence[str]) -> list[Adoptable]:
-    from edgeagent.store.names.near import near_names
+    from edgeagent.store.names.parsing import near_names
 
     known = {model.name for model in found}
     for name in names:

@@ -45,8 +45,7 @@ def fit(
     longest context that fits and the catalog's models that fit, and exits with 1.
     """
     from edgeagent.fit.need import predict
-    from edgeagent.fit.pair import why_no_draft
-    from edgeagent.fit.plan import describe, longest_context, make_plan
+    from edgeagent.fit.plan import describe, longest_context, make_plan, why_no_draft
     from edgeagent.types import SettingChoice
 
     settings = settings_of(models_dir, state_dir, config)
@@ -74,9 +73,8 @@ def _free_memory(ram: str | None, vram: str | None, engine: EngineConfig) -> Fre
     If only `ram` is given, it describes another machine, whose GPUs are unknown. Then no GPU is assumed.
     """
     from edgeagent.doctor.native import ask_native
-    from edgeagent.fit.gpus import GpuDevice, gpus_of
     from edgeagent.fit.need import margin_bytes
-    from edgeagent.fit.placement import FreeMemory
+    from edgeagent.fit.placement import FreeMemory, GpuDevice, gpus_of
     from edgeagent.usable import usable_memory
 
     if vram is None:

@@ -10,13 +10,40 @@ import typer
 
 from edgeagent.cli.completion import model_names
 from edgeagent.cli.display import aligned, duration, size_text, table, wrapped
-from edgeagent.cli.models.fitting import file_fits, fitting_context
 from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settings_of
 
 if TYPE_CHECKING:
-    from edgeagent.config import Config
+    from edgeagent.config import Config, EngineConfig
+    from edgeagent.store.gguf.header import GgufHeader
     from edgeagent.store.names.catalog import CatalogEntry
     from edgeagent.store.resolve import LocalModel
+
+# If only a file's size is known, its memory is estimated as twice this size, since its matrices may be kept twice, plus
+# a fixed size for the KV cells, the buffers and the process.
+_TIMES_FILE, _BESIDE_BYTES = 2, 1 << 30
+
+
+def fitting_context(header: GgufHeader, engine: EngineConfig) -> int:
+    """Return the context, in tokens, that a model can have on this machine without GPUs; 0 if it does not fit."""
+    from edgeagent.fit.placement import FreeMemory
+    from edgeagent.fit.plan import make_plan
+
+    plan = make_plan([header.shape], engine, FreeMemory(_machine_bytes()))
+    return plan.num_cells if plan.fits else 0
+
+
+def file_fits(num_bytes: int) -> bool:
+    """Whether a model file of about this size should fit into this machine's memory."""
+    return _TIMES_FILE * num_bytes + _BESIDE_BYTES <= _machine_bytes()
+
+
+def _machine_bytes() -> int:
+    from edgeagent.fit.need import margin_bytes
+    from edgeagent.usable import usable_memory
+
+    total = usable_memory().total
+    return total - margin_bytes(total)
+
 
 COLUMNS = ("name", "architecture", "quant", "size", "context", "memory", "fits", "draft", "last loaded", "where")
 CATALOG_COLUMNS = ("name", "kind", "size", "fits", "context", "draft", "license", "here", "what it is")

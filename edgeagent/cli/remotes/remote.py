@@ -19,8 +19,6 @@ from edgeagent.cli.completion import remote_names
 from edgeagent.cli.display import table, wrapped
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir
-from edgeagent.cli.remotes.checkup import checkup_lines
-from edgeagent.cli.remotes.consent import consent_text
 from edgeagent.cli.remotes.options import (
     Budgets,
     CaFile,
@@ -57,11 +55,111 @@ from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 from edgeagent.machine_policy.file import PolicyFile
 from edgeagent.machine_policy.remotes import under
-from edgeagent.remotes import Key, Remote, Terms, Tls
-from edgeagent.remotes.check import checked, host_of
+from edgeagent.remotes import Budget, Key, Price, Remote, Terms, Tls
+from edgeagent.remotes.check import checked, host_of, is_loopback
 from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
 from edgeagent.remotes.keys import KeyFinder, store_key
 from edgeagent.runtime_file import find_daemon, no_daemon
+
+_MAX_NAMED = 8
+
+
+def checkup_lines(found: dict[str, Any]) -> list[str]:
+    """Return the result of a test as lines of text: the times of the stages, the models, and the problem if any."""
+    region = f" ({found['region']})" if found["region"] else ""
+    stages = (("name", "name_s"), ("connect", "connect_s"), ("TLS", "tls_s"), ("models", "models_s"))
+    times = [f"{word} {_milliseconds(found[field])}" for word, field in stages if found[field] is not None]
+    if found["is_http2"]:
+        times.append("HTTP/2")
+    lines = [f"{found['url']}{region}: {', '.join(times) or 'not reached'}"]
+    if found["models"]:
+        names = ", ".join(found["models"][:_MAX_NAMED])
+        more = f" and {len(found['models']) - _MAX_NAMED} more" if len(found["models"]) > _MAX_NAMED else ""
+        lines.append(f"  it serves {names}{more}")
+    if found["token_s"] is not None:
+        lines.append(f"  one token from {found['model']}: {_milliseconds(found['token_s'])}")
+    if found["problem"]:
+        lines.append(f"  problem: {found['problem']}")
+    return lines
+
+
+def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
+    """Return text that says which data may be sent to which server once this remote is added.
+
+    `before` is the remote that this one replaces, if any. `route` is the value of the option `route`.
+    """
+    mode = "prefer_local" if route == "auto" else route
+    hosts = ", ".join(_host(endpoint.url, endpoint.region) for endpoint in remote.endpoints)
+    lines = [f"{remote.name} is at {hosts}."]
+    if before is not None:
+        lines.append(f"It replaces {before.name} at {', '.join(host_of(each.url) for each in before.endpoints)}.")
+    lines += [
+        "",
+        f"What goes there: {_WHEN[mode]}: its whole conversation (messages, tools, their results) and its settings, "
+        "including the part of an answer that began here.",
+        "What stays here: all other conversations, stored responses, files, the names of this machine, of its users "
+        "and of its clients, and every request whose own route, or whose token's route, is local_only.",
+        f"Who can read it: {_readers(remote)}.",
+        f"Key: {_key(remote.key)}. Price and budget: {_money(remote)}.",
+    ]
+    if any(endpoint.url.startswith("http:") and not is_loopback(endpoint.url) for endpoint in remote.endpoints):
+        lines.append("Not encrypted: others on the network can read prompts, answers and the key.")
+    lines += [
+        "",
+        "Each request that goes there is recorded without its content; `edgeagent egress` shows the records. "
+        f"`edgeagent remote rm {remote.name}` removes the remote at once.",
+    ]
+    return "\n".join(lines)
+
+
+_WHEN = {
+    "local_only": "nothing while the daemon's route is local_only; with another route, each request that leaves",
+    "prefer_local": "each request that this machine cannot serve, or not in time",
+    "prefer_remote": "each request, while the remote can serve it",
+    "remote_only": "each request",
+}
+
+
+def _host(url: str, region: str) -> str:
+    return host_of(url) + (f" ({region})" if region else "")
+
+
+def _each_host(remote: Remote) -> str:
+    return " and ".join(dict.fromkeys(host_of(endpoint.url) for endpoint in remote.endpoints))
+
+
+def _readers(remote: Remote) -> str:
+    """Return text that names the operator who receives the prompts.
+
+    It also says what is known about retention and training, and what the owner should still find out.
+    """
+    terms, is_told = remote.terms, remote.terms.training != "unknown"
+    who = f"{terms.operator}, the operator of" if terms.operator else "the operator of"
+    known = [f"keeps it for {terms.retention}"] if terms.retention else []
+    known += [f"{'trains' if terms.training == 'yes' else 'does not train'} models on it"] if is_told else []
+    missing = [] if terms.retention else ["for how long it is kept (--retention)"]
+    missing += [] if is_told else ["whether models are trained on it (--training)"]
+    said = f". As you were told, the operator {' and '.join(known)}" if known else ""
+    unknown = f". Find out {' and '.join(missing)}" if missing else ""
+    return f"{who} {_each_host(remote)}{said}{unknown}"
+
+
+def _key(key: Key | None) -> str:
+    match key:
+        case None:
+            return "none is sent"
+        case Key(source="env", name=name):
+            return f"in the daemon's environment variable {name}"
+        case Key(source="file", name=name):
+            return f"in {name}"
+    return "in the system's keyring"
+
+
+def _money(remote: Remote) -> str:
+    prices = f"{remote.price.prompt:g} and {remote.price.output:g} for a million tokens"
+    price = "no price" if remote.price == Price() else prices
+    return f"{price}, {'no daily budget' if remote.budget == Budget() else 'a daily budget'}"
+
 
 remote_app = typer.Typer(rich_markup_mode=None)
 
@@ -251,7 +349,9 @@ def _status_row(remote: Mapping[str, Any], endpoint: Mapping[str, Any]) -> tuple
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000.0 * seconds:.3g} ms"
+    if seconds is None:
+        return "-"
+    return f"{1000.0 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000.0 * seconds:.3g} ms"
 
 
 def _list_row(remote: Remote) -> tuple[str, ...]:

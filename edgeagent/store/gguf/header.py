@@ -14,8 +14,7 @@ from pathlib import Path
 
 from edgeagent.errors import ModelDamaged, ModelNotFound
 from edgeagent.store.gguf.byte_reader import ByteReader, open_model_file
-from edgeagent.store.gguf.file_shape import merge_shapes, read_shape
-from edgeagent.store.gguf.memory_kind import memory_kind
+from edgeagent.store.gguf.file_shape import memory_kind, merge_shapes, read_shape
 from edgeagent.store.gguf.tables import (
     CHAT_TEMPLATE,
     MAX_KEYS,
@@ -32,7 +31,7 @@ from edgeagent.store.gguf.tables import (
     shown,
 )
 from edgeagent.store.gguf.tensor_types import FILE_TYPES
-from edgeagent.store.names.split import MAX_SPLITS, split_paths
+from edgeagent.store.names.variants import MAX_SPLITS, split_paths
 from edgeagent.types import FileShape
 
 MAX_LAYERS = 512

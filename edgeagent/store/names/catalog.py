@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
 from edgeagent.errors import ModelNotFound, StoreError
-from edgeagent.store.names.near import near_names
-from edgeagent.store.names.parsing import CatalogName, HubName, is_file_name, is_repo_name, is_short_name
+from edgeagent.store.names.parsing import CatalogName, HubName, is_file_name, is_repo_name, is_short_name, near_names
 from edgeagent.store.names.variants import Variant, canonical_name, quant_label
 
 _PACKAGE = Path(__file__).resolve().parents[2]

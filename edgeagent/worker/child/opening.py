@@ -12,11 +12,9 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ModelLoadFailed
-from edgeagent.fit.gpus import gpus_of
 from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
-from edgeagent.fit.pair import why_no_draft
-from edgeagent.fit.placement import FreeMemory
-from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again
+from edgeagent.fit.placement import FreeMemory, gpus_of
+from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again, why_no_draft
 from edgeagent.types import FileShape, SettingChoice
 from edgeagent.types.file_shape import LayerShape
 from edgeagent.usable import usable_memory

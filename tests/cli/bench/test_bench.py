@@ -15,8 +15,7 @@ import pytest
 from edgeagent.bench.scenario import Scenario
 from edgeagent.bench.scenarios import SCENARIOS
 from edgeagent.cli import main
-from edgeagent.cli.bench import bench
-from edgeagent.cli.bench.options import ScenarioName
+from edgeagent.cli.bench import ScenarioName, bench
 from edgeagent.client import Address
 from edgeagent.runtime_file import Runtime
 from tests.backends.fake import FakeBackend
@@ -196,5 +195,5 @@ def test_its_help_imports_nothing_slow_and_teaches() -> None:
     assert not {"httpx", "websockets", "rich", "matplotlib", "fastapi"} & set(json.loads(modules))
     examples = [line.strip() for line in help_lines if line.startswith("  edgeagent bench")]
     assert len(examples) >= 6
-    assert bench.bench.__doc__ is not None
-    assert all(scenario in bench.bench.__doc__ for scenario in SCENARIOS)
+    assert bench.__doc__ is not None
+    assert all(scenario in bench.__doc__ for scenario in SCENARIOS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from edgeagent.cli.chat.model_or_prompt import check_model, split_arguments
+from edgeagent.cli.chat.run import check_model, split_arguments
 
 KNOWN = ("builtin", "org/repo", "qwen3-0.6b", "qwen3-1.7b")
 

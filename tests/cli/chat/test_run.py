@@ -153,7 +153,7 @@ def test_piped_text_is_part_of_the_prompt(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="`yes` of POSIX")
 def test_a_pipe_that_never_ends_is_refused(tmp_path: Path) -> None:
-    environment = os.environ | {"EDGEAGENT_STATE_DIR": str(tmp_path), "EDGEAGENT_SERVER__MAX_FRAME_BYTES": "100000"}
+    environment = os.environ | {"EDGEAGENT_STATE_DIR": str(tmp_path)}
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
         try:
             done = subprocess.run(
@@ -167,7 +167,7 @@ def test_a_pipe_that_never_ends_is_refused(tmp_path: Path) -> None:
         finally:
             endless.kill()
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: the piped text is larger than the daemon accepts (100000 bytes;")
+    assert done.stderr.startswith("error: the piped text is larger than the daemon accepts (16777216 bytes)")
 
 
 def test_bytes_that_are_no_text_are_question_marks(start_stub: StartStub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.cli.chat.stages import STAGES, stage_table
+from edgeagent.cli.chat.conversation import STAGES, stage_table
 from edgeagent.cli.display import aligned
 from edgeagent.client import Answer
 

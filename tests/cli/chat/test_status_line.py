@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from edgeagent.cli.chat.status_line import StatusLine
+from edgeagent.cli.chat.conversation import StatusLine
 
 
 class Terminal(io.StringIO):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from edgeagent.cli.chat.word_wrap import WordWrap
+from edgeagent.cli.chat.conversation import WordWrap
 from tests.examples import examples
 
 CODE = "```python\nresult = one_name(first) + another_name(second)\n```"

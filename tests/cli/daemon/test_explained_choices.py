@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.cli.daemon.explained_choices import explained_choices
+from edgeagent.cli.daemon.status import explained_choices
 
 CHOICES = [
     {

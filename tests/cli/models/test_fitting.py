@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from edgeagent.cli.models.fitting import file_fits, fitting_context
+from edgeagent.cli.models.listing import file_fits, fitting_context
 from edgeagent.config import EngineConfig
 from edgeagent.fit.need import predict
 from tests.fit.shapes import GIB, shape

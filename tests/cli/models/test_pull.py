@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli.display import size_text
-from edgeagent.cli.models.pull_display import BarDisplay, JsonDisplay, LineDisplay
+from edgeagent.cli.models.pull import BarDisplay, JsonDisplay, LineDisplay
 from edgeagent.errors import StoreError
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.progress import Progress

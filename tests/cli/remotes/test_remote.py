@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from edgeagent.cli import main
 from edgeagent.cli.remotes import remote
-from edgeagent.cli.remotes.consent import consent_text
+from edgeagent.cli.remotes.remote import consent_text
 from edgeagent.remotes import Budget, EndpointConfig, Key, Limits, Price, Remote, Terms, Tls
 from edgeagent.remotes.file import add_remote, load_remotes
 from edgeagent.runtime_file import Runtime, write_private

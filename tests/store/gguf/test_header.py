@@ -18,7 +18,7 @@ from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound
 from edgeagent.store.gguf import byte_reader
 from edgeagent.store.gguf.header import Split, read_header, validate_adapter, validate_model
 from edgeagent.store.gguf.tensor_types import TENSOR_TYPES
-from edgeagent.store.names.split import split_paths
+from edgeagent.store.names.variants import split_paths
 from tests.examples import examples
 from tests.store.gguf_bytes import (
     ARRAY,

@@ -15,8 +15,8 @@ import pytest
 from edgeagent.config import StoreConfig
 from edgeagent.errors import Forbidden, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.file_lock import try_lock
+from edgeagent.store.hub import pull
 from edgeagent.store.hub import pull as hub_module
-from edgeagent.store.hub import transfer
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.errors import HubUnreachable
 from edgeagent.store.hub.progress import Progress
@@ -165,7 +165,7 @@ def test_a_pull_that_gave_up_is_resumed_by_the_next(
 ) -> None:
     hub.add(REPO, {FILE: SMALL})
     hub.faults.cut_after, hub.faults.num_cuts = 90_000, 1
-    monkeypatch.setattr(transfer, "MAX_FRUITLESS_TRIES", 1)
+    monkeypatch.setattr(pull, "MAX_FRUITLESS_TRIES", 1)
     hub.faults.storage_status = 503
     seen: list[Progress] = []
 
@@ -303,7 +303,7 @@ def test_a_disk_that_fills_up_meanwhile_stops_the_download(
     content = small_model(1, 2_000_000)
     hub.add(REPO, {FILE: content})
     puller = Puller(store.model_copy(update={"min_free_bytes": 1000}), state_dir, endpoint=hub.url)
-    monkeypatch.setattr(transfer, "_SPACE_CHECK_BYTES", 50_000)
+    monkeypatch.setattr(pull, "_SPACE_CHECK_BYTES", 50_000)
     free = iter([10_000_000, 5000, 999])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(9, 9, next(free)))
     with pytest.raises(StoreError, match=r"only 999 B are free on the disk of \S+ and 1.0 kB must stay free"):
@@ -317,7 +317,7 @@ def test_a_disk_that_is_full_says_so(hub: HubServer, puller: Puller, monkeypatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     hub.add(REPO, {FILE: SMALL})
-    monkeypatch.setattr(transfer.Transfer, "_write", write)
+    monkeypatch.setattr(pull.Transfer, "_write", write)
     with pytest.raises(StoreError, match=r"the disk became full while org/model-GGUF .* is kept"):
         puller.pull(REPO)
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from edgeagent.fit.gpus import gpus_of
+from edgeagent.fit.placement import gpus_of
 from edgeagent.worker.parent.pool.memory import (
     Devices,
     Memory,

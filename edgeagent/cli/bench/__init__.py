@@ -1,1 +1,0 @@
-"""`edgeagent bench`: the command and its flags."""
