@@ -116,9 +116,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         # `context` holds what the routes of all rooms share.
         "wire": {"context"},
         "gate": {"wire", "context"},
-        # Of no one protocol: what any WebSocket needs.
-        "socket": {"gate", "wire"},
-        "responses": {"socket", "gate", "wire", "context"},
+        "responses": {"gate", "wire", "context"},
         "openai": {"gate", "wire", "context"},
         "llama_server": {"openai", "gate", "wire", "context"},
         "ollama": {"openai", "gate", "wire", "context"},

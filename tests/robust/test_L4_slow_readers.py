@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from edgeagent import metrics
-from edgeagent.api.socket import pump
+from edgeagent.api.responses.socket import connection
 from edgeagent.daemon import transport
 from edgeagent.types import ChatPrompt, GenerateRequest, TextDelta
 from tests.api.serving import slow_socket
@@ -48,8 +48,8 @@ class Talker:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pump, "STALL_S", 0.3)
-    monkeypatch.setattr(pump, "CLOSE_S", 0.1)
+    monkeypatch.setattr(connection, "STALL_S", 0.3)
+    monkeypatch.setattr(connection, "CLOSE_S", 0.1)
     monkeypatch.setattr(transport, "SOCKET_STALL_TIMEOUT_S", 0.5)
     monkeypatch.setattr(transport, "STALL_TIMEOUT_S", 0.3)
 

@@ -19,8 +19,8 @@ from edgeagent.api.documents.asyncapi import CLIENT_FRAMES, SERVER_EVENTS
 from edgeagent.api.documents.components import kind_of
 from edgeagent.api.documents.openapi import OPERATIONS, routes
 from edgeagent.api.gate import access
+from edgeagent.api.responses.socket import outbox
 from edgeagent.api.routers import ROUTERS
-from edgeagent.api.socket import outbox
 from edgeagent.api.wire.errors import error_codes
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import transport

@@ -26,9 +26,9 @@ from edgeagent.api.responses.socket.lanes import (
     Successor,
     WaitingCreate,
 )
+from edgeagent.api.responses.socket.outbox import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
 from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
 from edgeagent.api.responses.turn import begin_turn, unrun
-from edgeagent.api.socket.outbox import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult

@@ -20,8 +20,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
 from edgeagent.api.responses.events import TERMINAL
+from edgeagent.api.responses.socket import connection
 from edgeagent.api.responses.socket.session import Session
-from edgeagent.api.socket import pump
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
@@ -360,8 +360,8 @@ async def test_a_slow_reader_gets_all_text_in_fewer_events_and_pauses_the_backen
 async def test_a_client_that_does_not_read_is_dropped(
     address: str, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pump, "STALL_S", 0.05)
-    monkeypatch.setattr(pump, "CLOSE_S", 0.05)
+    monkeypatch.setattr(connection, "STALL_S", 0.05)
+    monkeypatch.setattr(connection, "CLOSE_S", 0.05)
     backend.script = lambda _: (*(TextDelta("x" * 1000) for _ in range(20_000)), finished())
     slow = await slow_socket(address)
     async with connect(f"ws://{address}/v1/responses", sock=slow, max_queue=1, max_size=None) as socket:

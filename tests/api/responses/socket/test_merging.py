@@ -6,13 +6,20 @@ import json
 
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.events import ResponseEvents, new_response
-from edgeagent.api.responses.socket.connection import MAX_MERGED_CHARS, TextMerging
+from edgeagent.api.responses.socket.outbox import MAX_MERGED_CHARS, Close, Outbox, Send
 from edgeagent.api.responses.socket.steering import Steer, pending
-from edgeagent.api.socket.outbox import Close, Outbox, Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.types import Delta, ReasoningDelta, SamplingParams, TextDelta, TokenLogprob
-from tests.api.socket.echo import drain
 from tests.backends.fake import finished
+
+
+async def drain(outbox: Outbox) -> list[Json]:
+    """Close an outbox; return the events that waited in it."""
+    outbox.push(Close(1000, ""))
+    events: list[Json] = []
+    while isinstance(entry := await outbox.take(), Send):
+        events.append(entry.event)
+    return events
 
 
 class Response:
@@ -34,7 +41,7 @@ class Response:
 
 
 async def test_waiting_text_becomes_one_event_and_numbers_have_no_gap() -> None:
-    outbox = Outbox(TextMerging())
+    outbox = Outbox()
     response = Response(outbox)
     logprob = TokenLogprob(1, b"b", -1.0)
     response.step(TextDelta("a"), TextDelta("b", (logprob,)))
@@ -48,7 +55,7 @@ async def test_waiting_text_becomes_one_event_and_numbers_have_no_gap() -> None:
 
 
 async def test_what_was_taken_is_not_merged_into() -> None:
-    outbox = Outbox(TextMerging())
+    outbox = Outbox()
     response = Response(outbox)
     response.step(TextDelta("a"))
     for _ in range(5):
@@ -60,7 +67,7 @@ async def test_what_was_taken_is_not_merged_into() -> None:
 
 
 async def test_lanes_are_numbered_apart() -> None:
-    outbox = Outbox(TextMerging())
+    outbox = Outbox()
     first, second = Response(outbox, "resp_1"), Response(outbox, "resp_2")
     for text in ("a", "b", "c"):
         first.step(TextDelta(text))
@@ -78,8 +85,7 @@ async def test_lanes_are_numbered_apart() -> None:
 
 
 async def test_an_event_after_the_end_is_numbered_without_a_gap_and_nothing_is_kept_for_ever() -> None:
-    merging = TextMerging()
-    outbox = Outbox(merging)
+    outbox = Outbox()
     for name in ("resp_1", "resp_2", "resp_3"):
         response = Response(outbox, name)
         response.step(TextDelta("a"))
@@ -89,11 +95,11 @@ async def test_an_event_after_the_end_is_numbered_without_a_gap_and_nothing_is_k
             outbox.push(Send(note, name))
         events = await drain(outbox)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert len(merging._num_merged) == 1
+    assert len(outbox._num_merged) == 1
 
 
 async def test_merged_events_stay_below_a_frame() -> None:
-    outbox = Outbox(TextMerging())
+    outbox = Outbox()
     response = Response(outbox)
     for _ in range(10):
         response.step(TextDelta("x" * (MAX_MERGED_CHARS // 2)))
@@ -103,7 +109,7 @@ async def test_merged_events_stay_below_a_frame() -> None:
 
 
 async def test_events_with_log_probabilities_stay_below_a_frame() -> None:
-    outbox = Outbox(TextMerging())
+    outbox = Outbox()
     response = Response(outbox)
     rivals = tuple(TokenLogprob(index, b"rival", -2.0) for index in range(20))
     for _ in range(2000):

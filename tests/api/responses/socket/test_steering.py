@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edgeagent.api.responses.socket.frames import read_frame
+from edgeagent.api.responses.socket.outbox import Send
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
 from edgeagent.api.responses.socket.steering import MAX_STEERS
-from edgeagent.api.socket.outbox import Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, Message, TextDelta, ToolCallDelta, ToolCallStarted

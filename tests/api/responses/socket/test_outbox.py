@@ -1,39 +1,38 @@
-"""The buffer before a slow socket: order, what a protocol merges, bounds."""
+"""The buffer before a slow socket: order, what is merged, bounds."""
 
 from __future__ import annotations
 
 import asyncio
 
-from edgeagent.api.socket.outbox import MAX_FLOOD_BYTES, MAX_PENDING_BYTES, Outbox, Send
-from tests.api.socket.echo import WordMerging, drain
+from edgeagent.api.responses.socket.outbox import MAX_FLOOD_BYTES, MAX_PENDING_BYTES, Outbox, Send
+from tests.api.responses.socket.test_merging import drain
 
 
 def say(outbox: Outbox, text: str) -> None:
-    outbox.push(Send({"type": "word", "text": text}))
+    event = {"type": "response.output_text.delta", "item_id": "msg_1", "delta": text, "logprobs": []}
+    outbox.push(Send(event | {"sequence_number": 0}, "resp_1"))
 
 
 async def test_order_is_kept_and_what_waits_is_merged() -> None:
-    merging = WordMerging()
-    outbox = Outbox(merging)
+    outbox = Outbox()
     say(outbox, "a")
     say(outbox, "b")
-    outbox.push(Send({"type": "end"}))
+    outbox.push(Send({"type": "response.in_progress", "sequence_number": 1}, "resp_1"))
     say(outbox, "c")
-    assert [event.get("text") for event in await drain(outbox)] == ["ab", None, "c"]
-    assert [entry.event["type"] for entry in merging.appended] == ["word", "end", "word"]
+    assert [event.get("delta") for event in await drain(outbox)] == ["ab", None, "c"]
 
 
 async def test_what_was_taken_is_not_merged_into() -> None:
-    outbox = Outbox(WordMerging())
+    outbox = Outbox()
     say(outbox, "a")
     taken = await outbox.take()
     say(outbox, "b")
-    assert isinstance(taken, Send) and taken.event["text"] == "a"
-    assert [event["text"] for event in await drain(outbox)] == ["b"]
+    assert isinstance(taken, Send) and taken.event["delta"] == "a"
+    assert [event["delta"] for event in await drain(outbox)] == ["b"]
 
 
 async def test_full_until_drained() -> None:
-    outbox = Outbox(WordMerging())
+    outbox = Outbox()
     assert not outbox.is_full
     say(outbox, "x")
     say(outbox, "x" * MAX_PENDING_BYTES)
@@ -47,8 +46,8 @@ async def test_full_until_drained() -> None:
 
 
 def test_a_flood_of_answers_is_noticed() -> None:
-    outbox = Outbox(WordMerging())
-    outbox.push(Send({"type": "error", "text": "x" * MAX_FLOOD_BYTES}))
+    outbox = Outbox()
+    outbox.push(Send({"type": "error", "text": "x" * (MAX_FLOOD_BYTES - 1000)}))
     assert not outbox.is_flooded
     outbox.push(Send({"type": "error", "text": "x"}))
     assert outbox.is_flooded
