@@ -18,8 +18,7 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from edgeagent.config import ENV_PREFIX, NOT_AN_OPTION, Config, ModelConfig, Section
-from edgeagent.config_values import ModelOptionError
+from edgeagent.config import ENV_PREFIX, NOT_AN_OPTION, Config, ModelConfig, ModelOptionError, Section
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 

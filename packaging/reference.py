@@ -214,9 +214,21 @@ def websocket_page() -> str:
             payloads.append(schemas[messages[name]["payload"]["$ref"].rpartition("/")[2]])
             parts += [f"### {name}", *_schema(payloads[-1])]
     parts.append("## Types")
+    http = openapi_document()
+    on_http_page = {
+        name for name in _bodies(http) if _rows(http["components"]["schemas"][name]) == _rows(schemas.get(name, {}))
+    }
     for name in _reachable(payloads, schemas):
-        parts += [f"### {name}", *_schema(schemas[name])]
-    return "\n\n".join(parts)
+        if name not in on_http_page:
+            parts += [f"### {name}", *_schema(schemas[name])]
+    page = "\n\n".join(parts)
+    for name in on_http_page:
+        page = page.replace(f"](#{name.lower()})", f"](http.md#{name.lower()})")
+    return page
+
+
+def _rows(schema: Mapping[str, Any]) -> list[str]:
+    return list(_schema(schema))
 
 
 def _anchor(heading: str) -> str:

@@ -33,7 +33,7 @@ ROWS: list[set[str]] = [
         "load_stage",
         "__init__",
     },
-    {"config_values", "strict_json"},
+    {"strict_json"},
     {"config"},
     {"config_sources", "metrics", "runtime_file", "state_files", "fit"},
     {"credentials", "cache_folder", "remotes"},
@@ -68,7 +68,7 @@ OWNERS: dict[str, set[str]] = {
     "httptools": {"daemon"},
     "fastapi": {"api"},
     "starlette": {"api"},
-    "pydantic": {"api", "config", "config_values", "config_sources"},
+    "pydantic": {"api", "config", "config_sources"},
     "pydantic_core": {"api"},
     # pydantic makes schemas of TypedDict; typing's own works only from Python 3.12.
     "typing_extensions": {"api"},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from edgeagent.bench.client import Server, connection_to
 from edgeagent.bench.prompts import Prompts, TokenCounting, fit_token_counting
-from edgeagent.bench.scenario import FEW_TOKENS, MeasuredServer, Metric, Round, Scenario, Workload
+from edgeagent.bench.scenarios import FEW_TOKENS, MeasuredServer, Metric, Round, Scenario, Workload
 from edgeagent.bench.wire import BenchRequest, Trace
 from edgeagent.errors import EdgeAgentError
 

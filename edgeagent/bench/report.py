@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from edgeagent.bench.measure import Measurement, Run
-from edgeagent.bench.scenario import LENGTH, Metric
+from edgeagent.bench.scenarios import LENGTH, Metric
 from edgeagent.bench.stats import Ratio, Summary, ratio, summarize
 
 Align = Callable[[Sequence[Sequence[str]]], str]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from edgeagent.bench.client import Server
     from edgeagent.bench.measure import Progress, Run
-    from edgeagent.bench.scenario import Scenario
+    from edgeagent.bench.scenarios import Scenario
     from edgeagent.client import Address
     from edgeagent.config import Config
 
@@ -121,7 +121,7 @@ def bench(
     import asyncio
 
     from edgeagent.bench.measure import Run
-    from edgeagent.bench.scenario import Workload
+    from edgeagent.bench.scenarios import Workload
     from edgeagent.client import Address
 
     with (

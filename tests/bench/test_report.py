@@ -9,8 +9,7 @@ import pytest
 from edgeagent.bench.client import Server
 from edgeagent.bench.measure import Measurement, Run
 from edgeagent.bench.report import as_object, ratio_of, summary_of, tables
-from edgeagent.bench.scenario import ITL, LENGTH, RATE, Round, Workload
-from edgeagent.bench.scenarios import PER_EVENT, SCENARIOS, TTFT
+from edgeagent.bench.scenarios import ITL, LENGTH, PER_EVENT, RATE, SCENARIOS, TTFT, Round, Workload
 from edgeagent.cli.display import aligned
 from edgeagent.client import Address
 

@@ -11,8 +11,20 @@ import pytest
 from edgeagent.bench import scenarios
 from edgeagent.bench.client import Server
 from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, MeasuredServer, Metric, Round, Workload
-from edgeagent.bench.scenarios import SCENARIOS, Live, all_rate, live_rate
+from edgeagent.bench.scenarios import (
+    FEW_TOKENS,
+    ITL,
+    LENGTH,
+    RATE,
+    SCENARIOS,
+    Live,
+    MeasuredServer,
+    Metric,
+    Round,
+    Workload,
+    all_rate,
+    live_rate,
+)
 from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, Overloaded

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from edgeagent.bench import scenarios
-from edgeagent.bench.scenario import ITL, RATE
-from edgeagent.bench.scenarios import SCENARIOS
+from edgeagent.bench.scenarios import ITL, RATE, SCENARIOS
 from tests.integration.conftest import Daemon
 from tests.patience import patient
 

@@ -25,7 +25,7 @@ from edgeagent.bench import scenarios
 from edgeagent.bench.client import Server, read_page
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, summary_of
-from edgeagent.bench.scenario import FEW_TOKENS, ITL, MeasuredServer, Metric, Round, Scenario, Workload, opened
+from edgeagent.bench.scenarios import FEW_TOKENS, ITL, MeasuredServer, Metric, Round, Scenario, Workload, opened
 from edgeagent.bench.stats import median, quantile
 from edgeagent.bench.wire import BenchRequest, Trace
 from edgeagent.cli.link import ask

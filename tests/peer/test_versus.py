@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgeagent.bench.measure import Measurement
-from edgeagent.bench.scenario import ITL, RATE, Metric, Round
+from edgeagent.bench.scenarios import ITL, RATE, Metric, Round
 from tests.peer import versus
 from tests.peer.laboratory import SCENARIOS, caches, chats
 from tests.peer.rows import QUICK, Bar, Row, Situation, Size, figure_of, measured, rows, situations

@@ -6,18 +6,143 @@ the end of an answer. A channel is content, reasoning or tool calls.
 
 from __future__ import annotations
 
+import codecs
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from edgeagent.text.output.channels import ChannelParser, Content, Part, new_call_id
-from edgeagent.text.output.delivered_prefix import DeliveredPrefix
-from edgeagent.text.output.detokenizer import Detokenizer
-from edgeagent.text.output.stops import StopMatcher
 from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, markers
 from edgeagent.text.vocabulary import Vocabulary, control_tokens
 from edgeagent.types import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta, replace
+
+
+class DeliveredPrefix:
+    """Removes the delivered part from the deltas of an answer that is repeated from its start.
+
+    `text` and `reasoning` of the constructor are the delivered part. White space at the beginning of the text, and at
+    both ends of the reasoning, is not compared.
+    """
+
+    def __init__(self, text: str, reasoning: str) -> None:
+        self._text = text
+        self._reasoning = reasoning.lstrip()
+        self._has_text = False
+
+    def rest(self, delta: Delta) -> Delta | None:
+        """Return the new part of a delta; None if nothing is new."""
+        match delta:
+            case ReasoningDelta(text):
+                new, self._reasoning = _undelivered(text, self._reasoning)
+                return ReasoningDelta(new) if new else None
+            case TextDelta(text):
+                if not self._has_text and not text[:1].isspace():
+                    self._text = self._text.lstrip()
+                self._has_text, self._reasoning = True, ""
+                new, self._text = _undelivered(text, self._text)
+                return replace(delta, text=new) if new else None
+            case _:
+                self._text = self._reasoning = ""
+                return delta
+
+
+def _undelivered(text: str, delivered: str) -> tuple[str, str]:
+    """Return the part of `text` that was not delivered, and the part of `delivered` that is still to be compared."""
+    if delivered.startswith(text):
+        return "", delivered[len(text) :]
+    pairs = enumerate(zip(text, delivered, strict=False))
+    num_same = next((index for index, (one, other) in pairs if one != other), min(len(text), len(delivered)))
+    return text[num_same:], ""
+
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Turns one stream of tokens into text.
+
+    Control tokens and tokens that end generation have no text, except those in `visible_control` (markers that a later
+    stage parses).
+    """
+
+    def __init__(self, vocabulary: Vocabulary, visible_control: frozenset[int] = frozenset()) -> None:
+        self._vocabulary = vocabulary
+        self._visible_control = visible_control
+        self._decoder = _utf8(errors="replace")
+
+    def feed(self, tokens: Iterable[int]) -> str:
+        """Return the text that these tokens complete. A character is never split."""
+        return self._decoder.decode(b"".join(self._piece(token) for token in tokens))
+
+    def flush(self) -> str:
+        """Return a replacement character for an incomplete character at the end; usually empty."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+    def _piece(self, token: int) -> bytes:
+        if token not in self._visible_control and (
+            self._vocabulary.is_control(token) or self._vocabulary.is_end(token)
+        ):
+            return b""
+        return self._vocabulary.piece(token)
+
+
+class StopMatcher:
+    """Returns the text that it gets, up to the first complete stop string.
+
+    The stop string that is complete first ends the text. If several end at the same character, it is the longest of
+    them. So the result does not depend on how the text is split into parts.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = tuple(dict.fromkeys(stop for stop in stops if stop))
+        self._first_characters = frozenset(stop[0] for stop in self._stops)
+        self._beginnings = frozenset(stop[:length] for stop in self._stops for length in range(1, len(stop)))
+        self._max_held = max((len(stop) - 1 for stop in self._stops), default=0)
+        self._held = ""
+
+    @property
+    def num_held(self) -> int:
+        """The number of characters that are held back."""
+        return len(self._held)
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Return the text that can be shown, and the stop string after it, which is None until one is complete.
+
+        Text at the end that could begin a stop string is held back until more text shows that it does not. After a
+        match, feed nothing more.
+        """
+        if not self._stops:
+            return text, None
+        text = self._held + text
+        if (match := self._first_match(text)) is not None:
+            start, stop = match
+            self._held = ""
+            return text[:start], stop
+        cut = self._safe_length(text)
+        self._held = text[cut:]
+        return text[:cut], None
+
+    def flush(self) -> str:
+        """End the input and return the text that was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        best: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        return None if best is None else (best[1], best[2])
+
+    def _safe_length(self, text: str) -> int:
+        for start in range(max(0, len(text) - self._max_held), len(text)):
+            if text[start] in self._first_characters and text[start:] in self._beginnings:
+                return start
+        return len(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.bench.scenario import Scenario
-from edgeagent.bench.scenarios import SCENARIOS
+from edgeagent.bench.scenarios import SCENARIOS, Scenario
 from edgeagent.cli import main
 from edgeagent.cli.bench import ScenarioName, bench
 from edgeagent.client import Address

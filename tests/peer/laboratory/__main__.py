@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgeagent.bench.measure import Run, measure
 from edgeagent.bench.report import as_object, tables
-from edgeagent.bench.scenario import Workload
+from edgeagent.bench.scenarios import Workload
 from edgeagent.cli.display import aligned
 from tests.peer.laboratory import SCENARIOS
 from tests.peer.servers import Setup, edgeagent

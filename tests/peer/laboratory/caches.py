@@ -13,7 +13,7 @@ from typing import Any
 
 from edgeagent.bench.client import Server, read_page
 from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.scenario import (
+from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     SHORT_PROMPT_TOKENS,
     MeasuredServer,

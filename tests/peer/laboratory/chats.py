@@ -5,7 +5,7 @@ The server may store these conversations.
 
 from __future__ import annotations
 
-from edgeagent.bench.scenario import (
+from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     ITL,
     LENGTH,

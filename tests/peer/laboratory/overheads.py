@@ -8,7 +8,7 @@ import re
 from contextlib import AsyncExitStack
 
 from edgeagent.bench.client import connection_to, read_page
-from edgeagent.bench.scenario import (
+from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     SHORT_PROMPT_TOKENS,
     MeasuredServer,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.scenario import MeasuredServer, Metric, Round, Scenario, Workload, joined, opened, tasks
+from edgeagent.bench.scenarios import MeasuredServer, Metric, Round, Scenario, Workload, joined, opened, tasks
 from edgeagent.bench.wire import BenchRequest, Trace
 
 _TEXT_TOKENS = 96

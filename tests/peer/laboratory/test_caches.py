@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edgeagent.bench.client import Server
-from edgeagent.bench.scenario import FEW_TOKENS, MeasuredServer, Workload
+from edgeagent.bench.scenarios import FEW_TOKENS, MeasuredServer, Workload
 from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import NotSupported

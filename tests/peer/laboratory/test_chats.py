@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.bench.scenario import FEW_TOKENS, ITL, LENGTH, RATE, Workload
+from edgeagent.bench.scenarios import FEW_TOKENS, ITL, LENGTH, RATE, Workload
 from tests.backends.fake import FakeBackend
 from tests.bench.test_scenarios import measured_server
 from tests.peer.laboratory import chats

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeagent.bench.scenario import Workload
+from edgeagent.bench.scenarios import Workload
 from edgeagent.errors import NotSupported
 from tests.backends.fake import FakeBackend
 from tests.bench.test_scenarios import all_present, measured_server, prompt_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.text.output.delivered_prefix import DeliveredPrefix
+from edgeagent.text.output.stream import DeliveredPrefix
 from edgeagent.types import Delta, ReasoningDelta, TextDelta, ToolCallStarted
 
 CALL = ToolCallStarted(0, "call_1", "now")

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.text.output.detokenizer import Detokenizer
+from edgeagent.text.output.stream import Detokenizer
 from tests.text.fake_vocabulary import FakeVocabulary
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.text.output.stops import StopMatcher
+from edgeagent.text.output.stream import StopMatcher
 
 _SHORT = st.text("ab\n", min_size=1, max_size=4)
 
