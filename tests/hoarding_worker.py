@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 from edgeagent.types import GenerateRequest, QueryAnswer, TextQuery, Tokenize, TokenPrompt
 from edgeagent.worker.child import memory_limit, process
@@ -24,7 +23,7 @@ def _hoard() -> None:
 
 def main() -> int:
     """Run a worker; return its exit code."""
-    prepare, make_answerer = Host.prepare, Host.make_answerer
+    prepare, answer = Host.prepare, Host.answer
 
     def prepare_or_hoard(
         self: Host, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED
@@ -33,18 +32,13 @@ def main() -> int:
             _hoard()
         return prepare(self, request, delivered)
 
-    def make_hoarder(self: Host) -> Callable[[TextQuery], QueryAnswer]:
-        answer = make_answerer(self)
-
-        def answer_or_hoard(query: TextQuery) -> QueryAnswer:
-            if query == Tokenize("hoard"):
-                _hoard()
-            return answer(query)
-
-        return answer_or_hoard
+    def answer_or_hoard(self: Host, query: TextQuery) -> QueryAnswer:
+        if query == Tokenize("hoard"):
+            _hoard()
+        return answer(self, query)
 
     memory_limit.MAX_UNPLANNED_BYTES = 64 << 20
-    Host.prepare, Host.make_answerer = prepare_or_hoard, make_hoarder  # type: ignore[method-assign]
+    Host.prepare, Host.answer = prepare_or_hoard, answer_or_hoard  # type: ignore[method-assign]
     return process.main()
 
 

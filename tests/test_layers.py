@@ -108,8 +108,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "worker": {
         "sandbox": set(),
-        "render": {"sandbox", "exit_cause"},
-        "child": {"render", "sandbox", "protocol", "exit_cause"},
+        "render": {"sandbox", "protocol", "child_process"},
+        "child": {"render", "sandbox", "protocol", "exit_cause", "child_process"},
         "parent": {"sandbox", "protocol", "exit_cause"},
     },
     "api": {

@@ -23,7 +23,13 @@ _SIGNAL_WORDS = {
 }
 _SIGKILL, _SIGTERM = 9, 15
 # Texts that C++ and ggml print if an allocation fails.
-_ALLOCATION_FAILED = ("std::bad_alloc", "out of memory", "OutOfDeviceMemory", "failed to allocate")
+_ALLOCATION_FAILED = (
+    "std::bad_alloc",
+    "out of memory",
+    "OutOfDeviceMemory",
+    "failed to allocate",
+    "memory allocation of",
+)
 _OUT_OF_MEMORY = "SIGKILL (out of memory: the kernel ended it; a smaller --ctx or model needs less)"
 # NTSTATUS values that a Windows process leaves as its exit code.
 _WINDOWS_CODES = {

@@ -14,7 +14,7 @@ through its stdout.
 from __future__ import annotations
 
 import struct
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import msgspec
 from msgspec import Struct
@@ -35,6 +35,11 @@ from edgeagent.types import (
 MAX_FRAME_FROM_WORKER_BYTES = 1 << 20
 MAX_FRAME_TO_WORKER_BYTES = 32 << 20
 _MAX_ERROR_CHARS = 4096
+
+ENCLOSED = "--enclosed"
+"""The argument with which the renderer's process enters the sandbox."""
+MAX_RENDERER_BYTES = 256 << 20
+"""The most memory that the renderer may take, in addition to what it has at its start."""
 
 
 class DiskCache(Struct, frozen=True):
@@ -145,11 +150,19 @@ class Ping(Struct, frozen=True, tag="ping"):
     nonce: int
 
 
+class RenderAnswer(Struct, frozen=True, tag="rendered"):
+    """The renderer's answer to a RenderJob. `trouble`: what the job took, if the process ended during it; else ""."""
+
+    number: int
+    body: bytes = b""
+    trouble: str = ""
+
+
 class Stop(Struct, frozen=True, tag="stop"):
     """Cancel all live requests, save cached blocks to the disk cache, and exit."""
 
 
-ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | Stop
+ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | RenderAnswer | Stop
 
 
 class LoadProgress(Struct, frozen=True, tag="progress"):
@@ -264,7 +277,19 @@ class Pong(Struct, frozen=True, tag="pong"):
     status: WorkerStatus
 
 
-FromWorker = LoadProgress | Ready | SaveTuning | LoadFailed | StepResult | AnswerPart | Failed | Pong
+class RenderJob(Struct, frozen=True, tag="render"):
+    """A part of a job for the renderer, the process for untrusted work. It may use `cpu_s` seconds of CPU time.
+
+    A job is answered by one RenderAnswer with its number. Number 0 only starts the process, and gets no answer.
+    """
+
+    number: int
+    cpu_s: float
+    part: bytes = b""
+    is_last: bool = True
+
+
+FromWorker = LoadProgress | Ready | SaveTuning | LoadFailed | StepResult | AnswerPart | Failed | Pong | RenderJob
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
@@ -283,6 +308,11 @@ def encode(message: ToWorker | FromWorker) -> bytes:
     _encoder.encode_into(message, buffer, LENGTH_BYTES)
     _length.pack_into(buffer, 0, len(buffer) - LENGTH_BYTES)
     return bytes(buffer)
+
+
+def framed(body: bytes) -> bytes:
+    """Return the frame of a body."""
+    return _length.pack(len(body)) + body
 
 
 def frame_length(header: bytes, max_bytes: int) -> int:
@@ -309,14 +339,23 @@ def decode_from_worker(body: bytes) -> FromWorker:
         raise ProtocolError(str(error)) from error
 
 
+def read_frame(stream: IO[bytes], max_bytes: int) -> bytes | None:
+    """Wait for the next frame and return its body; None at the end of the stream.
+
+    Raise ProtocolError if it is over `max_bytes`, or OSError if the stream cannot be read.
+    """
+    header = stream.read(LENGTH_BYTES)
+    if len(header) < LENGTH_BYTES:
+        return None
+    length = frame_length(header, max_bytes)
+    body = stream.read(length)
+    return None if len(body) < length else body
+
+
 def read_to_worker(stream: BinaryIO) -> ToWorker | None:
     """Wait for the next message to the worker and return it; None at the end of the stream.
 
     Raise ProtocolError for an invalid frame, or OSError if the stream cannot be read.
     """
-    header = stream.read(LENGTH_BYTES)
-    if len(header) < LENGTH_BYTES:
-        return None
-    length = frame_length(header, MAX_FRAME_TO_WORKER_BYTES)
-    body = stream.read(length)
-    return None if len(body) < length else decode_to_worker(body)
+    body = read_frame(stream, MAX_FRAME_TO_WORKER_BYTES)
+    return None if body is None else decode_to_worker(body)

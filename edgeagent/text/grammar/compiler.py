@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.text.grammar.call_ban import BannedText, CallBan, banned_texts
 from edgeagent.text.grammar.call_grammar import CallRules, callable_tools
-from edgeagent.text.grammar.constraint import Constraint, GrammarPlan, reason
+from edgeagent.text.grammar.constraint import Constraint, GrammarPlan
+from edgeagent.text.grammar.fault import LIMITS, grammar_fault, reason
 from edgeagent.text.grammar.json_guard import TokenStarts
 from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.schema.check import SchemaError, followable
@@ -29,21 +30,6 @@ MAX_GRAMMAR_CHARS = 1 << 20
 _MAX_TOKEN_BYTES = 1024
 
 Grammar = dict[str, Any]
-
-
-# Errors must not carry the client's schema into logs. Without the large lexemes, a first mask takes longer and each
-# grammar less.
-_LIMITS = LLParserLimits(
-    verbose_errors=False, precompute_large_lexemes=False, max_grammar_size=200_000, max_lexer_states=50_000
-)
-
-
-def grammar_fault(grammar: str) -> str:
-    """Return why a grammar cannot be compiled, on one line; empty if it can.
-
-    The time and the memory that this takes have no limit, so call it where both are limited.
-    """
-    return reason(fault) if (fault := LLMatcher.validate_grammar(grammar, limits=_LIMITS)) else ""
 
 
 class _TokenizerAdapter:
@@ -185,7 +171,7 @@ class GrammarCompiler:
             return f"the schemas have {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS}"
         if fault := self._check(grammar):
             return fault
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             # A grammar that matches no text (e.g. a schema that refers to itself) fails only on first use.
             matcher.compute_bitmask()

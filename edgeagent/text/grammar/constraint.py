@@ -15,13 +15,13 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from edgeagent.errors import InternalError, InvalidRequest
+from edgeagent.text.grammar.fault import reason
 from edgeagent.text.grammar.json_guard import JsonGuard, TokenStarts
 from edgeagent.text.tool_format import REASONING, ReasoningMarkers
 from edgeagent.text.vocabulary import Vocabulary
 
 _SPACE = b" \t\r\n"
 # llguidance's error for a grammar that matches no text.
-_NO_TEXT = "NoExtensionBias"
 
 
 class TokenTools(Protocol):
@@ -272,18 +272,3 @@ class Constraint:
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
             raise InvalidRequest(f"the output format is too complex to follow: {reason(matcher.get_error())}")
-
-
-def reason(text: str) -> str:
-    """Return llguidance's error as one line.
-
-    Usually this is the first line of the error. If it ends with a colon, as for regular expressions, the last line is
-    added, because that has the reason. If no text fits the grammar, the line says so in plain words.
-    """
-    lines = text.strip().splitlines() or ["unknown reason"]
-    reason = lines[0]
-    if reason == _NO_TEXT:
-        return "no value fits it; see whether its `$ref` leads in a circle"
-    if reason.endswith(":") and len(lines) > 1:
-        reason = f"{reason} {lines[-1].removeprefix('error: ')}"
-    return reason[:300]

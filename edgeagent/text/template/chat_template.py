@@ -17,7 +17,6 @@ from typing import Any
 import jinja2
 
 from edgeagent.errors import InvalidRequest
-from edgeagent.text.template.budget import MAX_OUTPUT_CHARS, Budget
 from edgeagent.text.template.conversation import (
     Style,
     Turn,
@@ -122,12 +121,6 @@ class ChatTemplate:
         """The format in which the model writes calls; Hermes if the template itself does not render tools."""
         return self._native_tool_format or ToolFormat.HERMES
 
-    def renew(self) -> None:
-        """Do nothing: each rendering already has a budget of its own.
-
-        Templates that share a budget between the renderings of a request renew it here.
-        """
-
     def render(self, prompt: ChatPrompt) -> Rendered:
         """Render a conversation up to the beginning of the assistant's answer.
 
@@ -175,17 +168,10 @@ class ChatTemplate:
         raise InvalidRequest(f"the model's chat template refuses this conversation: {refusal}", param="messages")
 
     def _run(self, messages: list[Turn], tools: list[Turn], kwargs: dict[str, Any]) -> str:
-        self._environment.budget = Budget()
-        parts: list[str] = []
-        size = 0
         try:
-            for part in self._template.generate(
+            return self._template.render(
                 messages=messages, tools=tools or None, add_generation_prompt=True, **self._variables, **kwargs
-            ):
-                size += len(part)
-                if size > MAX_OUTPUT_CHARS:
-                    raise InvalidRequest(f"the rendered prompt is longer than {MAX_OUTPUT_CHARS} characters")
-                parts.append(part)
+            )
         except jinja2.exceptions.SecurityError as error:
             raise InvalidRequest(f"the model's chat template is not safe to run: {error}", param="messages") from error
         except TemplateRaisedError as error:
@@ -194,7 +180,6 @@ class ChatTemplate:
             raise _RefusedError(f"{type(error).__name__}: {error}") from error
         except (RecursionError, MemoryError) as error:
             raise InvalidRequest("the model's chat template takes too much memory", param="messages") from error
-        return "".join(parts)
 
     @cached_property
     def _style(self) -> Style:

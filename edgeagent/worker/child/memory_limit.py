@@ -12,18 +12,17 @@ class MemoryLimit:
     Memory that a plan has released still counts as planned, since the process may keep it.
     """
 
-    def __init__(self) -> None:
-        self._loaded_bytes: int | None = None
+    def __init__(self, loaded_bytes: int) -> None:
+        """`loaded_bytes`: the process's memory without mapped files after the load; 0 if the system does not tell."""
+        self._loaded_bytes = loaded_bytes
         self._planned_bytes = 0
 
     def excess(self, own_bytes: int, planned_bytes: int) -> int:
         """Return how many unplanned bytes the process has taken if that is too many; otherwise 0.
 
-        `own_bytes`: the process's memory without mapped files; 0 if the system does not report it. `planned_bytes`: how
-        much of it the worker may have taken since its load, by its own count.
+        `own_bytes` is like `loaded_bytes`, but now. `planned_bytes`: how much of it the worker may have taken since its
+        load, by its own count.
         """
-        if self._loaded_bytes is None:
-            self._loaded_bytes = own_bytes
         self._planned_bytes = max(self._planned_bytes, planned_bytes)
         unplanned_bytes = own_bytes - self._loaded_bytes - self._planned_bytes
         return unplanned_bytes if unplanned_bytes > MAX_UNPLANNED_BYTES else 0

@@ -16,13 +16,12 @@ stdin ends and the process exits.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,6 +45,7 @@ from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady, Pr
 from edgeagent.worker.child.memory_limit import MemoryLimit
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child.questions import Questions
+from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts
 from edgeagent.worker.exit_cause import describe_excess, describe_unwritten
 from edgeagent.worker.protocol import (
     Ask,
@@ -58,41 +58,49 @@ from edgeagent.worker.protocol import (
     Pong,
     ProtocolError,
     Ready,
+    RenderAnswer,
     Stop,
     Submit,
+    ToWorker,
     read_to_worker,
 )
-from edgeagent.worker.render.renderer import MakeTemplate, start_renderers
+from edgeagent.worker.render.renderer import RenderLink
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits
 
 _PROGRESS_EVERY = 0.01  # as a fraction of the file
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What gets the messages to a ready worker."""
+
+    host: Host | EncoderHost
+    loop: GeneratorLoop | EncoderLoop
+    questions: Questions
+
+
 class _Reader(threading.Thread):
     """Reads frames from stdin, answers pings and passes on the other messages.
 
-    If the stream ends, the daemon is gone, and this thread ends the process. It also ends the process after an invalid
-    frame, and if the process takes too much memory.
+    While the model is loaded, it passes on only the renderer's answers. If the stream ends, the daemon is gone, and
+    this thread ends the process. It also does so after an invalid frame, and if the process takes too much memory.
     """
 
-    def __init__(
-        self,
-        stream: BinaryIO,
-        host: Host | EncoderHost,
-        loop: GeneratorLoop | EncoderLoop,
-        questions: Questions,
-        frames: Frames,
-    ) -> None:
+    def __init__(self, stream: BinaryIO, writer: FrameWriter, link: RenderLink) -> None:
         super().__init__(name="reader", daemon=True)
         self._stream = stream
-        self._host = host
-        self._questions = questions
-        self._loop = loop
-        self._frames = frames
+        self._writer = writer  # keeps the pipe to the daemon open until the process ends
+        self._link = link
+        self._served: _Served | None = None
         self._process = psutil.Process()
-        self._memory_limit = MemoryLimit()
+        self._memory_limit = MemoryLimit(0)
         self._ponged_at_s = time.monotonic()
         self._num_tokens_then = 0
+
+    def serve(self, served: _Served) -> None:
+        """Pass on requests and queries from now on. Call this before the daemon is told that the model is ready."""
+        self._memory_limit = MemoryLimit(_own_bytes(self._process.memory_info()))
+        self._served = served
 
     def run(self) -> None:
         while True:
@@ -105,41 +113,48 @@ class _Reader(threading.Thread):
                 case None:
                     # Do not wait for the main thread, which may be in a decode. Nothing needs a clean-up.
                     os._exit(0)
-                case Submit():
-                    self._loop.submit(message)
-                case Cancel() | Stop():
-                    self._loop.interrupt(message)
-                case Ask(query=PurgeCache()):
-                    self._loop.interrupt(message)
-                case Ask(query=query):
-                    if isinstance(query, Embed | Rerank):
-                        self._loop.ask(message)
-                    self._questions.ask(message)
-                case Drop(ask_id):
-                    self._questions.drop(ask_id)
-                    self._loop.drop(message)
+                case RenderAnswer():
+                    self._link.on_answer(message)
                 case Ping(nonce):
-                    memory = self._process.memory_info()
-                    if excess := self._memory_limit.excess(_own_bytes(memory), self._loop.planned_bytes):
-                        _complain(describe_excess(excess))
-                        os._exit(1)
-                    self._frames.put(Pong(nonce, self._status(memory.rss)))
+                    served = self._served
+                    self._writer.frames.put(Pong(nonce, WorkerStatus() if served is None else self._status(served)))
                 case Load():
                     _complain("a second Load; ignored")
+                case _ if self._served is not None:
+                    _pass_on(message, self._served)
 
-    def _status(self, rss_bytes: int) -> WorkerStatus:
-        status, now_s = self._loop.status, time.monotonic()
+    def _status(self, served: _Served) -> WorkerStatus:
+        loop, memory = served.loop, self._process.memory_info()
+        if excess := self._memory_limit.excess(_own_bytes(memory), loop.planned_bytes):
+            _complain(describe_excess(excess))
+            os._exit(1)
+        status, now_s = loop.status, time.monotonic()
         rate = (status.num_output_tokens_total - self._num_tokens_then) / max(now_s - self._ponged_at_s, 1e-3)
         self._ponged_at_s, self._num_tokens_then = now_s, status.num_output_tokens_total
         return structs.replace(
             status,
-            step_started_at_s=self._loop.step_started_at_s,
-            preparing_since_s=self._loop.preparing_since_s,
-            preparing_id=self._loop.preparing_id,
+            step_started_at_s=loop.step_started_at_s,
+            preparing_since_s=loop.preparing_since_s,
+            preparing_id=loop.preparing_id,
             tokens_per_second=rate,
-            rss_bytes=rss_bytes,
-            disk_cache=self._host.disk_cache(),
+            rss_bytes=memory.rss,
+            disk_cache=served.host.disk_cache(),
         )
+
+
+def _pass_on(message: ToWorker, served: _Served) -> None:
+    match message:
+        case Submit():
+            served.loop.submit(message)
+        case Cancel() | Stop() | Ask(query=PurgeCache()):
+            served.loop.interrupt(message)
+        case Ask(query=query):
+            if isinstance(query, Embed | Rerank):
+                served.loop.ask(message)
+            served.questions.ask(message)
+        case Drop(ask_id):
+            served.questions.drop(ask_id)
+            served.loop.drop(message)
 
 
 class _PromptPreparer(threading.Thread):
@@ -182,25 +197,6 @@ def _complain(message: str) -> None:
     sys.stderr.flush()
 
 
-def _detach_from_terminal() -> None:
-    """Ignore Ctrl-C. The daemon handles it and stops its workers in order."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _die_with_parent() -> None:
-    """On Linux, request SIGKILL when the daemon dies. On other systems, the end of the pipe ends the process."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _claim_stdout() -> BinaryIO:
-    """Redirect prints to stderr, because llama.cpp may print to stdout. Return the original stdout for frames."""
-    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return frames
-
-
 def _enclose(load: Load) -> tuple[str, ...]:
     """Enter the sandbox and return the restrictions that took effect; ("off",) if the sandbox is switched off."""
     if not EngineConfig.model_validate_json(load.engine_config).sandbox:
@@ -211,7 +207,7 @@ def _enclose(load: Load) -> tuple[str, ...]:
 
 
 def _load(
-    message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames, make: MakeTemplate
+    message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames, link: RenderLink
 ) -> Host | EncoderHost:
     last = -1.0
 
@@ -228,7 +224,8 @@ def _load(
     opened = open_model(message, report)
     if needs_whole_texts(opened.model):
         return EncoderHost(message, opened, sandbox, report_part, started_s)
-    return Host(message, opened, sandbox, store, report_part, make, started_s)
+    link.start()  # the renderer starts while the context is made
+    return Host(message, opened, sandbox, store, report_part, link.open, started_s)
 
 
 def _start(host: Host | EncoderHost, frames: Frames) -> GeneratorLoop | EncoderLoop:
@@ -242,11 +239,11 @@ def _start(host: Host | EncoderHost, frames: Frames) -> GeneratorLoop | EncoderL
 
 def main() -> int:
     """Run a worker on stdin and stdout. Return its exit code: 0 after Stop, 1 if the load failed, 2 without a Load."""
-    _die_with_parent()
+    end_with_parent()
     set_limits()
     switch_threads_often()
-    _detach_from_terminal()
-    writer = FrameWriter(_claim_stdout())
+    ignore_interrupts()
+    writer = FrameWriter(claim_stdout())
     try:
         message = read_to_worker(sys.stdin.buffer)
     except ProtocolError:
@@ -254,15 +251,16 @@ def main() -> int:
     if not isinstance(message, Load):
         _complain("the first message must be Load; this program is started by the daemon")
         return 2
-    # One renderer is for prompts, one for questions about text.
-    make_template = start_renderers(2, is_enclosed=EngineConfig.model_validate_json(message.engine_config).sandbox)
     sandbox = _enclose(message)
     writer.start()
+    link = RenderLink(writer.frames.put)
+    reader = _Reader(sys.stdin.buffer, writer, link)
+    reader.start()
     store = None if message.disk is None else start_block_store(message.disk)
     # Write load progress on this thread: the process may crash before another thread could write it.
     outlet = Outlet(writer)
     try:
-        host = _load(message, sandbox, store, outlet, make_template)
+        host = _load(message, sandbox, store, outlet, link)
     except EdgeAgentError as error:
         can_retry = isinstance(error, ModelOutOfMemory) and can_take_less(message)
         writer.frames.put(LoadFailed(error.code, error.message, can_take_less=can_retry))
@@ -273,10 +271,10 @@ def main() -> int:
     keep_collections_short()
     if store is not None:
         store.yield_to(lambda: loop.status.num_running > 0)
-    writer.frames.put(Ready(host.info, host.notes, host.saved_tuning, host.warnings))
-    questions = Questions(host.make_answerer, writer.frames, loop.read_texts)
+    questions = Questions(host.answer, writer.frames, loop.read_texts)
     questions.start()
-    _Reader(sys.stdin.buffer, host, loop, questions, writer.frames).start()
+    reader.serve(_Served(host, loop, questions))
+    writer.frames.put(Ready(host.info, host.notes, host.saved_tuning, host.warnings))
     loop.run()
     writer.frames.put(None)
     writer.join()

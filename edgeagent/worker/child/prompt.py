@@ -34,7 +34,7 @@ from edgeagent.types import (
 )
 from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
 from edgeagent.worker.render.protocol import Open
-from edgeagent.worker.render.renderer import MakeTemplate, Renderer, Template, open_here
+from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
 
 # The names of the repository and of the file with the gap, which the request does not have; those of llama-server.
 _REPOSITORY, _OPEN_FILE = "myproject", "filename"
@@ -82,21 +82,21 @@ class _Written:
 
 
 def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Renderer:
-    """Make the model's chat template. Each thread must make its own.
+    """Open the model's chat template.
 
     Raise TemplateTooSlow if opening the template takes too much time or memory.
     """
     source = model.chat_template
     markers = special.markers(f"{source}{KNOWN_MARKERS}")
     architecture = model.metadata("general.architecture") or ""
-    opening = Open(0, source, model.bos_text, model.eos_text, architecture, tuple(special.control), tuple(markers))
+    opening = Open(source, model.bos_text, model.eos_text, architecture, tuple(special.control), tuple(markers))
     return make(opening)
 
 
 class PromptReader:
     """Renders and tokenizes prompts for a context of `context_length` tokens."""
 
-    def __init__(self, model: Model, vocabulary: LongTextVocabulary, template: Template, context_length: int) -> None:
+    def __init__(self, model: Model, vocabulary: LongTextVocabulary, template: Renderer, context_length: int) -> None:
         self._model = model
         self._vocabulary = vocabulary
         self._template = template
@@ -260,7 +260,7 @@ def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
     return replace(prompt, messages=cut_before(prompt.messages, place))
 
 
-def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Template, query: TextQuery) -> QueryAnswer:
+def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Renderer, query: TextQuery) -> QueryAnswer:
     """Return the answer to a Tokenize, Detokenize or RenderPrompt.
 
     Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses.

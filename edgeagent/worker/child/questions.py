@@ -1,6 +1,7 @@
 """The worker's thread for queries about text. It runs independently of prompt preparation and decoding.
 
-Several threads may read llama.cpp's vocabulary. A chat template is for one thread only, so this thread has its own.
+Several threads may read llama.cpp's vocabulary. A chat template counts the time of one
+request only, so this thread has its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MAX_CHARS = 64 << 10
 
 
 class Questions(threading.Thread):
-    """Answers queries one after the other. This thread calls `make_answerer` once, for the first query that needs it.
+    """Answers queries one after the other, with the function `answer`.
 
     For an Embed or a Rerank, this thread calls `compute`, which tokenizes and passes the tokens to the main thread. The
     main thread sends the answer.
@@ -30,14 +31,12 @@ class Questions(threading.Thread):
 
     def __init__(
         self,
-        make_answerer: Callable[[], Callable[[TextQuery], QueryAnswer]],
+        answer: Callable[[TextQuery], QueryAnswer],
         frames: Frames,
         compute: Callable[[str, Embed | Rerank], None],
     ) -> None:
         super().__init__(name="questions", daemon=True)
-        self._make_answerer = make_answerer
-        self._made: Callable[[TextQuery], QueryAnswer] | None = None
-        self._trouble: EdgeAgentError | None = None
+        self._answer_query = answer
         self._compute = compute
         self._frames = frames
         self._asks: SimpleQueue[Ask] = SimpleQueue()
@@ -60,20 +59,6 @@ class Questions(threading.Thread):
         while True:
             self._answer(self._asks.get())
 
-    def _answerer(self, query: TextQuery) -> QueryAnswer:
-        """Return the answer to a query. If `make_answerer` fails, raise its error for this and each later query.
-
-        `make_answerer` is called only once, since it may use up a renderer process.
-        """
-        if self._trouble is not None:
-            raise self._trouble
-        try:
-            self._made = self._made or self._make_answerer()
-        except EdgeAgentError as error:
-            self._trouble = error
-            raise
-        return self._made(query)
-
     def _answer(self, ask: Ask) -> None:
         if ask.id not in self._live:
             return
@@ -81,7 +66,7 @@ class Questions(threading.Thread):
             if isinstance(ask.query, Embed | Rerank):
                 self._compute(ask.id, ask.query)
                 return
-            *parts, last = _split(self._answerer(ask.query))
+            *parts, last = _split(self._answer_query(ask.query))
             for part in parts:
                 if ask.id in self._live:
                     self._frames.put(AnswerPart(ask.id, part, is_last=False))

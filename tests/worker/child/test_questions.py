@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from queue import SimpleQueue
 from threading import Event
 
 import pytest
 
-from edgeagent.errors import InvalidRequest, TemplateTooSlow
+from edgeagent.errors import InvalidRequest
 from edgeagent.types import Embed, QueryAnswer, Rerank, TextQuery, Tokenize
 from edgeagent.worker.child.questions import Questions
 from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, AnswerPart, Ask, Failed, FromWorker, encode
@@ -23,7 +23,7 @@ class Bench:
         self.gate.set()
         self.embeds: list[tuple[str, Embed | Rerank]] = []
         self.result: QueryAnswer | BaseException = QueryAnswer()
-        self.questions = Questions(lambda: self._answer, self.frames, self._embed)
+        self.questions = Questions(self._answer, self.frames, self._embed)
         self.questions.start()
 
     def _answer(self, query: TextQuery) -> QueryAnswer:
@@ -93,23 +93,6 @@ def test_a_refusal_names_its_field_and_a_bug_does_not_end_the_thread(bench: Benc
     bench.result = QueryAnswer("fine")
     bench.ask()
     assert bench.answer() == QueryAnswer("fine")
-
-
-def test_questions_get_the_error_that_prevents_answers() -> None:
-    num_tries = 0
-    bench = Bench()
-
-    def make() -> Callable[[TextQuery], QueryAnswer]:
-        nonlocal num_tries
-        num_tries += 1
-        raise TemplateTooSlow("the template took too long")
-
-    bench.questions = Questions(make, bench.frames, bench._embed)
-    bench.questions.start()
-    for _ in range(2):
-        bench.ask()
-        assert bench.frames.get() == Failed("a", "template_too_slow", "the template took too long", None)
-    assert num_tries == 1, "there is one process for questions"
 
 
 def test_what_is_dropped_is_not_told(bench: Bench) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.first_steps import FIRST_STEPS, TOKENIZER
@@ -87,9 +86,9 @@ class EncoderHost:
             )
         return self._pairs.read(query)
 
-    def make_answerer(self) -> Callable[[TextQuery], QueryAnswer]:
-        """Return a function that answers queries. One thread may call the function while the other threads run."""
-        return partial(answer_text_query, self.model, self._vocabulary)
+    def answer(self, query: TextQuery) -> QueryAnswer:
+        """Return the answer to a query about text. One thread may call this method while the other threads run."""
+        return answer_text_query(self.model, self._vocabulary, query)
 
     def disk_cache(self) -> None:
         """Return None: an encoder caches nothing on disk."""

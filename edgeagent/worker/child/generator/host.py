@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from edgeagent.config import EngineConfig
@@ -187,12 +186,9 @@ class Host:
         """About how much memory the context for embeddings takes, in bytes; any thread may read this."""
         return int(self.embedder.num_cells * self._token_bytes)
 
-    def make_answerer(self) -> Callable[[TextQuery], QueryAnswer]:
-        """Return a function that answers queries; raise TemplateTooSlow if the chat template exceeds its limits.
-
-        Call this method and the function on the same thread. The other threads may run at the same time.
-        """
-        return partial(answer_query, self.model, self._vocabulary, self._make_template())
+    def answer(self, query: TextQuery) -> QueryAnswer:
+        """Return the answer to a query about text. One thread may call this method while the other threads run."""
+        return answer_query(self.model, self._vocabulary, self._question_template, query)
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.
@@ -246,13 +242,13 @@ class Host:
         warnings = constraint.warnings if isinstance(constraint, Constraint) else ()
         return PreparedRequest(spec, output, render_ms, echo, prompt.num_dropped_items, warnings, earlier, respelling)
 
-    def _try_template(self) -> Renderer:
+    def _open_template(self, make: MakeTemplate) -> Renderer:
         try:
-            return self._make_template()
+            return make_template(self.model, self._special, make)
         except TemplateTooSlow as error:
             raise ModelLoadFailed(
                 f"{self.model.path} cannot be served: trying its chat template (tokenizer.chat_template) ended in the "
-                f"error: {error.message.partition('.')[0]}"
+                f"error: {error.message.partition('. ')[0]}"
             ) from error
 
     def _make_constraint(
@@ -288,8 +284,8 @@ class Host:
         self._sampling = self.model.default_sampling()
         self._special = special_texts(self.model)
         self._vocabulary = LongTextVocabulary(self.model, self._special)
-        self._make_template = partial(make_template, self.model, self._special, make)
-        self._template = self._try_template()
+        self._template = self._open_template(make)
+        self._question_template = self._template.for_another_thread()
         self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
         self._grammars = GrammarCompiler(self.model, self._template.check_grammar)
         if self.model.end_tokens:

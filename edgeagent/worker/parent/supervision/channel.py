@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Self, cast
 
 import psutil
 
@@ -22,12 +22,9 @@ from edgeagent.worker.parent.environment import worker_environment
 from edgeagent.worker.parent.supervision.watchdog import Signs
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
-    MAX_FRAME_FROM_WORKER_BYTES,
-    FromWorker,
     ProtocolError,
     Stop,
     ToWorker,
-    decode_from_worker,
     encode,
     frame_length,
 )
@@ -76,21 +73,28 @@ class Channel(asyncio.SubprocessProtocol):
 
     `on_message` gets each message, and may raise ProtocolError. `on_violation` gets a description of the first
     violation of the protocol. No messages are delivered after that. `returncode` is None until the child has ended.
+    `decode` makes a message of a frame's body, and `max_bytes` limits the body.
     """
 
     def __init__(
-        self, on_message: Callable[[FromWorker], None], on_violation: Callable[[str], None], flood: FloodLimit
+        self,
+        on_message: Callable[[Any], None],
+        on_violation: Callable[[str], None],
+        flood: FloodLimit,
+        decode: Callable[[bytes], Any],
+        max_bytes: int,
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.returncode: int | None = None
         self.pid: int | None = None
-        self._on_message: Callable[[FromWorker], None] | None = on_message
+        self._on_message: Callable[[Any], None] | None = on_message
+        self._decode = decode
         self._on_violation = on_violation
         self._flood = flood
         self._period_began_s = 0.0
         self._num_frames = 0
         self._num_bytes = 0
-        self._frames = FrameBuffer(MAX_FRAME_FROM_WORKER_BYTES)
+        self._frames = FrameBuffer(max_bytes)
         self._stderr = bytearray()
         self._open_outputs = {_STDOUT, _STDERR}
         self._transport: asyncio.SubprocessTransport | None = None
@@ -102,15 +106,17 @@ class Channel(asyncio.SubprocessProtocol):
     async def spawn(
         cls,
         command: Sequence[str],
-        on_message: Callable[[FromWorker], None],
+        on_message: Callable[[Any], None],
         on_violation: Callable[[str], None],
         flood: FloodLimit,
-    ) -> Channel:
+        decode: Callable[[bytes], Any],
+        max_bytes: int,
+    ) -> Self:
         """Start a child in its own session, so that Ctrl-C in a terminal reaches only the daemon.
 
         Raise OSError if it cannot be started.
         """
-        channel = cls(on_message, on_violation, flood)
+        channel = cls(on_message, on_violation, flood, decode, max_bytes)
         creation_flags = 0
         if sys.platform == "win32":
             creation_flags = subprocess.CREATE_NEW_PROCESS_GROUP
@@ -223,7 +229,7 @@ class Channel(asyncio.SubprocessProtocol):
                 raise ProtocolError(f"a flood of {self._num_frames} frames, {self._num_bytes} bytes at once")
             if self._on_message is None:
                 return
-            self._on_message(decode_from_worker(body))
+            self._on_message(self._decode(body))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         del exc

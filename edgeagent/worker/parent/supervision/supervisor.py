@@ -16,6 +16,7 @@ from functools import partial
 
 from msgspec import structs
 
+from edgeagent.config import EngineConfig
 from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, QueryAnswer, TextQuery, WorkerState
 from edgeagent.worker.parent.supervision import refusals
@@ -24,10 +25,12 @@ from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
 from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveRequest, ModelRequests, Sink
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
+from edgeagent.worker.parent.supervision.renderer import Renderer
 from edgeagent.worker.parent.supervision.restarts import Quarantine, RestartPolicy, WorkerEnd
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.parent.supervision.worker_run import PendingWork, WorkerRun, log_notes
 from edgeagent.worker.protocol import (
+    MAX_FRAME_FROM_WORKER_BYTES,
     AnswerPart,
     Ask,
     Cancel,
@@ -41,9 +44,11 @@ from edgeagent.worker.protocol import (
     Pong,
     ProtocolError,
     Ready,
+    RenderJob,
     SaveTuning,
     StepResult,
     Submit,
+    decode_from_worker,
 )
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
@@ -250,15 +255,22 @@ class Supervisor:
             load = structs.replace(await self._prepare(), num_tries=self._num_short_loads)
             self._take_identity(load.identity)
             breach = lambda what: self._request_end(WorkerEnd(f"broke the protocol: {what}"))  # noqa: E731
-            channel = await Channel.spawn(self._command, self._on_message, breach, self._flood)
+            channel = await Channel.spawn(
+                self._command, self._on_message, breach, self._flood, decode_from_worker, MAX_FRAME_FROM_WORKER_BYTES
+            )
         except EdgeAgentError as error:
             return WorkerEnd(error.message, error=error)
         except OSError as error:
             return self._settle_end(WorkerEnd(f"its process could not be started: {error}"))
         self._channel = channel
+        is_enclosed = EngineConfig.model_validate_json(load.engine_config).sandbox
+        renderer = self._worker.renderer = Renderer(self.name, channel.send, is_enclosed=is_enclosed)
         channel.send(load)
-        await self._worker.watch(channel, partial(self._tick, channel), self._clock)
-        return await self._end(channel)
+        try:
+            await self._worker.watch(channel, partial(self._tick, channel), self._clock)
+            return await self._end(channel)
+        finally:
+            await renderer.stop()
 
     def _tick(self, channel: Channel, elapsed_s: float) -> None:
         pending = None
@@ -349,6 +361,9 @@ class Supervisor:
             case Pong():
                 self._worker.on_pong(message)
                 self._disk_trouble.note(message.status, self._clock())
+            case RenderJob():
+                assert self._worker.renderer is not None
+                self._worker.renderer.submit(message)
             case LoadProgress():
                 self._worker.on_load_progress(message)
             case Ready(info, saved_tuning=saved_tuning):

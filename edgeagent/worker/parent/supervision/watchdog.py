@@ -76,10 +76,10 @@ class Hang:
 
 
 class Watchdog:
-    """Measures how long one worker has not got on with what it owes."""
+    """Measures how long one process has not got on with what it owes. `interval_s` is the usual length of a tick."""
 
-    def __init__(self, limits: SupervisionLimits) -> None:
-        self._max_tick_s = 2 * limits.ping_interval_s
+    def __init__(self, interval_s: float) -> None:
+        self._max_tick_s = 2 * interval_s
         self._cpu_s: float | None = None
         self._waited: dict[Hashable, tuple[float, float]] = {}
         """Elapsed seconds and seconds of CPU time, by words and key."""

@@ -13,6 +13,7 @@ from edgeagent.worker.exit_cause import is_from_outside, read_notes
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel
 from edgeagent.worker.parent.supervision.live_requests import EndKind
+from edgeagent.worker.parent.supervision.renderer import Renderer
 from edgeagent.worker.parent.supervision.restarts import WorkerEnd
 from edgeagent.worker.parent.supervision.watchdog import Hang, Owed, Signs, SupervisionLimits, Watchdog
 from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, Ready, StepResult
@@ -48,9 +49,10 @@ class WorkerRun:
 
     def __init__(self, limits: SupervisionLimits) -> None:
         self._limits = limits
-        self._watchdog = Watchdog(limits)
+        self._watchdog = Watchdog(limits.ping_interval_s)
         self.requested_end: asyncio.Future[WorkerEnd] = asyncio.Future()
         """Done when the process must be ended; the result is the reason."""
+        self.renderer: Renderer | None = None
         self.info: ModelInfo | None = None
         self.ready_at_s: float | None = None
         self.progress = 0.0
@@ -106,7 +108,8 @@ class WorkerRun:
         self._is_pong_due = False
         self._num_pongs += 1
         self._num_signs += pong.status.num_steps > (self.status or WorkerStatus()).num_steps
-        self.status = pong.status
+        if self.ready_at_s is not None:
+            self.status = pong.status
         self.has_worked = self.has_worked or pong.status.num_steps > 0
 
     def ping(self) -> Ping | None:

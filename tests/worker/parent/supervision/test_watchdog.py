@@ -40,6 +40,7 @@ class Worker:
         return self.run.tick(1.0, Signs(self._cpu_s, rss_bytes), pending)
 
     def pong(self, status: WorkerStatus) -> None:
+        self.run.ready_at_s = 0.0
         ping = self.run.ping()
         assert ping is not None
         self.run.on_pong(Pong(ping.nonce, status))
@@ -191,13 +192,13 @@ def test_a_sleeping_laptop_condemns_nobody(nap_s: float) -> None:
 )
 def test_computing_is_what_the_process_used_of_the_time(cpu_s: list[float], limit_s: int) -> None:
     """In the first tick the process has not been looked at before."""
-    watchdog, used_s = Watchdog(LIMITS), iter(cpu_s)
+    watchdog, used_s = Watchdog(LIMITS.ping_interval_s), iter(cpu_s)
     tick = lambda: watchdog.tick(1.0, Signs(next(used_s)), [Owed("it took", "key", 10.0)])  # noqa: E731
     assert tick_until_hang(tick)[0] == limit_s
 
 
 def test_where_the_system_does_not_tell_all_time_counts_as_computing() -> None:
-    watchdog = Watchdog(LIMITS)
+    watchdog = Watchdog(LIMITS.ping_interval_s)
     count, hang = tick_until_hang(lambda: watchdog.tick(1.0, None, [Owed("it took", "key", 10.0)]))
     assert (count, hang) == (10, Hang("it took 10 s"))
 
