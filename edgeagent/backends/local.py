@@ -301,18 +301,12 @@ class LocalBackend:
         self._traffic: dict[str, _Traffic] = {}
 
     async def start(self) -> None:
-        """Find the configured model and start loading it; raise StoreError or NotFound if it is missing."""
         await self.models.start()
 
     async def stop(self) -> None:
-        """End every request and every worker."""
         await self.models.stop()
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return how full the model's queue is, and how fast the request would get tokens.
-
-        Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
-        """
         model = self.models.model(request.model)
         status, num_live, num_parallel = model.status(), model.supervisor.num_live, _num_parallel(model)
         worker = status.worker
@@ -354,7 +348,6 @@ class LocalBackend:
         return self._traffic.setdefault(model, _Traffic(self._clock()))
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request; its generator still yields Finished(cancelled)."""
         self.models.cancel(request_id)
 
     async def generate(

@@ -196,7 +196,6 @@ class ConsoleReporter:
             self._report(logging.INFO, line)
 
     def ready(self, model: ModelStatus) -> None:
-        """Print the model and how long it took to load."""
         self._shown.pop(model.name, None)
         info = model.info
         details = f" in {info.load_ms / 1000:.1f} s: {_described(info)}, context {info.context_length}" if info else ""
@@ -218,7 +217,6 @@ class ConsoleReporter:
         self._report(logging.INFO, f"stopping{waiting}")
 
     def error(self, message: str) -> None:
-        """Print the message."""
         self._report(logging.ERROR, f"error: {message}")
 
     def _print(self, line: str) -> None:

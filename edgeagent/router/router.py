@@ -72,7 +72,6 @@ class Router:
             self.remote_access.close()
 
     def remotes(self) -> list[RemoteStatus]:
-        """Return the status of each remote that the machine's policy allows."""
         return [] if self._remotes is None else self._remotes.statuses()
 
     def mode(self) -> RouteMode:
@@ -103,7 +102,6 @@ class Router:
         return request
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a live request on every backend, so that it ends with a terminal event. Ignore unknown ids."""
         if request_id in self._live:
             self._live[request_id].is_cancelled = True
         for backend in self._backends.values():

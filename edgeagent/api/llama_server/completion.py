@@ -217,7 +217,6 @@ class LlamaChunks(Chunks):
         super().__init__(answer, answer.completion.delivery, "")
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Convert a step of the choice `index` into events; raise BackendUnavailable if the choice was cancelled."""
         choice, progress = self._answer.choices[index], self._progress[index]
         progress.add_step(step)
         piece = choice.take(step)

@@ -138,12 +138,10 @@ class ChatAnswer(Answer):
                 pass
 
     def take(self, index: int, step: Step) -> None:
-        """Add a step of the choice `index` to the answer."""
         for delta in step.deltas:
             self.add(index, delta)
 
     def body(self) -> ChatCompletion:
-        """Return the whole completion; raise BackendUnavailable if a choice was cancelled."""
         choices: list[ChatChoice] = [
             {
                 "index": index,
@@ -186,7 +184,6 @@ class ChatChunks(Chunks):
         self._is_open = [False for _ in answer.choices]
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Convert a step of the choice `index` into chunks; raise BackendUnavailable if the choice was cancelled."""
         self._progress[index].add_step(step)
         chunks = [chunk for delta in step.deltas for chunk in self._chunks(index, delta)]
         if chunks and not self._is_open[index]:

@@ -108,7 +108,6 @@ class TextAnswer(Answer):
         self.completion = completion
 
     def take(self, index: int, step: Step) -> None:
-        """Add a step of the choice `index` to the answer."""
         self.choices[index].take(step)
 
     def body(self) -> object:
@@ -161,7 +160,6 @@ class TextChunks(Chunks):
         super().__init__(answer, answer.completion.delivery, "text_completion")
 
     def of(self, index: int, step: Step) -> list[Json]:
-        """Convert a step of the choice `index` into chunks; raise BackendUnavailable if the choice was cancelled."""
         choice, progress = self._answer.choices[index], self._progress[index]
         progress.add_step(step)
         chunks = [

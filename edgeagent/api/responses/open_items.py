@@ -174,7 +174,6 @@ class OpenPart(OpenItem):
     """An item with one part of text as its content."""
 
     def open(self) -> None:
-        """Emit the events that open the item and its part."""
         super().open()
         added: ContentPartAdded = {
             "type": "response.content_part.added",
@@ -364,7 +363,6 @@ class OpenCustomCall(OpenCall):
             super().add(text)
 
     def close(self, status: ItemStatus) -> OutputItem:
-        """Emit the events that close the call, and return the final item."""
         return OpenItem.close(self, status)
 
     def _emit_delta(self, text: str) -> None:

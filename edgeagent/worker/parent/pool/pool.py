@@ -105,7 +105,10 @@ _MAX_SEARCHES = 2
 
 
 class Pool:
-    """The models on this machine. `read` gets process ids of workers, and returns the machine's memory and theirs."""
+    """The models on this machine, by the protocol backends.base.Models.
+
+    `read` gets process ids of workers, and returns the machine's memory and theirs.
+    """
 
     def __init__(
         self,
@@ -138,14 +141,10 @@ class Pool:
         self._writes: set[asyncio.Task[None]] = set()
 
     def default(self) -> str:
-        """Return the name of the model that serves requests without a model name."""
         return self._default or self._config.model
 
     def find(self, name: str) -> str:
-        """Return a model's canonical name, if it was located before (see `locate`).
-
-        Raise ModelNotFound, or BackendUnavailable while the daemon is starting.
-        """
+        """Return a model's canonical name, if it was located before (see `locate`)."""
         if self._default is None:
             raise BackendUnavailable("no model is loaded yet; the daemon is starting", retry_after_s=1.0)
         self._names.refresh()
@@ -236,7 +235,6 @@ class Pool:
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def statuses(self) -> list[ModelStatus]:
-        """Return the status of each model of the pool: configured models, and those that requests named."""
         return [model.status() for model in self._models.values()]
 
     def model(self, name: str) -> PoolModel:
@@ -287,14 +285,12 @@ class Pool:
         self._unload_expired()
 
     def reload(self, name: str) -> None:
-        """Replace a model's worker, or load the model; see Supervisor.reload. Raise the errors of `find`."""
         self.model(name).supervisor.reload()
 
     async def unload(self, name: str) -> int:
-        """End a model's worker and return 0. If it has live requests, it ends after them; return their number.
+        """End a model's worker; see Models.
 
-        Open queries count as one request. A pinned model is unloaded too, until the next request for it. Raise the
-        errors of `find`.
+        Open queries count as one request. A pinned model is unloaded too, until the next request for it.
         """
         found = self.model(name)
         if found.supervisor.is_busy:
