@@ -284,7 +284,7 @@ class Engine:
             ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
             running = self._side.split_running(ready, num_cells)
             is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
-            self.proposals.catch_up_time.note(is_first_awaited=is_awaited)
+            self.proposals.note_waiting(is_first_awaited=is_awaited)
             parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.may_compute))
             if self._reserve(parts):
                 return parts

@@ -30,7 +30,6 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
 from edgeagent.engine.speculation.allocation import Offer
-from edgeagent.engine.speculation.catch_up_time import CatchUpTime
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
@@ -307,7 +306,7 @@ def test_drafts_change_nothing(
         return counts, 2.0 if any(counts) else 1.0
 
     monkeypatch.setattr(proposals, "allocate", allocate)
-    monkeypatch.setattr(CatchUpTime, "allows", True)  # although there is nearly always a new prompt
+    monkeypatch.setattr(proposals.Proposals, "may_catch_up", True)  # although there is nearly always a new prompt
     monkeypatch.setattr(DraftModel, "catch_up_s", lambda self, sequence: 0.0)
     target = Model(exact_model(kind), CONFIG)
     runner, draft_runner = LlamaRunner(target, CONFIG), LlamaRunner(target, CONFIG)

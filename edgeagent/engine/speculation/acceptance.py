@@ -1,141 +1,111 @@
-"""Estimates how often drafted tokens are accepted, for each sequence and each position in a draft.
+"""Estimates how often drafted tokens are accepted, by source of drafts and position in a draft.
 
-As long as a sequence has few drafts, its estimates mostly come from the drafts of all sequences (the prior).
+A sequence begins with the rates that all sequences have shown (the prior), and its own drafts scale them. A later
+process can start with the counts of an earlier one.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+
+from edgeagent.engine.speculation.confidence import Confidence
+from edgeagent.types.choices import DraftRecord
 
 # The assumed acceptance rate before any draft is verified. It is high enough that drafting is tried.
 _FIRST_RATE = 0.8
-NUM_FIRST = 3
-"""How many tokens a source's first trial drafts. The next trials may draft more; later ones draft this many again.
-
-A step of one sequence then has 4 tokens. On a CPU, steps of 4, 8 and 16 tokens are cheap.
-"""
-# Enough is known of a source after an accepted draft of this length, or after this many verified tokens.
-_NUM_KNOWN = 15
-# Each new draft multiplies the weight of earlier drafts by this: within its sequence, and across sequences.
+# Each new draft multiplies the weight of earlier drafts by this: within its sequence, and across sequences. So a
+# sequence forgets within some 16 drafts, for texts change, and a source within 100.
 _SEQUENCE_MEMORY = 0.94
 _SHARED_MEMORY = 0.99
-# After this many drafts of a source for other sequences, the chances of a sequence are computed again.
-_DRAFTS_PER_UPDATE = 8
-# A prior has the weight of this many verified tokens. With lighter ones, two or three unlucky drafts at the beginning
-# of a sequence would end its drafts.
-_WEIGHT_OF_FIRST_RATE = 4.0  # for the rate of a source
-_WEIGHT_OF_RATE = 6.0  # for the rate of a source at one position
-_WEIGHT_OF_SHARED = 12.0  # for the rate of a sequence
-_WEIGHT_AT_POSITION = 20.0  # for the rate of a sequence at one position
+# A prior has the weight of this many verified tokens. The first rate is the prior of a source, whose rate is the prior
+# of each of its positions; with 4, two unlucky drafts at the beginning ended all drafts. These rates are the prior of a
+# sequence; with 12, the drafts of a text that has changed go on for too long.
+_WEIGHT_IN_SOURCE = 12.0
+_WEIGHT_IN_SEQUENCE = 5.0
+# A source that has not drafted for a sequence counts as unused for this many steps: its trial comes soon.
+_FIRST_UNUSED = 16
 
 
-@dataclass(slots=True)
 class _Counts:
     """Counts of tokens by their position in a draft: those that were verified, and those that were accepted.
 
     Tokens of older drafts count less, so the counts are not integers.
     """
 
-    verified: list[float]
-    accepted: list[float]
+    def __init__(self, max_tokens: int, memory: float) -> None:
+        """Each new draft multiplies the weight of earlier ones by `memory`."""
+        self.verified = [0.0] * max_tokens
+        self.accepted = [0.0] * max_tokens
+        self._memory = memory
 
-    @classmethod
-    def of(cls, length: int) -> _Counts:
-        return cls([0.0] * length, [0.0] * length)
+    def add(self, num_verified: int, num_accepted: int) -> None:
+        """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
+        for position in range(len(self.verified)):
+            self.verified[position] = self.verified[position] * self._memory + (position < num_verified)
+            self.accepted[position] = self.accepted[position] * self._memory + (position < num_accepted)
 
-    def add(self, num_verified: int, num_accepted: int, memory: float) -> None:
-        self.verified = [count * memory for count in self.verified]
-        self.accepted = [count * memory for count in self.accepted]
-        for position in range(num_verified):
-            self.verified[position] += 1.0
-            self.accepted[position] += position < num_accepted
+    def rates(self, prior: Items[float], weight: float) -> list[float]:
+        """Return the acceptance rate at each position, given that all tokens before it were accepted.
+
+        `prior` has the weight of `weight` verified tokens.
+        """
+        return [
+            (accepted + weight * rate) / (verified + weight)
+            for accepted, verified, rate in zip(self.accepted, self.verified, prior, strict=True)
+        ]
 
 
 class SharedAcceptance:
     """How often the drafts of one source are accepted, over all sequences. This is the prior of each sequence."""
 
     def __init__(self, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
+        self.counts = _Counts(max_tokens, _SHARED_MEMORY)
         self.num_drafts = 0
         """How many drafts were added."""
-        self.num_steps_unused = 0
-        """How often since its last draft this source was only a sequence's second choice."""
-        self._counts = _Counts.of(max_tokens)
-
-    @property
-    def num_to_try(self) -> int:
-        """How many tokens to draft to learn more of the source; 0 after a refused token, or if enough is known.
-
-        As long as all tokens were accepted, each draft is about twice as long as the one before.
-        """
-        num_known = sum(verified > 0 for verified in self._counts.verified)
-        if num_known >= min(_NUM_KNOWN, self.max_tokens) or self._counts.accepted != self._counts.verified:
-            return 0
-        return min(self.max_tokens, max(NUM_FIRST, 2 * num_known + 1))
 
     @property
     def rate(self) -> float:
         """The share of all verified tokens that were accepted. With few tokens it is close to an assumed rate."""
-        return _blend(sum(self._counts.accepted), sum(self._counts.verified), _FIRST_RATE, _WEIGHT_OF_FIRST_RATE)
-
-    @property
-    def likely_rate(self) -> float:
-        """An optimistic estimate: one standard deviation above `rate` while few tokens are verified, then `rate`.
-
-        The rate is taken to have a beta distribution with the mean `rate`.
-        """
-        num_verified = sum(self._counts.verified)
-        if num_verified >= _NUM_KNOWN:
-            return self.rate
-        deviation = math.sqrt(self.rate * (1.0 - self.rate) / (num_verified + _WEIGHT_OF_FIRST_RATE + 1.0))
-        return min(1.0, self.rate + deviation)
+        accepted, verified = sum(self.counts.accepted), sum(self.counts.verified)
+        return (accepted + _WEIGHT_IN_SOURCE * _FIRST_RATE) / (verified + _WEIGHT_IN_SOURCE)
 
     def rates(self) -> list[float]:
         """Return the acceptance rate at each position of a draft, given that all tokens before it were accepted."""
-        rate = self.rate
-        return [
-            _blend(accepted, verified, rate, _WEIGHT_OF_RATE)
-            for accepted, verified in zip(self._counts.accepted, self._counts.verified, strict=True)
-        ]
-
-    def counts(self) -> tuple[list[float], list[float]]:
-        """Return two lists by position: the counts of verified and of accepted tokens. Older tokens count less."""
-        return list(self._counts.verified), list(self._counts.accepted)
+        return self.counts.rates([self.rate] * len(self.counts.verified), _WEIGHT_IN_SOURCE)
 
     def begin_with(self, verified: Items[float], accepted: Items[float]) -> None:
-        """Start with the counts of an earlier process."""
+        """Start with the counts of an earlier process. They weigh no more than a prior, since its texts were others."""
+        counts = self.counts
         for position, (num_verified, num_accepted) in enumerate(zip(verified, accepted, strict=False)):
-            if position < self.max_tokens:
-                self._counts.verified[position] = num_verified
-                self._counts.accepted[position] = min(num_accepted, num_verified)
+            if position < len(counts.verified) and num_verified:
+                counts.verified[position] = min(num_verified, _WEIGHT_IN_SOURCE)
+                counts.accepted[position] = counts.verified[position] * min(1.0, num_accepted / num_verified)
 
     def add(self, num_verified: int, num_accepted: int) -> None:
         """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
-        self.num_drafts, self.num_steps_unused = self.num_drafts + 1, 0
-        self._counts.add(num_verified, num_accepted, _SHARED_MEMORY)
+        self.num_drafts += 1
+        self.counts.add(num_verified, num_accepted)
 
 
-@dataclass(slots=True)
 class Acceptance:
     """How often one source's drafts for one sequence are accepted."""
 
-    shared: SharedAcceptance
-    num_steps_since_draft: int = 0
-    has_verified: bool = False  # a draft of this sequence was verified
-    _counts: _Counts = field(init=False)
-    _chances: tuple[float, ...] | None = None
-    _num_shared_drafts: int = 0  # when the chances were computed
-
-    def __post_init__(self) -> None:
-        self._counts = _Counts.of(self.shared.max_tokens)
+    def __init__(self, shared: SharedAcceptance) -> None:
+        self.shared = shared
+        self.num_steps_unused = _FIRST_UNUSED
+        """How many steps there were since the sequence's latest draft of this source."""
+        self._counts = _Counts(len(shared.counts.verified), _SEQUENCE_MEMORY)
+        self._chances: tuple[float, ...] = ()
+        self._computed_at = -1  # the number of shared drafts when the chances were computed
 
     @property
     def chances(self) -> tuple[float, ...]:
         """For each position of a draft, the chance that the token and all tokens before it are accepted."""
-        if self._chances is None or self.shared.num_drafts >= self._num_shared_drafts + _DRAFTS_PER_UPDATE:
-            self._chances, self._num_shared_drafts = self._cumulated(), self.shared.num_drafts
+        if self._computed_at != self.shared.num_drafts:
+            self._computed_at = self.shared.num_drafts
+            self._chances = tuple(accumulate(self._counts.rates(self.shared.rates(), _WEIGHT_IN_SEQUENCE), mul))
         return self._chances
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
@@ -144,23 +114,35 @@ class Acceptance:
         Tokens after the first refused one count as not verified.
         """
         num_verified = min(num_drafted, num_accepted + 1)
-        self.has_verified = True
-        self._counts.add(num_verified, num_accepted, _SEQUENCE_MEMORY)
+        self._counts.add(num_verified, num_accepted)
         self.shared.add(num_verified, num_accepted)
-        self._chances = None
-
-    def _cumulated(self) -> tuple[float, ...]:
-        expected = self.shared.rate
-        rate = _blend(sum(self._counts.accepted), sum(self._counts.verified), expected, _WEIGHT_OF_SHARED)
-        chances, chance = [], 1.0
-        for position, shared in enumerate(self.shared.rates()):
-            here = min(1.0, rate * shared / expected)
-            chance *= _blend(
-                self._counts.accepted[position], self._counts.verified[position], here, _WEIGHT_AT_POSITION
-            )
-            chances.append(chance)
-        return tuple(chances)
 
 
-def _blend(accepted: float, verified: float, expected: float, weight: float) -> float:
-    return (accepted + weight * expected) / (verified + weight)
+class Experience:
+    """What verified drafts have shown: acceptance by source and kind of sampler, and confidence by kind of sampler."""
+
+    def __init__(self, max_tokens: int) -> None:
+        """`max_tokens`: the most tokens of a draft."""
+        self._max_tokens = max_tokens
+        self._shared: dict[tuple[str, str], SharedAcceptance] = {}
+        self._confidence: dict[str, Confidence] = {}
+
+    def records(self) -> tuple[DraftRecord, ...]:
+        """Return how often drafts were accepted, for `learn` in a later process."""
+        return tuple(
+            DraftRecord(source, sampler, tuple(shared.counts.verified), tuple(shared.counts.accepted))
+            for (source, sampler), shared in self._shared.items()
+        )
+
+    def learn(self, records: Items[DraftRecord]) -> None:
+        """Start with the records of an earlier process."""
+        for each in records:
+            self.shared(each.source, each.sampler).begin_with(each.verified, each.accepted)
+
+    def shared(self, source: str, sampler: str) -> SharedAcceptance:
+        """Return the acceptance of a source's drafts over all sequences with this kind of sampler."""
+        return self._shared.setdefault((source, sampler), SharedAcceptance(self._max_tokens))
+
+    def confidence(self, sampler: str) -> Confidence:
+        """Return how far the draft model's probabilities can be trusted with this kind of sampler."""
+        return self._confidence.setdefault(sampler, Confidence())

@@ -11,8 +11,9 @@ tried: kernels work in tiles, so a fourth token may be free although the second 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 # Drafts must be expected to raise the rate by this factor. Predictions are not exact enough for smaller gains.
 _MIN_GAIN = 1.02
@@ -38,10 +39,6 @@ class Offer:
     chances: Items[float]
     step_s: Items[float] = ()
     start_s: float = 0.0
-
-    def draft_s(self, num_tokens: int) -> float:
-        """Return the seconds of drafting this many tokens for this sequence alone."""
-        return self.start_s + num_tokens * self.step_s[1] if self.step_s and num_tokens else 0.0
 
 
 def allocate(
@@ -132,24 +129,38 @@ def expected_s(counts: Items[int], offers: Items[Offer], target_steps_s: Items[f
     return target_steps_s[sum(counts)] + draft_s
 
 
+def add_asked(
+    wanted: Items[int],
+    asked: Items[Offer],
+    counts: Items[int],
+    offers: Items[Offer],
+    num_others: int,
+    target_steps_s: Items[float],
+    budget_s: float,
+) -> list[int]:
+    """Return how many tokens to draft for clients that asked for `wanted` tokens, beside `counts` for others.
+
+    - `asked`, `offers`: the offers behind `wanted` and `counts`.
+    - `num_others`: how many of the decoding streams have clients that did not ask for drafts. The drafts are shortened
+      until each of these streams keeps MIN_STREAM_RATE_SHARE of its rate, and the step takes at most `longest_s`.
+      Without such streams they are shortened only if `target_steps_s` has no time for that many tokens.
+    """
+    max_s, found = sys.float_info.max, list(wanted)
+    if num_others:
+        tokens = [1.0 + sum(offer.chances[:count]) for offer, count in zip(offers, counts, strict=True)]
+        slowest = min(tokens) if len(tokens) == num_others else 1.0
+        max_s = min(slowest * target_steps_s[0] / MIN_STREAM_RATE_SHARE, longest_s(target_steps_s, budget_s))
+    while any(found) and expected_s([*counts, *found], [*offers, *asked], target_steps_s) > max_s:
+        found[found.index(max(found))] -= 1
+    return found
+
+
 def longest_s(target_steps_s: Items[float], budget_s: float) -> float:
     """Return how long a step with drafts may take: _MAX_STRETCH plain steps, or `budget_s` if that is longer."""
     return max(budget_s, _MAX_STRETCH * target_steps_s[0])
 
 
 def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
-    """Return the highest rate of all sequences together, in tokens per second, if only this offer may be used.
-
-    If each draft would lower the rate, return the rate without drafts.
-    """
-    expected, best = float(num_sequences), _rate(num_sequences, target_steps_s[0])
-    for count, chance in enumerate(offer.chances[: len(target_steps_s) - 1], 1):
-        expected += chance
-        best = max(best, _rate(expected, target_steps_s[count] + offer.draft_s(count)))
-    return best
-
-
-def best_rate_if_all_draft(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:
     """Return the highest rate of all sequences together, in tokens per second, if each has such an offer and uses it.
 
     Return 0 if `target_steps_s` has no time for one draft token of each.
@@ -162,15 +173,6 @@ def best_rate_if_all_draft(offer: Offer, target_steps_s: Items[float], num_seque
             step_s += offer.start_s + count * offer.step_s[min(num_sequences, len(offer.step_s) - 1)]
         best = max(best, _rate(num_sequences * expected, step_s))
     return best
-
-
-def could_pay(offer: Offer, target_steps_s: Items[float], num_sequences: int, acceptance_rate: float = 1.0) -> bool:
-    """Whether drafts for this offer alone would pay at this acceptance rate.
-
-    `acceptance_rate`: the assumed chance that a token is accepted, given that all tokens before it are accepted.
-    """
-    imagined = replace(offer, chances=tuple(acceptance_rate**number for number in range(1, len(offer.chances) + 1)))
-    return best_rate(imagined, target_steps_s, num_sequences) > _MIN_GAIN * _rate(num_sequences, target_steps_s[0])
 
 
 def _rate(num_tokens: float, seconds: float) -> float:

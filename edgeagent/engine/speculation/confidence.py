@@ -9,24 +9,17 @@ import math
 from bisect import bisect
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
 import numpy as np
 
 from edgeagent.engine.runner import Logits
 
-# Tokens are grouped by the draft model's probability for them.
+# Tokens are grouped by the draft model's probability for them, finely where most tokens are.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-# Each verified token multiplies the weight of earlier tokens in its group by _MEMORY. A group begins with an expected
-# acceptance rate, which has the weight of _WEIGHT_OF_EXPECTED verified tokens. The weight is small, since a long draft
-# multiplies the error of a wrong rate.
+# Each verified token multiplies the weight of earlier tokens in its group by this.
 _MEMORY = 0.99
-_WEIGHT_OF_EXPECTED = 1.0
-# The assumed acceptance rate, which has the weight of this many verified tokens.
-_FIRST_RATE = 0.8
-_WEIGHT_OF_FIRST_RATE = 4.0
-# Until this many tokens were verified, planned drafts are short (acceptance.NUM_FIRST), and none ends early.
-_ENOUGH = 8.0
+# The draft model's own probability has the weight of this many verified tokens.
+_WEIGHT_OF_OWN = 1.0
 
 
 class Confidence:
@@ -36,18 +29,6 @@ class Confidence:
         self._verified = [0.0] * (len(_EDGES) + 1)
         self._accepted = [0.0] * (len(_EDGES) + 1)
         self._buffer = np.empty(0, np.float32)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether enough drafts were verified for a good estimate."""
-        return sum(self._verified) >= _ENOUGH
-
-    @property
-    def rate(self) -> float:
-        """The share of all verified tokens that were accepted. With few tokens it is close to an assumed rate."""
-        return (sum(self._accepted) + _WEIGHT_OF_FIRST_RATE * _FIRST_RATE) / (
-            sum(self._verified) + _WEIGHT_OF_FIRST_RATE
-        )
 
     def probability(self, logits: Logits, token: int) -> float:
         """Return the draft model's probability of `token`, which must be the likeliest one of `logits`."""
@@ -59,10 +40,8 @@ class Confidence:
 
     def chance(self, probability: float) -> float:
         """Return the chance that a token with this probability is accepted, given that all before it are accepted."""
-        index = bisect(_EDGES, probability)
-        # Tokens with a larger probability are accepted at least as often as those with a smaller one.
-        of_less_likely = _blend(sum(self._accepted[:index]), sum(self._verified[:index]), probability)
-        return _blend(self._accepted[index], self._verified[index], max(probability, of_less_likely))
+        group = bisect(_EDGES, probability)
+        return (self._accepted[group] + _WEIGHT_OF_OWN * probability) / (self._verified[group] + _WEIGHT_OF_OWN)
 
     def observe(self, probabilities: Items[float], num_accepted: int) -> None:
         """Record that `num_accepted` leading tokens of a draft were accepted and the next one, if any, was refused.
@@ -71,82 +50,37 @@ class Confidence:
         ignored.
         """
         for position, probability in enumerate(probabilities[: num_accepted + 1]):
-            index = bisect(_EDGES, probability)
-            self._verified[index] = self._verified[index] * _MEMORY + 1.0
-            self._accepted[index] = self._accepted[index] * _MEMORY + (position < num_accepted)
+            group = bisect(_EDGES, probability)
+            self._verified[group] = self._verified[group] * _MEMORY + 1.0
+            self._accepted[group] = self._accepted[group] * _MEMORY + (position < num_accepted)
 
 
-def _blend(accepted: float, verified: float, expected: float) -> float:
-    return (accepted + _WEIGHT_OF_EXPECTED * expected) / (verified + _WEIGHT_OF_EXPECTED)
+def min_chances(rate: float, acceptance_rate: float, step_s: Items[float]) -> list[float]:
+    """Return the `min_chances` of an Ending.
 
+    A further token is worth its time if it does not lower the tokens per second of the whole step (the marginal value
+    theorem). Kernels work in tiles, so several further tokens may pay although one does not.
 
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """The drafts planned for a step, and the expected times.
-
-    - `target_steps_s[n]`: the seconds of the target's step with n draft tokens.
-    - `draft_steps_s[n]`: the seconds of a draft step for n sequences.
-    - `num_sequences`: how many sequences decode.
-    - `num_drafted`: how many draft tokens are planned for all sequences together.
-    - `gain`: the expected factor by which the drafts raise the tokens per second. 0 if nothing is drafted, if
-      the step has a trial, or if clients have set the lengths of all its drafts.
-    - `max_s`: the most seconds that the step may take.
+    - `rate`: the tokens per second that the plan gives.
+    - `acceptance_rate`: how often a drafted token is accepted.
+    - `step_s[n]`: the seconds of the whole step if this draft has n tokens.
     """
-
-    target_steps_s: Items[float]
-    draft_steps_s: Items[float]
-    num_sequences: int
-    num_drafted: int
-    gain: float
-    max_s: float
-
-    def min_chances(self, acceptance_rate: float, count: int, num_drafting: int, room: int) -> list[float]:
-        """Return the `min_chances` of Ending for a draft of `count` tokens; empty if `gain` is 0.
-
-        A further token is worth its time if it does not lower the tokens per second of the whole step (the marginal
-        value theorem). If there is only one stream, its draft may become longer than `count`, up to `room` tokens,
-        while the draft model is sure. `acceptance_rate`: how often a drafted token is accepted. `num_drafting`: how
-        many sequences draft.
-        """
-        if not self.gain:
-            return []
-        rate = self.gain * self.num_sequences / max(self.target_steps_s[0], 1e-9)
-        if self.num_sequences == 1:
-            return self._min_chances_alone(rate, acceptance_rate, room)
-        # The costs are divided equally among the tokens.
-        token_s = (self.target_steps_s[self.num_drafted] - self.target_steps_s[0]) / self.num_drafted
-        token_s += self.draft_steps_s[num_drafting] / num_drafting
-        return [rate * token_s / acceptance_rate] * (count - 1)
-
-    def _min_chances_alone(self, rate: float, acceptance_rate: float, room: int) -> list[float]:
-        """Return `min_chances` if there is only one stream. `rate`: the tokens per second that the plan gives.
-
-        Each element is the lowest chance of the tokens so far at which it pays to draft one or more further tokens.
-        """
-        most, step_s, target_steps_s = (
-            min(len(self.target_steps_s) - 1, room),
-            self.draft_steps_s[1],
-            self.target_steps_s,
-        )
-        while most > 1 and target_steps_s[most] + most * step_s > self.max_s:
-            most -= 1
-        min_chances = []
-        for count in range(1, most):
-            expected, share, least = 0.0, 1.0, math.inf
-            for end in range(count + 1, most + 1):
-                share *= acceptance_rate
-                expected += share
-                extra_s = (end - count) * step_s + target_steps_s[end] - target_steps_s[count]
-                least = min(least, rate * extra_s / expected)
-            min_chances.append(least)
-        return min_chances
+    found = []
+    for count in range(1, len(step_s) - 1):
+        expected, share, least = 0.0, 1.0, math.inf
+        for end in range(count + 1, len(step_s)):
+            share *= acceptance_rate
+            expected += share
+            least = min(least, rate * (step_s[end] - step_s[count]) / expected)
+        found.append(least)
+    return found
 
 
 class Ending:
     """Decides after each token of a draft whether to draft another one.
 
-    After the token at index n, the draft continues if the chance that all tokens so far are accepted is at least
-    `min_chances[n]`, or if `min_chances` has no such element. A draft always ends after a token that ends the answer.
+    After the token at index n, the draft continues if the chance that all its tokens so far are accepted is at least
+    `min_chances[n]`, or if there is no such element. It always ends after a token that ends the answer.
     """
 
     def __init__(
@@ -157,10 +91,7 @@ class Ending:
         *,
         num_planned: int = 0,
     ) -> None:
-        """`min_chances`: see the class; if empty, no draft ends early. `is_end` says whether a token ends the answer.
-
-        `num_planned`: the planned length of the draft. With `min_chances`, a draft may become shorter or longer.
-        """
+        """`is_end` says whether a token ends the answer. `num_planned`: the planned length of the draft."""
         self.probabilities: list[float] = []
         """The draft model's probability of each drafted token."""
         self.is_early = False

@@ -15,36 +15,51 @@ from dataclasses import dataclass, field, replace
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.acceptance import NUM_FIRST, Acceptance
-from edgeagent.engine.speculation.allocation import MAX_DRAFTED, Offer, allocate, longest_s
-from edgeagent.engine.speculation.answer_lengths import AnswerLengths
-from edgeagent.engine.speculation.asked_drafts import add_asked
-from edgeagent.engine.speculation.catch_up_time import CatchUpTime
-from edgeagent.engine.speculation.confidence import DraftPlan, Ending
+from edgeagent.engine.speculation.acceptance import Acceptance, Experience
+from edgeagent.engine.speculation.allocation import (
+    MAX_DRAFTED,
+    Offer,
+    add_asked,
+    allocate,
+    best_rate,
+    expected_s,
+    longest_s,
+)
+from edgeagent.engine.speculation.confidence import Ending, min_chances
 from edgeagent.engine.speculation.draft_model import MAX_CATCH_UP_S, DraftModel
-from edgeagent.engine.speculation.experience import Experience
 from edgeagent.engine.speculation.ngram import NgramDrafter
-from edgeagent.engine.speculation.planning_time import PlanningTime
-from edgeagent.engine.speculation.step_times import StepTimes
 from edgeagent.engine.speculation.tally import Tally
-from edgeagent.engine.speculation.trials import Candidate, Trial, Trials, best_first
+from edgeagent.engine.speculation.time_share import TimeShare
 
 # One of this many steps has no drafts, so that the cost of a step without drafts stays known.
 _PLAIN_EVERY = 128
-# While no draft pays, check again only after this many steps, or when a text begins to repeat itself.
-_REST = 8
+# Measured times change slowly, so they are looked up again only after this many steps.
+_STEPS_PER_LOOKUP = 16
+# The share of the time that trials may lose. The time of _SAVED_STEPS steps is available at first, and is saved up, or
+# what the next trial needs if it is more: up to _MAX_SAVED_S for a catch-up with a long prompt.
+_SHARE_OF_TRIALS = 0.01
+_SAVED_STEPS = 3.0
+_MAX_SAVED_S = 2.0
+# A trial is charged for the time that it is expected to lose, and for at least this share of the time that it takes.
+_LEAST_LOSS = 0.05
+# A step of one sequence with a trial has 4 tokens. On a CPU, steps of 4, 8 and 16 tokens are cheap.
+_NUM_TRIED = 3
+# While a first token is awaited, the draft model may take this share of the time to catch up with other sequences. With
+# none, the streams of a machine that always has a new prompt would never have drafts.
+_SHARE_OF_CATCH_UPS = 0.05
+_WEIGHT = 0.1  # of the latest plan in the average, and of the latest answer in the average length
 # Sources by the least length of a match in a sequence's own text: after a longer match, more tokens are accepted.
 _NGRAM_SOURCES = ((12, "ngram, 12 and more"), (6, "ngram, 6 to 11"), (1, "ngram, up to 5"), (0, "ngram, replaced"))
 MODEL = "draft model"
-_NOTHING = Offer(())
 
 
 @dataclass(frozen=True, slots=True)
 class Drafters:
     """The sources of proposals. `max_tokens`: the most tokens to draft for a sequence in a step (0: none).
 
-    `planning_share`: the `share` of PlanningTime. `are_even`: all sequences of a step must get equally many tokens,
-    because different numbers need more passes over the weights.
+    `planning_share`: the part of the time that planning may take while drafts do not pay. Planning a step takes some
+    tenths of a millisecond; for the smallest models, that is half of a step's time. `are_even`: all sequences of a step
+    must get equally many tokens, because different numbers need more passes over the weights.
     """
 
     model: DraftModel | None = None
@@ -68,9 +83,48 @@ class _DraftingState:
 
     acceptances: dict[str, Acceptance] = field(default_factory=dict)
     source: str = ""  # of this step's drafts; "" if it has none, or only tokens that a grammar forces
-    is_catching_up: bool = False  # the draft model first computes the tokens that it lacks, and drafts later
-    is_catching_up_for_trial: bool = False  # the same for a trial, but only in this step
+    is_catching_up: bool = False  # the draft model computes the tokens that it lacks, to draft later
     ending: Ending | None = None  # of the draft model's draft of this step
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """One source's offer for one sequence.
+
+    `tokens`: the draft, if it comes from the sequence's own text; empty if the draft model must first make it.
+    `catch_up_s`: the time that the source needs before it can draft.
+    """
+
+    sequence: Sequence
+    source: str
+    acceptance: Acceptance
+    offer: Offer
+    tokens: tuple[int, ...] = ()
+    catch_up_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Expected seconds of steps.
+
+    `target_s[n]`: of the target's step with n draft tokens, up to the most that a step may have. `draft_s[n]`: of a
+    draft step for n sequences; empty without a draft model.
+    """
+
+    target_s: list[float]
+    draft_s: list[float]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """How many tokens each candidate drafts in a step. There is at most one candidate for each sequence.
+
+    `gain`: the factor by which the drafts are expected to raise the tokens per second; 1 if the step has a trial.
+    """
+
+    candidates: list[_Candidate]
+    counts: list[int]
+    gain: float = 1.0
 
 
 class Proposals:
@@ -88,26 +142,23 @@ class Proposals:
 
         `is_end` says whether a token ends the answer.
         """
-        self._itl_budget_s = itl_budget_s
-        self._is_end = is_end
-        self._drafters = drafters
+        self._drafters, self._costs, self._itl_budget_s = drafters, costs, itl_budget_s
+        self._clock, self._is_end = clock, is_end
         self._max_tokens = min(drafters.max_tokens, MAX_DRAFTED)
         self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
         self.experience = Experience(self._max_tokens)
         """What verified drafts have shown about the sources."""
-        self._states: dict[str, _DraftingState] = {}
-        self._times = StepTimes(costs, drafters.model, self._max_tokens)
-        self._num_steps = self._planned_at = 0
-        self._planning = PlanningTime(drafters.planning_share)
-        self._trials = Trials()
-        self._answer_lengths = AnswerLengths()
-        self._rest = 0  # steps during which the draft model is not asked
         self.tally = Tally()
-        self._clock = clock
+        self._states: dict[str, _DraftingState] = {}
+        self._times: dict[tuple[int, int], _Times] = {}
+        self._num_steps = self._planned_at = self._looked_up_at = 0
+        self._trial_time, self._planning_time = TimeShare(_SHARE_OF_TRIALS), TimeShare(drafters.planning_share)
+        self._catch_up_time, self._is_first_awaited, self._noted_at_s = TimeShare(_SHARE_OF_CATCH_UPS), False, clock()
+        # `_step_s`: the expected seconds of a step without drafts, at the latest plan; 0 before the first plan.
+        self._plan_s, self._step_s, self._must_plan = 0.0, 0.0, True
+        self._answer_tokens = 0.0  # the average length of an answer
         self._draft_s, self._num_accepted = 0.0, 0  # of this step
         self._has_proposed = self._has_computed = False  # in this step; `_has_computed`: the draft model
-        self.catch_up_time = CatchUpTime(clock)
-        """Limits how long the draft model computes missing tokens while a first token is awaited."""
         self.has_drafted = False
         """Whether the latest step had drafts, or a computation of the draft model."""
 
@@ -115,6 +166,20 @@ class Proposals:
     def draft_model(self) -> DraftModel | None:
         """The draft model, if there is one."""
         return self._drafters.model
+
+    def note_waiting(self, *, is_first_awaited: bool) -> None:
+        """Record whether a request waits for its first token. Call it before each step."""
+        now_s = self._clock()
+        if is_first_awaited and self._is_first_awaited:
+            self._catch_up_time.add(now_s - self._noted_at_s, MAX_CATCH_UP_S)
+        else:
+            self._catch_up_time.saved_s = 0.0
+        self._is_first_awaited, self._noted_at_s = is_first_awaited, now_s
+
+    @property
+    def may_catch_up(self) -> bool:
+        """Whether the draft model may compute tokens that it lacks now. Such work delays a first token."""
+        return not self._is_first_awaited or self._catch_up_time.saved_s >= MAX_CATCH_UP_S
 
     def propose(self, running: Items[Sequence], num_cells: int = 0) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id, for decoding sequences only. `num_cells`: how many cells are in use."""
@@ -134,6 +199,43 @@ class Proposals:
         had_any, self._has_proposed, self.has_drafted = self._has_proposed, False, self._has_computed
         return had_any
 
+    def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int, *, has_ended: bool = False) -> None:
+        """Note how many proposed tokens of a sequence were accepted. Tokens that a grammar forced are not counted.
+
+        `has_ended`: the last accepted token ended the answer, so the tokens after it were not verified.
+        """
+        state = self._states.get(sequence.id)
+        if state is None or not state.source:
+            return
+        sequence.num_drafted += num_proposed
+        sequence.num_accepted += num_accepted
+        # A step without drafts would also have shown the end.
+        self._num_accepted += num_accepted - has_ended
+        self.tally.add_draft(state.source, num_proposed, num_accepted, has_ended=has_ended)
+        ending, num_verified = state.ending, num_accepted if has_ended else num_proposed
+        if ending is not None:
+            compared = ending.probabilities[:num_accepted] if has_ended else ending.probabilities
+            self.experience.confidence(sequence.spec.sampler.kind).observe(compared, num_accepted)
+            # The place after an early end counts as refused: else the planned drafts would become too long.
+            num_verified += ending.is_early and not has_ended
+        state.acceptances[state.source].observe(num_verified, num_accepted)
+
+    def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
+        """Record a step of `num_sequences` decoding sequences. `step_s`: its seconds without those of drafting.
+
+        `plain_s`: the seconds that the step would have taken without drafts.
+        """
+        self.tally.add_step(num_sequences, self._num_accepted, step_s + self._draft_s, plain_s)
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended or was preempted."""
+        self._states.pop(sequence.id, None)
+        self._answer_tokens += _WEIGHT * (sequence.num_output - self._answer_tokens)
+        if self._drafters.model is not None:
+            self._drafters.model.release(sequence)
+        if self._drafters.ngrams is not None:
+            self._drafters.ngrams.release(sequence)
+
     def _proposed(self, running: Items[Sequence], num_cells: int) -> dict[str, tuple[int, ...]]:
         # A sequence close to its length limit gets no more drafts than it has room for.
         rooms = {
@@ -147,11 +249,9 @@ class Proposals:
         if not self._has_sources:
             return forced
         for state in self._states.values():
-            state.source, state.ending, state.is_catching_up_for_trial = "", None, False
+            state.source, state.ending = "", None
         for sequence in decoding:
-            if sequence.id not in self._states:
-                self._states[sequence.id] = _DraftingState()
-                self._rest = 0
+            self._states.setdefault(sequence.id, _DraftingState())
         free = [sequence for sequence in decoding if sequence.id not in forced and sequence.spec.draft_tokens != 0]
         # If a sequence gets no tokens, and all must get equally many, none gets any.
         if not free or (self._drafters.are_even and len(free) + len(forced) < len(rooms)):
@@ -170,229 +270,263 @@ class Proposals:
                 state.ending.cut(least)
         return {name: tokens[:least] for name, tokens in proposals.items()} if least else {}
 
-    def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int, *, has_ended: bool = False) -> None:
-        """Note how many proposed tokens of a sequence were accepted. Tokens that a grammar forced are not counted.
-
-        `has_ended`: the last accepted token ended the answer, so the tokens after it were not verified.
-        """
-        state = self._states.get(sequence.id)
-        if state is not None and state.source:
-            sequence.num_drafted += num_proposed
-            sequence.num_accepted += num_accepted
-            # A step without drafts would also have shown the end.
-            self._num_accepted += num_accepted - has_ended
-            self.tally.add_draft(state.source, num_proposed, num_accepted, has_ended=has_ended)
-            ending, num_verified = state.ending, num_accepted if has_ended else num_proposed
-            if ending is not None:
-                compared = ending.probabilities[:num_accepted] if has_ended else ending.probabilities
-                self.experience.confidence(sequence.spec.sampler.kind).observe(compared, num_accepted)
-                # The place after an early end counts as refused.
-                num_verified += ending.is_early and not has_ended
-            state.acceptances[state.source].observe(num_verified, num_accepted)
-
-    def note_step(self, num_sequences: int, step_s: float, plain_s: float) -> None:
-        """Record a step of `num_sequences` decoding sequences. `step_s`: its seconds without those of drafting.
-
-        `plain_s`: the seconds that the step would have taken without drafts.
-        """
-        self.tally.add_step(num_sequences, self._num_accepted, step_s + self._draft_s, plain_s)
-
-    def release(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended or was preempted."""
-        self._states.pop(sequence.id, None)
-        self._answer_lengths.add(sequence.num_output)
-        if self._drafters.model is not None:
-            self._drafters.model.release(sequence)
-        if self._drafters.ngrams is not None:
-            self._drafters.ngrams.release(sequence)
-
     def _drafted(self, free: Items[Sequence], rooms: dict[str, int], plain: StepShape) -> dict[str, tuple[int, ...]]:
         """Return the step's drafts for the sequences `free`, by id. `plain`: the step's shape without drafts."""
         self._num_steps += 1
-        is_resting, self._rest = self._rest > 0, max(0, self._rest - 1)
-        is_fixed = any(sequence.spec.draft_tokens for sequence in free)
-        if not self._planning.allows() and not is_fixed:
+        self._planning_time.add(self._step_s, self._plan_s)
+        may_plan = self._must_plan or self._planning_time.saved_s >= self._plan_s
+        if not may_plan and not any(sequence.spec.draft_tokens for sequence in free):
             return {}
         started_s = self._clock()
-        found = [self._find_ngram(sequence, min(rooms[sequence.id], self._max_tokens)) for sequence in free]
-        if is_resting and not any(found) and not is_fixed:
-            return {}
-        target_steps_s, draft_steps_s = self._times.look_up(plain, len(free), self._planning.plan_s, self._num_steps)
-        candidates = []
-        for sequence, ngram in zip(free, found, strict=True):
-            offers = [*ngram, *self._ask_model(sequence, min(rooms[sequence.id], self._max_tokens), draft_steps_s)]
-            candidates += best_first(offers, target_steps_s, len(rooms))[:1]
-        sequences_behind = [each.sequence for best in candidates for each in best.with_second_choice if each.catch_up_s]
-        asked = [candidate for candidate in candidates if candidate.sequence.spec.draft_tokens]
-        for candidate in asked:
-            self._states[candidate.sequence.id].is_catching_up |= candidate.catch_up_s > 0.0
-        candidates = [candidate for candidate in candidates if not candidate.sequence.spec.draft_tokens]
-        counts, gain = self._choose(candidates, target_steps_s, len(rooms))
-        if asked:
-            num_others = len(rooms) - sum(sequence.spec.draft_tokens not in (None, 0) for sequence in free)
-            add_asked(asked, candidates, counts, num_others, target_steps_s, self._itl_budget_s)
-        if self._drafters.are_even:
-            counts = [min(counts, default=0) if len(candidates) == len(free) else 0] * len(counts)
-        proposals, to_draft = self._accept_offers(candidates, counts)
+        times = self._look_up(plain, len(free))
+        options = [self._options(sequence, min(rooms[sequence.id], self._max_tokens), times) for sequence in free]
+        plan = self._choose([offers for offers in options if offers], times.target_s, len(rooms))
+        proposals, to_draft = dict[str, tuple[int, ...]](), list[tuple[Sequence, int]]()
+        for each, count in zip(plan.candidates, plan.counts, strict=True):
+            if not count:
+                self.tally.add_draft(each.source, 0, 0)
+                continue
+            self._states[each.sequence.id].source = each.source
+            if each.tokens:
+                proposals[each.sequence.id] = each.tokens[:count]
+            else:
+                to_draft.append((each.sequence, count))
+        num_drafting, drafting = len(to_draft), {each.id for each, _ in to_draft}
         # Sequences that draft come first, since a catch-up takes all the room that it gets.
-        behind = [(each, self._states[each.id]) for each in sequences_behind]
-        catch_ups = [each for each, state in behind if state.is_catching_up or state.is_catching_up_for_trial]
-        draft_counts = to_draft + [(each, 0) for each in catch_ups]
-        is_restoring = self._drafters.model is not None and self._drafters.model.is_restoring
-        has_work = bool(proposals or draft_counts or is_restoring)
-        self._planning.note(self._clock() - started_s, target_steps_s[0], pays=has_work)
-        self._planned_at = self._num_steps
-        if draft_counts and self._drafters.model is not None:
-            max_s = longest_s(target_steps_s, self._itl_budget_s)
-            plan = DraftPlan(target_steps_s, draft_steps_s, len(rooms), sum(counts), gain, max_s)
-            draft_counts = self._end_early(draft_counts, plan)
-            endings = {each.id: ending for each, _ in draft_counts if (ending := self._states[each.id].ending)}
+        behind = {each.sequence.id: each.sequence for offers in options for each in offers if each.catch_up_s}
+        to_draft += [
+            (each, 0) for name, each in behind.items() if self._states[name].is_catching_up and name not in drafting
+        ]
+        model = self._drafters.model
+        self._must_plan = bool(proposals or to_draft or (model is not None and model.is_restoring))
+        self._note_plan(self._clock() - started_s, times.target_s[0])
+        if to_draft and model is not None:
             began_s = self._clock()
-            proposals |= self._drafters.model.draft(draft_counts, endings)
+            to_draft = self._with_endings(to_draft, num_drafting, plan, times, len(rooms))
+            endings = {each.id: ending for each, _ in to_draft if (ending := self._states[each.id].ending)}
+            proposals |= model.draft(to_draft, endings)
             self._has_computed = True
-            if len(draft_counts) > len(to_draft):
-                self.catch_up_time.spend(self._clock() - began_s)
-                self._trials.spend_on_second_choice(self._clock() - began_s)
-        if not has_work:
-            self._rest = _REST
+            if any(each.id in behind for each, _ in to_draft):
+                self._catch_up_time.spend(self._clock() - began_s)
         return proposals
 
-    def _accept_offers(
-        self, candidates: Items[Candidate], counts: Items[int]
-    ) -> tuple[dict[str, tuple[int, ...]], list[tuple[Sequence, int]]]:
-        """Return the drafts from the sequences' own texts, and (sequence, draft length) for the draft model."""
-        proposals: dict[str, tuple[int, ...]] = {}
-        to_draft = []
-        for candidate, count in zip(candidates, counts, strict=True):
-            state = self._states[candidate.sequence.id]
-            if not count or candidate.catch_up_s:
-                self.tally.add_draft(candidate.source, 0, 0)
-                continue
-            state.source = candidate.source
-            if candidate.tokens:
-                proposals[candidate.sequence.id] = candidate.tokens[:count]
-            else:
-                state.is_catching_up = False
-                to_draft.append((candidate.sequence, count))
-        return proposals, to_draft
+    def _note_plan(self, plan_s: float, step_s: float) -> None:
+        """Record that a plan took `plan_s` seconds. `step_s`: the expected seconds of a step without drafts."""
+        self._plan_s += (_WEIGHT if self._step_s else 1.0) * (plan_s - self._plan_s)
+        # A plan that other programs interrupted counts like the average one.
+        self._planning_time.spend(min(plan_s, self._plan_s))
+        self._step_s, self._planned_at = step_s, self._num_steps
 
-    def _end_early(self, draft_counts: Items[tuple[Sequence, int]], plan: DraftPlan) -> list[tuple[Sequence, int]]:
-        """Let drafts end early where the draft model is unsure (see Ending). Return `draft_counts` with new counts."""
-        num_drafting, found = sum(count > 0 for _, count in draft_counts), []
-        for each, count in draft_counts:
-            if count:
-                confidence = self.experience.confidence(each.spec.sampler.kind)
-                is_planned = plan.gain > 0.0 and not each.spec.draft_tokens
-                min_chances: list[float] = []
-                num_planned = count
-                if is_planned and confidence.is_known:
-                    room = each.max_length - len(each.tokens) - 1
-                    min_chances = plan.min_chances(confidence.rate, count, num_drafting, room)
-                    count = max(count, len(min_chances) + 1)
-                elif is_planned:
-                    count = min(count, NUM_FIRST)
-                self._states[each.id].ending = Ending(confidence, min_chances, self._is_end, num_planned=num_planned)
-            found.append((each, count))
+    def _look_up(self, plain: StepShape, num_draftable: int) -> _Times:
+        """Return the expected seconds of the target's steps and of the draft model's, for this step and a few more.
+
+        `plain`: the shape of the target's step without drafts. `num_draftable`: how many sequences may have drafts.
+        """
+        if self._num_steps - self._looked_up_at >= _STEPS_PER_LOOKUP:
+            self._times.clear()
+            self._looked_up_at = self._num_steps
+        known = self._times.get((plain.num_tokens, num_draftable))
+        if known is None:
+            most = min(MAX_DRAFTED, self._max_tokens * num_draftable)
+            depth = plain.num_pairs / plain.num_tokens
+            # Before the first measurement, steps of all lengths count as 1 s.
+            target_s = self._costs.predict_added(plain, range(most + 1), depth) or [1.0] * (most + 1)
+            # A step with drafts also takes the time of planning them.
+            target_s[1:] = [step_s + self._plan_s for step_s in target_s[1:]]
+            model = self._drafters.model
+            known = _Times(target_s, [] if model is None else model.steps_s(num_draftable, int(depth)))
+            self._times[plain.num_tokens, num_draftable] = known
+        return known
+
+    def _options(self, sequence: Sequence, max_tokens: int, times: _Times) -> list[_Candidate]:
+        """Return the offers of the sequence's own text and of the draft model, if they have any."""
+        found = []
+        model, ngrams = self._drafters.model, self._drafters.ngrams
+        if ngrams is not None:
+            tokens, length = ngrams.find(sequence, max_tokens)
+            if tokens:
+                end = next((place for place, token in enumerate(tokens) if self._is_end(token)), len(tokens))
+                tokens = tokens[: end + 1]
+                source = next(name for least, name in _NGRAM_SOURCES if length >= least)
+                acceptance = self._acceptance(sequence, source)
+                found.append(_Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens))
+        if model is not None and (self.may_catch_up or model.can_draft_now(sequence)):
+            catch_up_s = model.catch_up_s(sequence)
+            if catch_up_s < math.inf:
+                state, acceptance = self._states[sequence.id], self._acceptance(sequence, MODEL)
+                state.is_catching_up &= catch_up_s > 0.0
+                state.is_catching_up |= catch_up_s > 0.0 and bool(sequence.spec.draft_tokens)
+                offer = Offer(acceptance.chances[:max_tokens], times.draft_s, model.start_s)
+                found.append(_Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s))
         return found
 
-    def _choose(
-        self, candidates: list[Candidate], target_steps_s: Items[float], num_sequences: int
-    ) -> tuple[list[int], float]:
-        """Return how many tokens each candidate may draft in this step, and the factor by which that raises the rate.
-
-        The rate is in tokens per second. The factor is 0 if there are no drafts, or if there is a trial. A candidate is
-        replaced by its `second_choice` if its source must first catch up, or if the other source is to be tried.
-        """
+    def _choose(self, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int) -> _Plan:
+        """Return the plan of a step in which each sequence that may have drafts has one of `options`."""
+        planned = [offers for offers in options if not offers[0].sequence.spec.draft_tokens]
+        asked = [offers for offers in options if offers[0].sequence.spec.draft_tokens]
+        plan = self._best(self._ready(planned), target_s, num_sequences)
+        if any(each.catch_up_s for offers in planned for each in offers):
+            self._decide_catching_up(plan, planned, target_s, num_sequences)
         if self._num_steps % _PLAIN_EVERY == 0:
-            return [0] * len(candidates), 0.0
-        offers = [candidate.offer for candidate in candidates]
-        counts, gain = allocate(offers, target_steps_s, num_sequences, self._itl_budget_s)
-        if any(candidate.catch_up_s for candidate in candidates):
-            best, counts_of_best, best_gain = list(candidates), counts, gain
-            for index, candidate in enumerate(best):
-                if candidate.catch_up_s:
-                    offers[index] = _NOTHING
-                    if candidate.second_choice is not None:
-                        candidates[index], offers[index] = candidate.second_choice, candidate.second_choice.offer
-            counts, gain = allocate(offers, target_steps_s, num_sequences, self._itl_budget_s)
-            self._decide_catching_up(best, counts_of_best, target_steps_s[0] * (1.0 / gain - 1.0 / best_gain))
-        for candidate, count in zip(candidates, counts, strict=True):
-            candidate.note_step(count)
-        trial = self._trials.of_unknown(candidates, target_steps_s, num_sequences)
-        num_steps = self._num_steps - self._planned_at
-        trial = trial or self._trials.of_second_choice(candidates, target_steps_s, num_sequences, num_steps, gain)
-        if trial is None and not any(counts):
-            trial = self._trials.next(candidates, target_steps_s, num_sequences, num_steps)
-        if trial is None:
-            return counts, gain if any(counts) else 0.0
-        is_made = self._try(candidates, counts, trial)
-        return counts, gain if any(counts) and not is_made else 0.0
+            plan = _Plan(plan.candidates, [0] * len(plan.counts))
+        else:
+            plan = self._with_trial(plan, planned, target_s, num_sequences)
+        if asked:
+            best = self._best(self._ready(asked), target_s, num_sequences).candidates
+            wanted = [min(each.sequence.spec.draft_tokens or 0, len(each.offer.chances)) for each in best]
+            num_others = num_sequences - len(asked)
+            offers = [each.offer for each in plan.candidates]
+            added = add_asked(
+                wanted, [each.offer for each in best], plan.counts, offers, num_others, target_s, self._itl_budget_s
+            )
+            plan = replace(plan, candidates=plan.candidates + best, counts=plan.counts + added)
+        if self._drafters.are_even:
+            least = min(plan.counts, default=0) if len(plan.counts) == len(options) else 0
+            plan = replace(plan, counts=[least] * len(plan.counts))
+        return plan
 
-    def _try(self, candidates: list[Candidate], counts: list[int], trial: Trial) -> bool:
-        """Change `candidates` and `counts` so that the trial is made in this step; return whether it is.
+    def _ready(self, options: list[list[_Candidate]]) -> list[list[_Candidate]]:
+        """Return the offers that can draft in this step. The last chunk of a catch-up is computed with the draft."""
+        ready = [
+            [
+                each
+                for each in offers
+                if not each.catch_up_s
+                or (each.catch_up_s <= MAX_CATCH_UP_S and self._states[each.sequence.id].is_catching_up)
+            ]
+            for offers in options
+        ]
+        return [offers for offers in ready if offers]
 
-        If the draft model must first catch up with the sequence, the catch-up begins, and the trial is not made now. If
-        all sequences of a step must get equally many tokens, try all candidates, not only this one.
+    def _best(self, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int) -> _Plan:
+        """Return the best plan with one offer of each sequence: the one that would give most if all had such offers.
+
+        Streams share the draft model's steps. The drafts of one stream alone may not pay, but those of all may.
         """
-        are_even, is_second_choice = self._drafters.are_even, all(each is not trial.candidate for each in candidates)
-        tried = [trial.candidate if each.sequence is trial.candidate.sequence else each for each in candidates]
-        candidates_behind = [each for each in tried if each.catch_up_s and (are_even or each is trial.candidate)]
-        for each in candidates_behind:
-            self._states[each.sequence.id].is_catching_up = not is_second_choice
-            self._states[each.sequence.id].is_catching_up_for_trial = is_second_choice
-        if candidates_behind:
-            if is_second_choice and trial.candidate.catch_up_s <= MAX_CATCH_UP_S:
-                # With drafts from the text, the draft model would be behind again after this step.
-                counts[[each is trial.candidate for each in tried].index(True)] = 0
-            return False
-        candidates[:] = tried
-        for place, each in enumerate(candidates):
-            if are_even or each is trial.candidate:
-                counts[place], each.acceptance.num_steps_since_draft = min(trial.count, len(each.offer.chances)), 0
-        return True
+        best = [max(offers, key=lambda each: best_rate(each.offer, target_s, num_sequences)) for offers in options]
+        counts, gain = allocate([each.offer for each in best], target_s, num_sequences, self._itl_budget_s)
+        return _Plan(best, counts, gain)
 
-    def _decide_catching_up(self, candidates: Items[Candidate], counts: Items[int], saved_s: float) -> None:
+    def _decide_catching_up(
+        self, plan: _Plan, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int
+    ) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
 
-        `counts`: how many tokens each candidate would draft after all catch-ups. `saved_s`: by how many seconds each
-        stream's time per token would then fall.
+        `plan`: the best plan without any catch-up. An answer is expected to become twice as long as it is, or as long
+        as answers are on average.
         """
-        num_drafting = max(1, sum(map(bool, counts)))
-        for candidate, count in zip(candidates, counts, strict=True):
-            if candidate.catch_up_s and count:
-                sequence = candidate.sequence
-                num_expected = self._answer_lengths.expected_more(sequence.num_output)
-                num_expected = min(num_expected, sequence.max_length - len(sequence.tokens))
-                if candidate.catch_up_s <= num_expected * saved_s / num_drafting:
-                    self._states[sequence.id].is_catching_up = True
+        after = self._best(options, target_s, num_sequences)
+        saved_s = target_s[0] * (1.0 / plan.gain - 1.0 / after.gain)  # of each stream's time per token
+        behind = [(each, count) for each, count in zip(after.candidates, after.counts, strict=True) if each.catch_up_s]
+        num_behind = sum(count > 0 for _, count in behind)
+        for each, count in behind:
+            sequence = each.sequence
+            num_expected = max(sequence.num_output, self._answer_tokens - sequence.num_output)
+            num_expected = min(num_expected, sequence.max_length - len(sequence.tokens))
+            is_worth = count > 0 and each.catch_up_s <= num_expected * saved_s / num_behind
+            self._states[sequence.id].is_catching_up = is_worth
+        # A few streams' drafts may not pay without those of the others.
+        chosen = [
+            [each for each in offers if not each.catch_up_s or self._states[each.sequence.id].is_catching_up]
+            for offers in options
+        ]
+        if self._best([offers for offers in chosen if offers], target_s, num_sequences).gain <= plan.gain:
+            for each in after.candidates:
+                self._states[each.sequence.id].is_catching_up = False
 
-    def _find_ngram(self, sequence: Sequence, max_tokens: int) -> list[Candidate]:
-        """Return the offer of the sequence's own text, in a list; empty if there is none."""
-        if self._drafters.ngrams is None:
-            return []
-        tokens, length = self._drafters.ngrams.find(sequence, max_tokens)
-        if not tokens:
-            return []
-        end = next((place for place, token in enumerate(tokens) if self._is_end(token)), len(tokens))
-        tokens = tokens[: end + 1]
-        source = next(name for least, name in _NGRAM_SOURCES if length >= least)
-        acceptance = self._acceptance(sequence, source)
-        return [Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens)]
+    def _with_trial(
+        self, plan: _Plan, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int
+    ) -> _Plan:
+        """Return the plan with a trial, if an unused offer is due for one; else the plan.
 
-    def _ask_model(self, sequence: Sequence, max_tokens: int, draft_steps_s: Items[float]) -> list[Candidate]:
-        """Return the draft model's offer, in a list; empty if it can neither draft nor catch up now."""
-        model = self._drafters.model
-        if model is None or not (self.catch_up_time.allows or model.can_draft_now(sequence)):
-            return []
-        catch_up_s = model.catch_up_s(sequence)
-        acceptance = self._acceptance(sequence, MODEL)
-        offer = Offer(acceptance.chances[:max_tokens], draft_steps_s, model.start_s)
-        return [Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s)] if catch_up_s < math.inf else []
+        A trial drafts a few tokens, although that may not pay, to learn how many are accepted. All trials together may
+        lose a small share of the time. The next one is for the offer that was unused for longest; one that needs a
+        catch-up waits longer in proportion.
+        """
+        num_steps = self._num_steps - self._planned_at
+        counted = zip(plan.candidates, plan.counts, strict=True)
+        used, idle = {(each.sequence.id, each.source) for each, count in counted if count}, []
+        for each in (each for offers in options for each in offers):
+            if (each.sequence.id, each.source) in used:
+                each.acceptance.num_steps_unused = 0
+            else:
+                each.acceptance.num_steps_unused += num_steps
+                idle.append(each)
+        if not self._step_s:
+            self._trial_time.saved_s = _SAVED_STEPS * target_s[0]
+        if not idle:
+            return plan
+        tried = min(idle, key=lambda each: (each.catch_up_s + target_s[0]) / each.acceptance.num_steps_unused)
+        trial = self._tried(plan, tried)
+        loss_s = self._loss_s(plan, trial, target_s, num_sequences)
+        max_s = max(_SAVED_STEPS * target_s[0], min(loss_s, _MAX_SAVED_S))
+        self._trial_time.add(num_steps * target_s[0], max_s)
+        if loss_s > self._trial_time.saved_s:
+            return plan
+        self._trial_time.spend(loss_s)
+        if tried.catch_up_s > MAX_CATCH_UP_S:
+            self._states[tried.sequence.id].is_catching_up = True
+            return plan
+        tried.acceptance.num_steps_unused = 0
+        return trial
+
+    def _tried(self, plan: _Plan, tried: _Candidate) -> _Plan:
+        """Return the plan in which the sequence of `tried` has a trial instead of its draft, or all have one."""
+        others = [
+            (each, count)
+            for each, count in zip(plan.candidates, plan.counts, strict=True)
+            if each.sequence is not tried.sequence
+        ]
+        num_tried = min(_NUM_TRIED, len(tried.offer.chances))
+        if self._drafters.are_even:
+            others = [(each, min(num_tried, len(each.offer.chances))) for each, _ in others]
+        others.append((tried, num_tried))
+        return _Plan([each for each, _ in others], [count for _, count in others])
+
+    def _loss_s(self, plan: _Plan, trial: _Plan, target_s: Items[float], num_sequences: int) -> float:
+        """Return the expected seconds that the step of `trial` takes longer than its tokens would take with `plan`."""
+        step_s = expected_s(trial.counts, [each.offer for each in trial.candidates], target_s)
+        num_tokens = num_sequences + sum(
+            sum(each.offer.chances[:count]) for each, count in zip(trial.candidates, trial.counts, strict=True)
+        )
+        loss_s = step_s - num_tokens * target_s[0] / (num_sequences * plan.gain)
+        return max(loss_s, _LEAST_LOSS * (step_s - target_s[0])) + trial.candidates[-1].catch_up_s
+
+    def _with_endings(
+        self,
+        to_draft: list[tuple[Sequence, int]],
+        num_drafting: int,
+        plan: _Plan,
+        times: _Times,
+        num_sequences: int,
+    ) -> list[tuple[Sequence, int]]:
+        """Let drafts end early where the draft model is unsure (see Ending). Return `to_draft` with new counts.
+
+        The draft of a stream that is alone may become longer than planned while the draft model is sure.
+        """
+        target_s, num_drafted, found = times.target_s, sum(plan.counts), []
+        rate = plan.gain * num_sequences / max(target_s[0], 1e-9)
+        max_s = longest_s(target_s, self._itl_budget_s)
+        for sequence, count in to_draft:
+            if count:
+                least, num_planned = list[float](), count
+                if plan.gain > 1.0 and not sequence.spec.draft_tokens:
+                    if num_sequences == 1:
+                        count = min(len(target_s) - 1, sequence.max_length - len(sequence.tokens) - 1)
+                    token_s, others = times.draft_s[num_drafting] / num_drafting, num_drafted - num_planned
+                    step_s = [target_s[others + number] + number * token_s for number in range(count + 1)]
+                    while count > num_planned and step_s[count] > max_s:
+                        count -= 1
+                    least = min_chances(rate, self._acceptance(sequence, MODEL).shared.rate, step_s[: count + 1])
+                confidence = self.experience.confidence(sequence.spec.sampler.kind)
+                self._states[sequence.id].ending = Ending(confidence, least, self._is_end, num_planned=num_planned)
+            found.append((sequence, count))
+        return found
 
     def _acceptance(self, sequence: Sequence, source: str) -> Acceptance:
         known = self._states[sequence.id].acceptances
         if source not in known:
-            known[source] = self.experience.of_sequence(source, sequence.spec.sampler.kind)
+            known[source] = Acceptance(self.experience.shared(source, sequence.spec.sampler.kind))
         return known[source]
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:

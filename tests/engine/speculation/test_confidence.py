@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edgeagent.engine.speculation.confidence import Confidence, DraftPlan, Ending
+from edgeagent.engine.speculation.confidence import Confidence, Ending, min_chances
 
 
 def logits(*probabilities: float) -> np.ndarray:
@@ -28,7 +28,6 @@ def test_at_first_a_probability_is_believed_and_then_what_it_showed() -> None:
         confidence.observe([0.97, 0.96], 1)
     assert confidence.chance(0.97) == pytest.approx(0.5, abs=0.05), "half of the tokens at such a probability accepted"
     assert confidence.chance(0.55) == 0.55, "nothing was seen of it"
-    assert confidence.rate == pytest.approx(0.5, abs=0.05)
 
 
 def test_tokens_behind_a_refused_one_tell_nothing() -> None:
@@ -52,38 +51,19 @@ def test_it_ends_where_all_of_it_is_too_unlikely_to_stand() -> None:
     assert not whole.is_early
 
 
-def alone(
-    rate: float, acceptance_rate: float, step_s: float, target_steps_s: list[float], max_s: float = math.inf
-) -> list[float]:
-    """Return the probabilities that the only stream's draft needs, in a step that gives `rate` tokens per second."""
-    plan = DraftPlan(target_steps_s, [0.0, step_s], 1, 1, rate * target_steps_s[0], max_s)
-    return plan.min_chances(acceptance_rate, 1, 1, 16)
-
-
 def test_what_costs_little_needs_little() -> None:
     # A step of 10 ms gives 100 tokens per second; the 4 tokens of a tile cost as much as one.
     flat, dear = [0.010] * 5, [0.010 * count for count in range(1, 6)]
-    assert alone(100, 0.9, 0.0, flat) == [0.0, 0.0, 0.0]
-    assert min(alone(100, 0.9, 0.001, dear)) > 1, "never worth it"
-    cheap, dearer = (alone(100, 0.9, step_s, flat) for step_s in (0.001, 0.002))
+    assert min_chances(100, 0.9, flat) == [0.0, 0.0, 0.0]
+    assert min(min_chances(100, 0.9, [step_s + 0.001 * n for n, step_s in enumerate(dear)])) > 1, "never worth it"
+    cheap, dearer = (min_chances(100, 0.9, [0.010 + step_s * n for n in range(5)]) for step_s in (0.001, 0.002))
     assert all(0 < less < more for less, more in zip(cheap, dearer, strict=True))
 
 
 def test_a_dear_token_is_worth_it_for_those_behind_it() -> None:
-    tiles = [0.010] * 4 + [0.016] * 4  # 0 to 3 tokens of a draft, and 4 to 7
-    min_chances = alone(150, 0.95, 0.0, tiles)
-    assert min_chances[2] == pytest.approx(150 * 0.006 / (0.95 + 0.95**2 + 0.95**3 + 0.95**4))
-    assert min_chances[3:] == [0.0, 0.0, 0.0]
-
-
-def test_a_draft_is_no_longer_than_the_budget_of_a_step_and_the_room_allow() -> None:
-    assert len(alone(100, 0.9, 0.001, [0.010] * 17, 0.0145)) + 1 == 4
-    assert len(DraftPlan([0.01] * 17, [0.0, 0.001], 1, 1, 1.5, math.inf).min_chances(0.9, 1, 1, 5)) + 1 == 5
-
-
-def test_beside_others_each_token_has_its_part_of_the_costs() -> None:
-    plan = DraftPlan([0.010, 0.011, 0.012, 0.013, 0.014], [0.0, 0.001, 0.0015], 2, 4, 0.5, math.inf)
-    assert plan.min_chances(0.8, 3, 2, 16) == pytest.approx([100 * (0.001 + 0.00075) / 0.8] * 2)
+    found = min_chances(150, 0.95, [0.010] * 4 + [0.016] * 4)  # 0 to 3 tokens of a draft, and 4 to 7
+    assert found[2] == pytest.approx(150 * 0.006 / (0.95 + 0.95**2 + 0.95**3 + 0.95**4))
+    assert found[3:] == [0.0, 0.0, 0.0]
 
 
 def test_a_draft_of_its_planned_length_that_does_not_grow_has_not_ended_early() -> None:
@@ -91,10 +71,6 @@ def test_a_draft_of_its_planned_length_that_does_not_grow_has_not_ended_early() 
     assert ending.record_and_decide(logits(0.9, 0.1), 0)
     assert not ending.record_and_decide(logits(0.6, 0.4), 0)
     assert not ending.is_early, "nothing is known of a third token"
-
-
-def test_a_draft_that_is_tried_has_its_length() -> None:
-    assert DraftPlan([0.01] * 5, [0.0, 0.001], 1, 1, 0.0, math.inf).min_chances(0.9, 3, 1, 16) == []
 
 
 def test_what_is_cut_off_tells_nothing() -> None:

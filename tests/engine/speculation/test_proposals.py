@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -187,9 +186,9 @@ def test_the_first_drafts_have_their_full_length_however_unsure_the_draft_model_
     assert machine.tokens_per_s(100) > 1.1 / steep(1)
 
 
-def test_a_source_that_is_never_right_is_tried_once_and_costs_little() -> None:
+def test_a_source_that_is_never_right_is_soon_given_up_and_costs_little() -> None:
     machine = Machine(steep, 0.0, ScriptedDraft(0.0019))
-    assert sum(map(bool, machine.run(12))) <= 2
+    assert sum(map(bool, machine.run(12))) <= 4
     assert machine.tokens_per_s(1000) > 0.985 / steep(1)
 
 
@@ -200,10 +199,7 @@ def tile_of_four(num_tokens: int) -> float:
 
 def test_two_unlucky_first_drafts_do_not_end_drafting() -> None:
     machine = Machine(tile_of_four, 0.0, ScriptedDraft(0.0027))
-    while (
-        machine.proposals.experience._shared == {}
-        or sum(next(iter(machine.proposals.experience._shared.values())).counts()[0]) < 2
-    ):
+    while sum(map(sum, (record.verified for record in machine.proposals.experience.records()))) < 1.9:
         machine.run(1)
     machine.rate = 0.78
     assert sum(map(bool, machine.run(60))) > 30
@@ -261,15 +257,6 @@ def known(proposals: Proposals) -> Proposals:
     return proposals
 
 
-def test_drafts_of_an_unknown_source_grow_while_they_are_accepted() -> None:
-    proposals, lengths = still(Drafters(ngrams=Repeating({"a": 16})), flat_costs()), []
-    sequence = decoding([5, 6, 7])
-    for _ in range(4):
-        lengths.append(len(proposals.propose([sequence]).get("a", ())))
-        proposals.observe(sequence, lengths[-1], lengths[-1])
-    assert lengths == [3, 7, 15, 16]
-
-
 @pytest.mark.parametrize("names", ["a", "abc"])
 @pytest.mark.parametrize("are_even", [False, True])
 def test_a_draft_model_that_is_behind_catches_up_and_is_tried(names: str, *, are_even: bool) -> None:
@@ -277,40 +264,23 @@ def test_a_draft_model_that_is_behind_catches_up_and_is_tried(names: str, *, are
         def draft(
             self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
         ) -> dict[str, tuple[int, ...]]:
-            proposed = super().draft(counts, endings)
-            self.missing_s = 0.0 if self.num_catch_ups else self.missing_s
-            return proposed
+            self.missing_s = 0.0
+            return super().draft(counts, endings)
 
     draft = Behind(0.002, catch_up_s=0.03)
     proposals = still(Drafters(draft, are_even=are_even), flat_costs())
     running = [decoding([5, 6, 7], name) for name in names]
     lengths = []
-    for _ in range(20):
+    for _ in range(40):
         proposed = proposals.propose(running)
         lengths.append([len(proposed.get(sequence.id, ())) for sequence in running])
         for sequence, count in zip(running, lengths[-1], strict=True):
             proposals.observe(sequence, count, count)
-    assert draft.num_catch_ups in (1, len(names))
+            sequence.tokens.extend([1] * (1 + count))
+            sequence.num_computed += 1 + count
     assert max(map(max, lengths)) >= 15
     if are_even:
         assert all(len(set(each)) == 1 for each in lengths)
-
-
-def test_a_trial_for_one_sequence_leaves_the_others_their_drafts() -> None:
-    proposals = known(still(Drafters(ngrams=Repeating({"a": 16, "b": 16})), flat_costs()))
-    running = [decoding([5, 6, 7], "a"), decoding([5, 6, 8], "b")]
-    running[1].spec = replace(running[1].spec, sampler=Sampler(ResolvedSampling(temperature=0.5), 50))
-    proposed = proposals.propose(running)
-    assert len(proposed["b"]) == 3, "its kind of sampler is not known"
-    assert len(proposed["a"]) > 3
-
-
-def test_a_refused_token_ends_the_trials_of_an_unknown_source() -> None:
-    proposals = still(Drafters(ngrams=Repeating({"a": 16})), flat_costs())
-    sequence = decoding([5, 6, 7])
-    assert len(proposals.propose([sequence])["a"]) == 3
-    proposals.observe(sequence, 3, 0)
-    assert proposals.experience._shared[next(iter(proposals.experience._shared))].num_to_try == 0
 
 
 def test_a_text_that_repeats_itself_needs_no_draft_model() -> None:
@@ -338,7 +308,6 @@ def test_as_many_are_drafted_as_a_request_asks_for() -> None:
         drafts = proposals.propose(sequences)
         assert len(drafts["a"]) == 3
         assert "b" not in drafts
-        assert len(drafts.get("c", ())) <= 3
         proposals.observe(sequences[0], 3, 0)
 
 
@@ -420,27 +389,3 @@ def test_no_more_is_drafted_than_a_memory_takes_back() -> None:
     assert lengths({"a": 6, "b": 6}, drafters.within(3, are_even=True)) == [3, 3]
     assert drafters.within(3, are_even=False).max_forced == 3
     assert lengths({"a": 6, "b": 6}, drafters.within(0, are_even=True)) == [0, 0]
-
-
-class BeingRead(ScriptedDraft):
-    """Either still restores the blocks of every sequence, or has no room for any."""
-
-    def __init__(self, *, is_restoring: bool) -> None:
-        super().__init__(0.001)
-        self._is_restoring = is_restoring
-        self.num_asked = 0
-
-    @property
-    def is_restoring(self) -> bool:
-        return self._is_restoring
-
-    def catch_up_s(self, sequence: Sequence) -> float:
-        self.num_asked += 1
-        return math.inf
-
-
-def test_a_draft_whose_blocks_are_being_read_is_asked_at_each_step() -> None:
-    for is_restoring in (True, False):
-        draft = BeingRead(is_restoring=is_restoring)
-        assert Machine(lambda size: 0.01, 1.0, draft).run(18) == [0] * 18
-        assert draft.num_asked == (18 if is_restoring else 2)

@@ -85,15 +85,15 @@ def test_a_draft_model_that_is_behind_takes_no_drafts_from_the_text(share: float
 
 
 def test_the_text_drafts_while_the_draft_model_catches_up() -> None:
-    draft = ScriptedDraft(0.0005, 0.01)
+    draft = ScriptedDraft(0.0005, 0.5)
     text = Text({"model": 0.95, "ngrams": 0.6}, draft)
     text.proposals.experience.learn(records(model=0.95, ngrams=0.6))
-    text.rate(10)
+    text.rate(100)
     num_catch_ups = draft.num_catch_ups
-    assert num_catch_ups >= 9 and text.used[MODEL] == text.used[""] == 0
+    assert num_catch_ups > 10 and text.used[MODEL] == text.used[""] == 0
     draft.missing_s = 0.0
-    text.rate(10)
-    assert text.used[MODEL] == 10 and draft.num_catch_ups == num_catch_ups
+    text.rate(50)
+    assert text.used[MODEL] > 40 and draft.num_catch_ups == num_catch_ups
 
 
 def test_a_source_that_became_better_is_found_beside_one_that_pays() -> None:
@@ -146,7 +146,7 @@ def test_a_draft_model_that_became_better_is_found_although_it_must_catch_up(sha
     draft = Behind(0.003)
     text = Text({"model": 0.98, "ngrams": share}, draft)
     text.proposals.experience.learn(records(model=0.1, ngrams=share))
-    for step in range(4000):
+    for step in range(8000):
         if step % 200 == 0:
             text.begin_answer()
             draft.num_lacking = 100
