@@ -130,11 +130,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "backends": {
         "remote": {"base", "prompt_size"},
     },
-    "backends.remote": {
-        "bodies": {"dialect"},
-        "answers": {"failures"},
-        "endpoints": {"access", "control", "dialect", "failures", "pseudonyms", "transport"},
-    },
     "worker.child": {
         "encoder": {"frame_writer", "opening", "prompt", "text_reader"},
         "generator": {"frame_writer", "opening", "prompt", "text_reader"},

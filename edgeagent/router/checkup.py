@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from edgeagent.backends.remote.access import quotes_key
-from edgeagent.backends.remote.answers.reader import usage_of
+from edgeagent.backends.remote.answer import usage_of
 from edgeagent.backends.remote.dialect import dialect_of
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.transport import Call, Exchange, Transport, tls_context
@@ -116,17 +118,8 @@ async def _ask_for_models(this: _Try) -> str:
     """Ask for the models, and record their names and the times. Return the first model's `owned_by`; "" if none."""
     began_s = time.monotonic()
     permit = ProbePermit(this.remote.name, this.mode)
-    row, outcome = this.ledger.begin(permit, this.transport.host, "", 0), Kind.CUT.value
-    try:
-        async with asyncio.timeout(this.remote.limits.first_token_s):
-            exchange = await this.transport.open(permit, Call("/models", headers=this.headers))
-            try:
-                content = await exchange.read_all(MAX_ANSWER_BYTES)
-            finally:
-                await exchange.close(is_done=True)
-        outcome = "completed"
-    finally:
-        this.ledger.end(row, outcome)
+    with _row(this, permit):
+        exchange, content = await _exchange(this, permit, Call("/models", headers=this.headers))
     checkup, stages = this.checkup, exchange.stages.connection
     checkup.name_s, checkup.connect_s = stages.name_s, stages.connect_s
     checkup.tls_s = stages.tls_s if checkup.url.startswith("https:") else None
@@ -161,18 +154,31 @@ async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
     content = msgspec.json.encode({"model": model, "messages": messages, dialect_of(owner).max_tokens: 1})
     request_id = f"test-{secrets.token_hex(8)}"
     permit = Permit(request_id, this.remote.name, this.mode, "remote_test")
-    row = this.ledger.begin(permit, this.transport.host, model, len(content), 1, 1)
-    outcome, usage = Kind.CUT.value, (0, 0)
     began_s = time.monotonic()
-    try:
-        async with asyncio.timeout(this.remote.limits.first_token_s):
-            exchange = await this.transport.open(permit, Call("/chat/completions", content, this.headers, request_id))
-            try:
-                answer = await exchange.read_all(MAX_ANSWER_BYTES)
-            finally:
-                await exchange.close(is_done=True)
+    with _row(this, permit, model, content) as usage:
+        exchange, answer = await _exchange(this, permit, Call("/chat/completions", content, this.headers, request_id))
         _check_status(exchange, answer, this)
-        usage = _usage(answer)
+        usage += _usage(answer)
+    this.checkup.model, this.checkup.token_s = model, time.monotonic() - began_s
+
+
+async def _exchange(this: _Try, permit: Permit | ProbePermit, call: Call) -> tuple[Exchange, bytes]:
+    async with asyncio.timeout(this.remote.limits.first_token_s):
+        exchange = await this.transport.open(permit, call)
+        try:
+            return exchange, await exchange.read_all(MAX_ANSWER_BYTES)
+        finally:
+            await exchange.close(is_done=True)
+
+
+@contextmanager
+def _row(this: _Try, permit: Permit | ProbePermit, model: str = "", content: bytes = b"") -> Iterator[list[int]]:
+    """Record in the ledger what is sent within this context. Yield a list for the tokens of prompt and answer."""
+    tokens = (1, 1) if content else (0, 0)
+    row, outcome = this.ledger.begin(permit, this.transport.host, model, len(content), *tokens), Kind.CUT.value
+    usage: list[int] = []
+    try:
+        yield usage
         outcome = "completed"
     except Failure as failure:
         outcome = failure.kind.value
@@ -182,7 +188,6 @@ async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
         raise
     finally:
         this.ledger.end(row, outcome, *usage)
-    this.checkup.model, this.checkup.token_s = model, time.monotonic() - began_s
 
 
 def _usage(content: bytes) -> tuple[int, int]:

@@ -103,13 +103,11 @@ class Order:
     """The routes that a request may take, best first; empty if there is no backend to try.
 
     `patience_s`: take the next route if the first gives no content in this time. None means to wait for as long as it
-    takes. `is_fallback_likely`: this machine is near its limits, so connections to the second route's
-    remote should be open.
+    takes.
     """
 
     routes: tuple[Route, ...]
     patience_s: float | None = None
-    is_fallback_likely: bool = False
 
 
 def choose_routes(
@@ -186,10 +184,7 @@ class _Places:
         """Return the order of case 4 in choose_routes."""
         reason = "prefer_local" if self.why_no_remote != "remote_failed" else self.why_no_remote
         routes = self.local_routes(reason) + self.remote_routes(self.remotes, "local_failed")
-        if len(routes) == 1:
-            return Order(routes)
-        is_likely = not _is_comfortable(local, target) or 2 * local.num_live >= local.max_live
-        return Order(routes, patience_s(local, target), is_likely)
+        return Order(routes, patience_s(local, target) if len(routes) > 1 else None)
 
     def target_first(self, target: Target, remote_reason: str, local_reason: str) -> Order:
         """Return the order of case 5 in choose_routes."""

@@ -64,10 +64,13 @@ class RemoteBackends:
             backend.warm()
 
     def _warm_if_alone(self) -> None:
-        """If there is no local backend, ask the remotes which models they serve, and keep connections to them open."""
+        """If there is no local backend, ask the remotes which models they serve, and keep knowing their state."""
         if all(name in self._own for name in self._backends):
             for backend in self._own.values():
-                backend.warm()
+                if backend.models.statuses():
+                    backend.stand_by()
+                else:
+                    backend.warm()
 
     def refresh(self) -> None:
         """Apply changes of the remotes and the policy. End all streams if the machine's mode has become local_only.
@@ -116,4 +119,4 @@ class RemoteBackends:
             self.refresh()
             self._warm_if_alone()
             for backend in self._own.values():
-                backend.check_network()
+                backend.tick()

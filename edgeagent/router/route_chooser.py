@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from edgeagent import metrics
-from edgeagent.backends.base import CONTEXT, UNREACHABLE, Backend, Estimate
+from edgeagent.backends.base import CONTEXT, Backend, Estimate
 from edgeagent.backends.remote.pseudonyms import beginning_of
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded, EdgeAgentError, ModelNotFound, Overloaded
 from edgeagent.router.policy import (
@@ -133,7 +133,7 @@ class RouteChooser:
         placed = self.conversations.find(request)
         known = list(estimates.values())
         order = choose_routes(request, mode, known, placed, left_out=left_out, targets=self._targets)
-        self._warm(order, estimates)
+        self._prepare(order, estimates)
         if not order.routes:
             raise _no_route(request, mode, estimates, unknown, is_alone=not self.backends)
         first = estimates[order.routes[0].backend]
@@ -141,22 +141,15 @@ class RouteChooser:
             raise _full(estimates)
         return order
 
-    def _warm(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
-        """Prepare the remotes that may be needed next.
-
-        Open connections to the second route's remote if it is likely to be needed. Probe the others that this machine
-        could hand the request to. If this machine is not the first choice, try to connect to unreachable remotes.
-        """
+    def _prepare(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
+        """Probe the remotes: now and then if this machine serves the request well, and often otherwise."""
         if self._remotes is None:
             return
-        for route in order.routes[1:] if order.routes and order.routes[0].is_local else ():
-            self._remotes.stand_by(route.backend)
-        if order.is_fallback_likely:
-            self._remotes.warm(order.routes[1].backend)
-        elif not order.routes or order.routes[0].reason not in (RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL):
-            for name, estimate in estimates.items():
-                if estimate.obstacle == UNREACHABLE:
-                    self._remotes.warm(name)
+        is_served_well = bool(order.routes) and order.routes[0].reason == RouteMode.PREFER_LOCAL
+        prepare = self._remotes.stand_by if is_served_well else self._remotes.warm
+        for estimate in estimates.values():
+            if not estimate.is_local:
+                prepare(estimate.backend)
 
     def after_loss(self, request: GenerateRequest, route: Route, left_out: Mapping[str, str]) -> Order:
         """Return the routes on which a dead worker's answer would continue sooner than on the worker's replacement.

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from edgeagent.backends.prompt_size import prompt_bytes
-from edgeagent.backends.remote.bodies.chat import why_not_continuable
+from edgeagent.backends.remote.body import why_not_continuable
 from edgeagent.errors import (
     BackendUnavailable,
     ContextLengthExceeded,

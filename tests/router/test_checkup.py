@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from edgeagent.backends.remote.answers.reader import MAX_PROMPT_TOKENS
+from edgeagent.backends.remote.answer import MAX_PROMPT_TOKENS
 from edgeagent.backends.remote.network import Stages
 from edgeagent.backends.remote.transport import Exchange, Transport
 from edgeagent.egress import PROBE, Row

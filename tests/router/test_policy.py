@@ -168,29 +168,11 @@ def test_a_dead_worker_is_waited_for_only_where_that_is_sooner() -> None:
     assert is_sooner(replace(REMOTE, first_token_s=9.0), replace(LOCAL, obstacle="quarantined"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "is_likely"),
-    [({}, False), ({"num_live": 1}, True), ({"first_token_s": 0.8 * TARGET.first_token_s}, True)],
-)
-def test_a_remote_is_made_ready_when_this_machine_is_near_its_limits(
-    fields: dict[str, object], is_likely: bool
-) -> None:
-    order = choose_routes(ASKED, RouteMode.PREFER_LOCAL, [replace(LOCAL, **fields), REMOTE])
-    assert order.is_fallback_likely == is_likely
-
-
 def test_a_place_that_needs_just_its_target_meets_it_and_one_without_a_seat_is_full() -> None:
     just = replace(LOCAL, first_token_s=TARGET.first_token_s, token_s=TARGET.token_s)
     assert why_target_missed(just, TARGET) == ""
     assert why_target_missed(replace(just, num_live=just.max_live), TARGET) == "queue_full"
     assert not is_sooner(replace(REMOTE, first_token_s=0.2), replace(LOCAL, first_token_s=0.2)), "it stays here"
-
-
-@pytest.mark.parametrize("mode", RouteMode)
-def test_a_remote_is_made_ready_only_behind_this_machine_and_only_where_half_of_that_is_taken(mode: RouteMode) -> None:
-    third = replace(LOCAL, num_live=1, max_live=3)
-    for estimates in ([LOCAL], [REMOTE], [third], [third, REMOTE]):
-        assert not choose_routes(ASKED, mode, estimates).is_fallback_likely
 
 
 @pytest.mark.parametrize("mode", RouteMode)

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from edgeagent.backends.base import Backend
-from edgeagent.backends.remote import transport
+from edgeagent.backends.remote import cluster, transport
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.endpoints import cluster
 from edgeagent.config import Config
 from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import folder_of
@@ -249,6 +248,7 @@ async def test_a_turn_looks_at_each_file_once(tmp_path: Path, monkeypatch: pytes
     looks: list[Path] = []
     for owner in (policy_file, remotes_file):
         monkeypatch.setattr(owner, "file_stamp", noting(looks, owner.file_stamp))
+    monkeypatch.setattr(RemoteBackend, "_probe", lambda *_: None)  # a probe's row looks at the file too
     async with router_at(tmp_path, Place("local"), route="prefer_remote") as router:
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1"))
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1", "other"))

@@ -55,7 +55,7 @@ def test_a_remote_that_is_missed_is_probed(mode: RouteMode, local: dict[str, Any
         chooser.choose(request("", model="fake"))
     except EdgeAgentError:
         assert mode is RouteMode.REMOTE_ONLY
-    assert remotes.warmed == ["remote:gpu"] * is_probed
+    assert remotes.warmed == ["remote:gpu", "remote:far"] * is_probed
 
 
 @pytest.mark.parametrize("mode", RouteMode)

@@ -1,5 +1,6 @@
-"""The backend that generates on another machine, through OpenAI's protocol.
+"""The backend that generates on another machine, through OpenAI's chat completions.
 
-`transport` is the only code that sends anything, and requires a Permit. `bodies` writes requests, and `answers` reads
-streams. `endpoints` tracks the health of each base URL and chooses among them. `backend` is what the router sees.
+`backend` is what the router sees, and `run` is one request. `body` writes the request, and `answer` reads the stream.
+`cluster` chooses among the endpoints, and `breaker` and `probe` decide which of them may get requests. `transport` is
+the only code that sends anything, and requires a Permit.
 """

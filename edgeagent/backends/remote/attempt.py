@@ -8,11 +8,9 @@ import time
 from datetime import UTC
 from functools import partial
 
-from edgeagent.backends.remote.answers.chat import ChatReader
-from edgeagent.backends.remote.answers.echo import EchoGuard
-from edgeagent.backends.remote.answers.reader import failure_of_body
+from edgeagent.backends.remote.answer import ChatReader
 from edgeagent.backends.remote.control import Control, OutOfTime
-from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.failures import Failure, Kind, failure_of_body
 from edgeagent.backends.remote.transport import Call, CallStages, Exchange, Transport
 from edgeagent.remotes import Limits
 from edgeagent.types import Delta, Permit
@@ -24,7 +22,7 @@ _EVENT_STREAM = "text/event-stream"
 class Attempt:
     """Sends one request and reads its answer.
 
-    `ends_at_s` is the event loop's time at which the whole request must have ended. `guard` drops repeated text.
+    `ends_at_s` is the event loop's time at which the whole request must have ended.
     """
 
     def __init__(
@@ -34,18 +32,15 @@ class Attempt:
         control: Control,
         limits: Limits,
         ends_at_s: float,
-        guard: EchoGuard,
     ) -> None:
         self._transport = transport
-        self._reader = reader
         self._control = control
         self._limits = limits
         self._ends_at_s = ends_at_s
-        self._guard = guard
         self._exchange: Exchange | None = None
         self._loop = asyncio.get_running_loop()
         self._stages = CallStages()
-        self.answer = reader.answer
+        self.answer = reader
         self.is_over = False
 
     @property
@@ -109,10 +104,10 @@ class Attempt:
                 raise OutOfTime  # a client that reads slowly does not make the request's time longer
             chunk = await self._control.wait(until_s, self._exchange.read)
             if chunk:
-                deltas = self._guard.take(self._reader.feed(chunk))
+                deltas = self.answer.feed(chunk)
                 if deltas or not answer.has_end_marker:
                     return deltas
-        last = self._guard.take(self._reader.end()) + self._guard.release()
+        last = self.answer.end()
         self.is_over = True
         return last
 

@@ -10,20 +10,19 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
 
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Estimate
 from edgeagent.backends.remote.access import FindKey
-from edgeagent.backends.remote.bodies.chat import unsupported
+from edgeagent.backends.remote.body import unsupported
+from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
 from edgeagent.backends.remote.control import Cause
-from edgeagent.backends.remote.endpoints.choose import LONG_PROMPT_TOKENS, score
-from edgeagent.backends.remote.endpoints.cluster import Cluster, EgressRecorder, num_prompt_tokens
-from edgeagent.backends.remote.endpoints.probe import Prober
+from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
+from edgeagent.backends.remote.probe import check
 from edgeagent.backends.remote.run import Run
 from edgeagent.backends.remote.transport import Call, check_permit
+from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ConfigError, Forbidden, ModelNotFound, NotSupported, Overloaded, RemoteUnavailable
 from edgeagent.remotes import Remote
 from edgeagent.types import (
@@ -43,16 +42,12 @@ from edgeagent.types import (
 _RETRY_AFTER_S = 1.0
 # Some obstacles last until the owner changes a setting or the day's budget is renewed. Frequent retries do not help.
 _LASTING_RETRY_S = 60.0
-_PROBE_INTERVAL_S = 10.0
-# While a breaker is open, the endpoints are probed more often: after a random delay, whose upper bound starts at
-# _FIRST_DELAY_S and doubles up to _MAX_DELAY_S.
-_FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 5.0
+# How old the last probe may be: while the remote is in use, and while a request that runs elsewhere may need it.
+_PROBE_INTERVAL_S, _STAND_BY_INTERVAL_S = 10.0, 60.0
+# While an endpoint rests, a random time up to this, because many machines may have seen the same failure.
+_RESTING_INTERVAL_S = 4.0
 # Probes stop this long after the last request, so that an idle daemon sends nothing.
 _PROBED_AFTER_USE_S = 60.0
-# Servers close idle connections after a few seconds (uvicorn: 5).
-_WARM_INTERVAL_S = 4.0
-_NUM_WARM = 4
-_STAND_BY_INTERVAL_S = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +60,7 @@ class RemoteBackend:
         remote: Remote,
         *,
         keys: FindKey,
-        ledger: EgressRecorder,
+        ledger: Ledger,
         probes: Callable[[], ProbePermit | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -77,15 +72,13 @@ class RemoteBackend:
         self._clock = clock
         self._chance = chance
         self._live: dict[str, Run] = {}
-        self._used_s: float | None = None
-        self._prober: asyncio.Task[None] | None = None
-        self._warmed_s: float | None = None
-        self._stood_by_s = -math.inf
-        self._warming: set[asyncio.Task[None]] = set()
+        self._used_s = self._probed_s = -math.inf
+        self._resting_interval_s = _RESTING_INTERVAL_S
+        self._probing: set[asyncio.Task[None]] = set()
         self._cluster: Cluster | None = None
         self._trouble = ""
         try:
-            self._cluster = Cluster(remote, keys, ledger, clock)
+            self._cluster = Cluster(remote, keys, ledger, clock, chance)
         except ConfigError as error:
             self._trouble = error.message
 
@@ -103,11 +96,10 @@ class RemoteBackend:
         """
         for run in list(self._live.values()):
             run.control.end(Cause.WITHDRAWN, reason)
-        probing = self._warming | ({self._prober} if self._prober is not None else set())
-        for task in probing:
+        for task in self._probing:
             task.cancel()
-        if probing:
-            await asyncio.wait(probing)
+        if self._probing:
+            await asyncio.wait(self._probing)
         if self._cluster is not None:
             await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
 
@@ -116,52 +108,66 @@ class RemoteBackend:
         if self._cluster is not None:
             self._cluster.access.forgive()
 
-    def check_network(self) -> None:
-        """If requests are running, renew the connections if the network has changed.
+    def tick(self) -> None:
+        """Do what is due while the remote is in use. Called a few times a second.
 
-        A new request makes this check itself.
+        Probe the endpoints, and renew the connections if the network has changed. A new request checks the network
+        itself.
         """
-        if self._cluster is not None and self._live:
+        if self._cluster is None:
+            return
+        if self._live:
             self._cluster.renew_if_network_changed()
+        if self._live or self._clock() - self._used_s <= _PROBED_AFTER_USE_S:
+            self._probe(self._resting_interval_s if self._cluster.is_resting else _PROBE_INTERVAL_S)
 
     def warm(self) -> None:
-        """Open connections to the usable endpoints, and probe all, because requests are likely to follow.
+        """Probe the endpoints from now on, because requests are likely to follow. This also opens connections.
 
-        Send nothing if probes are not permitted, or if the key or the TLS files cannot be used. Return at once.
-        Frequent calls are harmless.
+        Return at once. Frequent calls are harmless.
         """
-        self._note_use()
-        now_s = self._clock()
-        if self._cluster is None or (permit := self._probes()) is None or self._obstacle()[0]:
-            return
-        if self._warmed_s is None or now_s - self._warmed_s >= _WARM_INTERVAL_S:
-            self._warmed_s = now_s
-            for endpoint, prober in zip(self._cluster.endpoints, self._cluster.probers, strict=True):
-                if endpoint.accepts_requests(now_s):
-                    self._in_background(self._open_ahead(prober, permit))
+        self._used_s = self._clock()
+        self.tick()
 
     def stand_by(self) -> None:
         """Probe the endpoints once a minute, because a request that runs elsewhere may need them.
 
         So it is known which endpoints can be reached, and how soon they answer. Return at once.
         """
+        self._probe(_STAND_BY_INTERVAL_S)
+
+    def _probe(self, max_age_s: float) -> None:
+        """Probe the endpoints in the background, unless the last probe is younger than this, or none is permitted.
+
+        Nothing is sent either if the key or the TLS files cannot be used.
+        """
         now_s = self._clock()
-        if self._cluster is None or self._prober is not None or now_s - self._stood_by_s < _STAND_BY_INTERVAL_S:
+        if self._cluster is None or self._probing or now_s - self._probed_s < max_age_s:
             return
         if (permit := self._probes()) is None or self._obstacle()[0]:
             return
-        self._stood_by_s = now_s
-        for index in range(len(self._cluster.endpoints)):
-            self._in_background(self._probe(self._cluster, index, permit))
+        self._probed_s = now_s
+        self._resting_interval_s = self._chance() * _RESTING_INTERVAL_S
+        for endpoint in self._cluster.endpoints:
+            task = asyncio.get_running_loop().create_task(self._check(self._cluster, endpoint, permit))
+            self._probing.add(task)
+            task.add_done_callback(self._probing.discard)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._warming.add(task)
-        task.add_done_callback(self._warming.discard)
-
-    async def _open_ahead(self, prober: Prober, permit: ProbePermit) -> None:
-        with suppress(RemoteUnavailable):  # it could not be recorded, so nothing was sent
-            await prober.open_ahead(permit, _NUM_WARM)
+    async def _check(self, cluster: Cluster, endpoint: Endpoint, permit: ProbePermit) -> None:
+        try:
+            headers = cluster.access.headers()
+        except ConfigError:
+            return
+        try:
+            await check(endpoint, self._ledger, permit, headers)
+        except RemoteUnavailable:
+            return  # the probe could not be recorded, so nothing was sent
+        except Failure as failure:
+            if failure.kind in COUNT_AGAINST_HEALTH:
+                endpoint.breaker.note_down()
+            cluster.note_failure(endpoint, failure, headers)
+        else:
+            endpoint.breaker.recover(self._clock())
 
     @property
     def models(self) -> RemoteBackend:
@@ -231,7 +237,7 @@ class RemoteBackend:
         )
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        """Return an estimate for a request. This may start probes, and renew connections after a change of network.
+        """Return an estimate for a request. This may renew connections after a change of network.
 
         Raise ModelNotFound for a model the remote does not serve, or RemoteUnavailable if the TLS files cannot be used.
         """
@@ -240,12 +246,8 @@ class RemoteBackend:
         cluster.renew_if_network_changed()
         now_s = self._clock()
         num_tokens = num_prompt_tokens(request)
-        views = [endpoint.view(model, num_tokens, now_s) for endpoint in cluster.endpoints]
-        is_long = num_tokens >= LONG_PROMPT_TOKENS
-        known = [score(view, is_long=is_long) for view in views if view.is_usable and view.first_token_s is not None]
-        rates = [rate for endpoint in cluster.endpoints if (rate := endpoint.averages.token_s(now_s)) is not None]
         wait_s = cluster.seconds_until_next()
-        obstacle, trouble = self._obstacle_of(request, num_tokens, wait_s)
+        obstacle, trouble = self._obstacle_of(request, num_tokens)
         return Estimate(
             self.name,
             is_local=False,
@@ -254,10 +256,10 @@ class RemoteBackend:
             retry_after_s=max(_LASTING_RETRY_S if trouble else _RETRY_AFTER_S, wait_s),
             obstacle=obstacle,
             trouble=trouble,
-            first_token_s=min(known, default=None),
-            token_s=min(rates, default=None),
+            first_token_s=cluster.first_token_s(model, num_tokens),
+            token_s=cluster.token_s(),
             is_last_resort=obstacle == UNREACHABLE
-            and any(each.accepts_last_resort(now_s) for each in cluster.endpoints),
+            and any(each.breaker.accepts_last_resort(now_s) for each in cluster.endpoints),
         )
 
     def cancel(self, request_id: str) -> None:
@@ -286,7 +288,7 @@ class RemoteBackend:
                 step = await run.next()
         finally:
             del self._live[request.id]
-            self._note_use()
+            self._used_s = self._clock()
             await run.close()
 
     def _accept(self, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None) -> Run:
@@ -310,89 +312,25 @@ class RemoteBackend:
             return "unusable", self._trouble
         return self._cluster.access.obstacle(self._clock())
 
-    def _obstacle_of(self, request: GenerateRequest, num_tokens: int, wait_s: float) -> tuple[str, str]:
+    def _obstacle_of(self, request: GenerateRequest, num_tokens: int) -> tuple[str, str]:
         """Return the values of `Estimate.obstacle` and `Estimate.trouble` for a request."""
         kind, trouble = self._obstacle()
         if kind:
             return kind, trouble
         if unsupported(request) or self._is_prompt_unsupported(request):
             return "unsupported", ""
-        if self._awaits_probe():
-            return UNREACHABLE, ""
         cluster, now_s = self._served(), self._clock()
         if not cluster.fits(cluster.model_there(request.model), num_tokens):
             return CONTEXT, ""
         if why := self._ledger.why_blocked(self.remote.name, request.client, num_tokens, request.max_tokens or 0):
             return "budget", why
-        if not wait_s:
+        if any(endpoint.breaker.accepts_requests(now_s) for endpoint in cluster.endpoints):
             return "", ""
-        is_open = all(endpoint.breaker.seconds_left(now_s) for endpoint in cluster.endpoints)
-        return (UNREACHABLE if is_open else "backing_off"), ""
-
-    def _awaits_probe(self) -> bool:
-        """Whether requests wait for a probe, because every usable endpoint hung and has answered no probe since.
-
-        If so, start probing. Return False if probes are not permitted: then only a request can show whether the
-        endpoints answer again.
-        """
-        cluster, now_s = self._served(), self._clock()
-        usable = [endpoint for endpoint in cluster.endpoints if endpoint.accepts_requests(now_s)]
-        if not usable or not all(endpoint.breaker.wants_probe(now_s) for endpoint in usable):
-            return False
-        if self._probes() is None:
-            return False
-        self._note_use()
-        return True
+        is_paused = any(endpoint.breaker.state(now_s) == "closed" for endpoint in cluster.endpoints)
+        return ("backing_off" if is_paused else UNREACHABLE), ""
 
     def _is_prompt_unsupported(self, request: GenerateRequest) -> bool:
         """Whether the remote's protocol cannot express this kind of prompt."""
         endpoints = self._served().endpoints
         takes_tokens = any(endpoint.dialect.takes_token_prompts for endpoint in endpoints)
         return isinstance(request.prompt, TokenPrompt) and not takes_tokens
-
-    def _note_use(self) -> None:
-        """Note that the remote is in use. If probes are permitted, make sure that a task probes its endpoints.
-
-        The task ends once the remote has been unused for _PROBED_AFTER_USE_S seconds, or may no longer be probed.
-        """
-        self._used_s = self._clock()
-        if self._cluster is not None and self._probes() is not None and self._prober is None:
-            self._prober = asyncio.get_running_loop().create_task(self._probe_while_used(self._cluster))
-            self._prober.add_done_callback(self._forget_prober)
-
-    def _forget_prober(self, task: asyncio.Task[None]) -> None:
-        if self._prober is task:
-            self._prober = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("probing %s ended: %s", self.name, type(error).__name__)
-
-    async def _probe_while_used(self, cluster: Cluster) -> None:
-        most_s = _FIRST_DELAY_S
-        while self._used_s is not None and self._clock() - self._used_s <= _PROBED_AFTER_USE_S:
-            if (permit := self._probes()) is None or self._obstacle()[0]:
-                return
-            cluster.renew_if_network_changed()
-            await asyncio.gather(*(self._probe(cluster, index, permit) for index in range(len(cluster.endpoints))))
-            if cluster.has_open_breaker or await cluster.wait_for_open_breaker(_PROBE_INTERVAL_S):
-                # Full jitter: many machines may have seen the same failure, and should not all probe at the same time.
-                await asyncio.sleep(self._chance() * most_s)
-                most_s = min(2 * most_s, _MAX_DELAY_S)
-            else:
-                most_s = _FIRST_DELAY_S
-
-    async def _probe(self, cluster: Cluster, index: int, permit: ProbePermit) -> None:
-        endpoint, prober = cluster.endpoints[index], cluster.probers[index]
-        try:
-            headers = cluster.access.headers()
-        except ConfigError:
-            return
-        try:
-            await prober.check(permit, headers)
-        except RemoteUnavailable:
-            return  # the probe could not be recorded, so nothing was sent
-        except Failure as failure:
-            if failure.kind in COUNT_AGAINST_HEALTH:
-                endpoint.breaker.note_down()
-            cluster.note_failure(endpoint, failure, headers)
-        else:
-            endpoint.breaker.recover(self._clock())

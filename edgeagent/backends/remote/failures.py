@@ -1,8 +1,13 @@
-"""The kinds of failure of one attempt at a remote, and what each kind means for the next attempt."""
+"""The kinds of failure of one attempt at a remote, what each means for the next attempt, and how it is recognised."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+_MAX_DETAIL_CHARS = 500
 
 
 class Kind(StrEnum):
@@ -79,3 +84,70 @@ class Failure(Exception):
         self.retry_after_s = retry_after_s
         self.detail = detail
         self.was_reused = was_reused
+
+
+def failure_from(error: Any, status: int = 0, retry_after_s: float | None = None) -> Failure:
+    """Return the Failure for an error object of any shape that a remote sent in a body or a stream.
+
+    `status` is the HTTP status. If it is 0, the error object's code or type gives the status, or else it is 500.
+    """
+    said = error if isinstance(error, dict) else {"message": error}
+    code = said.get("code")
+    if not status and isinstance(code, int) and 400 <= code <= 599:
+        status = code
+    status = status or _status_of(said.get("type")) or _status_of(code) or 500
+    message = said.get("message")
+    return failure_of_status(status, retry_after_s, message if isinstance(message, str) else "")
+
+
+def _status_of(word: Any) -> int:
+    return _STATUS_OF_TYPE.get(word.lower().replace(" ", "_"), 0) if isinstance(word, str) else 0
+
+
+_STATUS_OF_TYPE = {
+    "service_unavailable": 503,
+    "overloaded_error": 503,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "queue_full": 429,
+    "server_is_overloaded": 503,
+    "invalid_request_error": 400,
+    "badrequesterror": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "model_not_found": 404,
+}
+
+
+def failure_of_status(status: int, retry_after_s: float | None = None, detail: str = "") -> Failure:
+    """Return the Failure for an HTTP status. `detail` is the remote's own text, which may quote the request and key."""
+    detail = detail[:_MAX_DETAIL_CHARS]
+    match status:
+        case 401 | 403:
+            return Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
+        case 402:
+            kind, message = Kind.OVERLOADED, "its operator wants a payment first (HTTP 402)"
+        case 408 | 429 | 503:
+            kind, message = Kind.OVERLOADED, f"it accepts no more requests now (HTTP {status})"
+        case 404:
+            kind, message = Kind.NO_MODEL, "it does not have the model, or the address is wrong (HTTP 404)"
+        case _ if 300 <= status < 400:
+            kind, message = Kind.REDIRECT, f"it redirects elsewhere (HTTP {status}), and redirects are not followed"
+        case _ if 400 <= status < 500:
+            kind, message = Kind.REJECTED, f"it rejected the request (HTTP {status})"
+        case _:
+            kind, message = Kind.SERVER_ERROR, f"it failed (HTTP {status})"
+    return Failure(kind, message, status=status, retry_after_s=retry_after_s, detail=detail)
+
+
+def failure_of_body(status: int, body: bytes, retry_after_s: float | None) -> Failure:
+    """Return the Failure for a response without an answer. `body` may be OpenAI's error, plain text, HTML, or empty."""
+    try:
+        said = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        said = None
+    if isinstance(said, dict):
+        return failure_from(said.get("error") or said, status, retry_after_s)
+    text = body.decode("utf-8", errors="replace").strip()
+    return failure_of_status(status, retry_after_s, "" if text.startswith("<") else text)

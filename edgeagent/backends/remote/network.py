@@ -84,8 +84,7 @@ class Network(httpcore.AsyncNetworkBackend):
         there, here = (writer.get_extra_info(name) for name in ("peername", "sockname"))
         self.peer, self.local = (there[0], there[1]) if there else NOWHERE, here[0] if here else ""
         for option in (*_lost_after(self._connect_s), *_probed_after(self._connect_s)):
-            with contextlib.suppress(OSError):
-                writer.get_extra_info("socket").setsockopt(*option)
+            _set(writer.get_extra_info("socket"), option)
         return _Stream(reader, writer, self)
 
     async def secure(self, writer: asyncio.StreamWriter, context: ssl.SSLContext, hostname: str | None) -> None:
@@ -129,8 +128,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         except OSError as error:
             raise httpcore.ReadError(_reason(error)) from None
         if _QUICK_ACK is not None:
-            with contextlib.suppress(OSError):
-                self._socket.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
+            _set(self._socket, (socket.IPPROTO_TCP, _QUICK_ACK, 1))
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
@@ -312,6 +310,13 @@ async def _connect(address: str, port: int) -> Connection:
 def _close_late(task: asyncio.Task[Connection]) -> None:
     if not task.cancelled() and task.exception() is None:
         task.result()[1].transport.abort()
+
+
+def _set(connection: socket.socket | None, option: tuple[int, int, int]) -> None:
+    """Set a socket option, if the connection has not ended and the system has this option."""
+    if connection is not None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(*option)
 
 
 def _lost_after(seconds: float) -> list[tuple[int, int, int]]:

@@ -9,18 +9,15 @@ import time
 from functools import partial
 
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Headers, quotes_key
-from edgeagent.backends.remote.answers.chat import ChatReader
-from edgeagent.backends.remote.answers.echo import EchoGuard
-from edgeagent.backends.remote.answers.reader import NO_TOKEN, AnswerState
+from edgeagent.backends.remote.answer import NO_TOKEN, ChatReader
 from edgeagent.backends.remote.attempt import Attempt
-from edgeagent.backends.remote.bodies.chat import Body, Target, offered, tokens_left, write_body
+from edgeagent.backends.remote.body import Body, Target, offered, tokens_left, write_body
+from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
 from edgeagent.backends.remote.control import Cause, Control, OutOfTime, RequestEnded
 from edgeagent.backends.remote.dialect import EDGEAGENT
-from edgeagent.backends.remote.endpoints.cluster import Cluster, num_prompt_tokens
-from edgeagent.backends.remote.endpoints.context import is_too_long, told_context
-from edgeagent.backends.remote.endpoints.endpoint import Endpoint
-from edgeagent.backends.remote.endpoints.probe import Prober
+from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import MAY_GO_ELSEWHERE, WAS_NOT_SENT, Failure, Kind
+from edgeagent.backends.remote.probe import identify, is_too_long, told_context
 from edgeagent.backends.remote.transport import Call
 from edgeagent.egress.spending import settled
 from edgeagent.errors import (
@@ -131,31 +128,24 @@ class Run:
         await self._leave()
 
     async def _try_endpoints(self) -> Step:
-        self._cluster.retries.earn()
+        """Try the endpoints in their order, until one answers. At most MAX_TRIES attempts may reach one."""
         num_sent, before = 0, None
         last = Failure(Kind.UNREACHABLE, "none of its endpoints may get requests now")
-        for endpoint, prober in self._cluster.order(self._model, self._num_prompt_tokens, self._session):
-            if before is not None and _is_too_long(last):
-                if not self._is_longer(endpoint, before):
-                    continue
-            elif num_sent:
-                if num_sent >= MAX_TRIES or not self._cluster.retries.take():
-                    break
-                if endpoint is before:
-                    await self._pause()
-                if not endpoint.accepts_requests(self._cluster.clock()):
-                    continue
+        for endpoint in self._cluster.order(self._model, self._num_prompt_tokens, self._session):
+            if before is endpoint:
+                await self._pause()
+            if before is not None and not endpoint.breaker.accepts_last_resort(self._cluster.clock()):
+                continue
             try:
-                return await self._try(endpoint, prober)
+                return await self._try(endpoint)
             except Failure as failure:
                 self._blame(endpoint, failure)
                 self._close_row(failure.kind.value)
                 await self._leave()
                 last, before = failure, endpoint
-                may_go_on = failure.kind in MAY_GO_ELSEWHERE or _is_too_long(failure)
-                if not may_go_on or self._is_out_of_time():
-                    break
                 num_sent += failure.kind not in WAS_NOT_SENT
+                if failure.kind not in MAY_GO_ELSEWHERE or num_sent >= MAX_TRIES or self._is_out_of_time():
+                    break
         raise last
 
     def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
@@ -166,32 +156,25 @@ class Run:
         if _is_too_long(failure):
             endpoint.note_context(self._model, told_context(failure.detail))
         if not (failure.kind is Kind.TIMEOUT and self._is_out_of_time()):
-            had_begun = bool(self._first_s)
-            self._cluster.note_failure(endpoint, failure, self._key_headers, self._heard_s, had_begun=had_begun)
-
-    def _is_longer(self, endpoint: Endpoint, other: Endpoint) -> bool:
-        """Whether an endpoint is known to have a longer context than another."""
-        return endpoint.context(self._model) > other.context(self._model)
+            self._cluster.note_failure(endpoint, failure, self._key_headers, self._heard_s)
 
     def _is_out_of_time(self) -> bool:
         return asyncio.get_running_loop().time() >= self._ends_at_s
 
-    async def _try(self, endpoint: Endpoint, prober: Prober) -> Step:
+    async def _try(self, endpoint: Endpoint) -> Step:
         """Send the request to one endpoint; return the step with the first content."""
         cluster = self._cluster
         headers = self._key_headers = cluster.access.headers()
         began_s = self._heard_s = cluster.clock()
-        endpoint.begin(self._num_prompt_tokens)
+        endpoint.begin(began_s)
         self._endpoint = endpoint
         if self._so_far is not None and not endpoint.is_identified:
             # Only some servers can continue an answer.
-            await prober.identify(ProbePermit(self._remote.name, self._permit.mode), headers, self.control)
+            leave = ProbePermit(self._remote.name, self._permit.mode)
+            await identify(endpoint, cluster.ledger, leave, headers, self.control)
         body, max_tokens = self._limited_body(endpoint)
         reader = self._reader(max_tokens)
-        before = self._so_far.text if self._so_far is not None else ""
-        reader.answer.skip(len(before))
-        guard = EchoGuard(before)
-        self._attempt = Attempt(endpoint.transport, reader, self.control, self._remote.limits, self._ends_at_s, guard)
+        self._attempt = Attempt(endpoint.transport, reader, self.control, self._remote.limits, self._ends_at_s)
         self._row = cluster.ledger.begin(
             self._permit,
             endpoint.transport.host,
@@ -201,13 +184,13 @@ class Run:
             max_tokens or 0,
         )
         deltas = await self._attempt.begin(self._permit, self._call(body, headers))
-        self._check_model(endpoint, reader.answer)
+        self._check_model(endpoint, reader)
         now_s = self._first_s = self._heard_s = cluster.clock()
         endpoint.note_content(self._num_prompt_tokens, now_s - began_s, now_s)
-        usage = reader.answer.usage or Usage()
+        usage = reader.usage or Usage()
         placement = Placement(
             cluster.name,
-            reader.answer.model or self._model,
+            reader.model or self._model,
             self._permit.reason,
             endpoint.transport.host,
             endpoint.region,
@@ -235,7 +218,8 @@ class Run:
     def _reader(self, max_tokens: int | None) -> ChatReader:
         prompt, num_alternatives = self._request.prompt, self._request.logprobs
         tools = offered(prompt.tools, prompt.tool_choice) if isinstance(prompt, ChatPrompt) else ()
-        return ChatReader(num_alternatives, max_tokens, frozenset(tool.name for tool in tools))
+        before = self._so_far.text if self._so_far is not None else ""
+        return ChatReader(num_alternatives, max_tokens, frozenset(tool.name for tool in tools), before)
 
     def _body(self, endpoint: Endpoint, request: GenerateRequest) -> Body:
         can_go_on = self._remote.continues
@@ -252,7 +236,7 @@ class Run:
         headers = (*headers, ("Accept", "text/event-stream"), ("X-Session-ID", self._session), num_hops)
         return Call(body.path, body.content, headers, self._request.id)
 
-    def _check_model(self, endpoint: Endpoint, answer: AnswerState) -> None:
+    def _check_model(self, endpoint: Endpoint, answer: ChatReader) -> None:
         """Raise a Failure if another of the endpoint's listed models answered. Accept a name that is not listed."""
         if answer.model != self._model and answer.model in endpoint.models and self._model in endpoint.models:
             raise Failure(Kind.WRONG_MODEL, "it answered with another model than the requested one")
@@ -274,7 +258,7 @@ class Run:
             return self._finish(answer.finish, all_deltas)
         return Step(tuple(all_deltas), self._new_tokens(answer), time.monotonic())
 
-    def _new_tokens(self, answer: AnswerState) -> tuple[int, ...]:
+    def _new_tokens(self, answer: ChatReader) -> tuple[int, ...]:
         num_new, self._num_delivered_tokens = answer.num_tokens - self._num_delivered_tokens, answer.num_tokens
         return (NO_TOKEN,) * num_new
 
@@ -282,12 +266,10 @@ class Run:
         """End the request and return its last step."""
         self.is_over = True
         now_s = self._cluster.clock()
-        answer = self._attempt.answer if self._attempt is not None else AnswerState()
+        answer = self._attempt.answer if self._attempt is not None else ChatReader()
         usage = answer.usage or Usage(num_output_tokens=answer.num_tokens)
         if self._endpoint is not None and self._first_s:
-            self._endpoint.averages.note_tokens(answer.num_tokens - 1, now_s - self._first_s, now_s)
-            if reason is not FinishReason.CANCELLED:
-                self._endpoint.breaker.finish()
+            self._endpoint.note_tokens(answer.num_tokens - 1, now_s - self._first_s, now_s)
         self._close_row("cancelled" if reason is FinishReason.CANCELLED else "completed")
         timings = Timings(
             first_token_ms=1000 * (self._first_s - self._began_s) if self._first_s else 0.0,
@@ -343,7 +325,7 @@ class Run:
         attempt, self._attempt = self._attempt, None
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
-            endpoint.end(self._num_prompt_tokens)
+            endpoint.end()
         if attempt is not None:
             await attempt.close()
 

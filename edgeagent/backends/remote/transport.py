@@ -144,11 +144,6 @@ class Transport:
         )
         return _Connections(pool, network)
 
-    @property
-    def num_connections(self) -> int:
-        """How many connections are open, in use or idle."""
-        return len(self._connections.pool.connections)
-
     def renew_if_network_changed(self) -> bool:
         """Renew the connections if the network has changed since the last call; return whether it has.
 

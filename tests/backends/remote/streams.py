@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from edgeagent.backends.local import merge_steps
-from edgeagent.backends.remote.answers.chat import ChatReader
+from edgeagent.backends.remote.answer import ChatReader
 from edgeagent.backends.remote.failures import Failure
 from edgeagent.types import Delta, Step
 
@@ -71,7 +71,7 @@ def read(reader: ChatReader, pieces: Iterable[bytes]) -> tuple[tuple[Delta, ...]
     try:
         for piece in pieces:
             deltas += reader.feed(piece)
-            if reader.answer.fault is not None:
+            if reader.fault is not None:
                 break
         deltas += reader.end()
     except Failure as failure:

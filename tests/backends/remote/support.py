@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeagent.backends.remote.backend import RemoteBackend
+from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import EdgeAgentError, RemoteUnavailable
 from edgeagent.remotes import EndpointConfig, Key, Limits, Remote, Tls
 from edgeagent.types import (
@@ -25,6 +26,7 @@ from edgeagent.types import (
     TextDelta,
     replace,
 )
+from tests.present import present
 
 KEY = "sk-canary-key"
 LIMITS = Limits(max_concurrent=8, connect_s=2.0, first_token_s=5.0, idle_s=5.0, total_s=20.0)
@@ -32,12 +34,12 @@ REQUEST = GenerateRequest("resp_1", "tiny", ChatPrompt((Message("user", "canary 
 
 
 @dataclass
-class Rows:
+class Rows(Ledger):
     """A ledger that keeps its rows: [host, model, bytes, outcome, prompt tokens, output tokens]; `probes` apart."""
 
     rows: list[list[Any]] = field(default_factory=list)
     probes: list[str] = field(default_factory=list)
-    spent: str | None = None
+    over_budget: str | None = None
     error: EdgeAgentError | None = None
     left: int | None = None
 
@@ -56,8 +58,8 @@ class Rows:
         if isinstance(permit, ProbePermit):
             self.probes.append("open")
             return -len(self.probes)
-        if self.spent is not None:
-            raise RemoteUnavailable(self.spent, served_by="remote:gpu")
+        if self.over_budget is not None:
+            raise RemoteUnavailable(self.over_budget, served_by="remote:gpu")
         self.rows.append([host, model, num_bytes, "open", 0, 0])
         return len(self.rows) - 1
 
@@ -80,7 +82,7 @@ class Rows:
 
     def why_blocked(self, remote: str, client: str, num_prompt_tokens: int = 0, max_tokens: int = 0) -> str | None:
         """Return the value that the test set."""
-        return self.spent
+        return self.over_budget
 
     def tokens_left(self, remote: str, client: str, num_prompt_tokens: int) -> int | None:
         """Return the value that the test set."""
@@ -130,6 +132,12 @@ async def backend(
         yield made
     finally:
         await made.stop()
+
+
+async def probe(remote: RemoteBackend) -> None:
+    """Probe the remote's first endpoint."""
+    cluster, leave = present(remote._cluster), present(remote._probes())
+    await remote._check(cluster, cluster.endpoints[0], leave)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from edgeagent.backends.remote import network
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.endpoints.health import OPEN_S
+from edgeagent.backends.remote.breaker import OPEN_S
 from edgeagent.backends.remote.transport import Exchange
 from edgeagent.errors import (
     ConfigError,
@@ -30,7 +30,7 @@ from edgeagent.remotes import Key, Limits
 from edgeagent.types import replace
 from tests.backends.remote.fault_server import HEAD, Act, Script, chunked, faults, free_port, half, plain, stream
 from tests.backends.remote.streams import DONE, OVERLOADED, ROLE, answer, chunk, event
-from tests.backends.remote.support import REQUEST, Answer, Clock, Rows, ask, backend, permit, until
+from tests.backends.remote.support import REQUEST, Answer, Clock, Rows, ask, backend, permit, probe, until
 
 SHORT = Limits(max_concurrent=64, connect_s=0.3, first_token_s=0.3, idle_s=0.3, total_s=5.0)
 CREATED = event({"type": "response.created", "response": {}}, "response.created")
@@ -246,13 +246,13 @@ async def test_a_full_endpoint_without_a_word_is_left_alone_for_a_random_while()
     clock = Clock()
     async with faults(plain(429)) as server, backend(server.url, clock=clock) as remote:
         (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
-        endpoint.pause._chance = lambda: 1.0
+        endpoint.breaker._chance = lambda: 0.5
         waits = []
         for _ in range(4):
             await ask(remote)
-            waits.append(round(endpoint.pause.seconds_left(clock()), 3))
+            waits.append(round(endpoint.breaker.pause_left_s(clock()), 3))
             clock.now_s += waits[-1] + 0.001
-        assert waits == [0.5, 1.0, 2.0, 4.0]
+        assert waits == [1.0] * 4
         assert remote.status().endpoints[0].breaker == "closed", "being full is no failure"
         assert len(server.asked) == 4
 
@@ -262,16 +262,6 @@ async def test_a_failing_server_is_tried_twice(status: int) -> None:
     async with faults(plain(status)) as server, backend(server.url) as remote:
         failed(await ask(remote), f"HTTP {status}")
         assert len(server.asked) == 2
-
-
-async def test_second_tries_are_one_in_ten() -> None:
-    clock = Clock()
-    async with faults(plain(500)) as server, backend(server.url, clock=clock) as remote:
-        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
-        for number in range(60):
-            await ask(remote, id=f"r{number}")
-            endpoint.breaker.succeed()
-        assert 60 <= len(server.asked) <= 60 * 1.1 + 1
 
 
 @pytest.mark.parametrize(
@@ -350,35 +340,33 @@ async def test_a_refused_key_is_sent_again_where_that_is_forgiven() -> None:
 # e: the breaker
 
 
-async def test_five_failures_open_the_breaker_and_one_probe_closes_it() -> None:
+async def test_five_failures_open_the_breaker_and_an_answer_closes_it() -> None:
     clock = Clock()
     async with faults([Act.CLOSE]) as server, backend(server.url, clock=clock) as remote:
-        remote._cluster.retries.take()  # type: ignore[union-attr]
         for number in range(5):
             assert remote.estimate(REQUEST).obstacle == ""
             await ask(remote, id=f"r{number}")
-        assert len(server.asked) == 5
+            clock.now_s += 1
+        num_asked = len(server.asked)
         assert remote.status().endpoints[0].breaker == "open"
         assert remote.status().endpoints[0].cause
-        for later_s in (0.0, 0.9):
-            clock.now_s += later_s
-            failed(await ask(remote, id="r"), "none of its endpoints")
-        assert len(server.asked) == 5, "asked while open"
-        clock.now_s += OPEN_S - 0.9
+        clock.now_s -= 0.1
+        failed(await ask(remote, id="r"), "none of its endpoints")
+        assert len(server.asked) == num_asked, "asked while open"
+        clock.now_s += 0.1
+        await ask(remote, id="last resort")
+        assert len(server.asked) == num_asked + 1
+        clock.now_s += OPEN_S
         assert remote.status().endpoints[0].breaker == "half_open"
-        await ask(remote, id="probe")
-        assert len(server.asked) == 6
+        await ask(remote, id="one more")
+        assert len(server.asked) == num_asked + 2
         assert remote.status().endpoints[0].breaker == "open"
         clock.now_s += 2 * OPEN_S - 1
-        assert remote.status().endpoints[0].breaker == "open", "a failed probe doubles the time"
+        assert remote.status().endpoints[0].breaker == "open", "one more failure doubles the time"
         clock.now_s += 1
-        server.scripts[:] = [half(chunk({"content": "x"}), Act.STALL), stream(answer("a"))]
-        steps = remote.generate(REQUEST, permit())
-        waiting = asyncio.ensure_future(anext(steps))
-        await until(lambda: len(server.asked) == 7)
-        await waiting
+        server.scripts[:] = [stream(answer("a"))]
+        assert (await ask(remote, id="well")).text == "a"
         assert remote.status().endpoints[0].breaker == "closed"
-        await steps.aclose()
 
 
 async def test_a_node_that_dies_behind_the_url_rests_nothing() -> None:
@@ -408,10 +396,11 @@ def await_half_open(remote: RemoteBackend, clock: Clock) -> None:
     clock.now_s += OPEN_S
 
 
-async def test_half_open_lets_one_through() -> None:
+async def test_without_probes_one_request_at_a_time_tries_an_endpoint_that_has_rested() -> None:
     clock = Clock()
     async with faults([Act.STALL]) as server, backend(server.url, clock=clock) as remote:
         await_half_open(remote, clock)
+        assert remote.estimate(REQUEST).is_last_resort
         trying = asyncio.create_task(ask(remote, id="one"))
         await until(lambda: server.asked)
         failed(await ask(remote, id="two"), "none of its endpoints")
@@ -428,10 +417,11 @@ async def test_after_a_hang_a_probe_goes_before_any_request() -> None:
     ):
         await_half_open(remote, clock)
         assert remote.estimate(REQUEST).obstacle == "unreachable"
+        remote.warm()
         await until(lambda: server.asked)
         assert remote.estimate(REQUEST).obstacle == "unreachable", "it has not answered the probe"
         server.gets["/readiness"] = plain(200)
-        await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+        await probe(remote)
         assert remote.estimate(REQUEST).obstacle == ""
         assert not server.posts
 
@@ -448,7 +438,7 @@ async def test_a_probe_brings_an_endpoint_back() -> None:
         await asyncio.sleep(0.05)
         assert remote.status().endpoints[0].breaker == "open", "it answers probes, but hung"
         clock.now_s += OPEN_S
-        await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+        await probe(remote)
         assert remote.status().endpoints[0].breaker == "closed"
         endpoint.breaker.fail(clock(), "hung")
         assert remote.status().endpoints[0].breaker == "open", "one more failure opens it again"
@@ -462,23 +452,27 @@ async def test_a_list_of_models_is_not_enough_where_the_health_page_says_no() ->
     ):
         await_half_open(remote, clock)
         for _ in range(2):  # the first one also asks for the models
-            await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+            await probe(remote)
             assert remote.status().endpoints[0].breaker != "closed"
         assert any(asked.path == "/v1/models" for asked in server.asked)
 
 
 async def test_an_endpoint_that_starts_again_gets_requests_before_its_time() -> None:
+    clock = Clock()
     async with (
         faults([Act.CLOSE], gets={"/readiness": plain(502)}) as server,
-        backend(server.url, clock=Clock(), probes=True) as remote,
+        backend(server.url, clock=clock, probes=True) as remote,
     ):
-        remote._chance = lambda: 0.01
         for number in range(5):
             await ask(remote, id=f"r{number}")
+            clock.now_s += 1.0
         assert remote.estimate(REQUEST).obstacle == "unreachable"
-        await until(lambda: sum(asked.path == "/readiness" for asked in server.asked) > 1)
+        remote.tick()
+        await until(lambda: any(asked.path == "/readiness" for asked in server.asked) and not remote._probing)
         assert remote.estimate(REQUEST).obstacle == "unreachable"
         server.gets["/readiness"], server.scripts[:] = plain(200), [stream(answer("a"))]
+        clock.now_s += 4.0
+        remote.tick()
         await until(lambda: not remote.estimate(REQUEST).obstacle)
         assert (await ask(remote, id="again")).text == "a"
 
@@ -488,9 +482,14 @@ async def test_an_endpoint_that_starts_again_gets_requests_before_its_time() -> 
 )
 async def test_a_probe_that_is_not_answered_as_it_should_be(page: Script) -> None:
     gets = {"/readiness": page, "/v1/models": page}
-    async with faults(stream(answer("a")), gets=gets) as server, backend(server.url, probes=True) as remote:
+    clock = Clock()
+    async with (
+        faults(stream(answer("a")), gets=gets) as server,
+        backend(server.url, probes=True, clock=clock) as remote,
+    ):
         for _ in range(5):
-            await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+            await probe(remote)
+            clock.now_s += 1
         assert remote.status().endpoints[0].breaker == "open"
 
 

@@ -126,7 +126,7 @@ async def test_behind_a_stall_there_is_a_new_connection(context: ssl.SSLContext,
         got = await ask(remote)
         assert isinstance(got.error, RemoteUnavailable) and "0.2 s" in got.error.message
         server.script = [answer("a")]
-        remote._cluster.endpoints[0].breaker.succeed()  # type: ignore[union-attr]
+        remote._cluster.endpoints[0].breaker.succeed(0.0)  # type: ignore[union-attr]
         assert (await ask(remote, id="two")).text == "a"
         assert server.num_connections == 2
         await until(lambda: len(server.serving) == 1)

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from edgeagent.backends.remote import network
-from edgeagent.backends.remote.answers.chat import ChatReader
-from edgeagent.backends.remote.answers.echo import EchoGuard
-from edgeagent.backends.remote.answers.reader import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS
+from edgeagent.backends.remote.answer import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, ChatReader, EchoGuard
 from edgeagent.backends.remote.attempt import retry_after_s
 from edgeagent.backends.remote.failures import Failure
 from edgeagent.backends.remote.network import Network
@@ -32,7 +30,7 @@ from edgeagent.types import (
 )
 from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, event, read
-from tests.backends.remote.support import KEY, REQUEST, ask, backend, permit
+from tests.backends.remote.support import KEY, REQUEST, ask, backend, permit, probe
 
 MOST = Usage(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)
 
@@ -56,7 +54,7 @@ def test_counts_that_cannot_be(prompt: int, cached: int, output: int, counted: U
     }
     reader = ChatReader()
     read(reader, [answer("a")[: -len(DONE)] + event({"choices": [], "usage": chat}) + DONE])
-    assert reader.answer.usage == counted
+    assert reader.usage == counted
 
 
 @pytest.mark.parametrize("said", [{"timings": {"predicted_n": 10**12}}, {"usage": {"completion_tokens": 10**12}}])
@@ -64,7 +62,7 @@ def test_an_answer_of_more_tokens_than_any(said: dict[str, Any]) -> None:
     """Each counted token takes memory on this machine."""
     reader = ChatReader()
     read(reader, [ROLE + chunk({"content": "a"}, **said)])
-    assert reader.answer.num_tokens == MAX_OUTPUT_TOKENS
+    assert reader.num_tokens == MAX_OUTPUT_TOKENS
 
 
 @pytest.mark.parametrize("name", ["m" * 513, "big\r\nset-cookie: a=b", "\x1b[31mred", "\u202egpt"])
@@ -75,7 +73,7 @@ async def test_a_model_whose_name_no_model_has(name: str) -> None:
     async with faults(script, gets=gets) as server, backend(server.url, probes=True) as remote:
         got = await ask(remote)
         assert got.started.placement is not None and got.started.placement.model == "tiny"
-        await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+        await probe(remote)
         assert [model.name for model in remote.models.statuses()] == ["tiny"]
 
 
@@ -125,7 +123,7 @@ async def test_measurements_that_are_infinite() -> None:
     page = b"vllm:num_requests_waiting 1e999\nvllm:kv_cache_usage_perc 1e999\n"
     gets = {"/v1/models": models("tiny"), "/metrics": plain(200, page, kind="text/plain")}
     async with faults(stream(answer("a")), gets=gets) as server, backend(server.url, probes=True) as remote:
-        await remote._probe(remote._cluster, 0, remote._probes())  # type: ignore[arg-type]
+        await probe(remote)
         (endpoint,) = remote.status().endpoints
         assert endpoint.kv_usage == 1.0 and endpoint.num_waiting is not None and math.isfinite(endpoint.num_waiting)
 

@@ -63,7 +63,7 @@ async def weather(remote: RemoteBackend, rows: Rows, seed: int, num_requests: in
     for first in range(0, num_requests, 30):
         await asyncio.gather(*(ask_somehow(remote, first + number, chance) for number in range(30)))
         for endpoint in cluster.endpoints:
-            endpoint.breaker.succeed()
+            endpoint.breaker.succeed(cluster.clock())
     assert remote.status().num_live == 0
     assert "open" not in rows.outcomes and "completed" in rows.outcomes
     assert all(endpoint.num_live == 0 for endpoint in cluster.endpoints)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.backends.remote.answers.chat import ChatReader
-from edgeagent.backends.remote.answers.reader import failure_of_body
-from edgeagent.backends.remote.failures import Kind
+from edgeagent.backends.remote.answer import ChatReader
+from edgeagent.backends.remote.failures import Kind, failure_of_body
 from edgeagent.types import (
     Delta,
     FinishReason,
@@ -60,9 +59,9 @@ DELTAS: tuple[Delta, ...] = (
 def test_any_cut_gives_the_same_deltas(places: list[int]) -> None:
     reader = ChatReader()
     assert read(reader, cut(CALLS, places)) == (DELTAS, None)
-    assert reader.answer.finish is FinishReason.TOOL_CALLS
-    assert reader.answer.usage == Usage(20, 16, 11)
-    assert reader.answer.model == "tiny"
+    assert reader.finish is FinishReason.TOOL_CALLS
+    assert reader.usage == Usage(20, 16, 11)
+    assert reader.model == "tiny"
 
 
 @given(st.lists(st.integers(0, 100_000), max_size=6), st.integers(0, len(CALLS) - len(DONE)))
@@ -121,16 +120,16 @@ def test_tokens_are_counted_where_a_chunk_has_several() -> None:
         ROLE + chunk({"content": "One"}, usage=told(1)) + chunk({"content": " two three"}, usage=told(3))
     )
     assert [delta.text for delta in deltas if isinstance(delta, TextDelta)] == ["One", " two three"]
-    assert reader.answer.num_tokens == 3
+    assert reader.num_tokens == 3
     reader.feed(chunk({"content": " four"}, usage=told(4)))
-    assert reader.answer.num_tokens == 4
+    assert reader.num_tokens == 4
 
 
 def test_named_functions_end_with_stop_on_vllm() -> None:
     stream = call(0, id="x", function={"name": "f", "arguments": "{}"}) + chunk(finish="stop") + DONE
     reader = ChatReader()
     assert read(reader, [stream])[1] is None
-    assert reader.answer.finish is FinishReason.TOOL_CALLS
+    assert reader.finish is FinishReason.TOOL_CALLS
 
 
 def test_what_follows_the_end_is_ignored() -> None:
@@ -154,7 +153,7 @@ def test_logprobs_of_chat() -> None:
     assert [(token.piece, token.start) for token in delta.logprobs] == [(b"H", 3), (b"i", 4)]
     assert [rival.piece for rival in delta.logprobs[0].top] == [b"H"]
     assert math.isnan(delta.logprobs[1].logprob)
-    assert reader.answer.num_tokens == 3
+    assert reader.num_tokens == 3
     assert not ChatReader().feed(event({"choices": [choice]}))[0].logprobs  # type: ignore[union-attr]
 
 
@@ -165,9 +164,9 @@ def test_a_chunk_of_several_tokens(counted: dict[str, Any]) -> None:
     """vLLM joins chunks that are not read at once; one character may need several tokens."""
     reader = ChatReader()
     reader.feed(chunk({"content": "😀"}, **counted))
-    assert reader.answer.num_tokens == 3
+    assert reader.num_tokens == 3
     reader.feed(chunk({"content": "!"}))
-    assert reader.answer.num_tokens == 4
+    assert reader.num_tokens == 4
 
 
 def test_a_chunk_with_the_ids_of_its_tokens() -> None:
@@ -176,7 +175,7 @@ def test_a_chunk_with_the_ids_of_its_tokens() -> None:
     for text, ids in (("one two", [7, 8]), ("", [9]), ("!", [10])):
         choice = {"index": 0, "delta": {"content": text}, "token_ids": ids}
         reader.feed(event({"choices": [choice]}))
-    assert reader.answer.num_tokens == 4
+    assert reader.num_tokens == 4
 
 
 def test_text_completions() -> None:
@@ -188,7 +187,7 @@ def test_text_completions() -> None:
     assert isinstance(delta, TextDelta) and delta.text == "ab"
     assert [len(token.top) for token in delta.logprobs] == [2, 0]
     reader.end()
-    assert reader.answer.finish is FinishReason.LENGTH
+    assert reader.finish is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,38 @@
-"""Reads a stream of chat completion chunks or of text completion chunks. The latter have `text`, not `delta`.
+"""Reads an answer: a stream of chat completion chunks, or of text completion chunks, which have `text`, not `delta`.
 
 An answer is complete only if the protocol's end marker was seen. A stream that stops earlier is a Failure.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from edgeagent.backends.remote.answers.reader import (
-    MAX_CALLS,
-    NO_TOKEN,
-    AnswerState,
-    failure_from,
-    read_json,
-    usage_of,
-)
-from edgeagent.backends.remote.answers.sse import Event, EventReader
-from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.failures import Failure, Kind, failure_from
+from edgeagent.backends.remote.sse import Event, EventReader
+from edgeagent.remotes.check import is_model_name
 from edgeagent.types import (
     Delta,
     FinishReason,
     ReasoningDelta,
+    TextDelta,
     TokenLogprob,
     ToolCallDelta,
     ToolCallStarted,
     Usage,
 )
+
+_MAX_CALLS = 128
+# More than any model reads or writes. A remote's counts are limited to these, since budgets and memory depend on them.
+MAX_PROMPT_TOKENS = 1 << 24
+MAX_OUTPUT_TOKENS = 1 << 20
+# Stands for the id of a remote model's token, which is unknown here.
+NO_TOKEN = -1
+# A repetition of this many characters is not a coincidence; a second "ha" after "ha" may be.
+MIN_CERTAIN_CHARS = 16
+Json = TypeVar("Json")
 
 _DONE = b"[DONE]"
 _MAX_NAMELESS_CHARS = 64 * 1024
@@ -141,14 +145,31 @@ class ChatReader:
     `tools` are the names of the tools that the model may call; None if any.
 
     `feed` raises a Failure for an error in the stream, and for bytes that violate the protocol. If deltas precede the
-    error in the same bytes, `feed` returns them and keeps the Failure in `answer.fault`, and `end` raises it. Call
-    `end` when no more bytes come.
+    error in the same bytes, `feed` returns them and keeps the Failure in `fault`, and `end` raises it. Call `end` when
+    no more bytes come.
+
+    `model`, `usage` and `finish` are what the remote has stated so far. `num_events`, `num_tokens` and `num_chars`
+    count what has arrived; `num_tokens` never decreases. `has_end_marker`: the protocol's end marker was read.
+    `is_cut`: the answer was ended here, because it had as many tokens as allowed, and the remote went on.
     """
 
     def __init__(
-        self, num_alternatives: int | None = None, max_tokens: int | None = None, tools: frozenset[str] | None = None
+        self,
+        num_alternatives: int | None = None,
+        max_tokens: int | None = None,
+        tools: frozenset[str] | None = None,
+        before: str = "",
     ) -> None:
-        self.answer = AnswerState()
+        """`before` is the text that another backend has delivered before, which the remote should continue."""
+        self.model = ""
+        self.usage: Usage | None = None
+        self.finish: FinishReason | None = None
+        self.fault: Failure | None = None
+        self.has_end_marker = self.is_cut = False
+        self.num_events = self.num_tokens = self.num_chars = 0
+        self._num_calls = 0
+        self._num_chars_before = len(before)
+        self._guard = EchoGuard(before)
         self._events = EventReader()
         self._max_tokens = max_tokens
         self._tools = tools
@@ -158,10 +179,10 @@ class ChatReader:
 
     def _is_full(self) -> bool:
         """Whether the answer has all its tokens, so that no more content is taken. If so, end it."""
-        if self._max_tokens is None or self.answer.num_tokens < self._max_tokens:
+        if self._max_tokens is None or self.num_tokens < self._max_tokens:
             return False
-        self.answer.finish = FinishReason.LENGTH
-        self.answer.has_end_marker = self.answer.is_cut = True
+        self.finish = FinishReason.LENGTH
+        self.has_end_marker = self.is_cut = True
         return True
 
     def feed(self, chunk: bytes) -> list[Delta]:
@@ -169,33 +190,33 @@ class ChatReader:
         deltas: list[Delta] = []
         try:
             for event in self._events.feed(chunk):
-                if self.answer.has_end_marker:
+                if self.has_end_marker:
                     break
-                self.answer.num_events += 1
+                self.num_events += 1
                 self._read(event, deltas)
         except Failure as failure:
-            self.answer.fault = failure
+            self.fault = failure
             if not deltas:
                 raise
-        return deltas
+        return self._guard.take(deltas)
 
     def end(self) -> list[Delta]:
         """Return the last deltas of a complete answer; raise a Failure if the answer is incomplete."""
-        if self.answer.fault is not None:
-            raise self.answer.fault
-        if not self.answer.has_end_marker:
+        if self.fault is not None:
+            raise self.fault
+        if not self.has_end_marker:
             half = " within an event" if self._events.has_half_an_event else ""
             raise Failure(Kind.CUT, f"its stream ended{half} before the answer was complete")
-        if self.answer.finish is None:
+        if self.finish is None:
             raise Failure(Kind.CUT, "its stream ended without a finish reason")
-        return self._last_deltas()
+        return self._guard.take(self._last_deltas()) + self._guard.release()
 
     def _last_deltas(self) -> list[Delta]:
-        if not self.answer.is_cut and any(call.pending for call in self._calls.values()):
+        if not self.is_cut and any(call.pending for call in self._calls.values()):
             raise Failure(Kind.GARBLED, "it sent the arguments of a tool call without the tool's name")
-        if self.answer.num_calls and self.answer.finish is FinishReason.STOP:
+        if self._num_calls and self.finish is FinishReason.STOP:
             # vLLM's finish reason is "stop" if the request named the function.
-            self.answer.finish = FinishReason.TOOL_CALLS
+            self.finish = FinishReason.TOOL_CALLS
         return [
             ToolCallDelta(call.index, "{}")
             for call in self._calls.values()
@@ -204,22 +225,23 @@ class ChatReader:
 
     def _read(self, event: Event, deltas: list[Delta]) -> None:
         if event.data == _DONE:
-            self.answer.has_end_marker = True
+            self.has_end_marker = True
             return
-        chunk = read_json(event.data, _Chunk)
+        chunk = _read_json(event.data, _Chunk)
         if chunk.error is not None:
             raise failure_from(chunk.error)
         if chunk.object == "error" or event.name == "error":
-            raise failure_from(read_json(event.data, dict))
-        self.answer.note_model(chunk.model)
+            raise failure_from(_read_json(event.data, dict))
+        if chunk.model and is_model_name(chunk.model):
+            self.model = chunk.model
         if chunk.usage is not None:
-            self.answer.usage = _usage(chunk.usage)
+            self.usage = _usage(chunk.usage)
         if chunk.choices:
             self._read_choice(chunk.choices[0], deltas)
             # A chunk may hold several tokens: a slow reader gets several steps at once, and the tokens of one character
             # come together.
-            self.answer.note_tokens(self.answer.usage.num_output_tokens if self.answer.usage is not None else 0)
-            self.answer.note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
+            self._note_tokens(self.usage.num_output_tokens if self.usage is not None else 0)
+            self._note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
 
     def _read_choice(self, choice: _Choice, deltas: list[Delta]) -> None:
         num_before = len(deltas)
@@ -231,7 +253,7 @@ class ChatReader:
         if reasoning := delta.reasoning_content or delta.reasoning:
             deltas.append(ReasoningDelta(reasoning))
         if text := delta.content or delta.refusal:
-            deltas.append(self.answer.text(text, tuple(self._logprobs)))
+            deltas.append(self._text(text, tuple(self._logprobs)))
             self._logprobs.clear()
         for position, call in enumerate(delta.tool_calls or ()):
             self._read_call(position, call, deltas)
@@ -240,18 +262,18 @@ class ChatReader:
         # The name of a call's tool is not counted: some servers send it apart from the token that begins the call.
         is_content = any(not isinstance(delta, ToolCallStarted) for delta in deltas[num_before:])
         num_new = num_logprobs or len(choice.token_ids or ()) or is_content
-        self.answer.note_tokens(self.answer.num_tokens + num_new)
+        self._note_tokens(self.num_tokens + num_new)
 
     def _finish(self, reason: str) -> None:
         finish = _FINISHES.get(reason)
         if finish is None:
             raise Failure(Kind.SERVER_ERROR, "it ended the answer with an unknown finish reason")
-        self.answer.finish = finish
+        self.finish = finish
 
     def _read_call(self, position: int, said: _Call, deltas: list[Delta]) -> None:
         key = said.index if said.index is not None else position
-        if key not in self._calls and len(self._calls) >= MAX_CALLS:
-            raise Failure(Kind.GARBLED, f"it started more than {MAX_CALLS} tool calls")
+        if key not in self._calls and len(self._calls) >= _MAX_CALLS:
+            raise Failure(Kind.GARBLED, f"it started more than {_MAX_CALLS} tool calls")
         call = self._calls.setdefault(key, _OpenCall())
         call.id = call.id or said.id or ""
         function = said.function or _Function()
@@ -260,7 +282,7 @@ class ChatReader:
         if call.index is None and function.name:
             if self._tools is not None and function.name not in self._tools:
                 raise Failure(Kind.GARBLED, "it called a tool that the request does not offer")
-            started = self.answer.start_call(call.id, function.name)
+            started = self._start_call(call.id, function.name)
             call.index = started.index
             deltas.append(started)
         if call.index is not None and call.pending:
@@ -277,6 +299,48 @@ class ChatReader:
             most = self._num_alternatives
             self._logprobs += [msgspec.structs.replace(token, top=token.top[:most]) for token in tokens]
         return len(tokens)
+
+    def _note_tokens(self, total: int) -> None:
+        """Note how many tokens the answer has so far, as stated by the remote or counted in its events."""
+        self.num_tokens = max(self.num_tokens, min(total, MAX_OUTPUT_TOKENS))
+
+    def _start_call(self, call_id: str, name: str) -> ToolCallStarted:
+        """Return the delta that starts the next tool call, with an invented id if the remote gives none."""
+        index = self._num_calls
+        self._num_calls += 1
+        return ToolCallStarted(index, call_id or f"call_{index}", name)
+
+    def _text(self, text: str, logprobs: tuple[TokenLogprob, ...]) -> TextDelta:
+        """Return the delta for more text. Each token's position is set to its offset in the answer's text."""
+        start = self._num_chars_before + self.num_chars
+        self.num_chars += len(text)
+        placed = []
+        for token in logprobs:
+            placed.append(msgspec.structs.replace(token, start=start))
+            start += len(token.piece.decode(errors="ignore"))
+        return TextDelta(text, tuple(placed))
+
+
+def _read_json(data: bytes, kind: type[Json]) -> Json:
+    """Decode an event's JSON; raise a Failure if it is not valid JSON of the type `kind`."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise Failure(Kind.GARBLED, f"it sent an event that violates the protocol ({type(error).__name__})") from None
+
+
+def usage_of(
+    prompt: int | None = None, cached: int | None = None, output: int | None = None, reasoning: int | None = None
+) -> Usage:
+    """Return a remote's token counts, limited to plausible values because budgets and metrics add them up."""
+    num_prompt = _held(prompt, MAX_PROMPT_TOKENS)
+    return Usage(
+        num_prompt, _held(cached, num_prompt), _held(output, MAX_OUTPUT_TOKENS), _held(reasoning, MAX_OUTPUT_TOKENS)
+    )
+
+
+def _held(count: int | None, most: int) -> int:
+    return min(max(0, count or 0), most)
 
 
 def _as_text(arguments: Any) -> str:
@@ -331,3 +395,59 @@ def _text_tokens(said: _Logprobs) -> list[TokenLogprob]:
         )
         for token, value, top in zip(tokens, values, tops, strict=False)
     ]
+
+
+class EchoGuard:
+    """Removes the earlier answer from the start of its continuation, if the remote repeats it.
+
+    It holds back text that may be a repetition of `before`, which is the answer so far. Some builds of llama-server
+    send the unfinished message again before they continue it. A model that is asked in words to continue may do so too.
+    The client already has that text and must not get it twice.
+    """
+
+    def __init__(self, before: str) -> None:
+        self._before = before
+        self._held: list[TextDelta] = []
+        self._num_same = 0  # characters of `before` that were repeated so far
+        self._is_decided = not before
+
+    def take(self, deltas: list[Delta]) -> list[Delta]:
+        """Return the deltas without repeated text.
+
+        Raise a Failure if the text repeats `before`, but `before` is too short to exclude a coincidence.
+        """
+        if self._is_decided:
+            return deltas
+        passed: list[Delta] = []
+        for delta in deltas:
+            if self._is_decided:
+                passed.append(delta)
+            elif isinstance(delta, TextDelta):
+                passed += self._judge(delta)
+            else:
+                passed += [*self.release(), delta]
+        return passed
+
+    def release(self) -> list[Delta]:
+        """Stop holding text back, and return the deltas that were held.
+
+        Call this as soon as the held text is known to be new, and at the end of the answer.
+        """
+        self._is_decided = True
+        held, self._held = self._held, []
+        return list(held)
+
+    def _judge(self, delta: TextDelta) -> list[Delta]:
+        self._held.append(delta)
+        text, num_same = delta.text, self._num_same
+        left = len(self._before) - num_same
+        if len(text) < left and self._before.startswith(text, num_same):
+            self._num_same += len(text)
+            return []
+        if not text.startswith(self._before[num_same:]):
+            return self.release()
+        if len(self._before) < MIN_CERTAIN_CHARS:
+            raise Failure(Kind.REPEATED, "it is unclear whether it continued the answer or started it over")
+        self.release()
+        rest = text[left:]
+        return [TextDelta(rest, delta.logprobs)] if rest else []

@@ -1,80 +1,48 @@
-"""A remote's endpoints, and what its requests share: the key, the ledger, pseudonyms and the retry budget."""
+"""A remote's endpoints, and what its requests share: the key, the ledger and pseudonyms."""
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import logging
 import math
+import random
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 from edgeagent.backends.prompt_size import prompt_bytes
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Access, FindKey, Headers
-from edgeagent.backends.remote.endpoints.choose import choose
-from edgeagent.backends.remote.endpoints.endpoint import Endpoint
-from edgeagent.backends.remote.endpoints.health import RetryBudget
-from edgeagent.backends.remote.endpoints.probe import Prober
+from edgeagent.backends.remote.endpoint import UNKNOWN_FIRST_TOKEN_S, Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.pseudonyms import Pseudonyms
 from edgeagent.backends.remote.transport import tls_context
+from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ModelNotFound
 from edgeagent.remotes import Remote
-from edgeagent.types import GenerateRequest, Permit, ProbePermit
+from edgeagent.types import GenerateRequest
 
 _BYTES_PER_TOKEN = 4
 _NETWORK_CHECK_S = 1.0
+# An endpoint is chosen by its predicted time to the first token. These are taken off and added, in seconds: what the
+# cached prefix of the conversation's own endpoint saves, and how much sooner another region than the owner's first one
+# must answer.
+_HOME_S, _OTHER_REGION_S = 0.5, 0.5
 
 logger = logging.getLogger(__name__)
 
 
-class EgressRecorder(Protocol):
-    """Records every request to a remote before it is sent. `egress.ledger.Ledger` implements it."""
-
-    def begin(
-        self,
-        permit: Permit | ProbePermit,
-        host: str,
-        model: str,
-        num_bytes: int,
-        num_prompt_tokens: int = 0,
-        max_tokens: int = 0,
-    ) -> int:
-        """Write the row of a request or a probe, reserve its tokens, and return the row's number.
-
-        Raise RemoteUnavailable if nothing may be sent.
-        """
-        ...
-
-    def end(
-        self,
-        row: int,
-        outcome: str,
-        num_prompt_tokens: int = 0,
-        num_output_tokens: int = 0,
-        *,
-        differs: bool = False,
-    ) -> None:
-        """Write the outcome and the token counts of the row with this number."""
-        ...
-
-    def why_blocked(self, remote: str, client: str, num_prompt_tokens: int = 0, max_tokens: int = 0) -> str | None:
-        """Return why a client may not send this much to a remote today; None if it may."""
-        ...
-
-    def tokens_left(self, remote: str, client: str, num_prompt_tokens: int) -> int | None:
-        """Return how many tokens the answer to a prompt of this length may have; None if no budget limits it."""
-        ...
-
-
 class Cluster:
-    """The endpoints of one remote, and what they share: the key, the ledger, pseudonyms and the retry budget.
+    """The endpoints of one remote, and what they share: the key, the ledger and pseudonyms.
 
     The constructor raises ConfigError if the remote's TLS files cannot be used.
     """
 
     def __init__(
-        self, remote: Remote, find_key: FindKey, ledger: EgressRecorder, clock: Callable[[], float] = time.monotonic
+        self,
+        remote: Remote,
+        find_key: FindKey,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         context = tls_context(remote.tls)
         self.remote = remote
@@ -82,26 +50,8 @@ class Cluster:
         self.clock = clock
         self.access = Access(remote.key, find_key)
         self.pseudonyms = Pseudonyms(remote.name)
-        self.retries = RetryBudget()
+        self.endpoints = [Endpoint(remote, config, context, chance) for config in remote.endpoints]
         self._network_checked_s = -_NETWORK_CHECK_S
-        self.endpoints = [Endpoint(remote, config, context) for config in remote.endpoints]
-        self.probers = [Prober(endpoint, ledger) for endpoint in self.endpoints]
-        self._has_opened = asyncio.Event()
-
-    @property
-    def has_open_breaker(self) -> bool:
-        """Whether the breaker of at least one endpoint is open, so that the endpoint gets no requests."""
-        now_s = self.clock()
-        return any(endpoint.breaker.state(now_s) == "open" for endpoint in self.endpoints)
-
-    async def wait_for_open_breaker(self, seconds: float) -> bool:
-        """Wait until the breaker of an endpoint opens; return False if none opens within `seconds`."""
-        self._has_opened.clear()
-        try:
-            await asyncio.wait_for(self._has_opened.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
 
     @property
     def name(self) -> str:
@@ -140,26 +90,61 @@ class Cluster:
             return num_prompt_tokens <= self.remote.context_length
         return any(endpoint.fits(model, num_prompt_tokens) for endpoint in self.endpoints)
 
-    def order(self, model: str, num_prompt_tokens: int, session: str) -> Iterator[tuple[Endpoint, Prober]]:
-        """Yield the endpoints to try, best first. If there is only one, yield it twice.
+    def order(self, model: str, num_prompt_tokens: int, session: str) -> list[Endpoint]:
+        """Return the endpoints to try, best first. If there is only one, return it twice.
 
-        If no endpoint is usable, yield those that `Breaker.accepts_last_resort` allows and that are not paused. The
-        router sends such a request only if no other backend can serve it.
+        The best is predicted to give its first token soonest. The first region in the owner's order, and in it the
+        conversation's own endpoint, have an advantage. If no endpoint accepts requests, return those that
+        `Breaker.accepts_last_resort` allows. The router sends such a request only if no other backend can serve it.
         """
         now_s = self.clock()
-        views = [endpoint.view(model, num_prompt_tokens, now_s) for endpoint in self.endpoints]
-        chosen = choose(views, num_prompt_tokens, session)
-        if not chosen:
-            chosen = [index for index, endpoint in enumerate(self.endpoints) if endpoint.accepts_last_resort(now_s)]
-        for index in chosen * 2 if len(chosen) == 1 else chosen:
-            yield self.endpoints[index], self.probers[index]
+        able = [endpoint for endpoint in self.endpoints if endpoint.fits(model, num_prompt_tokens)]
+        usable = [endpoint for endpoint in able if endpoint.breaker.accepts_requests(now_s)]
+        if not usable:
+            usable = [endpoint for endpoint in self.endpoints if endpoint.breaker.accepts_last_resort(now_s)]
+        near = [endpoint for endpoint in usable if endpoint.region == usable[0].region]
+        # Rendezvous hashing: if an endpoint is added or removed, only its own conversations move.
+        home = max(near, key=lambda endpoint: _weight(session, endpoint.url), default=None)
+
+        def score(endpoint: Endpoint) -> float:
+            seconds = endpoint.first_token_s(num_prompt_tokens, now_s)
+            seconds = UNKNOWN_FIRST_TOKEN_S if seconds is None else seconds
+            return seconds - _HOME_S * (endpoint is home) + _OTHER_REGION_S * (endpoint not in near)
+
+        ordered = sorted(usable, key=score)
+        return ordered * 2 if len(ordered) == 1 else ordered
+
+    def first_token_s(self, model: str, num_prompt_tokens: int) -> float | None:
+        """Predict the seconds to the first token at the soonest endpoint that accepts requests; None if unknown."""
+        now_s = self.clock()
+        return min(
+            (
+                seconds
+                for endpoint in self.endpoints
+                if endpoint.breaker.accepts_requests(now_s)
+                and endpoint.fits(model, num_prompt_tokens)
+                and (seconds := endpoint.first_token_s(num_prompt_tokens, now_s)) is not None
+            ),
+            default=None,
+        )
+
+    def token_s(self) -> float | None:
+        """Return the average time between tokens at the fastest endpoint, in seconds; None if unknown."""
+        now_s = self.clock()
+        return min(
+            (seconds for endpoint in self.endpoints if (seconds := endpoint.token_s(now_s)) is not None), default=None
+        )
 
     def seconds_until_next(self) -> float:
         """Return the seconds until the first endpoint may be tried; 0 if one may be tried now."""
         now_s = self.clock()
-        return min(
-            max(endpoint.breaker.seconds_left(now_s), endpoint.pause.seconds_left(now_s)) for endpoint in self.endpoints
-        )
+        return min(endpoint.breaker.seconds_left(now_s) for endpoint in self.endpoints)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the breaker of at least one endpoint is not closed, so that a probe may bring the endpoint back."""
+        now_s = self.clock()
+        return any(endpoint.breaker.state(now_s) != "closed" for endpoint in self.endpoints)
 
     def renew_if_network_changed(self) -> None:
         """Use new connections and forget earlier failures if the network has changed or the machine has slept.
@@ -174,23 +159,15 @@ class Cluster:
             if endpoint.transport.renew_if_network_changed():
                 endpoint.breaker.forgive()
 
-    def note_failure(
-        self,
-        endpoint: Endpoint,
-        failure: Failure,
-        headers: Headers,
-        since_s: float = math.inf,
-        *,
-        had_begun: bool = False,
-    ) -> None:
+    def note_failure(self, endpoint: Endpoint, failure: Failure, headers: Headers, since_s: float = math.inf) -> None:
         """Record the failure of a probe or a request at an endpoint.
 
         `headers`: the headers with which the key was sent. `since_s`: since when the request waited for content;
-        infinity for a probe. `had_begun`: the answer already had content.
+        infinity for a probe.
         """
         now_s = self.clock()
         was_open = endpoint.breaker.state(now_s) == "open"
-        endpoint.note_failure(failure, now_s, since_s, had_begun=had_begun)
+        endpoint.note_failure(failure, now_s, since_s)
         if failure.kind is Kind.REFUSED_KEY:
             self.access.refuse(failure.status, headers)
             logger.warning("%s: %s; it gets no requests until %s", self.name, failure.message, KEY_IS_MENDED)
@@ -198,7 +175,10 @@ class Cluster:
             seconds = endpoint.breaker.seconds_left(now_s)
             host = endpoint.transport.host
             logger.warning("%s: %s gets no requests for up to %.0f s: %s", self.name, host, seconds, failure.message)
-            self._has_opened.set()
+
+
+def _weight(session: str, url: str) -> bytes:
+    return hashlib.blake2b(f"{session}\n{url}".encode(), digest_size=8).digest()
 
 
 def _bare(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.backends.remote.bodies.chat import Target, write_body
+from edgeagent.backends.remote.body import Target, write_body
 from edgeagent.backends.remote.dialect import LLAMA_SERVER, OPENAI, UNKNOWN, VLLM, Dialect, dialect_of
 from edgeagent.errors import NotSupported
 from edgeagent.types import (

@@ -1,1 +1,0 @@
-"""Writers of request bodies for remotes, in either of OpenAI's protocols."""
