@@ -131,8 +131,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "remote": {"base", "prompt_size"},
     },
     "worker.child": {
-        "encoder": {"frame_writer", "opening", "prompt", "text_reader"},
-        "generator": {"frame_writer", "opening", "prompt", "text_reader"},
+        "encoder": {"frame_writer", "job_loop", "opening", "prompt", "text_reader"},
+        "generator": {"frame_writer", "job_loop", "opening", "prompt", "text_reader"},
     },
     "worker.parent": {
         "supervision": {"environment"},

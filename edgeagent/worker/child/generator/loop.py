@@ -1,16 +1,10 @@
-"""The worker's main thread: takes commands, runs requests on the engine, and sends frames.
-
-Every request ends exactly once, whatever happens. This module uses queues, and knows neither pipes nor threads.
-"""
+"""The main thread of a generating model's worker: runs requests on the engine, and sends their steps."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 
 from edgeagent.engine.costs.cost_model import PredictionError
 from edgeagent.engine.sampling.sampler import Logprob
@@ -44,8 +38,8 @@ from edgeagent.worker.child.generator.learned import TuningSender
 from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.generator.step_frames import step_frames
-from edgeagent.worker.child.text_reader import TextsReady
-from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, Stop, Submit, failed_message
+from edgeagent.worker.child.job_loop import JobLoop
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, StepItem, Stop, Submit, failed_message
 
 # How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
 # may be the beginning of a tool call.
@@ -81,28 +75,20 @@ class PromptRefused:
     error: EdgeAgentError
 
 
-Command = Submit | Cancel | Ask | Drop | Stop | PromptReady | PromptRefused | TextsReady
-
-
-class GeneratorLoop:
-    """The main thread's state: the live requests, and the engine that runs them."""
+class GeneratorLoop(JobLoop):
+    """The loop of a model that generates: it runs requests on the engine, and chunks of embeddings between steps."""
 
     def __init__(self, host: Host, frames: Frames) -> None:
+        self._embeddings = Embeddings(host.embedder, frames, host.itl_budget_s)
+        super().__init__(self._embeddings, frames)
         self._host = host
         self._engine = host.engine
-        self._frames = frames
-        self._embeddings = Embeddings(host.embedder, frames, host.itl_budget_s)
-        self.commands: SimpleQueue[Command] = SimpleQueue()
         self.to_prepare = PrepareQueue()
         self._requests: dict[str, _Request] = {}
         self._num_output_tokens = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_restored: Counter[str] = Counter()  # tokens by tier
-        # Read by the reader thread for pongs. The main thread writes the first one, the preparer the last two.
-        self.step_started_at_s = 0.0
-        self.preparing_since_s = 0.0
-        self.preparing_id = ""
 
     def run(self) -> None:
         """Carry out commands and run steps until a Stop command."""
@@ -111,53 +97,10 @@ class GeneratorLoop:
             tuning_sender.send_if_due()
         tuning_sender.send_if_due(is_last=True)
 
-    def turn(self) -> bool:
-        """Carry out the queued commands, then run a step. If there is no work, first wait for a command.
-
-        After the step, a chunk of an embedding may run. Return False after a Stop command, True otherwise.
-        """
-        # Clear the flag before reading commands, so that a later cancel sets it again and is not lost.
-        self._host.clear_abort()
-        if not self._take_commands():
-            return False
-        if self._engine.has_work or self._embeddings.has_work:
-            self._host.adjust_threads()
-        if self._engine.has_work:
-            self.step_started_at_s = time.monotonic()
-            self._send(self._engine.admit())
-            self._send(self._engine.step(self._has_command))
-            self._engine.save_step()
-            self.step_started_at_s = 0.0
-        is_busy = self._engine.num_live > 0
-        self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
-        return True
-
     def submit(self, message: Submit) -> None:
         """Queue a request for the main thread and for the preparer; any thread may call it."""
         self.commands.put(message)
         self.to_prepare.put(message)
-
-    def ask(self, message: Ask) -> None:
-        """Queue an Embed; `read_texts` later adds its tokens. Ignore other queries. Any thread may call this method."""
-        if isinstance(message.query, Embed):
-            self.commands.put(message)
-
-    def drop(self, message: Drop) -> None:
-        """Drop an Embed; an unknown or answered id is ignored. Any thread may call it."""
-        self.commands.put(message)
-
-    def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
-        """Tokenize an Embed and queue its tokens for the main thread; raise NotSupported for a Rerank.
-
-        Another thread calls this method. If tokenizing fails, drop the query and raise the error.
-        """
-        try:
-            if isinstance(query, Rerank):
-                raise NotSupported("This model ranks no documents: it generates text. Serve a reranker.", param="model")
-            self.commands.put(TextsReady(ask_id, self._host.read_texts(query)))
-        except BaseException:
-            self.commands.put(Drop(ask_id))
-            raise
 
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
         """Queue a command from the reader thread, and interrupt a long step that would delay it.
@@ -179,49 +122,53 @@ class GeneratorLoop:
     def _has_command(self) -> bool:
         return not self.commands.empty()
 
-    def _take_commands(self) -> bool:
-        """Carry out the queued commands; wait for one if there is nothing else to do. Return False after a Stop."""
-        can_wait = not self._engine.has_work and not self._embeddings.has_work
-        self._embeddings.free_if_idle()
-        for command in self._queued(can_wait=can_wait):
-            match command:
-                case Submit():
-                    # A second request with the same id is ignored: the daemon could not tell their ends apart.
-                    self._requests.setdefault(command.request.id, _Request(command))
-                case PromptReady():
-                    self._begin(command)
-                case PromptRefused(submit, error):
-                    if self._is_awaited(submit):
-                        self._refuse(submit.request.id, error)
-                case Cancel():
-                    self._cancel(command.id)
-                case Ask(ask_id, PurgeCache(partition)):
-                    num_gone = self._engine.purge(partition)
-                    give_back_freed_memory()
-                    self._frames.put(AnswerPart(ask_id, QueryAnswer(str(num_gone)), is_last=True))
-                case Ask(ask_id, Embed() as query):
-                    self._embeddings.add(ask_id, query)
-                case TextsReady(ask_id, texts):
-                    self._embeddings.give(ask_id, texts)
-                case Drop(ask_id):
-                    self._embeddings.drop(ask_id)
-                case Stop():
-                    for request_id in list(self._requests):
-                        self._cancel(request_id)
-                    return False
-        return True
-
-    def _queued(self, *, can_wait: bool) -> Iterator[Command]:
-        """Yield the queued commands; with `can_wait`, first wait for one. Commands that come later stay queued."""
-        with contextlib.suppress(Empty):
-            yield self.commands.get(block=can_wait, timeout=self._wake_after_s())
-            for _ in range(self.commands.qsize()):
-                yield self.commands.get_nowait()
+    @property
+    def _has_work(self) -> bool:
+        return self._engine.has_work or self._embeddings.has_work
 
     def _wake_after_s(self) -> float | None:
-        """Return the maximum time in seconds to wait for a command; None for no limit."""
         limits_s = (self._embeddings.wake_after_s(), self._engine.wake_after_s)
         return min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
+
+    def _clear_abort(self) -> None:
+        self._host.clear_abort()
+
+    def _step(self) -> None:
+        if self._has_work:
+            self._host.adjust_threads()
+        if self._engine.has_work:
+            self.step_started_at_s = time.monotonic()
+            self._send(self._engine.admit())
+            self._send(self._engine.step(self._has_command))
+            self._engine.save_step()
+            self.step_started_at_s = 0.0
+        is_busy = self._engine.num_live > 0
+        self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
+
+    def _read(self, query: Embed | Rerank) -> list[list[int]]:
+        if isinstance(query, Rerank):
+            raise NotSupported("This model ranks no documents: it generates text. Serve a reranker.", param="model")
+        return self._host.read_texts(query)
+
+    def _carry_out(self, command: Submit | PromptReady | PromptRefused | Cancel | Ask | Stop) -> None:
+        match command:
+            case Submit():
+                # A second request with the same id is ignored: the daemon could not tell their ends apart.
+                self._requests.setdefault(command.request.id, _Request(command))
+            case PromptReady():
+                self._begin(command)
+            case PromptRefused(submit, error):
+                if self._is_awaited(submit):
+                    self._refuse(submit.request.id, error)
+            case Cancel():
+                self._cancel(command.id)
+            case Ask(ask_id, PurgeCache(partition)):
+                num_gone = self._engine.purge(partition)
+                give_back_freed_memory()
+                self._frames.put(AnswerPart(ask_id, QueryAnswer(str(num_gone)), is_last=True))
+            case Stop():
+                for request_id in list(self._requests):
+                    self._cancel(request_id)
 
     def _is_awaited(self, submit: Submit) -> bool:
         """Whether this request is still live. If it was cancelled, another request may already have the same id."""
