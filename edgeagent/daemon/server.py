@@ -6,7 +6,7 @@ import asyncio
 import functools
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -78,7 +78,7 @@ def make_server(
         in_flight=in_flight,
     )
     context = app.state.context
-    drain = Drain(context.service, config.server.drain_s, stop, reporter)
+    drain = functools.partial(_drain, context.service, config.server.drain_s, stop, reporter)
     settings = _uvicorn_settings(app, config.server, in_flight)
     server = Server(settings, drain, stop, on_listening, unix, context.grants)
     return server
@@ -113,49 +113,36 @@ def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | N
     return None if certificate is None else lambda *_: server_context(certificate, server.tls_key)
 
 
-class Drain:
-    """Ends the live requests when the daemon stops.
+async def _drain(service: LiveService, limit_s: float, stop: StopRequest, reporter: Reporter) -> None:
+    """Refuse new requests, and end the live ones: wait for them up to `limit_s`, then cancel those that remain.
 
-    They may finish within a time limit, which is `limit_s` of the constructor. Then they are cancelled, and their
-    terminal events are written.
+    If the daemon is asked to stop a second time, cancel them at once. Return when all terminal events are written, or
+    when the time for writing them is over.
     """
 
-    def __init__(self, service: LiveService, limit_s: float, stop: StopRequest, reporter: Reporter) -> None:
-        self._service = service
-        self._limit_s = limit_s
-        self._stop = stop
-        self._reporter = reporter
+    def grace_s() -> float:
+        return FORCED_CANCEL_GRACE_S if stop.is_forced else CANCEL_GRACE_S
 
-    async def run(self) -> None:
-        """Wait for live requests up to the time limit, then cancel those that remain.
-
-        If the daemon is asked to stop a second time, cancel them at once. Return when all terminal events are written,
-        or when the time for writing them is over.
-        """
-        live, clock = self._service.live, asyncio.get_running_loop().time
-        self._service.begin_drain()
-        if not self._stop.is_failure:
-            self._reporter.stopping(live.num_running)
-        deadline = clock() + self._limit_s
-        while live.num_running and clock() < deadline and not self._stop.is_forced:
-            await live.wait_idle(min(POLL_S, deadline - clock()))
-        if live.num_running:
-            self._service.cancel_all()
-            await live.wait_idle(self._grace_s)
-        await live.wait_delivered(self._grace_s)
-
-    @property
-    def _grace_s(self) -> float:
-        return FORCED_CANCEL_GRACE_S if self._stop.is_forced else CANCEL_GRACE_S
+    live, clock = service.live, asyncio.get_running_loop().time
+    service.begin_drain()
+    if not stop.is_failure:
+        reporter.stopping(live.num_running)
+    deadline = clock() + limit_s
+    while live.num_running and clock() < deadline and not stop.is_forced:
+        await live.wait_idle(min(POLL_S, deadline - clock()))
+    if live.num_running:
+        service.cancel_all()
+        await live.wait_idle(grace_s())
+    await live.wait_delivered(grace_s())
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that a StopRequest ends, not a signal. It drains (see Drain) before it closes connections."""
+    """A uvicorn server that a StopRequest ends, not a signal. It calls `drain` before it closes connections."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        drain: Drain,
+        drain: Callable[[], Awaitable[None]],
         stop: StopRequest,
         on_listening: Callable[[], None],
         unix: socket.socket | None,
@@ -221,7 +208,7 @@ class Server(uvicorn.Server):
             server.close()
         force = asyncio.create_task(self._watch_force())
         try:
-            await self._drain.run()
+            await self._drain()
             await super().shutdown(sockets)
         finally:
             force.cancel()
