@@ -162,7 +162,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "No chain ends at one token.",
     (
         "edgeagent/engine/cache/block_table.py",
-        'keyring = keyring or Keyring(b"", os.urandom(32))',
+        'keyring or Keyring(b"", os.urandom(32)),',
         "33",
     ): "A longer secret is as good.",
     (

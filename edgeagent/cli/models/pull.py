@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from edgeagent.errors import EdgeAgentError
     from edgeagent.store.hub.progress import Progress
     from edgeagent.store.hub.pull import PulledModel, Puller
 
