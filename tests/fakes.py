@@ -7,11 +7,22 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from edgeagent.engine.cache.block import Block, BlockKey, Head, Importance, Payload
+from edgeagent.engine.cache.block import (
+    Block,
+    BlockKey,
+    DiskResult,
+    Found,
+    Gone,
+    Importance,
+    Loaded,
+    Payload,
+    Purged,
+    Written,
+)
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
-from edgeagent.types import CacheStatus, MemoryKind
+from edgeagent.types import MemoryKind
 
 ALWAYS = 1e9
 """As a planning share (Drafters): drafts are planned in each step, although a fake's steps take almost no time."""
@@ -202,68 +213,83 @@ class FakeClock:
 
 
 class FakeTier:
-    """A tier without a size limit; `lost` keys are in its index but cannot be read, as if their files were damaged."""
+    """A disk without a size limit that writes at once; `lost` keys are found but cannot be read, as if damaged."""
 
     def __init__(self) -> None:
         self.offered: list[tuple[Block, Importance]] = []
         self.blocks: dict[BlockKey, Block] = {}
         self.lost: set[BlockKey] = set()
         self.num_reads = 0
-        self._told: set[BlockKey] = set()
-
-    def come_back(self, block: Block) -> None:
-        """Restore a lost block; the next lookup reports it."""
-        self.blocks[block.key] = block
-        self._told.discard(block.key)
-
-    def take_found(self, max_heads: int, *, is_draft: bool = False) -> list[Head]:
-        found = [block for key, block in self.blocks.items() if key not in self._told and block.is_draft is is_draft]
-        self._told.update(block.key for block in found)
-        return sorted(found, key=lambda block: block.start)
-
-    def num_bytes(self, key: BlockKey) -> int | None:
-        block = self.blocks.get(key)
-        return None if block is None else block.num_bytes
-
-    def touch(self, keys: Iterable[BlockKey]) -> None:
-        pass
-
-    def read(self, key: BlockKey) -> Block | None:
-        self.num_reads += 1
-        if key in self.lost:
-            self.blocks.pop(key, None)
-        return self.blocks.get(key)
-
-    def offer(self, block: Block, importance: Importance) -> bool:
-        assert block.parent == block.root or block.parent in self.blocks, "parents are offered first"
-        self.offered.append((block, importance))
-        self.blocks[block.key] = block
-        return True
-
-    def is_pending(self, key: BlockKey) -> bool:
-        return False
-
-    def withdraw(self, key: BlockKey) -> None:
-        pass
+        self.max_pending_bytes = 0
+        self.is_slow = False
+        """Whether reads take until this is reset."""
+        self._told: dict[BlockKey, Block] = {}  # the blocks whose engine knows that they are here
+        self._results: dict[bool, list[DiskResult]] = {False: [], True: []}
+        self._reads: list[tuple[BlockKey, bool]] = []
 
     @property
     def is_stalled(self) -> bool:
         return False
 
-    def wait_written(self) -> bool:
-        return False
+    @property
+    def read_bytes_per_s(self) -> float:
+        return 0.0
 
-    def discard(self, key: BlockKey) -> None:
+    def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
+        """Return what happened, and what tests changed in `blocks`."""
+        if not self.is_slow:
+            for key, each in self._reads:
+                self._results[each].append(Loaded(key, self._read(key)))
+            self._reads.clear()
+        self._results[is_draft], results = [], self._results[is_draft]
+        for key, block in tuple(self._told.items()):
+            if key not in self.blocks and block.is_draft is is_draft:
+                results.append(Gone(key))
+                del self._told[key]
+        found = [each for key, each in self.blocks.items() if key not in self._told and each.is_draft is is_draft]
+        for block in sorted(found, key=lambda block: block.start):
+            self._told[block.key] = block
+            results.append(Found(block, block.num_bytes))
+        return results
+
+    def write(self, block: Block, importance: Importance, *, is_full: bool) -> None:
+        assert block.parent == block.root or block.parent in self.blocks, "parents are written first"
+        self.offered.append((block, importance))
+        self.blocks[block.key] = self._told[block.key] = block
+        self._results[block.is_draft].append(Written(block, block.num_bytes))
+
+    def withdraw(self, key: BlockKey) -> None:
+        pass
+
+    def raise_importance(self, key: BlockKey, importance: Importance) -> None:
+        if key in self.blocks:
+            self.offered.append((self.blocks[key], importance))
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        pass
+
+    def read(self, key: BlockKey, *, is_draft: bool = False) -> None:
+        self._reads.append((key, is_draft))
+
+    def _read(self, key: BlockKey) -> Block | None:
+        self.num_reads += 1
+        if key in self.lost:
+            self.blocks.pop(key, None)
+        return self.blocks.get(key)
+
+    def remove(self, key: BlockKey) -> None:
         self.blocks.pop(key, None)
+        self._told.pop(key, None)
 
-    def purge(self, root: BlockKey | None = None) -> int:
-        gone = [key for key, block in self.blocks.items() if root in (None, block.root)]
-        for key in gone:
-            del self.blocks[key]
-        return len(gone)
+    def purge(self, root: BlockKey | None, *, is_draft: bool = False) -> None:
+        for key in [key for key, block in self.blocks.items() if root in (None, block.root)]:
+            self.remove(key)
+        self._results[is_draft].append(Purged(root))
 
-    def stats(self) -> CacheStatus:
-        return CacheStatus(num_blocks=len(self.blocks))
+    def hurry(self) -> bool:
+        return True
 
     def close(self) -> None:
         self._told.clear()  # the next process that opens it knows nothing
+        self._reads.clear()
+        self._results = {False: [], True: []}

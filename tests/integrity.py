@@ -38,25 +38,27 @@ def _(response_database: ResponseDatabase) -> None:
 
 @check_integrity.register(BlockTable)
 def _(table: BlockTable) -> None:
+    check_integrity(table.tree)
     entries = table._entries
-    assert table._num_bytes == sum(entry.block.num_bytes for entry in entries.values()) <= table.max_bytes
-    assert table._num_children == Counter(entry.block.parent for entry in entries.values())
-    pending = {key: entry for key, entry in entries.items() if entry.on_disk is _OnDisk.PENDING}
-    assert table._pending == pending
-    assert table._pending_bytes == sum(entry.block.num_bytes for entry in pending.values())
+    assert entries.keys() == table.tree.blocks.keys()
+    in_memory = {key: (entry, entry.block) for key, entry in entries.items() if entry.block is not None}
+    assert table._in_memory == {key: entry for key, (entry, _) in in_memory.items()}
+    for key, entry in entries.items():
+        assert key in in_memory or entry.on_disk is _OnDisk.YES
+    assert table._num_bytes == sum(block.num_bytes for _, block in in_memory.values()) <= table.max_bytes
+    assert table._num_children == Counter(block.parent for _, block in in_memory.values())
+    assert table._pending == {key: entry for key, entry in entries.items() if entry.on_disk is _OnDisk.PENDING}
+    assert table._pending_bytes == sum(in_memory[key][1].num_bytes for key in table._pending)
     pinned = Counter(key for keys in table._lanes.values() for key in keys)
     assert pinned == {key: entry.num_lanes for key, entry in entries.items() if entry.num_lanes}
-    num_pinned = sum(entry.block.num_bytes for entry in entries.values() if entry.num_lanes)
-    assert table._pinned_bytes == num_pinned <= table.max_bytes // 2
-    for entry in entries.values():
-        block = entry.block
+    assert table._pinned_bytes == sum(in_memory[key][1].num_bytes for key in pinned) <= table.max_bytes // 2
+    held = Counter[bytes]()
+    for entry, block in in_memory.values():
+        assert entry.root == block.root
         # If the disk loses a block, its children may remain here; no lookup finds them, and they are evicted later.
         assert block.parent == block.root or block.parent in entries or table.disk is not None
-    held = Counter[bytes]()
-    for entry in entries.values():
-        held[entry.block.root] += entry.block.num_bytes
+        held[block.root] += block.num_bytes
     assert {root: partition.num_bytes for root, partition in table._partitions.items()} == held
-    check_integrity(table.tree)
 
 
 @check_integrity.register(KvCells)

@@ -162,8 +162,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 FACE_OF_CACHE = {"prefix_store", "cached_prefix", "block"}
 # A longer function probably does two things.
 MAX_FUNCTION_LINES = 80
-# The engine's only thread waits for a disk. It communicates through queues.
-WAIT_FOR_DISKS = {Path("engine/cache/restorer.py")}
 # pickle executes what it reads, and multiprocessing uses pickle; edgeagent's processes use msgpack over pipes.
 BANNED = {"pickle", "marshal", "shelve", "multiprocessing"}
 
@@ -308,8 +306,7 @@ def _imported_modules(path: Path, names: Container[str]) -> set[str]:
 @pytest.mark.parametrize("part", ["engine", "text"])
 def test_the_engine_and_the_text_are_synchronous(part: str) -> None:
     for path in (PACKAGE / part).rglob("*.py"):
-        banned = {"asyncio"} if path.relative_to(PACKAGE) in WAIT_FOR_DISKS else {"asyncio", "threading"}
-        assert not banned & {name.split(".")[0] for name in _imports(path)}, path
+        assert not {"asyncio", "threading"} & {name.split(".")[0] for name in _imports(path)}, path
         assert not _source(path).is_async, path
 
 

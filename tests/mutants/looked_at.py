@@ -10,11 +10,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "continue",
     ): "The blocks are in the order of their rules: what follows is passed over one by one.",
     (
-        "edgeagent/engine/cache/disk/writer.py",
-        "return outcome",
-        "return None",
-    ): "The types refuse it, and only LATER means anything to the caller.",
-    (
         "edgeagent/engine/cache/disk/write_budget.py",
         "self._allowance_left, self._looked_at_s = 1.0, 0.0",
         "2.0",
@@ -65,11 +60,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "1",
     ): "`open` sets it before anything reads it.",
     (
-        "edgeagent/engine/cache/disk/store.py",
-        "entry.epoch = -1  # no epoch of a partition is negative, so the block is never found again",
-        "2",
-    ): "No epoch is below 0.",
-    (
         "edgeagent/engine/cache/disk/write_budget.py",
         "self._allowance_left, self._looked_at_s = 1.0, 0.0",
         "1.0",
@@ -111,11 +101,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "More than any chain has blocks.",
     (
         "edgeagent/engine/cache/block_table.py",
-        "last_to[place.end], num_blocks[place.end] = reference, num_blocks[place.start] + 1",
-        "2",
-    ): "All blocks count double; of chains with as many either will do.",
-    (
-        "edgeagent/engine/cache/block_table.py",
         "if best_rank is None or rank > best_rank:",
         "(rank >= best_rank)",
     ): "Of blocks with the same rank either serves as well.",
@@ -146,16 +131,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "It keeps nothing.",
     (
         "edgeagent/engine/cache/block_table.py",
-        "def refresh(self, max_heads: int = 1 << 60) -> None:",
-        "2",
-    ): "More than there are.",
-    (
-        "edgeagent/engine/cache/block_table.py",
-        "def refresh(self, max_heads: int = 1 << 60) -> None:",
-        "61",
-    ): "More than there are.",
-    (
-        "edgeagent/engine/cache/block_table.py",
         "def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) "
         "-> list[BlockReference]:",
         "1",
@@ -165,51 +140,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         'keyring or Keyring(b"", os.urandom(32)),',
         "33",
     ): "A longer secret is as good.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "self.max_pending_bytes = 256 << 20",
-        "257",
-    ): "A worker says how much it is (`BlockStore.expect`) before anything is written.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "self.max_pending_bytes = 256 << 20",
-        "(256 >> 20)",
-    ): "A worker says how much it is (`BlockStore.expect`) before anything is written.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "self.max_pending_bytes = 256 << 20",
-        "21",
-    ): "A worker says how much it is (`BlockStore.expect`) before anything is written.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "while self._turns and self._clock() <= by_s:",
-        "(self._clock() < by_s)",
-    ): "One instant of a clock.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "continue",
-        "break",
-    ): "The next turn passes over the next one; it comes at once.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:",
-        "(2 // len(self.pending))",
-    ): "How many are forgotten at once decides what that costs, and nothing else.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:",
-        "(len(self._waiting) >= 2 * len(self.pending) + _MAX_STALE)",
-    ): "How many are forgotten at once decides what that costs, and nothing else.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "if len(self._waiting) > 2 * len(self.pending) + _MAX_STALE:",
-        "3",
-    ): "How many are forgotten at once decides what that costs, and nothing else.",
-    (
-        "edgeagent/engine/cache/disk/writer.py",
-        "spare = 1.0 - self.pending_bytes() / max(1, self.max_pending_bytes)",
-        "2",
-    ): "Only a division by zero has to be avoided.",
     (
         "edgeagent/engine/cache/radix_tree.py",
         "if place.start < depth < place.end:",
@@ -250,11 +180,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "super().__init__(error.message)",
         "pass",
     ): "The message would show in the traceback of a bug only; refusals are answered from `error`.",
-    (
-        "edgeagent/engine/cache/block_table.py",
-        "if len(self.tree.blocks) > self._sweep_at:",
-        "(len(self.tree.blocks) >= self._sweep_at)",
-    ): "The sweep comes one block sooner; what it takes out is held by no tier in either case.",
     (
         "edgeagent/engine/cache/radix_tree.py",
         "while node is not None and node.depth > start:",

@@ -16,7 +16,7 @@ from array import array
 from pathlib import Path
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, Block, Importance, Keyring
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, Block, Importance, Keyring, Loaded
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Limits
@@ -32,11 +32,11 @@ SIZES = [MIN_BLOCK_TOKENS << doublings for doublings in range((MAX_BLOCK_TOKENS 
 KEYRING = Keyring(b"block sizes", bytes(32))
 
 
-def make_store(folder: Path, size: int) -> BlockStore:
+def make_store(folder: Path) -> BlockStore:
     files = Files(folder)
     budget = WriteBudget(files, bytes_per_hour=0, max_gap_s=3600.0)
     store = BlockStore(files, Seal(bytes(32)), budget, Limits(max_bytes=8 << 30), close_s=600.0)
-    store.configure_writer(size, 8 << 30)
+    store.max_pending_bytes = 8 << 30
     return store
 
 
@@ -52,21 +52,26 @@ def measure(runner: LlamaRunner, tokens: list[int], size: int, folder: Path) -> 
         blocks.append(Block(root, parent, key, start, own, bytes(runner.save(0, start, start + size))))
         parent = key
     seconds["read out"] = time.perf_counter() - started_s
-    store = make_store(folder, size)
+    store = make_store(folder)
     thread = threading.Thread(target=store.run)
     thread.start()
     started_s = time.perf_counter()
     for block in blocks:
-        store.offer(block, Importance.SYSTEM)
+        store.write(block, Importance.SYSTEM, is_full=True)
     store.close()
     thread.join()
     seconds["write"] = time.perf_counter() - started_s
-    later = make_store(folder, size)
+    later = make_store(folder)
     reader = threading.Thread(target=later.run)
     reader.start()
     later.wait_until_open(60.0)
     started_s = time.perf_counter()
-    found = [later.read(block.key) for block in blocks]
+    for block in blocks:
+        later.read(block.key)
+    found: list[Block | None] = []
+    while len(found) < len(blocks):
+        results = later.take_results(1000, timeout_s=60.0)
+        found += [result.block for result in results if isinstance(result, Loaded)]
     seconds["read"] = time.perf_counter() - started_s
     started_s = time.perf_counter()
     for restored in found:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgeagent.bench.stats import median
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
-from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Head, Importance, Keyring
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Found, Head, Importance, Keyring
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Files
@@ -33,7 +33,7 @@ def lookup_ms(num_tokens: int) -> float:
         store = BlockStore(files, Seal(secret), ledger, limits, close_s=1.0)
         chains = [_fill(store, keyring, seed) for seed in range(NUM_BLOCKS // CHAIN_BLOCKS)]
         blocks = BlockTable(keyring, 0, store, can_cut=True)
-        blocks.refresh()
+        blocks.poll()
         times = []
         for turn in range(NUM_LOOKUPS):
             tokens = chains[turn * 7 % len(chains)][:num_tokens].tolist()
@@ -53,7 +53,7 @@ def _fill(store: BlockStore, keyring: Keyring, seed: int) -> array[int]:
         name = BlockName(root[:ROOT_BYTES], parent[:PARENT_BYTES], key, start, MAX_BLOCK_TOKENS, int(Importance.REUSED))
         store._index.add(IndexEntry(name, BLOCK_BYTES, float(seed)))
         own = tokens[start : start + MAX_BLOCK_TOKENS]
-        store._writer.found[False].put(Head(root, parent, key, start, own))
+        store._results[False].put(Found(Head(root, parent, key, start, own), BLOCK_BYTES))
         parent = key
     return tokens
 

@@ -10,15 +10,14 @@ import pytest
 
 from edgeagent import cache_folder
 from edgeagent.engine.cache.block import Importance
-from edgeagent.engine.cache.disk.store import BlockStore
-from tests.engine.cache.disk.stores import DAY_S, Times, close_now, make_chain, make_store
+from tests.engine.cache.disk.stores import DAY_S, Store, Times, close_now, make_chain, make_store
 
 YEAR_S = 365 * DAY_S
 CHAIN = make_chain(2)
 STEPS = [-YEAR_S, -3600.0, 3600.0, YEAR_S]
 
 
-def _filled(folder: Path, times: Times) -> BlockStore:
+def _filled(folder: Path, times: Times) -> Store:
     store = make_store(folder, times, ttl_s=7 * DAY_S)
     for block in CHAIN:
         store.offer(block, Importance.SYSTEM)
@@ -27,7 +26,7 @@ def _filled(folder: Path, times: Times) -> BlockStore:
     return store
 
 
-def _reopened(folder: Path, times: Times) -> BlockStore:
+def _reopened(folder: Path, times: Times) -> Store:
     store = make_store(folder, times, ttl_s=7 * DAY_S)
     store.open()
     store.work()

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from edgeagent import cache_folder
 from edgeagent.engine.cache.block import Block, Importance
-from edgeagent.engine.cache.disk.store import BlockStore
 from tests.engine.cache.disk.stores import (
     Crash,
     FaultyFiles,
+    Store,
     Times,
     close_now,
     crashing,
@@ -146,7 +146,7 @@ def _spoil(files: list[Path], action: str, first: int, second: int) -> None:
             victim.write_bytes(files[second % len(files)].read_bytes())
 
 
-def _check(store: BlockStore, limit: int) -> None:
+def _check(store: Store, limit: int) -> None:
     assert store.stats().num_bytes <= limit
     for block in BLOCKS:
         found = store.read(block.key)

@@ -11,14 +11,13 @@ import pytest
 
 from edgeagent.engine.cache.block import Importance
 from edgeagent.engine.cache.disk.files import in_words
-from edgeagent.engine.cache.disk.store import BlockStore
-from tests.engine.cache.disk.stores import FaultyFiles, Times, failing, is_same, make_chain, make_store
+from tests.engine.cache.disk.stores import FaultyFiles, Store, Times, failing, is_same, make_chain, make_store
 
 CODES = [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES]
 CHAIN = make_chain(3)
 
 
-def _offer_all(store: BlockStore) -> None:
+def _offer_all(store: Store) -> None:
     for block in CHAIN:
         store.offer(block, Importance.NORMAL)
     store.work()

@@ -24,8 +24,6 @@ from typing import Protocol
 
 import numpy as np
 
-from edgeagent.types import CacheStatus
-
 BlockKey = bytes
 """32 bytes that stand for a prefix. Equal keys mean the same prefix, partition, model and settings."""
 
@@ -131,8 +129,8 @@ class Head:
       client.
     - `start`: the position of `tokens[0]` in the prefix.
     - `is_draft`: the block belongs to a draft model. Draft models also have root keys of their own. A worker has a
-      cache for the target model and one for the draft model. The flag tells which of them gets a block that is found on
-      disk. `DiskWriter` and `choose_victims` also depend on it.
+      cache for the target model and one for the draft model. The flag tells which of them gets a result of the disk.
+      `choose_victims` also depends on it.
     """
 
     root: BlockKey
@@ -170,83 +168,125 @@ class PayloadCodec(Protocol):
         ...
 
 
-class BlockDisk(Protocol):
-    """The disk below the table of blocks. It writes an accepted block later; until then, the block is pending.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Another or an earlier process wrote this block; a read of it moves `num_bytes`. Parents are reported first."""
 
-    The engine's thread calls all methods except `read`, between two tokens. So they answer from an index in memory, do
-    no I/O and never wait; only `wait_written` and `close` may. One loader thread for each model calls `read`.
+    head: Head
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A block is on disk now; a read of it moves `num_bytes`."""
+
+    block: Block
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A block was not written, and will not be: there is no room, or its parent is gone."""
+
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A block is no longer on disk: it was evicted, is damaged, or cannot be read."""
+
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The checked and authenticated block of a read; None if it is gone or damaged, or cannot be read now.
+
+    The caller must compare the block's tokens with the wanted tokens before it passes the payload to llama.cpp.
     """
 
-    def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterable[Head]:
-        """Return heads of blocks that other or earlier processes wrote, parents first.
+    key: BlockKey
+    block: Block | None
 
-        Each head is returned once. A call returns at most `max_heads`. `is_draft` selects the blocks of draft models;
-        if False, those of target models. A returned head's block may already be gone.
-        """
-        ...
 
-    def num_bytes(self, key: BlockKey) -> int | None:
-        """Return how many bytes a read of this block moves; None if it is not on disk."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """A purge is done. Earlier results may concern blocks that it has removed."""
 
-    def read(self, key: BlockKey) -> Block | None:
-        """Return a checked and authenticated block; None if it is gone or damaged, or cannot be read now.
+    root: BlockKey | None
 
-        Later lookups do not find a damaged block, but it may be offered and written again. The caller must compare the
-        block's tokens with the wanted tokens before it passes the payload to llama.cpp.
-        """
-        ...
 
-    def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Note that these blocks were used just now."""
-        ...
+DiskResult = Found | Written | Dropped | Gone | Loaded | Purged
 
-    def offer(self, block: Block, importance: Importance) -> bool:
-        """Offer a block to write; return False if it is not accepted now, or if its parent is missing.
 
-        The caller must keep a pending block in memory, and limit the bytes of such blocks. An accepted block may be
-        offered again with a higher importance.
-        """
-        ...
+class BlockDisk(Protocol):
+    """The disk below the table of blocks: a thread that writes, reads and removes blocks, and reports what it did.
 
-    def is_pending(self, key: BlockKey) -> bool:
-        """Whether a block was accepted and is not written yet."""
-        ...
+    Only the engine's thread calls these methods. Only `close`, and `take_results` with a `timeout_s`, may wait.
+    """
 
-    def withdraw(self, key: BlockKey) -> None:
-        """Cancel the write of a pending block, since its memory is needed. Withdraw children before their parents."""
-        ...
+    max_pending_bytes: int
+    """How many bytes may be pending before the disk writes without rests."""
 
     @property
     def is_stalled(self) -> bool:
         """Whether pending blocks cannot be written at the moment."""
         ...
 
-    def discard(self, key: BlockKey) -> None:
-        """Remove a block that has no children, since a longer block replaces it. Ignore unknown keys."""
+    @property
+    def read_bytes_per_s(self) -> float:
+        """The rate of reads; 0 if none is known."""
         ...
 
-    def purge(self, root: BlockKey | None = None) -> int:
-        """Forget all blocks of a partition (None: of all partitions); return how many were on disk.
+    def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
+        """Return at most `max_results` results in the order of their commands, each once.
 
-        Later lookups find none of these blocks, even if a block is being read or written now. Their files are removed
-        soon. Pending blocks are forgotten too, but not counted.
+        `is_draft`: the results about blocks of the draft model; if False, of the target model. If there is none, wait
+        for the first up to `timeout_s`.
         """
         ...
 
-    def stats(self) -> CacheStatus:
-        """Return counts for status reports."""
+    def write(self, block: Block, importance: Importance, *, is_full: bool) -> None:
+        """Queue a block to be written, after its parent. It is pending until Written or Dropped is taken.
+
+        The caller must keep a pending block in memory, and limit the bytes of such blocks. A block that is not full may
+        be written later, since a longer one may replace it.
+        """
         ...
 
-    def wait_written(self) -> bool:
-        """Wait until fewer blocks are pending, and return True. Only for the end of the process.
+    def withdraw(self, key: BlockKey) -> None:
+        """Cancel the write of a pending block, since its memory is needed. Withdraw children before their parents.
 
-        Return False if no block is pending, if blocks cannot be written, or if the time limit for closing has passed.
+        If it is being written, Written is reported all the same.
         """
+        ...
+
+    def raise_importance(self, key: BlockKey, importance: Importance) -> None:
+        """Raise the importance of a block that is pending or on disk; ignore a lower one."""
+        ...
+
+    def read(self, key: BlockKey, *, is_draft: bool = False) -> None:
+        """Read a block; the result is Loaded. If the block is damaged, Gone is reported too."""
+        ...
+
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that these blocks were used just now."""
+        ...
+
+    def remove(self, key: BlockKey) -> None:
+        """Remove a block that has no children, pending or on disk, since a longer block replaces it."""
+        ...
+
+    def purge(self, root: BlockKey | None, *, is_draft: bool = False) -> None:
+        """Remove all blocks of a partition (None: of all partitions), pending ones too. The result is Purged."""
+        ...
+
+    def hurry(self) -> bool:
+        """Write without rests from now on, since the process ends; return whether the time for closing is left."""
         ...
 
     def close(self) -> None:
-        """Finish pending writes, within the time limit for closing. No method is called afterwards."""
+        """Finish pending writes, within the time for closing. No method is called afterwards."""
         ...
 
 

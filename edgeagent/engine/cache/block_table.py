@@ -1,7 +1,8 @@
 """The table of one model's cached blocks, which the engine's thread owns: where each block is, and what it is worth.
 
 The tree finds blocks by their tokens. The table keeps payloads in memory, within a limit of bytes that partitions share
-fairly, and hands blocks to the disk. It moves no block into or out of the cells, and knows no files.
+fairly, hands blocks to the disk, and takes the disk's results. It moves no block into or out of the cells, and knows no
+files.
 """
 
 from __future__ import annotations
@@ -22,10 +23,18 @@ from edgeagent.engine.cache.block import (
     Block,
     BlockDisk,
     BlockKey,
+    DiskResult,
+    Dropped,
+    Found,
+    Gone,
+    Head,
     Importance,
     Keyring,
+    Loaded,
     Payload,
     PayloadCodec,
+    Purged,
+    Written,
     choose_block_tokens,
 )
 from edgeagent.engine.cache.cached_prefix import BlockReference
@@ -35,10 +44,9 @@ from edgeagent.types import CacheStatus, MemoryKind
 from edgeagent.usable import usable_memory
 
 _MAX_HOST_BYTES = 2 << 30
-# At most this many blocks of the disk are added to the tree before one lookup; each takes 10 µs.
-_MAX_HEADS = 200
-# Once the tree has more blocks than this, blocks that are gone from memory and disk are removed from it.
-_MIN_SWEEP = 256
+# At most this many results of the disk are taken before one lookup; a block that was found there takes 10 µs.
+_MAX_RESULTS = 200
+_CLOSE_POLL_S = 0.05  # when the process ends
 # The factor on a block's cost, compared with a block that was used once.
 _FACTORS = {
     Importance.VOLATILE: 1.0,
@@ -50,8 +58,8 @@ _FACTORS = {
 }
 # The factor on the value of a block that is on disk too, since it can be read again.
 _KEPT_ON_DISK = 0.5
-PENDING_SHARE = 0.5
-"""Blocks that wait to be written are evicted if they exceed this part of the limit, or if the disk cannot write."""
+# Blocks that wait to be written are evicted if they exceed this part of the limit, or if the disk cannot write.
+_PENDING_SHARE = 0.5
 # A partition that was unused for this long has no claim to a share.
 _STALE_S = 600.0
 # Blocks that are pinned for lanes take at most this part of the limit.
@@ -60,21 +68,24 @@ MAX_LANES = 256  # the choice of a lane to unpin visits all of them
 
 
 class _OnDisk(Enum):
-    NO = "not offered, not accepted, or lost"
-    PENDING = "accepted, and not written when last checked"
-    YES = "written when last checked"
+    NO = "never offered, or lost"
+    PENDING = "to be written"
+    YES = "written"
+    REFUSED = "the disk had no room; not offered again before its next use"
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A block in memory. `age` orders the uses of blocks; `num_lanes` have it pinned."""
+    """A block in memory (`block`), on disk, or both. `age` orders its uses in memory; `num_lanes` have it pinned."""
 
-    block: Block
-    importance: Importance
+    root: BlockKey
+    block: Block | None = None
+    importance: Importance = Importance.VOLATILE
     priority: float = 0.0
     age: int = 0
     num_lanes: int = 0
     on_disk: _OnDisk = _OnDisk.NO
+    disk_bytes: int = 0  # of its file
 
 
 @dataclass(slots=True)
@@ -140,21 +151,24 @@ class BlockTable:
         self._codec = codec
         self._costs = costs or CostModel(1)
         self._clock = clock
-        self._sweep_at = _MIN_SWEEP
-        self._num_purges: Counter[BlockKey | None] = Counter()  # by root; None: purges of all partitions
         self._roots: dict[str, BlockKey] = {}
-        self._entries: dict[BlockKey, _Entry] = {}  # the blocks in memory
+        self._entries: dict[BlockKey, _Entry] = {}  # all blocks, which are also those of the tree
+        self._in_memory: dict[BlockKey, _Entry] = {}  # those in memory
         self._num_children: Counter[BlockKey] = Counter()  # in memory, by parent
         self._partitions: dict[BlockKey, _Partition] = {}  # those with blocks in memory
-        self._pending: dict[BlockKey, _Entry] = {}  # the blocks that the disk has not written, oldest first
+        self._pending: dict[BlockKey, _Entry] = {}  # those that wait to be written
         self._pending_bytes = 0
         self._needs_writes = False
+        self._purging: Counter[BlockKey | None] = Counter()  # purges that the disk has not done yet, by root
+        self._loaded: list[Loaded] = []
         self._lanes: OrderedDict[str, set[BlockKey]] = OrderedDict()  # the pinned blocks; least recently used first
         self._pinned_bytes = 0
         self._order = itertools.count()
         self._floor = 0.0  # the highest priority of a block evicted so far
         self._num_bytes = 0
         self._num_hits = self._num_misses = self._num_offered = self._num_dropped = self._num_evicted = 0
+        if disk is not None:
+            disk.max_pending_bytes += int(max_bytes * _PENDING_SHARE)
 
     @property
     def is_enabled(self) -> bool:
@@ -169,7 +183,7 @@ class BlockTable:
     def stats(self) -> CacheStatus:
         """Return counts of the blocks in memory."""
         return CacheStatus(
-            num_blocks=len(self._entries),
+            num_blocks=len(self._in_memory),
             num_bytes=self._num_bytes,
             max_bytes=self.max_bytes,
             num_hits=self._num_hits,
@@ -189,23 +203,20 @@ class BlockTable:
     def walk(self, root: BlockKey, tokens: Sequence[int]) -> Walk:
         """Return the path of these tokens through the tree. Pass it to `find` to get the blocks.
 
-        This calls `refresh`, which may change the tree. Walks that were returned before are then no longer valid.
+        This takes results of the disk, which may change the tree. Walks that were returned before are then no longer
+        valid.
         """
-        self.refresh(_MAX_HEADS)
+        self.poll(_MAX_RESULTS)
         return self.tree.walk(root, tokens)
 
     def find(self, walk: Walk) -> list[BlockReference]:
-        """Return the chain of blocks that restores the most tokens of a walk, with as few blocks as possible.
-
-        Blocks that are gone may be removed from the tree.
-        """
+        """Return the chain of blocks that restores the most tokens of a walk, with as few blocks as possible."""
         last_to: dict[int, BlockReference | None] = {0: None}  # the last block of the shortest chain that ends there
         num_blocks = {0: 0}
         for place in walk.blocks():
             if place.start in last_to and num_blocks[place.start] + 1 < num_blocks.get(place.end, 1 << 60):
-                reference = self._reference(place, place.end)
-                if reference is not None:
-                    last_to[place.end], num_blocks[place.end] = reference, num_blocks[place.start] + 1
+                last_to[place.end] = self._reference(place, place.end)
+                num_blocks[place.end] = num_blocks[place.start] + 1
         end = max(last_to)
         part = self._part(walk, num_blocks, end) if self._can_cut else None
         references = [] if part is None else [part]
@@ -229,8 +240,9 @@ class BlockTable:
         walk = self.tree.walk(root, own, key)
         extendable = complete = None
         for place in walk.blocks():
-            if place.start != at or place.end == at or (reference := self._reference(place, place.end)) is None:
+            if place.start != at or place.end == at:
                 continue
+            reference = self._reference(place, place.end)
             if (
                 reference.length == self.block_tokens
                 or place.end == instructions_end
@@ -256,12 +268,8 @@ class BlockTable:
         return list(references) if last.is_whole and is_end else before
 
     def is_held(self, key: BlockKey) -> bool:
-        """Whether a block is in the tree, and in memory or on disk.
-
-        If a block was lost and another process has written it again, the result is False until `refresh` adds it to the
-        tree.
-        """
-        return key in self.tree.blocks and (key in self._entries or self._is_on_disk(key))
+        """Whether a block is in memory or on disk."""
+        return key in self._entries
 
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: Payload) -> Block:
         """Return a new block with the tokens `own` from position `start` on, and with the packed payload.
@@ -278,27 +286,6 @@ class BlockTable:
         """Return a block's unpacked payload, valid until the next call. Raise InternalError if it is damaged."""
         return block.payload if self._codec is None else self._codec.unpack(block.payload)
 
-    def refresh(self, max_heads: int = 1 << 60) -> None:
-        """Add to the tree up to `max_heads` blocks that other or earlier processes wrote to the disk.
-
-        If the tree has grown enough since the last removal, remove blocks from it that are gone.
-        """
-        if self.disk is not None:
-            for head in self.disk.take_found(max_heads, is_draft=self._is_draft):
-                self.tree.add(head)
-        if len(self.tree.blocks) > self._sweep_at:
-            for key in tuple(self.tree.blocks):
-                if not self.is_held(key):
-                    self.tree.discard(key)
-            self._sweep_at = _MIN_SWEEP + 2 * len(self.tree.blocks)
-
-    def epoch(self, root: BlockKey) -> int:
-        """Return a number that rises with each purge of a partition.
-
-        If it has risen since a request looked up its blocks, the request must not add them.
-        """
-        return self._num_purges[None] + self._num_purges[root]
-
     # The life of a block in memory.
 
     def add(self, block: Block, importance: Importance) -> bool:
@@ -308,28 +295,29 @@ class BlockTable:
         gone is not accepted. The block is also written to disk, unless its importance is ONCE or VOLATILE.
         """
         self._num_offered += 1
-        if block.key in self._entries:
+        if block.key in self._in_memory:
             self.raise_importance((block.key,), importance)
             return True
-        is_orphan = self._is_orphan(block)
-        if is_orphan or not self._make_room(block):
+        is_orphan = block.parent != block.root and block.parent not in self._entries
+        if is_orphan or not self._make_room(block) or not self.tree.add(block):
             self._num_dropped += 1
             return False
-        entry = self._entries[block.key] = _Entry(block, importance)
+        entry = self._entries.setdefault(block.key, _Entry(block.root))
+        entry.block, entry.importance = block, importance
+        self._in_memory[block.key] = entry
         self._num_children[block.parent] += 1
         self._num_bytes += block.num_bytes
         self._partitions.setdefault(block.root, _Partition()).num_bytes += block.num_bytes
-        self._rank(entry)
-        is_in_tree = self.tree.add(block)
+        self._rank(entry, block)
         if importance >= Importance.NORMAL:
-            self._hand_down(entry)
-        if self._can_cut and is_in_tree:
-            self._drop_beginnings(entry)
+            self._hand_down(block.key, is_raised=True)
+        if self._can_cut:
+            self._drop_beginnings(block, is_volatile=importance is Importance.VOLATILE)
         return True
 
     def read(self, key: BlockKey) -> Block | None:
         """Return a block; None if it is not in memory."""
-        entry = self._entries.get(key)
+        entry = self._in_memory.get(key)
         if entry is None:
             self._num_misses += 1
             return None
@@ -342,72 +330,75 @@ class BlockTable:
         A VOLATILE block stays VOLATILE, even if the request may be written to disk: some of its tokens may not belong
         to the request.
         """
-        for entry in self._known(keys):
-            is_volatile = entry.importance is Importance.VOLATILE
-            self._raise(entry, entry.importance if is_volatile else Importance.REUSED)
+        for key in keys:
+            entry = self._in_memory.get(key)
+            if entry is not None:
+                is_volatile = entry.importance is Importance.VOLATILE
+                self.raise_importance((key,), Importance.VOLATILE if is_volatile else Importance.REUSED)
         if self.disk is not None:
             self.disk.touch(keys)
 
     def raise_importance(self, keys: Iterable[BlockKey], importance: Importance) -> None:
         """Raise these blocks to at least this importance, VOLATILE ones too. Pass parents before children.
 
-        All tokens of these blocks must belong to a sequence that may be written to disk. Unknown keys are ignored.
+        All tokens of these blocks must belong to a sequence that may be written to disk. Blocks that are not in memory
+        are ignored.
         """
-        for entry in self._known(keys):
-            self._raise(entry, importance)
+        for key, entry, block in self._known(keys):
+            is_raised = importance > entry.importance
+            entry.importance = max(entry.importance, importance)
+            self._rank(entry, block)
+            if entry.importance >= Importance.NORMAL:
+                self._hand_down(key, is_raised=is_raised)
 
     def pin_for_lane(self, lane: str, keys: Iterable[BlockKey]) -> None:
-        """Pin these blocks of one partition for a lane, instead of its earlier ones. Ignore unknown keys.
+        """Pin these blocks of one partition for a lane, instead of its earlier ones.
 
-        A lane is a conversation; its latest response stays cached until the next one. If the blocks exceed the limit of
-        pinned bytes, none is pinned. Other lanes are unpinned to make room, and if there are more than MAX_LANES: first
-        the least recently used lane of the partition with the most pinned bytes.
+        A lane is a conversation; its latest response stays cached until the next one. Blocks that are not in memory are
+        ignored. If the blocks exceed the limit of pinned bytes, none is pinned. Other lanes are unpinned to make room,
+        and if there are more than MAX_LANES: first the least recently used lane of the partition with the most pinned
+        bytes.
         """
-        entries = self._known(dict.fromkeys(keys))
-        if not entries:
+        known = list(self._known(dict.fromkeys(keys)))
+        if not known:
             return
         self._unpin(lane)
         max_bytes = int(self.max_bytes * _PINNED_SHARE)
-        if sum(entry.block.num_bytes for entry in entries) > max_bytes:
+        if sum(block.num_bytes for _, _, block in known) > max_bytes:
             return
-        self._lanes[lane] = {entry.block.key for entry in entries}
-        for entry in entries:
-            self._pinned_bytes += 0 if entry.num_lanes else entry.block.num_bytes
+        self._lanes[lane] = {key for key, _, _ in known}
+        for _, entry, block in known:
+            self._pinned_bytes += 0 if entry.num_lanes else block.num_bytes
             entry.num_lanes += 1
         while self._pinned_bytes > max_bytes or len(self._lanes) > MAX_LANES:
             self._unpin(self._choose_lane(lane))
-
-    def discard(self, key: BlockKey) -> None:
-        """Drop a block that has no children, from memory and disk, since a longer block replaces it."""
-        entry = self._entries.get(key)
-        if entry is not None and not self._num_children[key]:
-            self._remove(entry)
-        if self.disk is not None:
-            self.disk.discard(key)
 
     def purge(self, root: BlockKey | None) -> int:
         """Forget the blocks of a partition (None: of all partitions), in memory and on disk; return how many.
 
         A block that is in memory and on disk counts twice.
         """
-        self._num_purges[root] += 1
-        self.refresh()
-        self.tree.purge(root)
-        gone = [entry for entry in self._entries.values() if root in (None, entry.block.root)]
-        for entry in gone:
-            self._remove(entry)
-        return len(gone) + (0 if self.disk is None else self.disk.purge(root))
+        self.poll()
+        gone = [(key, entry) for key, entry in self._entries.items() if root in (None, entry.root)]
+        num_gone = sum((entry.block is not None) + (entry.on_disk is _OnDisk.YES) for _, entry in gone)
+        if self.disk is not None:
+            self._purging[root] += 1
+            self.disk.purge(root, is_draft=self._is_draft)
+        for key, entry in gone:
+            entry.on_disk = _OnDisk.NO
+            self._drop(key, entry)
+        return num_gone
 
     def flush(self) -> None:
         """Hand all blocks to the disk, except VOLATILE ones and their descendants. Do not wait for the writes."""
-        for entry in sorted(self._entries.values(), key=lambda entry: entry.block.start):
-            self._hand_down(entry)
+        for key in self._in_memory:
+            self._hand_down(key)
 
     @property
     def needs_writes(self) -> bool:
         """Whether the last block found no room, but will once the disk has written others."""
         if self._needs_writes:
-            self._look_at_writes()
+            self.poll()
         return self._needs_writes
 
     @property
@@ -416,69 +407,69 @@ class BlockTable:
         return self._needs_writes
 
     def wait_for_room(self) -> bool:
-        """Wait until the disk has written a block; return whether memory may have room now."""
-        # `wait_written` also returns False if all pending blocks were written before the call.
-        return self.disk is not None and (self.disk.wait_written() or not self.needs_writes)
+        """Wait until the disk has written a block; return whether memory may have room now.
 
-    def _known(self, keys: Iterable[BlockKey]) -> list[_Entry]:
-        return [self._entries[key] for key in keys if key in self._entries]
+        Only for the end of the process: the disk then writes without rests.
+        """
+        num_before = len(self._pending)
+        while self.disk is not None and self.disk.hurry() and not self.disk.is_stalled:
+            self.poll(timeout_s=_CLOSE_POLL_S if self._pending else 0.0)
+            if len(self._pending) < num_before or not self._pending:
+                break
+        return len(self._pending) < num_before or not self.needs_writes
 
-    def _is_on_disk(self, key: BlockKey) -> bool:
-        return self.disk is not None and self.disk.num_bytes(key) is not None
+    def _known(self, keys: Iterable[BlockKey]) -> Iterator[tuple[BlockKey, _Entry, Block]]:
+        """Yield those of the blocks that are in memory."""
+        for key in keys:
+            entry = self._in_memory.get(key)
+            if entry is not None and entry.block is not None:
+                yield key, entry, entry.block
 
-    def _is_orphan(self, block: Block) -> bool:
-        is_first = block.parent == block.root
-        return not is_first and block.parent not in self._entries and not self._is_on_disk(block.parent)
-
-    def _raise(self, entry: _Entry, importance: Importance) -> None:
-        is_higher = importance > entry.importance
-        if is_higher:
-            entry.importance = importance
-        self._rank(entry)
-        if entry.importance >= Importance.NORMAL:
-            self._hand_down(entry, is_raised=is_higher)
-
-    def _rank(self, entry: _Entry) -> None:
+    def _rank(self, entry: _Entry, block: Block) -> None:
         """Set the priority of a block that was used just now."""
-        block = entry.block
         # A token at position 0 costs 1, and one at `doubling_depth` costs 2: it attends to that many earlier tokens.
         cost = len(block.tokens) * (1 + block.start / self._costs.doubling_depth)
         value = _FACTORS[entry.importance] * cost / max(1, block.num_bytes)
         entry.priority = self._floor + value * (_KEPT_ON_DISK if entry.on_disk is _OnDisk.YES else 1.0)
         entry.age = next(self._order)
-        self._partitions[block.root].used_s = self._clock()
+        self._partitions[entry.root].used_s = self._clock()
 
-    def _drop_beginnings(self, entry: _Entry) -> None:
-        """Remove the blocks that `entry` begins with. Keep those with children, and SYSTEM and PINNED ones.
+    def _drop_beginnings(self, block: Block, *, is_volatile: bool) -> None:
+        """Remove the blocks in memory that `block` begins with. Keep those with children, and SYSTEM and PINNED ones.
 
-        If `entry` must not be written, the disk keeps the shorter ones.
+        They are removed from disk too, unless `block` must not be written (`is_volatile`).
         """
-        block = entry.block
-        for key in self.tree.beginnings(block.key):
-            shorter = self._entries.get(key)
-            if shorter is None or self._num_children[key] or shorter.importance >= Importance.SYSTEM:
+        for key, entry, _ in list(self._known(self.tree.beginnings(block.key))):
+            if self.tree.has_children(key) or entry.importance >= Importance.SYSTEM:
                 continue
-            if entry.importance is Importance.VOLATILE:
-                self._remove(shorter)
-            else:
-                self.discard(key)
+            if not is_volatile and self.disk is not None:
+                self.disk.remove(key)
+                entry.on_disk = _OnDisk.NO
+            self._drop(key, entry)
 
-    def _remove(self, entry: _Entry) -> None:
+    def _drop(self, key: BlockKey, entry: _Entry) -> None:
+        """Drop a block from memory. Forget it, unless it is on disk."""
         block = entry.block
-        self._end_pending(entry)
-        if entry.num_lanes:
-            self._pinned_bytes -= block.num_bytes
-            for keys in self._lanes.values():
-                keys.discard(block.key)
-        del self._entries[block.key]
-        self._num_children[block.parent] -= 1
-        if not self._num_children[block.parent]:
-            del self._num_children[block.parent]
-        self._num_bytes -= block.num_bytes
-        partition = self._partitions[block.root]
-        partition.num_bytes -= block.num_bytes
-        if partition.num_bytes == 0:
-            del self._partitions[block.root]
+        if block is not None:
+            self._end_pending(key, entry, _OnDisk.NO)
+            if entry.num_lanes:
+                self._pinned_bytes -= block.num_bytes
+                entry.num_lanes = 0
+                for keys in self._lanes.values():
+                    keys.discard(key)
+            entry.block = None
+            del self._in_memory[key]
+            self._num_children[block.parent] -= 1
+            if not self._num_children[block.parent]:
+                del self._num_children[block.parent]
+            self._num_bytes -= block.num_bytes
+            partition = self._partitions[entry.root]
+            partition.num_bytes -= block.num_bytes
+            if partition.num_bytes == 0:
+                del self._partitions[entry.root]
+        if entry.on_disk is not _OnDisk.YES:
+            del self._entries[key]
+            self.tree.discard(key)
 
     # Lanes.
 
@@ -490,18 +481,18 @@ class BlockTable:
         num_bytes: Counter[BlockKey] = Counter()
         roots: dict[str, BlockKey] = {}
         for lane, keys in self._lanes.items():
-            for entry in self._known(keys):
-                roots[lane] = entry.block.root
-                num_bytes[entry.block.root] += entry.block.num_bytes
+            for _, entry, block in self._known(keys):
+                roots[lane] = entry.root
+                num_bytes[entry.root] += block.num_bytes
         ((largest, _),) = num_bytes.most_common(1)
         others = [lane for lane in self._lanes if lane != latest]
         return next((lane for lane in others if roots.get(lane) == largest), others[0])
 
     def _unpin(self, lane: str) -> None:
-        for entry in self._known(self._lanes.pop(lane, ())):
+        for _, entry, block in self._known(self._lanes.pop(lane, ())):
             entry.num_lanes -= 1
             if not entry.num_lanes:
-                self._pinned_bytes -= entry.block.num_bytes
+                self._pinned_bytes -= block.num_bytes
 
     # Room in memory.
 
@@ -511,40 +502,45 @@ class BlockTable:
             return False
         self._needs_writes = False
         while self._num_bytes + block.num_bytes > self.max_bytes:
-            self._look_at_writes()
+            self.poll()
             victim = self._choose_victim(block)
             if victim is None:
                 self._needs_writes = bool(self._pending) and not self._is_stalled
                 return False
-            if self._is_needed(victim):
-                continue
-            self._floor = max(self._floor, victim.priority)
+            entry = self._entries[victim]
+            if entry.on_disk is _OnDisk.NO:
+                self._hand_down(victim)
+            if entry.on_disk is _OnDisk.PENDING and self.disk is not None:
+                if not self._may_evict_pending:
+                    continue  # it stays until it is written
+                self.disk.withdraw(victim)
+            self._floor = max(self._floor, entry.priority)
             self._num_evicted += 1
-            self._remove(victim)
+            self._drop(victim, entry)
         return True
 
-    def _choose_victim(self, block: Block) -> _Entry | None:
+    def _choose_victim(self, block: Block) -> BlockKey | None:
         """Return the block of the lowest priority that may be evicted for `block`; None if there is none.
 
         Partitions that are stale, or with `block` above their share, lose blocks first. Blocks that wait to be written
         go last, if at all. The parent of `block` stays.
         """
         # One pass over all blocks takes 0.1 ms for 500 of them, which is little beside the copy of one.
-        unpinned = [
-            entry
-            for entry in self._entries.values()
-            if not entry.num_lanes and entry.importance is not Importance.PINNED and entry.block.key != block.parent
-        ]
-        leaves = [
-            entry
-            for entry in unpinned
-            if entry.on_disk is _OnDisk.YES or (entry.on_disk is _OnDisk.NO and not self._num_children[entry.block.key])
-        ]
+        unpinned = {
+            key: entry
+            for key, entry in self._in_memory.items()
+            if not entry.num_lanes and entry.importance is not Importance.PINNED and key != block.parent
+        }
+        leaves = {
+            key: entry
+            for key, entry in unpinned.items()
+            if entry.on_disk is _OnDisk.YES or (entry.on_disk is not _OnDisk.PENDING and not self._num_children[key])
+        }
         if not leaves and self._may_evict_pending:
-            leaves = [entry for entry in unpinned if not self._num_children[entry.block.key]]
+            leaves = {key: entry for key, entry in unpinned.items() if not self._num_children[key]}
         over = self._partitions_over_share(block)
-        fair = [entry for entry in leaves if entry.block.root in over]
-        return min(fair or leaves, key=lambda entry: (entry.priority, entry.age), default=None)
+        fair = [key for key, entry in leaves.items() if entry.root in over]
+        return min(fair or leaves, key=lambda key: (leaves[key].priority, leaves[key].age), default=None)
 
     def _partitions_over_share(self, block: Block) -> set[BlockKey]:
         now_s = self._clock()
@@ -556,24 +552,26 @@ class BlockTable:
             if root in stale or partition.num_bytes + (block.num_bytes if root == block.root else 0) > share
         }
 
-    def _is_needed(self, victim: _Entry) -> bool:
-        """Return whether a block chosen for eviction must stay. If not, cancel its write.
-
-        A block that the disk has lost stays if it has children. Any other is first offered to the disk, and stays while
-        its write is pending and waiting blocks may stay.
-        """
-        key = victim.block.key
-        if victim.on_disk is _OnDisk.YES and not self._is_on_disk(key):
-            victim.on_disk = _OnDisk.NO
-            return self._num_children[key] > 0
-        self._hand_down(victim)
-        if victim.on_disk is _OnDisk.PENDING and self.disk is not None and self.disk.is_pending(key):
-            if not self._may_evict_pending:
-                return True
-            self.disk.withdraw(key)
-        return False
-
     # The disk.
+
+    def poll(self, max_results: int = 1 << 60, timeout_s: float = 0.0) -> None:
+        """Take results of the disk: blocks that it has found, written, read or lost.
+
+        If there is none, wait for the first up to `timeout_s`.
+        """
+        if self.disk is not None:
+            for result in self.disk.take_results(max_results, is_draft=self._is_draft, timeout_s=timeout_s):
+                self._take(result)
+
+    def take_loaded(self) -> list[Loaded]:
+        """Return the blocks that the disk has read since the last call."""
+        self._loaded, loaded = [], self._loaded
+        return loaded
+
+    def fetch(self, key: BlockKey) -> None:
+        """Start to read a block from disk. `take_loaded` returns it after a `poll`."""
+        assert self.disk is not None
+        self.disk.read(key, is_draft=self._is_draft)
 
     @property
     def _is_stalled(self) -> bool:
@@ -582,50 +580,78 @@ class BlockTable:
     @property
     def _may_evict_pending(self) -> bool:
         """Whether blocks that wait to be written may be evicted: the disk cannot write, or they take too many bytes."""
-        return self._is_stalled or self._pending_bytes > self.max_bytes * PENDING_SHARE
+        return self._is_stalled or self._pending_bytes > self.max_bytes * _PENDING_SHARE
 
-    def _look_at_writes(self) -> None:
-        """Note which blocks the disk has written or dropped since the last call."""
-        for key, entry in tuple(self._pending.items()):
-            if self.disk is not None and not self.disk.is_pending(key):
-                self._needs_writes = False
-                self._end_pending(entry)
-                entry.on_disk = _OnDisk.YES if self._is_on_disk(key) else _OnDisk.NO
+    def _take(self, result: DiskResult) -> None:
+        match result:
+            case Loaded():
+                self._loaded.append(result)
+            case Purged(root):
+                self._purging[root] -= 1
+            case Found(head, num_bytes):
+                self._note_on_disk(head, num_bytes)
+            case Written(block, num_bytes):
+                entry = self._entries.get(block.key)
+                if entry is None or entry.on_disk is not _OnDisk.PENDING:
+                    self._note_on_disk(block, num_bytes)
+                elif entry.block is block:  # else it was withdrawn, and waits again
+                    self._end_pending(block.key, entry, _OnDisk.YES)
+                    entry.disk_bytes = num_bytes
+            case Dropped(block):
+                entry = self._entries.get(block.key)
+                if entry is not None and entry.block is block:
+                    self._end_pending(block.key, entry, _OnDisk.REFUSED)
+            case Gone(key):
+                entry = self._entries.get(key)
+                if entry is not None and entry.on_disk is _OnDisk.YES:
+                    entry.on_disk = _OnDisk.NO
+                    if entry.block is None:
+                        self._drop(key, entry)
 
-    def _end_pending(self, entry: _Entry) -> None:
-        if self._pending.pop(entry.block.key, None) is not None:
+    def _note_on_disk(self, head: Head, num_bytes: int) -> None:
+        """Note that a block is on disk, if it can be reached and was not purged since."""
+        is_purged = self._purging[None] or self._purging[head.root]
+        if not is_purged and self.tree.add(head):
+            entry = self._entries.setdefault(head.key, _Entry(head.root))
+            if entry.on_disk is not _OnDisk.PENDING:
+                entry.on_disk, entry.disk_bytes = _OnDisk.YES, num_bytes
+
+    def _end_pending(self, key: BlockKey, entry: _Entry, on_disk: _OnDisk) -> None:
+        if self._pending.pop(key, None) is not None and entry.block is not None:
+            self._needs_writes = False
             self._pending_bytes -= entry.block.num_bytes
-            entry.on_disk = _OnDisk.NO
+            entry.on_disk = on_disk
 
-    def _hand_down(self, entry: _Entry, *, is_raised: bool = False) -> None:
-        """Offer a block to the disk, after its missing ancestors. If any is VOLATILE, do nothing.
+    def _hand_down(self, key: BlockKey, *, is_raised: bool = False) -> None:
+        """Let the disk write a block, after those of its ancestors that it lacks. If any is VOLATILE, do nothing.
 
-        `is_raised`: offer the block again, since it has become more important.
+        `is_raised`: the block has become more important. If the disk has it, it is told so.
         """
         if self.disk is None:
             return
-        chain: list[_Entry] = []
-        for each in self._lineage(entry):
-            if each.importance is Importance.VOLATILE:
+        chain: list[tuple[BlockKey, _Entry, Block]] = []
+        for each in self._lineage(key):
+            _, entry, _ = each
+            if entry.importance is Importance.VOLATILE:
                 return  # the children of a block that must not be written are useless without it
-            is_accepted = self.disk.is_pending(each.block.key) or self._is_on_disk(each.block.key)
-            if each.on_disk is not _OnDisk.NO and is_accepted and not (is_raised and each is entry):
+            if entry.on_disk in (_OnDisk.PENDING, _OnDisk.YES):
                 break
             chain.append(each)
-        for each in reversed(chain):
-            if not self.disk.offer(each.block, each.importance):
-                return  # its children would not be accepted either
-            self._end_pending(each)
-            each.on_disk = _OnDisk.PENDING
-            self._pending[each.block.key] = each
-            self._pending_bytes += each.block.num_bytes
+        if not chain and is_raised:
+            self.disk.raise_importance(key, self._entries[key].importance)
+        for each_key, entry, block in reversed(chain):
+            self.disk.write(block, entry.importance, is_full=len(block.tokens) >= self.block_tokens)
+            entry.on_disk = _OnDisk.PENDING
+            self._pending[each_key] = entry
+            self._pending_bytes += block.num_bytes
 
-    def _lineage(self, entry: _Entry) -> Iterator[_Entry]:
+    def _lineage(self, key: BlockKey) -> Iterator[tuple[BlockKey, _Entry, Block]]:
         """Yield a block in memory and its ancestors, up to the first that is not in memory."""
-        each: _Entry | None = entry
-        while each is not None:
-            yield each
-            each = self._entries.get(each.block.parent)
+        entry = self._in_memory.get(key)
+        while entry is not None and entry.block is not None:
+            yield key, entry, entry.block
+            key = entry.block.parent
+            entry = self._in_memory.get(key)
 
     # Parts of a lookup.
 
@@ -635,39 +661,28 @@ class BlockTable:
         At least MIN_PART of its tokens must be on the walk, up to a position beyond `end`. It must begin at one of the
         positions in `num_blocks`, which maps positions to the number of blocks before.
 
-        Among blocks that reach equally far, prefer one in memory, then one with the fewest blocks before it, then
-        the shortest one. Blocks that are gone are removed from the tree.
+        Among blocks that reach equally far, prefer one in memory, then one with the fewest blocks before it, then the
+        shortest one.
         """
         best: BlockReference | None = None
         best_rank: tuple[bool, int, int] | None = None
-        gone = []
         for place, depth in walk.across(end):
             if best is not None and depth < best.end:
                 break
             if place.start not in num_blocks or depth - place.start < MIN_PART:
                 continue
             reference = self._reference(place, depth)
-            if reference is None:
-                gone.append(place.key)
-                continue
             rank = (reference.is_in_memory, -num_blocks[reference.start], -reference.length)
             if best_rank is None or rank > best_rank:
                 best, best_rank = reference, rank
-        for key in gone:
-            self.tree.discard(key)
         return best
 
-    def _reference(self, place: Place, end: int) -> BlockReference | None:
-        """Return a reference to a block's tokens up to position `end`; None if the block is gone."""
-        entry, num_bytes = self._entries.get(place.key), None
-        if entry is not None:
-            num_bytes = entry.block.num_bytes
-        elif self.disk is not None:
-            num_bytes = self.disk.num_bytes(place.key)
-        if num_bytes is None:
-            return None
+    def _reference(self, place: Place, end: int) -> BlockReference:
+        """Return a reference to a block's tokens up to position `end`."""
+        entry = self._entries[place.key]
+        num_bytes = entry.disk_bytes if entry.block is None else entry.block.num_bytes
         length = place.end - place.start
-        return BlockReference(entry is not None, place.key, place.start, end - place.start, length, num_bytes)
+        return BlockReference(entry.block is not None, place.key, place.start, end - place.start, length, num_bytes)
 
 
 def make_table(

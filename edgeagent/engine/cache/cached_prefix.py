@@ -73,10 +73,9 @@ class Restoring:
     seq_id: int
     tokens: array[int]
     references: deque[BlockReference]
-    epoch: int  # of its partition, at the beginning of the restore
-    unasked: deque[BlockReference] = field(default_factory=deque)  # still to request from the loader, in order
-    requested: set[BlockKey] = field(default_factory=set)  # from the loader, and not received yet
-    read: set[BlockKey] = field(default_factory=set)  # received from the disk
+    unasked: deque[BlockReference] = field(default_factory=deque)  # still to request from the disk, in order
+    requested: set[BlockKey] = field(default_factory=set)  # from the disk, and not received yet
+    read: set[BlockKey] = field(default_factory=set)  # read from disk
     num_restored: dict[str, int] = field(default_factory=dict)  # tokens by tier
 
     @property

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.background import BackgroundWork
 from edgeagent.engine.cache.block import MIN_PART, BlockDisk, CachePriority, Keyring, PayloadCodec
-from edgeagent.engine.cache.block_table import PENDING_SHARE, BlockTable, empty_table, make_table
+from edgeagent.engine.cache.block_table import BlockTable, empty_table, make_table
 from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix, Restoring
 from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.cache.restorer import Restorer
@@ -113,7 +113,7 @@ class PrefixStore:
             self._restore_retrials.record(self._computed_s(found.known, found.cell_prefix))
         references = found.to_restore if self._slots.length(seq_id) == found.cell_prefix.length else []
         self._blocks.use([reference.key for reference in references])
-        restoring = Restoring(seq_id, tokens, deque(references), self._blocks.epoch(found.root))
+        restoring = Restoring(seq_id, tokens, deque(references))
         self._restorer.begin(restoring)
         return restoring
 
@@ -249,18 +249,13 @@ class PrefixStore:
 
     # All prefixes.
 
-    @property
-    def max_pending_bytes(self) -> int:
-        """The most bytes of host memory for blocks that the disk has accepted and not yet written."""
-        return int(self._blocks.max_bytes * PENDING_SHARE)
-
     def stats(self) -> CacheStatus:
         """Return counts of the blocks in host memory."""
         return self._blocks.stats()
 
     def refresh(self) -> None:
-        """Add all blocks found on disk to the tree at once. Without this call, each lookup adds up to 200 blocks."""
-        self._blocks.refresh()
+        """Add all blocks found on disk at once. Without this call, each lookup adds up to 200 blocks."""
+        self._blocks.poll()
 
     def purge(self, partition: str | None) -> int:
         """Forget the idle prefixes and blocks of a partition (None: of all partitions); return the number of blocks.
@@ -273,14 +268,13 @@ class PrefixStore:
         return self._blocks.purge(root)
 
     def close(self) -> None:
-        """Save all idle prefixes to the disk, if there is one, except VOLATILE ones. End the loader thread.
+        """Save all idle prefixes to the disk, if there is one, except VOLATILE ones.
 
         This may wait for the disk to write blocks, within its time limit for closing. The disk stays open until
         `close_disk`.
         """
         if self._blocks.disk is not None:
             self._saver.close()
-        self._restorer.close()
 
     def close_disk(self) -> None:
         """Close the disk. First close all prefix stores that use it."""

@@ -1,17 +1,15 @@
 """Restores blocks into the cells of a live sequence.
 
-Restoring happens on the engine's thread between two steps, a block at a time, within the caller's time budget. A
-separate thread reads blocks from disk, so that no token waits for a disk.
+Restoring happens on the engine's thread between two steps, a block at a time, within the caller's time budget. The
+disk's thread reads blocks ahead, so that no token waits for a disk.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 
-from edgeagent.engine.cache.block import Block, BlockDisk, BlockKey, Importance
+from edgeagent.engine.cache.block import Block, BlockKey, Importance
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import BlockReference, Restoring
 from edgeagent.engine.cache.slots import Slots
@@ -23,20 +21,16 @@ from edgeagent.errors import InternalError
 _MAX_AHEAD_BYTES = 64 << 20
 
 
-class BlockLoader:
-    """Reads blocks from disk on its own thread. The engine's thread calls the public methods."""
+class _Reads:
+    """The reads of blocks from disk that sequences wait for. Sequences that want the same block share its read."""
 
-    def __init__(self, disk: BlockDisk) -> None:
-        self._disk = disk
-        self._asked: SimpleQueue[BlockKey | None] = SimpleQueue()
-        self._read: SimpleQueue[tuple[BlockKey, Block | None]] = SimpleQueue()
-        self._loaded: dict[BlockKey, Block | None] = {}
+    def __init__(self, blocks: BlockTable) -> None:
+        self._blocks = blocks
         self._num_wanted: dict[BlockKey, int] = {}
         self._sizes: dict[BlockKey, int] = {}
+        self._loaded: dict[BlockKey, Block | None] = {}
         self.num_bytes = 0
         """Bytes of all blocks that were requested and not yet taken or forgotten."""
-        self._thread = threading.Thread(target=self._run, name="block loader", daemon=True)
-        self._thread.start()
 
     def request(self, key: BlockKey, num_bytes: int) -> None:
         """Start to read a block, which has `num_bytes`. End each request by one call of `take` or `forget`."""
@@ -44,11 +38,11 @@ class BlockLoader:
         if self._num_wanted[key] == 1:
             self._sizes[key] = num_bytes
             self.num_bytes += num_bytes
-            self._asked.put(key)
+            self._blocks.fetch(key)
 
     def is_loaded(self, key: BlockKey) -> bool:
         """Whether the read of a requested block has ended, successfully or not."""
-        self._collect(timeout_s=None)
+        self.wait(0.0)
         return key in self._loaded
 
     def take(self, key: BlockKey) -> Block | None:
@@ -66,31 +60,11 @@ class BlockLoader:
             self._loaded.pop(key, None)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` until another block is loaded."""
-        self._collect(timeout_s)
-
-    def close(self) -> None:
-        """End the thread after all queued reads."""
-        self._asked.put(None)
-        self._thread.join()
-
-    def _collect(self, timeout_s: float | None) -> None:
-        try:
-            while True:
-                key, block = self._read.get(block=timeout_s is not None, timeout=timeout_s)
-                timeout_s = None
-                if key in self._num_wanted:
-                    self._loaded[key] = block
-        except Empty:
-            pass
-
-    def _run(self) -> None:
-        while (key := self._asked.get()) is not None:
-            try:
-                block = self._disk.read(key)
-            except Exception:  # the thread must survive; a failed read counts as a missing block
-                block = None
-            self._read.put((key, block))
+        """Take what was read. If the disk has no result at all, wait up to `timeout_s` for one."""
+        self._blocks.poll(timeout_s=timeout_s)
+        for result in self._blocks.take_loaded():
+            if result.key in self._num_wanted:
+                self._loaded[result.key] = result.block
 
 
 class Restorer:
@@ -107,7 +81,7 @@ class Restorer:
         self._slots = slots
         self._blocks = blocks
         self._clock = clock
-        self._loader = None if blocks.disk is None else BlockLoader(blocks.disk)
+        self._reads = _Reads(blocks)
         self._rate = TransferRate()
 
     def begin(self, restoring: Restoring) -> None:
@@ -142,61 +116,52 @@ class Restorer:
         restoring.references.clear()
         restoring.unasked.clear()
         for key in restoring.requested:
-            assert self._loader is not None
-            self._loader.forget(key)
+            self._reads.forget(key)
         restoring.requested.clear()
 
     def wait(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
         """Wait up to `timeout_s` until another block is read. Return at once if one restore can continue now."""
         heads = [(each, each.references[0]) for each in restorings if each.references]
-        if self._loader is not None and heads and not any(self._is_loaded(*head) for head in heads):
-            self._loader.wait(timeout_s)
+        if heads and not any(self._is_loaded(*head) for head in heads):
+            self._reads.wait(timeout_s)
 
     def expected_s(self, references: Sequence[BlockReference]) -> float:
         """Return the expected seconds to restore these blocks, including reads from disk."""
         seconds = self._rate.seconds(sum(reference.num_bytes for reference in references))
         if self._blocks.disk is not None:
             num_read = sum(reference.num_bytes for reference in references if not reference.is_in_memory)
-            rate = self._blocks.disk.stats().read_bytes_per_s
+            rate = self._blocks.disk.read_bytes_per_s
             seconds += num_read / rate if num_read and rate else 0.0
         return seconds
 
-    def close(self) -> None:
-        """Finish the queued reads and end the reading thread. The disk stays open."""
-        if self._loader is not None:
-            self._loader.close()
-
     def _is_loaded(self, restoring: Restoring, reference: BlockReference) -> bool:
-        return reference.key not in restoring.requested or (
-            self._loader is not None and self._loader.is_loaded(reference.key)
-        )
+        return reference.key not in restoring.requested or self._reads.is_loaded(reference.key)
 
     def _take(self, restoring: Restoring, reference: BlockReference) -> Block | None:
         """Return the block of a reference; None if it is gone.
 
-        A block that was read from disk is also kept in memory, if its partition was not purged since.
+        A block that was read from disk is also kept in memory, unless it was purged since. Then only this sequence uses
+        it.
         """
         if reference.key not in restoring.requested:
             return self._blocks.read(reference.key)
-        assert self._loader is not None
         restoring.requested.remove(reference.key)
         restoring.read.add(reference.key)
-        block = self._loader.take(reference.key)
+        block = self._reads.take(reference.key)
         self._read_ahead(restoring)
-        # A block that was purged meanwhile is used by this sequence only, and is not kept for others.
-        if block is not None and restoring.epoch == self._blocks.epoch(self._slots.root(restoring.seq_id)):
+        if block is not None and self._blocks.is_held(block.key):
             self._blocks.add(block, Importance.NORMAL)
         return block
 
     def _read_ahead(self, restoring: Restoring) -> None:
         """Start to read a sequence's next blocks: at least one, and more within the limit for all sequences."""
-        while restoring.unasked and self._loader is not None:
+        while restoring.unasked:
             reference = restoring.unasked[0]
-            if restoring.requested and self._loader.num_bytes + reference.num_bytes > _MAX_AHEAD_BYTES:
+            if restoring.requested and self._reads.num_bytes + reference.num_bytes > _MAX_AHEAD_BYTES:
                 return
             restoring.unasked.popleft()
             if reference.key not in restoring.requested:
-                self._loader.request(reference.key, reference.num_bytes)
+                self._reads.request(reference.key, reference.num_bytes)
                 restoring.requested.add(reference.key)
 
     def _restore(self, restoring: Restoring, reference: BlockReference, block: Block) -> bool:

@@ -1,4 +1,4 @@
-"""The worker's thread that writes cached blocks to disk. The block store decides what to write, and when."""
+"""The worker's thread for cached blocks on disk. The block store decides what to write, and when."""
 
 from __future__ import annotations
 

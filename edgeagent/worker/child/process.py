@@ -270,7 +270,7 @@ def main() -> int:
     loop = _start(host, outlet)
     keep_collections_short()
     if store is not None:
-        store.yield_to(lambda: loop.status.num_running > 0)
+        store.is_busy = lambda: loop.status.num_running > 0
     questions = Questions(host.answer, writer.frames, loop.read_texts)
     questions.start()
     reader.serve(_Served(host, loop, questions))

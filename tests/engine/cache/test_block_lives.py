@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgeagent.engine.cache.block import MIN_PART, Block, Importance, Keyring, common_length
+from edgeagent.engine.cache.block import MIN_PART, Block, Dropped, Importance, Keyring, common_length
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -36,9 +36,11 @@ def tokens_of(runs: list[tuple[int, int]]) -> array[int]:
 class LossyTier(FakeTier):
     """Takes a block only if it holds the parent, which it may have lost."""
 
-    def offer(self, block: Block, importance: Importance) -> bool:
-        is_orphan = block.parent != block.root and block.parent not in self.blocks
-        return not is_orphan and super().offer(block, importance)
+    def write(self, block: Block, importance: Importance, *, is_full: bool) -> None:
+        if block.parent != block.root and block.parent not in self.blocks:
+            self._results[block.is_draft].append(Dropped(block))
+        else:
+            super().write(block, importance, is_full=is_full)
 
 
 class Lives(RuleBasedStateMachine):

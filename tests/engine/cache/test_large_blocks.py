@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, Keyring, Payload, choose_block_tokens
-from edgeagent.engine.cache.block_table import PENDING_SHARE, BlockTable
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from tests.engine.cache.disk.stores import SECRET, make_store
+from tests.engine.cache.disk.stores import SECRET, make_disk
 from tests.engine.support import greedy, naive
 from tests.fakes import FakeRunner
 
@@ -65,9 +65,9 @@ class Life:
 
     def look(self) -> None:
         """Record the memory in use."""
-        held = {block.key: block.num_bytes for block in tuple(self.store._writer.pending.values())}
+        held = {block.key: block.num_bytes for block in tuple(self.store._pending.values())}
         self.most_pending_bytes = max(self.most_pending_bytes, sum(held.values()))
-        held |= {key: entry.block.num_bytes for key, entry in self.blocks._entries.items()}
+        held |= {key: entry.block.num_bytes for key, entry in self.blocks._in_memory.items() if entry.block}
         self.most_bytes = max(self.most_bytes, sum(held.values()))
 
     def ask(self, name: str, prompt: list[int]) -> Sequence:
@@ -96,9 +96,8 @@ class Life:
 
 
 def live(folder: Path, token_bytes: int, host_bytes: int, *, block_tokens: int = 32) -> Life:
-    store = make_store(folder, max_bytes=1 << 40, close_s=60)
-    store._clock = store._writer._clock = time.monotonic
-    store.configure_writer(block_tokens, int(host_bytes * PENDING_SHARE))
+    store = make_disk(folder, max_bytes=1 << 40, close_s=60)
+    store._clock = time.monotonic
     blocks = BlockTable(Keyring(b"fake", SECRET), host_bytes, store, can_cut=True, block_tokens=block_tokens)
     thread = threading.Thread(target=store.run, daemon=True)
     thread.start()
@@ -106,7 +105,7 @@ def live(folder: Path, token_bytes: int, host_bytes: int, *, block_tokens: int =
     runner = HeavyRunner(token_bytes)
     engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, blocks))
     engine.refresh()
-    store.yield_to(lambda: engine.num_live > 0)
+    store.is_busy = lambda: engine.num_live > 0
     return Life(engine, blocks, store, thread)
 
 

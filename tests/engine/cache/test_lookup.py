@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache import block_table
 from edgeagent.engine.cache.block import MIN_PART, Block, BlockDisk, BlockKey, CachePriority, Importance, Keyring
 from edgeagent.engine.cache.block_table import BlockTable, Continuation, make_table
 from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix
@@ -119,7 +118,7 @@ def offered_below(blocks: BlockTable, below: FakeTier, parent: Block | None, own
     """Put a block into the tier below alone, as another process would."""
     start = 0 if parent is None else parent.start + len(parent.tokens)
     block = blocks.make(ROOT, None if parent is None else parent.key, start, own, memoryview(bytes(100)))
-    below.offer(block, Importance.NORMAL)
+    below.blocks[block.key] = block
     return block
 
 
@@ -151,7 +150,7 @@ def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
     prefixes.append(claimed.seq_id, TOKENS[:64])
     del below.blocks[first.key]
     assert find(blocks, TOKENS[:20]) == []  # the tree forgets the block too
-    below.come_back(first)
+    below.blocks[first.key] = first
     prefixes.release(claimed.seq_id, None, keep=True, priority=CachePriority())
     for _ in range(3):  # two blocks, and one call that finds no third
         prefixes._saver.save_one()
@@ -167,31 +166,6 @@ def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
     assert blocks.add(longer, Importance.ONCE)
     (reference,) = find(blocks, TOKENS)
     assert (reference.is_in_memory, reference.key, reference.end) == (True, longer.key, 20)
-
-
-def test_what_no_tier_holds_is_looked_for_when_there_are_twice_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_table, "_MIN_SWEEP", 4)
-    blocks, num_asked = over(FakeTier()), 0
-    blocks._sweep_at = 4
-    is_held = blocks.is_held
-
-    def counted(key: BlockKey) -> bool:
-        nonlocal num_asked
-        num_asked += 1
-        return is_held(key)
-
-    monkeypatch.setattr(blocks, "is_held", counted)
-    for number in range(20):
-        block = blocks.make(ROOT, None, 0, array("i", [number] * 32), memoryview(bytes(100)))
-        assert blocks.add(block, Importance.ONCE)
-        blocks.refresh()
-    assert num_asked == 5 + 15
-    for entry in tuple(blocks._entries.values()):
-        blocks._remove(entry)
-    for number in range(40):
-        blocks.add(blocks.make(ROOT, None, 0, array("i", [50 + number] * 32), memoryview(bytes(100))), Importance.ONCE)
-        blocks.refresh()
-    assert len(blocks.tree.blocks) == 40
 
 
 class TestContinuation:
@@ -215,7 +189,7 @@ class TestContinuation:
         first = offered_below(blocks, below, None, TOKENS[:20])
         offered_below(blocks, below, first, TOKENS[20:52])
         offered_below(blocks, below, None, TOKENS[:23] + array("i", [99] * 9))
-        blocks.refresh()
+        blocks.poll()
         assert blocks.continuation(ROOT, None, 0, TOKENS[:24], 0).complete is None
 
     @pytest.mark.parametrize(
@@ -246,13 +220,3 @@ def test_host_memory_is_an_eighth_of_the_machines_within_a_bound(
     config = EngineConfig(cache_memory_bytes=-1)
     assert make_table(MemoryKind.FULL_ATTENTION, config).max_bytes == host_bytes
     assert make_table(MemoryKind.FULL_ATTENTION, config, share=0.25).max_bytes == host_bytes // 4
-
-
-def test_each_purge_is_another_epoch_of_what_it_concerns() -> None:
-    blocks = make_cache(None)
-    other = KEYS.root("other")
-    epochs = [(blocks.epoch(ROOT), blocks.epoch(other))]
-    for root in (ROOT, None):
-        blocks.purge(root)
-        epochs.append((blocks.epoch(ROOT), blocks.epoch(other)))
-    assert epochs == [(0, 0), (1, 0), (2, 1)]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 import pytest
 
-from edgeagent.engine.cache.block import Importance, Keyring
+from edgeagent.engine.cache.block import DiskResult, Importance, Keyring
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
@@ -291,15 +290,9 @@ def test_a_damaged_block_ends_a_restore_where_it_is() -> None:
 
 
 def test_streams_go_on_while_another_waits_for_the_disk() -> None:
-    is_there = threading.Event()
-
-    class SlowTier(FakeTier):
-        def read(self, key: bytes):  # type: ignore[no-untyped-def]
-            assert is_there.wait(30)
-            return super().read(key)
-
-    below = SlowTier()
+    below = FakeTier()
     prompt = kept(below)
+    below.is_slow = True
     engine = make_engine(FakeRunner(num_cells=4096, end_token=-1), below=below)
     engine.add(SequenceSpec("live", prompt_of(5), greedy(), max_tokens=100_000))
     engine.step()
@@ -309,7 +302,7 @@ def test_streams_go_on_while_another_waits_for_the_disk() -> None:
         engine.step()
     assert engine.status().num_steps - num_steps == 5
     assert waiting.num_cached == 0
-    is_there.set()
+    below.is_slow = False
     while waiting.num_cached == 0:
         engine.step()
     assert waiting.num_cached == 1499
@@ -323,20 +316,17 @@ def test_a_close_saves_all_whenever_the_tier_below_has_written(seed: int) -> Non
     chance = random.Random(seed)
 
     class QuickTier(FakeTier):
-        """May write a block between any two queries, and never makes the caller wait."""
+        """May have written a block at any query, and never makes the caller wait."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.written: set[bytes] = set()
+            self.unsaid: list[DiskResult] = []
 
-        def is_pending(self, key: bytes) -> bool:
-            if chance.random() < 0.3:
-                self.written.add(key)
-            return key not in self.written
-
-        def wait_written(self) -> bool:
-            self.written.update(self.blocks)
-            return False
+        def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
+            self.unsaid += super().take_results(max_results, is_draft=is_draft)
+            num_said = len(self.unsaid) if timeout_s > 0 else sum(chance.random() < 0.3 for _ in self.unsaid)
+            said, self.unsaid = self.unsaid[:num_said], self.unsaid[num_said:]
+            return said
 
     below = QuickTier()
     engine = make_engine(FakeRunner(num_cells=4096), below=below, host_bytes=6_000)
@@ -448,37 +438,19 @@ def test_importance_orders_as_documented() -> None:
     assert list(Importance) == sorted(Importance)
 
 
-class Gate(FakeTier):
-    """A tier whose reads wait until the test opens it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_open = threading.Event()
-        self.begun = threading.Event()
-
-    def read(self, key: bytes):  # type: ignore[no-untyped-def]
-        block = super().read(key)
-        self.begun.set()
-        assert self.is_open.wait(10)
-        return block
-
-
 @pytest.mark.parametrize("whose", ["mine", None])
 def test_a_purge_is_not_undone_by_blocks_that_were_being_read(whose: str | None) -> None:
-    below = Gate()
-    below.is_open.set()
+    below = FakeTier()
     first = make_engine(FakeRunner(num_cells=4096), below=below)
     prompt = prompt_of(600)
     ask(first, "a", prompt, partition="mine")
     first.close()
-    below.is_open.clear()
-    below.begun.clear()
+    below.is_slow = True
     engine = make_engine(FakeRunner(num_cells=4096), below=below)
     engine.add(SequenceSpec("b", prompt, greedy(), max_tokens=3, partition="mine"))
     engine.step()
-    assert below.begun.wait(10)
     engine.purge(whose)
-    below.is_open.set()
+    below.is_slow = False
     assert run(engine)["b"] == naive(prompt, 3), "what runs goes on"
     assert engine.status().host.num_blocks == 0
     assert not below.blocks
@@ -508,21 +480,20 @@ def test_no_more_is_read_ahead_than_all_sequences_together_may_hold(monkeypatch:
     size = max(block.num_bytes for block in below.blocks.values())
     monkeypatch.setattr("edgeagent.engine.cache.restorer._MAX_AHEAD_BYTES", 3 * size)
     engine = make_engine(FakeRunner(num_cells=8192), below=below)
-    loader = engine._prefixes._restorer._loader
-    assert loader is not None
+    reads = engine._prefixes._restorer._reads
     most = 0
-    request = loader.request
+    request = reads.request
 
     def counted(key: bytes, num_bytes: int) -> None:
         nonlocal most
         request(key, num_bytes)
-        most = max(most, loader.num_bytes)
+        most = max(most, reads.num_bytes)
 
-    monkeypatch.setattr(loader, "request", counted)
+    monkeypatch.setattr(reads, "request", counted)
     for number, prompt in enumerate(prompts):
         engine.add(SequenceSpec(f"{number}", prompt, greedy(), max_tokens=3))
     sequences = list(engine._waiting.values())
     assert run(engine) == {f"{number}": naive(prompt, 3) for number, prompt in enumerate(prompts)}
     assert [sequence.num_cached for sequence in sequences] == [1499] * 3
     assert size < most <= (3 + 2) * size, "three blocks for all, and one for each that would have none"
-    assert loader.num_bytes == 0
+    assert reads.num_bytes == 0

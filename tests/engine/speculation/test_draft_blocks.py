@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
 from array import array
 from typing import Any
 
 import pytest
-from msgspec import structs
 
-from edgeagent.engine.cache.block import Block, BlockKey, Keyring
+from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
@@ -22,7 +20,6 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InternalError
-from edgeagent.types import CacheStatus
 from tests.engine.support import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier
 from tests.integrity import check_integrity
@@ -31,26 +28,12 @@ PROMPT = [1 + number * number % 49 for number in range(200)]
 BLOCK_TOKENS = 32
 
 
-class Gate(FakeTier):
-    """A tier whose reads wait until the test opens it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_open = threading.Event()
-        self.is_open.set()
-        self.num_begun = 0
-
-    def read(self, key: BlockKey) -> Block | None:
-        self.num_begun += 1
-        assert self.is_open.wait(10)
-        return super().read(key)
-
-
 class SlowTier(FakeTier):
-    """A tier that reports a slow reading rate."""
+    """A disk that reports a slow reading rate."""
 
-    def stats(self) -> CacheStatus:
-        return structs.replace(super().stats(), read_bytes_per_s=1000.0)
+    @property
+    def read_bytes_per_s(self) -> float:
+        return 1000.0
 
 
 def make_draft(
@@ -114,9 +97,9 @@ def test_another_drafts_blocks_are_not_found() -> None:
 
 
 def test_no_step_waits_for_a_block_that_is_being_read() -> None:
-    below = Gate()
+    below = FakeTier()
     keep(below)
-    below.is_open.clear()
+    below.is_slow = True
     runner = FakeRunner(num_cells=512)
     draft, sequence = make_draft(runner, below), decoding()
     for _ in range(3):
@@ -126,7 +109,7 @@ def test_no_step_waits_for_a_block_that_is_being_read() -> None:
     assert runner.num_tokens_computed == 0, "what is about to be read is not computed"
     other = decoding("b", [7, 8, 9])
     assert draft.draft([(other, 2)]).keys() == {"b"}, "others are drafted for meanwhile"
-    below.is_open.set()
+    below.is_slow = False
     draft_all(draft, sequence)
     assert not draft.is_restoring
     assert runner.num_tokens_computed <= BLOCK_TOKENS + 5
@@ -137,17 +120,16 @@ def test_no_step_waits_for_a_block_that_is_being_read() -> None:
 
 
 def test_a_sequence_that_ends_while_it_is_read_leaves_nothing() -> None:
-    below = Gate()
+    below = FakeTier()
     keep(below)
-    below.is_open.clear()
+    below.is_slow = True
     draft, sequence = make_draft(FakeRunner(num_cells=512), below), decoding()
     assert draft.catch_up_s(sequence) == math.inf
     draft.release(sequence)
     assert not draft.is_restoring
-    loader = draft.prefixes._restorer._loader
-    assert loader is not None and loader.num_bytes == 0
+    assert draft.prefixes._restorer._reads.num_bytes == 0
     check_integrity(draft)
-    below.is_open.set()
+    below.is_slow = False
     draft.prefixes.close()
 
 
@@ -160,9 +142,9 @@ def test_a_draft_that_breaks_while_blocks_are_read_computes_anew() -> None:
                 raise InternalError("llama_decode failed with status -3")
             super().decode(slices)
 
-    below = Gate()
+    below = FakeTier()
     keep(below)
-    below.is_open.clear()
+    below.is_slow = True
     runner = Broken(num_cells=512)
     draft, sequence, other = make_draft(runner, below), decoding(), decoding("b", [7, 8, 9])
     assert draft.catch_up_s(sequence) == math.inf
@@ -170,7 +152,7 @@ def test_a_draft_that_breaks_while_blocks_are_read_computes_anew() -> None:
     assert draft.draft([(other, 1)]) == {}
     assert not draft.is_restoring
     runner.is_broken = False
-    below.is_open.set()
+    below.is_slow = False
     draft_all(draft, sequence)
     assert runner.num_tokens_computed >= len(PROMPT)
     for each in (sequence, other):

@@ -15,7 +15,7 @@ from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.engine.verification import Output
 from edgeagent.errors import InternalError
-from tests.engine.speculation.test_draft_blocks import BLOCK_TOKENS, PROMPT, Gate, make_draft, pair
+from tests.engine.speculation.test_draft_blocks import BLOCK_TOKENS, PROMPT, make_draft, pair
 from tests.engine.support import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier
 from tests.integrity import check_integrity
@@ -126,14 +126,14 @@ def test_a_draft_model_that_fails_is_not_asked_for_ever() -> None:
 
 
 def test_its_blocks_are_waited_for() -> None:
-    below = Gate()
+    below = FakeTier()
     engine = plain_pair(FakeRunner(num_cells=512), below)
     engine.add(to_warm())
     run(engine)
     engine.close()
     runner = FakeRunner(num_cells=512)
     engine = plain_pair(runner, below)
-    below.is_open.clear()
+    below.is_slow = True
     engine.add(to_warm())
     while engine.num_live:
         engine.step()
@@ -141,7 +141,7 @@ def test_its_blocks_are_waited_for() -> None:
         engine.step()
     assert engine.has_work
     assert runner.num_tokens_computed == 0
-    below.is_open.set()
+    below.is_slow = False
     run(engine)
     assert 0 < runner.num_tokens_computed < BLOCK_TOKENS
     engine.close()

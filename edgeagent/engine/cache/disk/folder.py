@@ -1,12 +1,12 @@
 """Maintains a folder of blocks: writes blocks, and removes evicted, expired and purged ones.
 
-All methods run on the writer's thread. Writing stops while the disk fails. A block's name never refers to a partly
-written file: the content goes to a temporary file, which is synced and then renamed. Only the writer waits for the
+All methods run on the disk's thread. Writing stops while the disk fails. A block's name never refers to a partly
+written file: the content goes to a temporary file, which is synced and then renamed. Only that thread waits for the
 sync, which has three purposes:
 
 - After a power cut, no block is incomplete. (A reader would refuse an incomplete block, but only after reading it.)
 - If the disk is full or broken, the write of that block fails, not a later one.
-- The writer cannot get ahead of the disk.
+- The thread cannot get ahead of the disk.
 
 A sync is not needed to survive `kill -9`. The folder itself is synced when no other write is waiting.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -95,7 +95,9 @@ class Folder:
         self._is_gone = False  # whether the folder was missing at the last failure
         self.num_evicted = 0
         self.has_found = False
-        """Whether a scan may have found blocks of other processes. The writer looks for them and resets the flag."""
+        """Whether a scan may have found blocks of other processes. The disk looks for them and resets the flag."""
+        self.gone: list[IndexEntry] = []
+        """Blocks that no longer can be read. The disk reports them, and clears the list."""
 
     @property
     def name_trouble(self) -> str | None:
@@ -121,14 +123,8 @@ class Folder:
         """Whether blocks of this importance may use what remains of the hour's write allowance."""
         return is_worth_writing(importance, allowance_left=self._budget.left_now)
 
-    def write(
-        self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, epoch: int, *, is_draft: bool = False
-    ) -> Outcome:
-        """Write a block's file from its `parts`, `num_bytes` in total, and add the block to the index.
-
-        `epoch`: the epoch of the block's partition when the block was offered. If the partition was forgotten since
-        then, the outcome is LOST.
-        """
+    def write(self, name: BlockName, parts: Iterable[Buffer], num_bytes: int, *, is_draft: bool = False) -> Outcome:
+        """Write a block's file from its `parts`, `num_bytes` in total, and add the block to the index."""
         if self.trouble is not None:
             return Outcome.LATER
         with self._guarded("write to"):
@@ -148,9 +144,6 @@ class Folder:
                     self._files.write(file, parts)
                     self._files.sync(file)
                 self._files.stamp(temporary, used_s)
-                if epoch != self._index.epoch(name.root):
-                    self._files.remove(temporary)
-                    return Outcome.LOST
                 with self._changing():
                     self._files.rename(temporary, name.file_name)
             except OSError as error:
@@ -160,10 +153,10 @@ class Folder:
                     raise
                 self._name_trouble = self._files.in_the_way(name.file_name)
                 return Outcome.LOST
-            damaged = self._index.find_unreadable(name.key)
-            self._index.add(IndexEntry(name, num_bytes, used_s, epoch, is_draft=is_draft, is_announced=True))
-            if damaged is not None and damaged.name != name:
-                self._files.remove(damaged.name.file_name)
+            former = self._index.file_of(name.key)
+            self._index.add(IndexEntry(name, num_bytes, used_s, is_draft=is_draft, is_announced=True))
+            if former is not None and former.name != name:
+                self._files.remove(former.name.file_name)
             self._is_unsynced = True
             return Outcome.WRITTEN
         return Outcome.LATER
@@ -183,13 +176,12 @@ class Folder:
         if entry is None or entry.importance >= importance:
             return
         with self._guarded("rename in"):
-            # Copied first: a reader that misses the old name hides `entry`, and must not hide the copy.
             raised = replace(entry, name=replace(entry.name, importance=int(importance)))
             try:
                 with self._changing():
                     self._files.rename(entry.name.file_name, raised.name.file_name)
             except FileNotFoundError:
-                self._index.remove(entry.name.key)
+                self.drop([entry])
                 return
             except IsADirectoryError:
                 self._name_trouble = self._files.in_the_way(raised.name.file_name)
@@ -203,17 +195,39 @@ class Folder:
         entry = self._index.find(key)
         if entry is not None:
             with self._guarded("remove from"):
-                self._remove([entry])
+                self.remove([entry])
 
     def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
         """Remember a partition's description. If the folder lacks it, `write` adds it before the next block."""
         self._root_records[root[:ROOT_BYTES]] = record
 
-    def sweep(self) -> None:
-        """Remove the files of forgotten and damaged blocks."""
+    def purge(self, root: BlockKey | None) -> None:
+        """Remove all blocks of a partition (None: of all partitions). Files that cannot be removed now go later."""
         self._labelled.clear()
         with self._guarded("remove from"):
-            self._remove(self._index.forgotten())
+            self.remove([entry for entry in self._index.all() if root is None or entry.name.root == root[:ROOT_BYTES]])
+
+    def remove(self, blocks: Collection[IndexEntry]) -> None:
+        """Remove blocks and their files. A file that cannot be removed now is removed later."""
+        for entry in blocks:
+            if not entry.is_doomed:
+                entry.is_doomed = True
+                self.gone.append(entry)
+        for entry in blocks:
+            with contextlib.suppress(BlockingIOError):  # another process is reading it (Windows)
+                self._files.remove(entry.name.file_name)
+                self._index.remove(entry.name.key)
+
+    def drop(self, blocks: Iterable[IndexEntry]) -> None:
+        """Drop blocks whose files are gone."""
+        for entry in blocks:
+            self._index.remove(entry.name.key)
+            self.gone.append(entry)
+
+    def give_up(self, entry: IndexEntry) -> None:
+        """Leave a file that cannot be read where it is, for the disk may recover. A write may replace it."""
+        entry.is_unreadable = True
+        self.gone.append(entry)
 
     def tick(self, *, is_idle: bool) -> None:
         """Do the periodic work that is due. `is_idle`: no block can be written now, and no command is queued."""
@@ -226,6 +240,7 @@ class Folder:
                 self._is_unsynced = False
             if is_idle:
                 self._look_around()
+                self.remove([entry for entry in self._index.all() if entry.is_doomed])
             self._when_due(self._stamp, _STAMP_EVERY_S)
             self._when_due(self._yield_room, _YIELD_EVERY_S)
             self._when_due(self._tidy, _TIDY_EVERY_S)
@@ -255,7 +270,7 @@ class Folder:
             is_gone = not self._files.is_there()
             if is_gone and not self._is_gone:
                 # The blocks are gone too. The next tick creates the folder again, if this process may.
-                self._index.replace([], self._index.epochs())
+                self.drop(self._index.all())
                 self._labelled.clear()
                 self._due[self._retry] = self._clock()
             else:
@@ -299,9 +314,10 @@ class Folder:
             self._when_due(self._scan, _SCAN_EVERY_S)
 
     def _scan(self) -> None:
-        epochs = self._index.epochs()
         seen_ns = self._files.changed_ns()
-        for name in self._index.replace(self._files.scan(), epochs):
+        gone, doubles = self._index.replace(self._files.scan())
+        self.gone += gone
+        for name in doubles:
             self._files.remove(name.file_name)
         self._seen_ns = seen_ns
         self.has_found = True
@@ -373,21 +389,14 @@ class Folder:
 
     def _evict(self, num_bytes: int) -> None:
         victims = choose_victims(
-            self._index.all(),
+            [entry for entry in self._index.all() if not entry.is_doomed],
             num_bytes=num_bytes,
             max_bytes=self._limits.max_bytes,
             now_s=self._budget.now_s,
             ttl_s=self._limits.ttl_s,
         )
-        self._remove(victims)
+        self.remove(victims)
         self.num_evicted += len(victims)
-
-    def _remove(self, blocks: Iterable[IndexEntry]) -> None:
-        for entry in blocks:
-            self._index.remove(entry.name.key)  # first, so that no lookup finds a block whose file is gone
-            # A file that is being read stays, and the next scan finds it.
-            with contextlib.suppress(BlockingIOError):
-                self._files.remove(entry.name.file_name)
 
     def _label(self, root: bytes) -> None:
         """Write the description of a partition to the folder, if it is known and not written yet."""

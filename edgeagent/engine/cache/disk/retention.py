@@ -42,11 +42,11 @@ class IndexEntry:
     name: BlockName
     num_bytes: int
     used_s: float
-    epoch: int = 0
     is_draft: bool = False  # as its head says
-    is_announced: bool = False  # the engine knows of it
-    # Damaged, of another installation, or twice not read by the disk: no lookup finds it, and a write may replace it.
+    is_announced: bool = False  # the engine was told of it
+    # Of another installation, or twice not read by the disk: its file stays, and a write may replace it.
     is_unreadable: bool = False
+    is_doomed: bool = False  # purged, evicted or damaged; its file is to be removed
 
     @property
     def importance(self) -> Importance:

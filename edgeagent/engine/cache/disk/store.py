@@ -1,37 +1,61 @@
-"""The block store: a BlockTier on disk. It outlives the process, and several processes may share it.
+"""The disk of the prefix cache: one thread with three verbs. It writes, reads and removes the files of blocks.
+
+The engine's thread sends commands and takes results; it never waits for the disk. The thread alone knows the folder,
+and reports what was found, written, read, or is gone. Blocks outlive the process, and several processes may share the
+folder.
 
 Each block is one file, whose name contains the keys. A write ends with one rename, and an eviction is one unlink. No
 file is ever rewritten or compacted. One file for a whole conversation would save little: opening a file takes 30 µs,
 while reading and checking a block of 3 MB takes 2 ms or more. Conversations could then not share prefixes cheaply, and
 writes would not be atomic.
 
-Several threads use the store; the store itself starts no thread. The engine's thread looks blocks up and offers them.
-Loader threads read blocks: one for the target model, and one for the draft model if there is one. The writer's thread
-calls `run`. Only the writer's thread changes the files, and adds blocks to the index or removes them. If a bug has
-ended that thread, `purge` removes files itself. The other threads only hide blocks from lookups, by their epochs or as
-unreadable. The threads share a queue, and values that are replaced atomically.
+The most important blocks are written first. A partial block waits for a few seconds, since the conversation's next turn
+would replace it with a longer block. All blocks wait while the disk fails. A block also waits if too little of the
+hour's allowance is left for its importance. While tokens are computed, the thread rests after each write: the more
+bytes wait to be written, the shorter. Reads and other commands go on during a rest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from queue import Empty
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
-from edgeagent.cache_folder import RootRecord
-from edgeagent.engine.cache.block import Block, BlockKey, Head, Importance
-from edgeagent.engine.cache.disk.file_format import BadBlock, Seal
+from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName, RootRecord
+from edgeagent.engine.cache.block import (
+    Block,
+    BlockKey,
+    DiskResult,
+    Dropped,
+    Found,
+    Gone,
+    Importance,
+    Loaded,
+    Purged,
+    Written,
+)
+from edgeagent.engine.cache.disk.file_format import BadBlock, Seal, file_bytes, head_bytes
 from edgeagent.engine.cache.disk.files import Files
-from edgeagent.engine.cache.disk.folder import Folder, Limits
+from edgeagent.engine.cache.disk.folder import Folder, Limits, Outcome
 from edgeagent.engine.cache.disk.index import Index
 from edgeagent.engine.cache.disk.retention import IndexEntry, ReadRate
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
-from edgeagent.engine.cache.disk.writer import Close, DescribePartition, Discard, DiskWriter, Raise, Sweep, Touch, Write
 from edgeagent.types import CacheStatus
 
-_POLL_S = 0.005
+_TICK_S = 1.0
+_PARTIAL_DELAY_S = 5.0
+# The rest after a write while few bytes are pending, as a multiple of the write's CPU time. The thread then takes 1 %
+# of a busy CPU.
+_REST_FOR_WORK = 100.0
+_REST_STEP_S = 0.05
+# How many heads are read from the folder before the thread looks for commands.
+_HEADS_AT_ONCE = 50
 # Errors of a read that say nothing about the file: too few file descriptors or too little memory, or another program
 # has opened the file for itself (Windows).
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)
@@ -39,8 +63,66 @@ _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)
 _NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    key: BlockKey
+    importance: Importance
+    is_full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Raise:
+    key: BlockKey
+    importance: Importance
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    key: BlockKey
+    is_draft: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Touch:
+    keys: Sequence[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class _Remove:
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class _Purge:
+    root: BlockKey | None
+    is_draft: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Describe:
+    root: BlockKey
+    record: RootRecord
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    by_s: float  # begin no write after this time of the store's clock
+
+
+_Command = _Write | _Raise | _Read | _Touch | _Remove | _Purge | _Describe | _Close
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A queued write. `due_s`: when it may be done; 0 if at once."""
+
+    importance: Importance
+    due_s: float
+    order: int
+
+
 class BlockStore:
-    """The blocks on disk. BlockTier says which thread may call which method. The writer's thread calls `run`."""
+    """The blocks on disk. See BlockDisk. One thread calls `run`; methods say which other threads may call them."""
 
     def __init__(
         self,
@@ -52,130 +134,152 @@ class BlockStore:
         close_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`close_s`: how long `close` may wait for pending writes, in seconds."""
+        """`close_s`: how long pending writes may take at the end, in seconds."""
         self._close_s = close_s
         self._files = files
         self._seal = seal
         self._budget = budget
         self._limits = limits
         self._clock = clock
+        self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._results: dict[bool, SimpleQueue[DiskResult]] = {False: SimpleQueue(), True: SimpleQueue()}
+        self._opened: SimpleQueue[None] = SimpleQueue()
+        self._closed: SimpleQueue[None] = SimpleQueue()
+        # Owned by the engine's thread. The disk's thread looks a block up when its turn to be written comes.
+        self._pending: dict[BlockKey, Block] = {}
+        self._num_offered = 0
+        self._end_by_s = float("inf")
+        self.max_pending_bytes = 0
+        """The thread makes no rests while at least this many bytes are pending."""
+        self.is_busy: Callable[[], bool] = lambda: False
+        """Whether tokens are computed, so that the thread should rest between writes."""
+        # Owned by the disk's thread. Other threads read attributes, whose values are replaced atomically.
         self._index = Index()
         self._folder = Folder(files, self._index, budget, limits, clock=clock)
-        self._writer = DiskWriter(files, seal, self._index, self._folder, clock=clock)
-        self._rate = ReadRate()
-        self._end_by_s = float("inf")
-        self._is_closed = False
-        # Written by the engine's thread.
-        self._num_offered = self._num_refused = 0
-        # Written by the loader threads.
-        self._num_hits = self._num_misses = 0
+        self._waiting: dict[BlockKey, _Waiting] = {}
+        self._order = itertools.count()
+        self._to_announce: deque[IndexEntry] = deque()
         self._failed: set[BlockKey] = set()  # blocks whose last read failed, though their file is there
+        self._rate = ReadRate()
+        self._rest_until_s = 0.0
+        self._is_open = self._is_hurried = False
+        self.is_stalled = False
+        """Whether pending blocks cannot be written now: a bug, a disk that fails, or too little of the allowance."""
+        self.is_broken = False
+        """Whether a bug ended the thread. Nothing is read or written any more."""
+        self.num_written = 0
+        self._num_lost = self._num_hits = self._num_misses = 0
 
-    def yield_to(self, is_busy: Callable[[], bool]) -> None:
-        """Let the writer pause between writes while `is_busy()` is true, that is, while tokens are computed."""
-        self._writer.is_busy = is_busy
+    # The engine's thread.
 
-    def configure_writer(self, block_tokens: int, max_pending_bytes: int) -> None:
-        """Set how many tokens a full block has, and from how many pending bytes on the writer makes no pauses."""
-        self._writer.block_tokens, self._writer.max_pending_bytes = block_tokens, max_pending_bytes
-
-    def wait_until_open(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` until the folder is read. Call it once, before the first lookup."""
-        with contextlib.suppress(Empty):
-            self._writer.opened.get(timeout=timeout_s)
-
-    def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
-        """Set the description of a partition. Call it before the partition's first block is offered.
-
-        Any thread may call it.
-        """
-        self._command(DescribePartition(root, record))
-
-    # The engine's thread
-
-    def take_found(self, max_heads: int, *, is_draft: bool = False) -> Iterator[Head]:
-        """Yield heads of blocks that other or earlier processes wrote, each head once. See LowerTier."""
-        with contextlib.suppress(Empty):
-            for _ in range(max_heads):
-                yield self._writer.found[is_draft].get_nowait()
-
-    def num_bytes(self, key: BlockKey) -> int | None:
-        """Return the size of a block's file; None if the block is not on disk. See BlockTier."""
-        entry = self._index.find(key)
-        return None if entry is None else entry.num_bytes
-
-    def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Note that these blocks were used just now. See BlockTier."""
-        self._command(Touch(tuple(keys)))
-
-    def offer(self, block: Block, importance: Importance) -> bool:
-        """Queue a block to be written; return False if it is not accepted now. See BlockTier.
-
-        Until a block is written, the caller must keep it in memory, and limit the bytes of such blocks.
-        """
+    def write(self, block: Block, importance: Importance, *, is_full: bool) -> None:
+        """Queue a block to be written. See BlockDisk."""
         self._num_offered += 1
-        if self.is_pending(block.key) or self._index.find(block.key) is not None:
-            self._command(Raise(block.key, importance))
-            return True
-        if not self._is_wanted(block, importance):
-            self._num_refused += 1
-            return False
-        self._writer.pending[block.key] = block
-        self._writer.commands.put(Write(block.key, importance, self._index.epoch(block.root)))
-        return True
-
-    def _command(self, command: DescribePartition | Touch | Raise | Discard | Sweep) -> None:
-        """Queue a command for the writer. If a bug has ended the writer, drop the command."""
-        if not self._writer.is_broken:
-            self._writer.commands.put(command)
-
-    def _is_wanted(self, block: Block, importance: Importance) -> bool:
-        if self._is_closed or self._writer.is_broken or importance is Importance.VOLATILE:
-            return False
-        has_parent = block.parent == block.root or self._index.find(block.parent) is not None
-        return has_parent or self.is_pending(block.parent)
-
-    def is_pending(self, key: BlockKey) -> bool:
-        """Whether a block was accepted and is not written yet. See LowerTier."""
-        return key in self._writer.pending
+        self._pending[block.key] = block
+        if self.is_broken:
+            self._num_lost += 1
+            self._results[block.is_draft].put(Dropped(block))
+        else:
+            self._commands.put(_Write(block.key, importance, is_full))
 
     def withdraw(self, key: BlockKey) -> None:
-        """Cancel the write of a pending block. See LowerTier."""
-        self._writer.pending.pop(key, None)
+        """Cancel the write of a pending block. See BlockDisk."""
+        self._pending.pop(key, None)
 
-    @property
-    def is_stalled(self) -> bool:
-        """Whether pending blocks cannot be written at the moment. See LowerTier."""
-        return self._writer.is_stalled
+    def raise_importance(self, key: BlockKey, importance: Importance) -> None:
+        """Raise the importance of a block that is pending or on disk. See BlockDisk."""
+        self._send(_Raise(key, importance))
 
-    def wait_written(self) -> bool:
-        """Wait until fewer blocks are pending; return False if that does not happen. See LowerTier."""
-        self._hurry()
-        num_before = len(self._writer.pending)
-        while num_before and not self.is_stalled and not self._is_over:
-            if len(self._writer.pending) < num_before:
-                return True
-            time.sleep(_POLL_S)
-        return False
+    def touch(self, keys: Iterable[BlockKey]) -> None:
+        """Note that these blocks were used just now. See BlockDisk."""
+        self._send(_Touch(tuple(keys)))
 
-    def discard(self, key: BlockKey) -> None:
-        """Remove a block that has no children. See BlockTier."""
-        if key in self._writer.pending or self._index.find(key) is not None:
-            self._command(Discard(key))
+    def read(self, key: BlockKey, *, is_draft: bool = False) -> None:
+        """Read a block. See BlockDisk."""
+        if self.is_broken:
+            self._results[is_draft].put(Loaded(key, None))
+        else:
+            self._commands.put(_Read(key, is_draft))
 
-    def purge(self, root: BlockKey | None = None) -> int:
-        """Forget all blocks of a partition (None: of all partitions); return how many were on disk. See BlockTier."""
-        num_found = self._index.forget(root)
-        for block in tuple(self._writer.pending.values()):
+    def remove(self, key: BlockKey) -> None:
+        """Remove a block that has no children. See BlockDisk."""
+        self.withdraw(key)
+        self._send(_Remove(key))
+
+    def purge(self, root: BlockKey | None, *, is_draft: bool = False) -> None:
+        """Remove all blocks of a partition (None: of all partitions). See BlockDisk."""
+        for block in tuple(self._pending.values()):
             if root is None or block.root == root:
                 self.withdraw(block.key)
-        self._command(Sweep())
-        if self._writer.is_broken:  # no other thread changes the files now, and a restart would find the blocks again
-            self._writer.sweep_broken()
-        return num_found
+        if self.is_broken:  # no other thread changes the files now, and a restart would find the blocks again
+            self._purge_broken(_Purge(root, is_draft))
+        else:
+            self._commands.put(_Purge(root, is_draft))
+
+    def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
+        """Return the results for one model, in order. See BlockDisk."""
+        results: list[DiskResult] = []
+        with contextlib.suppress(Empty):
+            queue = self._results[is_draft]
+            if timeout_s > 0:
+                results.append(queue.get(timeout=timeout_s))
+            while len(results) < max_results:
+                results.append(queue.get_nowait())
+        for result in results:
+            if isinstance(result, Written | Dropped) and self._pending.get(result.block.key) is result.block:
+                del self._pending[result.block.key]
+        return results
+
+    def _send(self, command: _Command) -> None:
+        """Queue a command. If a bug has ended the thread, drop it."""
+        if not self.is_broken:
+            self._commands.put(command)
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """The rate of reads; 0 if none is known."""
+        return self._rate.bytes_per_s or self._budget.read_bytes_per_s
+
+    def hurry(self) -> bool:
+        """Write without rests from now on; return whether time is left. See BlockDisk."""
+        if not self._is_hurried:
+            self._end_by_s = self._clock() + self._close_s
+            self._is_hurried = True
+        return self._clock() <= self._end_by_s
+
+    def close(self) -> None:
+        """Write pending blocks for some time, then close the folder. See BlockDisk.
+
+        The time `close_s` (see the constructor) counts from the first call of `hurry` or `close`. `close` waits for the
+        thread at most 0.5 s longer.
+        """
+        self.hurry()
+        self._commands.put(_Close(self._end_by_s))
+        # Do not wait for a disk that hangs. The process then ends and leaves only a temporary file.
+        with contextlib.suppress(Empty):
+            self._closed.get(timeout=max(0.0, self._end_by_s - self._clock()) + 0.5)
+        for is_draft in self._results:
+            self.take_results(1 << 60, is_draft=is_draft)
+
+    @property
+    def left_out_bytes(self) -> int:
+        """Bytes of the blocks that were still pending when `close` returned."""
+        return sum(block.num_bytes for block in self._pending.values())
+
+    # Any thread.
+
+    def wait_until_open(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` until all blocks in the folder are reported. Call it once, before the first lookup."""
+        with contextlib.suppress(Empty):
+            self._opened.get(timeout=timeout_s)
+
+    def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
+        """Set the description of a partition. Call it before the partition's first block is written."""
+        self._send(_Describe(root, record))
 
     def stats(self) -> CacheStatus:
-        """Return counts for status reports. See BlockTier."""
+        """Return counts for status reports."""
+        folder = self._folder
         return CacheStatus(
             num_blocks=len(self._index),
             num_bytes=self._index.num_bytes,
@@ -183,76 +287,253 @@ class BlockStore:
             num_hits=self._num_hits,
             num_misses=self._num_misses,
             num_offered=self._num_offered,
-            num_dropped=self._num_refused + self._writer.num_lost,
-            num_evicted=self._folder.num_evicted,
-            read_bytes_per_s=self._rate.bytes_per_s or self._budget.read_bytes_per_s,
-            trouble=self.trouble
-            or self._folder.room_trouble
-            or self._folder.name_trouble
-            or self._budget.allowance_trouble,
+            num_dropped=self._num_lost,
+            num_evicted=folder.num_evicted,
+            read_bytes_per_s=self.read_bytes_per_s,
+            trouble=folder.trouble or folder.room_trouble or folder.name_trouble or self._budget.allowance_trouble,
         )
 
     @property
     def trouble(self) -> str | None:
-        """The error message of the disk or the writer while nothing can be written; None if there is no error."""
+        """An error message while nothing can be written; None if there is no error."""
         return self._folder.trouble
 
-    @property
-    def num_written(self) -> int:
-        """Blocks written so far."""
-        return self._writer.num_written
+    # The disk's thread.
 
-    def close(self) -> None:
-        """Write pending blocks for some time, then close the folder. See BlockTier.
+    def run(self) -> None:
+        """Carry out commands until `close`."""
+        try:
+            while self._turn(_TICK_S):
+                pass
+        except Exception as error:  # a bug in the cache must not end the model's process
+            traceback.print_exc()
+            self._folder.trouble = f"the block store broke: {error!r}"
+            self.is_stalled = self.is_broken = True
+            self._answer_broken()
+            self._opened.put(None)
+            self._closed.put(None)
 
-        Blocks are written for at most `close_s` seconds (see the constructor). The time counts from the first call of
-        `wait_written` or `close`. `close` waits for the writer's thread at most 0.5 s longer.
-        """
-        self._hurry()
-        self._is_closed = True
-        self._writer.commands.put(Close(self._end_by_s))
-        # Do not wait for a disk that hangs. The process then ends and leaves only a temporary file.
+    def open(self) -> None:
+        """Read the folder and the heads of its blocks, on the caller's thread; for tests."""
+        while not self._is_open:
+            self._turn(0.0)
+
+    def work(self) -> None:
+        """Carry out the commands queued so far on the caller's thread, and write the blocks that may be written now."""
+        while self._turn(0.0):
+            if self._commands.empty() and not self._can_write and not self._to_announce:
+                return
+
+    def _answer_broken(self) -> None:
+        """Answer the commands that were queued when a bug ended the thread."""
         with contextlib.suppress(Empty):
-            self._writer.closed.get(timeout=max(0.0, self._end_by_s - self._clock()) + 0.5)
+            while True:
+                match self._commands.get_nowait():
+                    case _Read(key, is_draft):
+                        self._results[is_draft].put(Loaded(key, None))
+                    case _Purge() as command:
+                        self._purge_broken(command)
+                    case _:
+                        pass
+
+    def _purge_broken(self, command: _Purge) -> None:
+        try:
+            self._purge(command)
+        except Exception as error:
+            self._folder.trouble = f"the block store broke, and purged blocks are not deleted: {error!r}"
 
     @property
-    def left_out_bytes(self) -> int:
-        """Bytes of the blocks that were still pending when `close` returned."""
-        return self._writer.pending_bytes()
-
-    def _hurry(self) -> None:
-        """Write without pauses from now on. At the first call, start the time limit `close_s`."""
-        if not self._writer.is_hurried:
-            self._end_by_s = self._clock() + self._close_s
-            self._writer.is_hurried = True
+    def _can_write(self) -> bool:
+        return not self.is_stalled and not self._is_resting and self._next() is not None
 
     @property
-    def _is_over(self) -> bool:
-        return self._clock() > self._end_by_s
+    def _is_resting(self) -> bool:
+        """Whether to leave the CPU to the threads that compute. These wait for each other at every layer."""
+        return not self._is_hurried and self._clock() < self._rest_until_s and self.is_busy()
 
-    # The loader threads
+    def _turn(self, timeout_s: float) -> bool:
+        """Carry out the queued commands, write one block, and do the periodic work that is due.
 
-    def read(self, key: BlockKey) -> Block | None:
-        """Read and check a block's file; return None if it is gone, damaged or unreadable. See BlockTier."""
+        Wait up to `timeout_s` for a command if there is nothing else to do. Return False after _Close.
+        """
+        if not self._is_open and not self._to_announce and not self._folder.has_found:
+            self._folder.open()
+        wait_s = 0.0 if self._can_write or self._to_announce or not self._is_open else timeout_s
+        if wait_s and self._is_resting:
+            wait_s = min(wait_s, _REST_STEP_S)
+        with contextlib.suppress(Empty):
+            while True:
+                command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
+                wait_s = 0.0
+                if isinstance(command, _Close):
+                    self._write_rest(command.by_s)
+                    return False
+                self._carry_out(command)
+        if not self._is_resting:
+            self._write_next()
+        self._folder.tick(is_idle=self._commands.empty() and not self._can_write)
+        self._announce()
+        return True
+
+    def _carry_out(self, command: _Command) -> None:
+        match command:
+            case _Write():
+                self._await(command)
+            case _Raise(key, importance):
+                waiting = self._waiting.get(key)
+                if waiting is None:
+                    self._folder.set_importance(key, importance)
+                elif importance > waiting.importance:
+                    waiting.importance, waiting.due_s = importance, 0.0
+            case _Read(key, is_draft):
+                self._results[is_draft].put(Loaded(key, self._read(key, is_draft=is_draft)))
+            case _Touch(keys):
+                self._folder.touch(keys)
+            case _Remove(key):
+                self._waiting.pop(key, None)
+                self._folder.discard(key)
+            case _Purge():
+                self._purge(command)
+            case _Describe(root, record):
+                self._folder.describe_partition(root, record)
+            case _Close():
+                pass
+        self._report_gone()
+
+    def _purge(self, command: _Purge) -> None:
+        self._folder.purge(command.root)
+        self._report_gone()
+        self._results[command.is_draft].put(Purged(command.root))
+
+    def _report_gone(self) -> None:
+        """Report the blocks that can no longer be read, if they were reported as found or written."""
+        for entry in self._folder.gone:
+            if entry.is_announced:
+                self._results[entry.is_draft].put(Gone(entry.name.key))
+        self._folder.gone.clear()
+
+    def _announce(self) -> None:
+        """Report the blocks that a scan found, each once, a few at a time. Report those that are gone first."""
+        self._report_gone()
+        if self._folder.has_found:
+            self._folder.has_found = False
+            found = [entry for entry in self._index.all() if not entry.is_announced]
+            self._to_announce = deque(sorted(found, key=lambda entry: entry.name.start))
+        for _ in range(min(_HEADS_AT_ONCE, len(self._to_announce))):
+            entry = self._to_announce.popleft()
+            if self._index.find(entry.name.key) is not entry or entry.is_announced:
+                continue
+            try:
+                content = self._files.read_head(entry.name.file_name, head_bytes(entry.name.length))
+                head = self._seal.decode_head(content, entry.name)
+            except OSError:
+                continue  # tried again after the next scan
+            except (ValueError, BadBlock):
+                entry.is_unreadable = True
+            else:
+                entry.is_draft, entry.is_announced = head.is_draft, True
+                self._results[head.is_draft].put(Found(head, entry.num_bytes))
+        if not self._is_open and not self._to_announce:
+            self._is_open = True
+            self._opened.put(None)
+
+    def _await(self, command: _Write) -> None:
+        """Queue a write, except of a withdrawn block. A full or important block may be written at once.
+
+        Any other block waits for _PARTIAL_DELAY_S, since a longer block may replace it.
+        """
+        if command.key in self._pending:
+            is_due_now = command.is_full or command.importance > Importance.NORMAL
+            due_s = 0.0 if is_due_now else self._clock() + _PARTIAL_DELAY_S
+            self._waiting[command.key] = _Waiting(command.importance, due_s, next(self._order))
+
+    def _next(self) -> BlockKey | None:
+        """Return the most important block that may be written now, of equals the oldest; None if there is none."""
+        # A few hundred blocks wait at most, since they are in memory.
+        now_s = self._clock()
+        ready = [key for key, waiting in self._waiting.items() if waiting.due_s <= now_s]
+        return min(ready, key=lambda key: (-self._waiting[key].importance, self._waiting[key].order), default=None)
+
+    def _write_next(self) -> None:
+        """Write the most important block that may be written, or the first of its ancestors that waits."""
+        for key in [key for key in self._waiting if key not in self._pending]:
+            del self._waiting[key]  # withdrawn
+        self.is_stalled = self._folder.trouble is not None
+        most_important = None if self.is_stalled else self._next()
+        if most_important is None:
+            return
+        if not self._folder.may_write(self._waiting[most_important].importance):
+            self.is_stalled = True
+            return
+        key = most_important
+        while (block := self._pending.get(key)) is not None and block.parent in self._waiting:
+            key = block.parent
+        started_s = time.thread_time()
+        self._write(key)
+        worked_s = time.thread_time() - started_s
+        left = [block for each in self._waiting if (block := self._pending.get(each)) is not None]
+        spare = max(0.0, 1.0 - sum(block.num_bytes for block in left) / max(1, self.max_pending_bytes))
+        self._rest_until_s = self._clock() + worked_s * _REST_FOR_WORK * spare
+
+    def _write(self, key: BlockKey) -> None:
+        block = self._pending.get(key)
+        if block is None:  # withdrawn just now
+            return
+        outcome = Outcome.LOST
+        if self._index.find(key) is not None:  # another process wrote it
+            outcome = Outcome.WRITTEN
+        elif block.parent == block.root or self._index.find(block.parent) is not None:
+            outcome = self._publish(block)
+            self.num_written += outcome is Outcome.WRITTEN
+        if outcome is Outcome.LATER:
+            self.is_stalled = True
+            return
+        del self._waiting[key]
+        if outcome is Outcome.WRITTEN:
+            self._results[block.is_draft].put(Written(block, file_bytes(block)))
+        else:
+            self._num_lost += 1
+            self._results[block.is_draft].put(Dropped(block))
+
+    def _publish(self, block: Block) -> Outcome:
+        importance = int(self._waiting[block.key].importance)
+        root, parent = block.root[:ROOT_BYTES], block.parent[:PARENT_BYTES]
+        name = BlockName(root, parent, block.key, block.start, len(block.tokens), importance)
+        parts, num_bytes = self._seal.encode(block), file_bytes(block)
+        return self._folder.write(name, parts, num_bytes, is_draft=block.is_draft)
+
+    def _write_rest(self, by_s: float) -> None:
+        """Write the queued blocks, but begin none after `by_s`. Then close the folder."""
+        for waiting in self._waiting.values():
+            waiting.due_s = 0.0
+        while self._waiting and self._clock() <= by_s:
+            self._write_next()
+            if self.is_stalled:
+                break
+        self._num_lost += len(self._waiting)
+        self._folder.close()
+        self._closed.put(None)
+
+    def _read(self, key: BlockKey, *, is_draft: bool) -> Block | None:
+        """Read and check a block's file; return None if it is gone, damaged or unreadable."""
         entry = self._index.find(key)
         if entry is None:
             self._num_misses += 1
+            self._results[is_draft].put(Gone(key))
             return None
         started_s = self._clock()
         try:
             block = self._seal.decode(self._files.read(entry.name.file_name, entry.num_bytes), key)
-            is_bad = entry.epoch != self._index.epoch(entry.name.root)
         except OSError as error:
-            block, is_bad = None, error.errno in _NOT_THERE  # evicted or renamed; the next scan shows which
-            if not is_bad and error.errno not in _PASSING:
-                self._note_failure(entry)
-        except (ValueError, BadBlock):
-            block, is_bad = None, True
-        if is_bad:
-            entry.epoch = -1  # no epoch of a partition is negative, so the block is never found again
-            self._command(Sweep())
-        if block is None or is_bad:
             self._num_misses += 1
+            if error.errno in _NOT_THERE:  # evicted or renamed by another process; the next scan shows which
+                self._folder.drop([entry])
+            elif error.errno not in _PASSING:
+                self._note_failure(entry)
+            return None
+        except (ValueError, BadBlock):
+            self._num_misses += 1
+            self._folder.discard(key)
             return None
         self._failed.discard(key)
         self._rate.observe(entry.num_bytes, self._clock() - started_s)
@@ -261,26 +542,12 @@ class BlockStore:
         return block
 
     def _note_failure(self, entry: IndexEntry) -> None:
-        """Note that the disk failed to read a block. After two failures in a row, hide it, so that it is written again.
+        """Note that the disk failed to read a block. After two failures in a row, report it as gone.
 
-        Its file stays until then, since the disk may recover.
+        It may then be written again. Its file stays until then, since the disk may recover.
         """
         if entry.name.key in self._failed:
-            entry.is_unreadable = True
             self._failed.discard(entry.name.key)
+            self._folder.give_up(entry)
         else:
             self._failed.add(entry.name.key)
-
-    # The writer's thread
-
-    def run(self) -> None:
-        """Run the writer until `close`. Called by the writer's thread."""
-        self._writer.run()
-
-    def open(self) -> None:
-        """Read the folder on the caller's thread. Payloads are not read."""
-        self._writer.open()
-
-    def work(self) -> None:
-        """Carry out the commands queued so far, on the caller's thread; for tests."""
-        self._writer.work()

@@ -48,8 +48,7 @@ class _SharedState:
 class WriteBudget:
     """The store's time, and the allowance of bytes to write.
 
-    Only the writer's thread may call methods. Any thread may read attributes and properties. The loader threads set
-    `read_bytes_per_s`.
+    Only the disk's thread may call methods. Any thread may read attributes and properties.
     """
 
     def __init__(

@@ -303,13 +303,9 @@ class Host:
         if unused is not None:
             self._note(unused)
         share = 1.0 if self._draft.model is None else 1.0 - DRAFT_SHARE
-        prefixes = make_prefix_store(
+        return make_prefix_store(
             self._runner, config, costs, keyring, self._store, share, self._token_bytes, codec=self._codec
         )
-        if self._store is not None:
-            # Expect the draft's blocks too.
-            self._store.configure_writer(self._block_tokens, int(prefixes.max_pending_bytes / share))
-        return prefixes
 
     def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_part: Callable[[str], None]) -> Drafters:
         config = opened.config

@@ -11,13 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Block, BlockKey, Keyring
+from edgeagent.engine.cache.block import (
+    MAX_BLOCK_TOKENS,
+    Block,
+    BlockKey,
+    Dropped,
+    Found,
+    Gone,
+    Head,
+    Importance,
+    Keyring,
+    Loaded,
+    Purged,
+    Written,
+)
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Buffer, Files
 from edgeagent.engine.cache.disk.folder import Limits
-from edgeagent.engine.cache.disk.store import BlockStore
+from edgeagent.engine.cache.disk.store import BlockStore, _Close, _Read
 from edgeagent.engine.cache.disk.write_budget import WriteBudget
-from edgeagent.engine.cache.disk.writer import Close
 
 SECRET = b"s" * 32
 FINGERPRINT = b"model, settings, build"
@@ -124,6 +136,80 @@ def crashing(at: int) -> Callable[[int, str], None]:
     return fault
 
 
+class Store(BlockStore):
+    """A store and what the table of blocks knows of it: the blocks on disk. It reads on the caller's thread."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.max_pending_bytes = 256 << 20
+        self._held: dict[BlockKey, tuple[BlockKey, int]] = {}  # (root, bytes of the file)
+        self._found: dict[bool, list[Head]] = {False: [], True: []}
+        self._loaded: list[Block | None] = []
+        self._purging: list[BlockKey | None] = []
+
+    def look(self) -> None:
+        """Take the results so far."""
+        for is_draft in (False, True):
+            for result in self.take_results(1 << 60, is_draft=is_draft):
+                match result:
+                    case Found(head, num_bytes) | Written(head, num_bytes):
+                        if not {None, head.root} & {*self._purging}:
+                            self._held[head.key] = head.root, num_bytes
+                        if isinstance(result, Found):
+                            self._found[is_draft].append(head)
+                    case Gone(key):
+                        self._held.pop(key, None)
+                    case Loaded(_, block):
+                        self._loaded.append(block)
+                    case Purged(root):
+                        self._purging.remove(root)
+                    case Dropped():
+                        pass
+
+    def offer(self, block: Block, importance: Importance) -> bool:
+        """Write a block, or raise its importance; return False if the store is broken."""
+        self.look()
+        if block.key in self._held or block.key in self._pending:
+            self.raise_importance(block.key, importance)
+        else:
+            self.write(block, importance, is_full=len(block.tokens) >= BLOCK_TOKENS)
+        return not self.is_broken
+
+    def num_bytes(self, key: BlockKey) -> int | None:
+        self.look()
+        return self._held[key][1] if key in self._held else None
+
+    def is_pending(self, key: BlockKey) -> bool:
+        self.look()
+        return key in self._pending
+
+    def take_found(self, max_heads: int, *, is_draft: bool = False) -> list[Head]:
+        self.look()
+        heads = self._found[is_draft][:max_heads]
+        del self._found[is_draft][:max_heads]
+        return heads
+
+    def read(self, key: BlockKey, *, is_draft: bool = False) -> Block | None:  # type: ignore[override]
+        self._carry_out(_Read(key, is_draft))
+        self.look()
+        return self._loaded.pop()
+
+    def purge(self, root: BlockKey | None = None, *, is_draft: bool = False) -> int:  # type: ignore[override]
+        """Purge, and return how many blocks were on disk."""
+        self.look()
+        self._purging.append(root)
+        super().purge(root, is_draft=is_draft)
+        gone = [key for key, (owner, _) in self._held.items() if root in (None, owner)]
+        for key in gone:
+            del self._held[key]
+        return len(gone)
+
+
+def make_disk(folder: Path, **options: Any) -> BlockStore:
+    """Return a store as the worker uses it."""
+    return make_store(folder, kind=BlockStore, **options)
+
+
 def make_store(
     folder: Path,
     times: Times | None = None,
@@ -135,18 +221,19 @@ def make_store(
     ttl_s: float = 7 * DAY_S,
     bytes_per_hour: int = 0,
     close_s: float = 1.0,
-) -> BlockStore:
+    kind: Any = Store,
+) -> Store:
     times = times or Times()
     files = files or Files(folder)
     budget = WriteBudget(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, clock=times.clock, wall=times.wall)
     limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, ttl_s=ttl_s)
-    return BlockStore(files, Seal(secret), budget, limits, close_s=close_s, clock=times.clock)
+    store: Store = kind(files, Seal(secret), budget, limits, close_s=close_s, clock=times.clock)
+    return store
 
 
 def close_now(store: BlockStore) -> None:
     """Close a store that has no thread."""
-    store._is_closed = True
-    store._writer.commands.put(Close(math.inf))
+    store._commands.put(_Close(math.inf))
     store.work()
 
 

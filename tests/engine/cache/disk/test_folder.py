@@ -156,7 +156,7 @@ def test_times_of_use_are_kept_where_the_time_is_known(tmp_path: Path, is_time_k
         (tmp_path / "cache" / cache_folder.STATE_FILE).unlink()
     later = make_store(tmp_path / "cache", times)
     later.open()
-    ages_s = [later._writer._folder._budget.now_s - entry.used_s for entry in later._index.all()]
+    ages_s = [later._folder._budget.now_s - entry.used_s for entry in later._index.all()]
     if is_time_known:
         assert max(ages_s) == pytest.approx(2000.0, abs=5.0)
         assert min(ages_s) == pytest.approx(100.0, abs=5.0)
@@ -295,8 +295,8 @@ def test_who_writes_without_a_pause_sees_what_another_process_wrote(tmp_path: Pa
         store.offer(make_chain(1, seed=seed)[0], Importance.NORMAL)
     for _ in range(2):
         times.pass_s(module._SCAN_EVERY_S)
-        store._writer._turn(0.0)
-    assert store._writer.pending != {}, "it has not been idle"
+        store._turn(0.0)
+    assert store._pending != {}, "it has not been idle"
     assert store.num_bytes(theirs.key) == file_bytes(theirs)
 
 

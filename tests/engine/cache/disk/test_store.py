@@ -76,19 +76,11 @@ def test_files_are_private(folder: Path) -> None:
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
-def test_what_must_not_be_written_is_not(folder: Path) -> None:
-    store = make_store(folder)
-    store.offer(make_chain(1)[0], Importance.VOLATILE)
-    store.work()
-    assert list(cache_folder.scan(folder)) == []
-    assert store.stats().num_dropped == 1
-
-
 def test_a_block_whose_parent_is_not_kept_is_not(folder: Path) -> None:
     store, chain = make_store(folder), make_chain(2)
-    assert not store.offer(chain[1], Importance.SYSTEM)
+    store.offer(chain[1], Importance.SYSTEM)
     store.work()
-    assert store.num_bytes(chain[1].key) is None
+    assert store.num_bytes(chain[1].key) is None and not store.is_pending(chain[1].key)
     assert store.stats().num_dropped == 1
 
 
@@ -124,9 +116,9 @@ def test_a_purge_forgets_at_once_and_files_follow(folder: Path) -> None:
     store.work()
     assert store.purge(mine[0].root) == 2
     assert store.num_bytes(mine[0].key) is None
+    store.work()
     assert store.read(mine[0].key) is None
     assert is_same(store.read(others[0].key), others[0])
-    store.work()
     assert {found.name.root for found in cache_folder.scan(folder)} == {others[0].root[: cache_folder.ROOT_BYTES]}
     assert store.purge() == 2
     store.work()
@@ -265,7 +257,7 @@ def test_close_waits_for_the_writer_as_long_as_it_may_and_half_a_second_more(fol
 
     times = Times()
     store = make_store(folder, times, close_s=2.0)
-    store._writer.closed = Never()
+    store._closed = Never()
     store.close()
     times.pass_s(5)
     store.close()
@@ -281,7 +273,7 @@ def test_the_first_lookup_waits_for_what_is_there_to_be_known(folder: Path) -> N
             raise Empty
 
     store = make_store(folder)
-    store._writer.opened = Never()
+    store._opened = Never()
     store.wait_until_open(3.0)
     assert waits == [3.0]
 
@@ -381,15 +373,15 @@ def test_a_writer_that_broke_gets_no_more_commands(folder: Path, monkeypatch: py
     store, (block, other) = make_store(folder), make_chain(2)
     store.offer(block, Importance.NORMAL)
     store.work()
-    monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
+    monkeypatch.setattr(store, "_turn", lambda wait_s: 1 // 0)
     store.run()
     store.touch([block.key])
-    store.discard(block.key)
+    store.remove(block.key)
     store.offer(block, Importance.PINNED)
     assert not store.offer(other, Importance.NORMAL)
     store.describe_partition(block.root, RootRecord("m", ""))
     store.purge()
-    assert store._writer.commands.empty()
+    assert store._commands.empty()
 
 
 @pytest.mark.parametrize("is_before", [True, False])
@@ -400,7 +392,7 @@ def test_a_purge_deletes_the_files_although_the_writer_broke(
     for block in (mine, other):
         store.offer(block, Importance.NORMAL)
     store.work()
-    monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
+    monkeypatch.setattr(store, "_turn", lambda wait_s: 1 // 0)
     if is_before:  # its command is in the queue when the writer breaks
         assert store.purge(mine.root) == 1
     store.run()
@@ -416,8 +408,8 @@ def test_a_purge_after_the_writer_broke_may_fail_too(folder: Path, monkeypatch: 
     store, (block,) = make_store(folder), make_chain(1)
     store.offer(block, Importance.NORMAL)
     store.work()
-    monkeypatch.setattr(store._writer, "_turn", lambda wait_s: 1 // 0)
-    monkeypatch.setattr(store._index, "forgotten", lambda: 1 // 0)
+    monkeypatch.setattr(store, "_turn", lambda wait_s: 1 // 0)
+    monkeypatch.setattr(store._folder, "purge", lambda root: 1 // 0)
     store.run()
     assert store.purge() == 1
     assert "not deleted" in (store.trouble or "")
