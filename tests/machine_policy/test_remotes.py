@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.machine_policy import CLOSED, MachinePolicy
-from edgeagent.machine_policy.remotes import under, why_forbidden
+from edgeagent.machine_policy.file import under, why_forbidden
 from edgeagent.remotes import EndpointConfig, Remote, Tls
 from edgeagent.remotes.check import checked
 
