@@ -215,8 +215,8 @@ class PromptReader:
         marks = self._model.infill_tokens
         if marks is None:
             raise NotSupported(
-                "This model cannot fill in the middle: its file names no tokens for that. Leave out the suffix, or "
-                "serve a model for code.",
+                "This model cannot fill in the middle: its file names no tokens for that. Ask for a completion without "
+                "a suffix, or serve a model for code.",
                 param="suffix",
             )
         bos = self._model.bos_token
