@@ -251,7 +251,9 @@ class Proposals:
         for state in self._states.values():
             state.source, state.ending = "", None
         for sequence in decoding:
-            self._states.setdefault(sequence.id, _DraftingState())
+            if sequence.id not in self._states:
+                self._states[sequence.id] = _DraftingState()
+                self._must_plan = True  # a catch-up is cheapest at the beginning of an answer
         free = [sequence for sequence in decoding if sequence.id not in forced and sequence.spec.draft_tokens != 0]
         # If a sequence gets no tokens, and all must get equally many, none gets any.
         if not free or (self._drafters.are_even and len(free) + len(forced) < len(rooms)):
