@@ -147,8 +147,8 @@ def _(saver: Saver) -> None:
     idle = set(saver._slots.idle_ids)
     assert saver._priorities.keys() == (idle if saver._blocks.is_enabled else set())
     assert saver._unsaved.keys() | saver._saved <= idle
-    assert saver._unsavable.keys() <= idle
-    assert not (saver._unsaved.keys() | saver._unsavable.keys()) & saver._saved
+    assert saver._unsavable <= idle
+    assert not (saver._unsaved.keys() | saver._unsavable) & saver._saved
 
 
 @check_integrity.register(DraftModel)

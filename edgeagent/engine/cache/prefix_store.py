@@ -15,11 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache.background import BackgroundWork
 from edgeagent.engine.cache.block import MIN_PART, BlockDisk, CachePriority, Keyring, PayloadCodec
 from edgeagent.engine.cache.block_table import BlockTable, empty_table, make_table
 from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix, Restoring
-from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import MAX_GAP, Saver
 from edgeagent.engine.cache.slots import Slots
@@ -48,11 +46,9 @@ class PrefixStore:
         self._runner = runner
         self._blocks = blocks or empty_table()
         self._slots = Slots(runner, self._blocks.tree, self._save_evicted)
-        self._policy = ReadOutPolicy(self.costs)
-        self._saver = Saver(runner, self._slots, self._blocks, self._policy, clock)
+        self._saver = Saver(runner, self._slots, self._blocks, self.costs, clock)
         self._restorer = Restorer(runner, self._slots, self._blocks, clock)
         self._restore_retrials = Retrials()
-        self._background = BackgroundWork(self._saver, clock)
 
     # A prefix, from the lookup to the end of its sequence.
 
@@ -106,7 +102,6 @@ class PrefixStore:
         if seq_id is None:
             return None
         self._saver.begin(seq_id, found.known)
-        self._policy.observe_prompt(len(tokens), found.end)
         if found.to_restore:
             self._restore_retrials.reset()
         elif found.known and found.known[-1].end >= found.end + MIN_PART:
@@ -237,15 +232,15 @@ class PrefixStore:
     @property
     def is_done(self) -> bool:
         """Whether there is no background work to do now."""
-        return self._background.is_done
+        return self._saver.is_done
 
     def run_when_idle(self) -> None:
         """Do background work for about 3 ms. Call it when there is no other work."""
-        self._background.run_when_idle()
+        self._saver.run_when_idle()
 
     def run_after_step(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
-        """Do the background work that is allowed after a step. See `BackgroundWork.run_after_step`."""
-        self._background.run_after_step(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
+        """Do the background work that is allowed after a step. See `Saver.run_after_step`."""
+        self._saver.run_after_step(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     # All prefixes.
 

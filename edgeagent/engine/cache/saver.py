@@ -1,28 +1,36 @@
 """Reads idle prefixes out of the cells into blocks, and removes them from the cells.
 
 Every used cell slows every token of every sequence, so cells should serve live sequences only. An idle prefix is read
-out in idle time. Its cells are freed when another sequence computes. Reading out happens on the engine's thread between
-two steps, a block at a time.
+out on the engine's thread between two steps, a block at a time. Its cells are freed when another sequence computes.
 
-The saver decides which prefixes stay in the cells, by the costs that `read_out_policy` predicts. `background` decides
-when there is time to read out. `prefix_store` decides which blocks are restored.
+The rule for when: in idle time, everything. Beside requests, read-outs take 1 % of the steps' time, and as much time as
+idle prefixes have cost the steps: plain attention multiplies each token with all cells in use. This is the ski rental
+problem. There are two choices: read a prefix out at once, or leave it in the cells for good. The lost time and the
+read-outs together take at most twice as long as the better choice. Read-outs follow one step in 25, so few gaps between
+tokens become longer, or a step that takes 100 times as long as the read-out. While a client waits for a first token,
+they may follow each step, but only the lost time is spent.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
 from edgeagent.engine.cache.block_table import BlockTable, Continuation
 from edgeagent.engine.cache.cached_prefix import BlockReference, Chain
-from edgeagent.engine.cache.read_out_policy import ReadOutPolicy
 from edgeagent.engine.cache.slots import Slots
+from edgeagent.engine.cache.transfer_rate import TransferRate
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
 
+_SHARE_OF_STEPS = 0.01  # of the time of steps
+_NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer, which does not change the 95th percentile
+_LEAST_S = 0.0001  # a smaller loss is no reason to pause: it may be rounding
+_IDLE_BUDGET_S = 0.003  # per call of `run_when_idle`; then commands are read
 # A step attends to all cells up to the last used one. A restore pays if it avoids more unused cells than this.
 MAX_GAP = 512
 # Checkpoints of one full context take at most 1/8 of the limit of host memory.
@@ -50,12 +58,12 @@ class Saver:
         runner: Runner,
         slots: Slots,
         blocks: BlockTable,
-        policy: ReadOutPolicy,
+        costs: CostModel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slots = slots
         self._blocks = blocks
-        self._policy = policy
+        self._costs = costs
         self._runner = runner
         self._clock = clock
         self._has_state = runner.memory_kind not in CUTTABLE
@@ -64,7 +72,12 @@ class Saver:
         self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, the longest idle first
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
-        self._unsavable: dict[int, float] = {}  # those that could not be saved: seconds by which each has slowed steps
+        self._unsavable: set[int] = set()  # those that could not be saved; tried again before they leave the cells
+        self._rate = TransferRate()
+        self._credit_s = 0.0  # the share of the steps' time that is not spent
+        self._lost_s = 0.0  # the steps' time lost to idle prefixes, less the time of read-outs
+        self._num_steps = 0  # since the last pause
+        self._is_ready = not blocks.token_bytes  # whether memory for the next block is ready
         self._cell_bytes = blocks.token_bytes  # bytes of a token in the latest block
         self._read_bytes = self._cell_bytes  # bytes of a token when it is read out, before a codec packs it
         self._is_copied = blocks.has_codec  # whether a block is a copy and leaves the buffer of its read-out free
@@ -76,36 +89,13 @@ class Saver:
         return bool(self._unsaved)
 
     @property
-    def has_work(self) -> bool:
-        """Whether idle or live sequences have tokens to read out."""
-        return bool(self._unsaved or self._growing)
-
-    @property
-    def is_blocked_by_writes(self) -> bool:
-        """Whether read-outs must wait until the disk has written more blocks, to make room in memory."""
-        return self.has_work and self._blocks.needs_writes
-
-    def idle_cells_s(self, num_tokens: int) -> float:
-        """Return the expected seconds that unsaved idle prefixes add to a step of this many tokens."""
-        num_idle = sum(map(self._slots.num_unshared, self._unsaved))
-        return self._policy.idle_cells_s(num_tokens, num_idle) if num_idle else 0.0
-
-    @property
-    def next_save_s(self) -> float:
-        """Expected seconds to read out the next block."""
-        seq_id = next(iter(self._unsaved), None)
-        if seq_id is None or not self._has_state:
-            return self._policy.read_s(self._cell_bytes * self._blocks.block_tokens)
-        return self._policy.read_s(self._unread_bytes(seq_id))
+    def is_done(self) -> bool:
+        """Whether there is nothing to do in idle time."""
+        return self._is_ready and self._is_saved
 
     def is_saved(self, seq_id: int) -> bool:
         """Whether an idle sequence is saved in blocks, so that its cells may be freed."""
         return seq_id in self._saved
-
-    @property
-    def needs_memory(self) -> bool:
-        """Whether `prepare` should be called before the first block is read out."""
-        return bool(self._blocks.token_bytes)
 
     def begin(self, seq_id: int, known: Sequence[BlockReference]) -> None:
         """Note that a sequence was just claimed.
@@ -125,11 +115,94 @@ class Saver:
             self._priorities[seq_id] = priority
             self._unsaved[seq_id] = None
 
+    def run_after_step(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
+        """Read out what the rule of this module allows after a step of `step_s` seconds with `num_tokens` tokens.
+
+        `pause_s`: how many seconds the next step may be delayed at most to make up for lost time. Only the first block
+        may take longer. `is_awaited`: whether a client waits for a first token.
+        """
+        if not self.has_work:
+            self._credit_s = self._lost_s = self._num_steps = 0
+            return
+        self._num_steps += 1
+        is_rare = self._num_steps >= _NUM_STEPS_BETWEEN
+        self._lost_s += self._idle_cells_s(num_tokens, self._unsaved)
+        if is_rare or is_awaited:
+            self._make_up(pause_s)
+        if is_awaited:
+            return
+        self._credit_s += step_s * _SHARE_OF_STEPS
+        budget_s = self._credit_s if is_rare else step_s * _SHARE_OF_STEPS
+        save_s = self._next_save_s
+        # Before the first measurement, one block is read out.
+        for _ in range(int(budget_s / save_s) if save_s > 0 else int(is_rare)):
+            if self.has_work and not self._is_blocked_by_writes:
+                self._credit_s = max(0.0, self._credit_s - self._next_save_s)
+                self.save_one()
+        if is_rare:
+            self._credit_s = self._num_steps = 0
+
+    def run_when_idle(self) -> None:
+        """Read out prefixes for about 3 ms. Then free their cells where they make a gap, and prepare memory."""
+        started_s = self._clock()
+        while not self._is_saved and self._clock() - started_s < _IDLE_BUDGET_S:
+            self.save_one()
+        if not self._unsaved:
+            self._compact()
+        if self._is_saved and not self._is_ready:
+            self._is_ready = not self._prepare()
+
+    def _make_up(self, most_s: float) -> None:
+        """Read out idle prefixes for at most the time that they have cost, and for at most `most_s` seconds.
+
+        Only the first block may take longer than `most_s`.
+        """
+        left_s = most_s
+        while not self._is_saved and (save_s := max(_LEAST_S, self._next_save_s)) <= self._lost_s:
+            if save_s > left_s and left_s < most_s:
+                return
+            started_s = self._clock()
+            self.save_one()
+            took_s = self._clock() - started_s
+            self._lost_s = max(0.0, self._lost_s - took_s)
+            left_s -= took_s
+            if left_s <= 0:
+                return
+
+    @property
+    def has_work(self) -> bool:
+        """Whether idle or live sequences have tokens to read out."""
+        return bool(self._unsaved or self._growing)
+
+    @property
+    def _is_blocked_by_writes(self) -> bool:
+        """Whether read-outs must wait until the disk has written more blocks, to make room in memory."""
+        return self.has_work and self._blocks.needs_writes
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether no idle prefix can be read out now."""
+        return not self._unsaved or self._is_blocked_by_writes
+
+    @property
+    def _next_save_s(self) -> float:
+        """Expected seconds to read out the next block; 0 before the first measurement."""
+        seq_id = next(iter(self._unsaved), None)
+        if seq_id is None or not self._has_state:
+            return self._rate.seconds(self._cell_bytes * self._blocks.block_tokens)
+        return self._rate.seconds(self._unread_bytes(seq_id))
+
+    def _idle_cells_s(self, num_tokens: int, idle: Iterable[int]) -> float:
+        """Return the expected seconds that idle prefixes add to the computation of tokens; 0 if never measured."""
+        num_idle = sum(map(self._slots.num_unshared, idle))
+        return self._costs.idle_cells_s(num_tokens, num_idle) if num_idle else 0.0
+
     def save_one(self) -> None:
         """Read one block out of the cells, if one can be read and kept now. Call it only if `has_work`.
 
         Idle sequences come first, since their cells can be freed once they are saved.
         """
+        self._is_ready = False
         if not self._unsaved:
             seq_id, priority = next(iter(self._growing.items()))
             if self._save_next(seq_id, priority, allow_partial=False) is not _Saved.MORE:
@@ -140,22 +213,11 @@ class Saver:
         if outcome in (_Saved.ALL, _Saved.UNSAVABLE):
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
-            self._unsavable.pop(seq_id, None)
             self._saved.add(seq_id)
-        elif outcome is _Saved.UNSAVABLE and not self._is_worth(seq_id, self._unsavable.setdefault(seq_id, 0.0)):
-            self._drop(seq_id)
+        elif outcome is _Saved.UNSAVABLE:
+            self._unsavable.add(seq_id)
 
-    def charge_unsavable(self, num_tokens: int) -> None:
-        """Note how much time a step of `num_tokens` lost to each idle prefix that could not be saved.
-
-        When a prefix has cost too much time, its read-out is tried once more. If that fails, its cells are freed.
-        """
-        for seq_id in self._unsavable.keys() - self._unsaved.keys():
-            self._unsavable[seq_id] += self._policy.idle_cells_s(num_tokens, self._slots.num_unshared(seq_id))
-            if not self._is_worth(seq_id, self._unsavable[seq_id]):
-                self._unsaved[seq_id] = None
-
-    def prepare(self) -> bool:
+    def _prepare(self) -> bool:
         """Prepare memory for one later read-out, which is then faster. Return False if none is needed or available.
 
         When this returns, blocks and free buffers together exceed the limit of host memory by at most two blocks. Until
@@ -177,7 +239,7 @@ class Saver:
         Sliding window: full blocks are read out, and at a boundary also a block that is not full. If the priority's
         `turn_end` lies inside a block, the tokens before it are read out first, as a block of their own. Recurrent
         state: it is read out only at a boundary. Full attention: nothing is read out now, since it can be read at any
-        time. If there is a disk, `save_one` reads out full blocks while the sequence is live, when there is time.
+        time. If there is a disk, `run_after_step` reads out full blocks while the sequence is live, when there is time.
         """
         if not self._blocks.is_enabled:
             return
@@ -195,12 +257,12 @@ class Saver:
 
     def read_out_for_prompt(self, num_tokens: int) -> None:
         """Save idle prefixes if that takes less time than they would add to computing `num_tokens` of a prompt."""
-        started_s, num_idle = self._clock(), 0
+        started_s, seen = self._clock(), list[int]()
         for seq_id in tuple(self._unsaved):
-            num_idle += self._slots.num_unshared(seq_id)
-            allowance_s = self._policy.idle_cells_s(num_tokens, num_idle)
-            while seq_id in self._unsaved and not self.is_blocked_by_writes:
-                if self._clock() - started_s + self._policy.read_s(self._unread_bytes(seq_id)) > allowance_s:
+            seen.append(seq_id)
+            allowance_s = self._idle_cells_s(num_tokens, seen)
+            while seq_id in self._unsaved and not self._is_blocked_by_writes:
+                if self._clock() - started_s + self._rate.seconds(self._unread_bytes(seq_id)) > allowance_s:
                     return
                 self.save_one()
 
@@ -209,7 +271,7 @@ class Saver:
         for seq_id in tuple(self._saved):
             self._drop(seq_id)
 
-    def compact(self) -> None:
+    def _compact(self) -> None:
         """Drop saved idle prefixes until at most MAX_GAP cells below the highest used cell are unused.
 
         The prefix with the highest cell is dropped first. If it is needed again, it is restored into lower free cells.
@@ -238,10 +300,13 @@ class Saver:
                 self._drop(seq_id)
 
     def save_evicted(self, seq_id: int) -> None:
-        """Note that an idle sequence is about to be evicted. Read it out first if the policy decides so."""
-        is_unsaved = seq_id in self._unsaved or seq_id in self._unsavable
-        if is_unsaved and self._is_worth(seq_id, self._policy.read_s(self._unread_bytes(seq_id))):
-            self._save_all(seq_id)
+        """Note that an idle sequence is about to be evicted. Read it out first, unless computing it again is faster."""
+        if seq_id in self._unsaved or seq_id in self._unsavable:
+            start, end = self._chain_end(seq_id), self._slots.length(seq_id)
+            again_s = self._costs.prefill_s(end - start, start)
+            is_pinned = self._priorities[seq_id].importance is Importance.PINNED
+            if is_pinned or again_s is None or self._rate.seconds(self._unread_bytes(seq_id)) <= again_s:
+                self._save_all(seq_id)
         self._forget(seq_id)
 
     def close(self) -> None:
@@ -251,11 +316,6 @@ class Saver:
                 pass
             self._forget(seq_id)
         self._blocks.flush()
-
-    def _is_worth(self, seq_id: int, seconds: float) -> bool:
-        """Whether to spend `seconds` to keep an idle prefix cached. Its tokens that are in blocks do not count."""
-        start, end = self._chain_end(seq_id), self._slots.length(seq_id)
-        return self._policy.is_worth(seconds, start, end, self._priorities[seq_id])
 
     def _unread_bytes(self, seq_id: int) -> float:
         """Return the estimated bytes of an idle sequence that are not in blocks."""
@@ -280,7 +340,7 @@ class Saver:
         self._priorities.pop(seq_id, None)
         self._unsaved.pop(seq_id, None)
         self._growing.pop(seq_id, None)
-        self._unsavable.pop(seq_id, None)
+        self._unsavable.discard(seq_id)
         self._saved.discard(seq_id)
 
     def _save_next(self, seq_id: int, priority: CachePriority, *, allow_partial: bool) -> _Saved:
@@ -307,7 +367,7 @@ class Saver:
         self._read_bytes = max(0, len(payload) - self._state_bytes) / len(own)
         self._is_copied = block.payload is not payload
         is_kept = self._blocks.add(block, priority.at(end))
-        self._policy.observe_read(len(block.payload), self._clock() - started_s)
+        self._rate.observe(len(block.payload), self._clock() - started_s)
         if is_kept:
             if not self._has_state and len(own) == self._blocks.block_tokens:
                 chain.append(end, block.key)  # as the next call of `_chain` would

@@ -218,6 +218,8 @@ class BlockStore:
 
     def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
         """Return the results for one model, in order. See BlockDisk."""
+        if self.is_broken:  # commands that were sent while it broke
+            self._answer_broken()
         results: list[DiskResult] = []
         with contextlib.suppress(Empty):
             queue = self._results[is_draft]
@@ -333,6 +335,8 @@ class BlockStore:
                         self._results[is_draft].put(Loaded(key, None))
                     case _Purge() as command:
                         self._purge_broken(command)
+                    case _Write(key) if (block := self._pending.get(key)) is not None:
+                        self._results[block.is_draft].put(Dropped(block))
                     case _:
                         pass
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import cast
 
 import pytest
 
-from edgeagent.engine.cache.background import BackgroundWork
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.cache.block_table import BlockTable
+from edgeagent.engine.cache.block_table import BlockTable, empty_table
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.saver import Saver
+from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
@@ -26,46 +25,48 @@ from tests.integrity import check_integrity
 PAUSE_S = 0.01
 
 
-@dataclass
-class FakeSaver:
-    """`num_blocks` idle blocks, each of which takes `save_s` seconds to read out."""
+class FakeSaver(Saver):
+    """Has `num_blocks` idle blocks, each of which takes `save_s` seconds to read out."""
 
-    clock: FakeClock
-    save_s: float = 2**-9
-    num_blocks: int = 100
-    idle_s_per_token: float = 0.0  # seconds that idle blocks add for each token of a step
-    is_blocked_by_writes: bool = False
-    num_saved: int = 0
-    needs_memory: bool = False
+    def __init__(
+        self,
+        *,
+        save_s: float = 2**-9,
+        idle_s_per_token: float = 0.0,  # seconds that idle blocks add for each token of a step
+        is_blocked: bool = False,
+    ) -> None:
+        self.clock, runner, blocks = FakeClock(), FakeRunner(), empty_table()
+        super().__init__(runner, Slots(runner, blocks.tree), blocks, CostModel(64), self.clock)
+        self.save_s, self.idle_s_per_token, self.is_blocked = save_s, idle_s_per_token, is_blocked
+        self.num_blocks, self.num_saved = 100, 0
 
     @property
-    def has_unsaved(self) -> bool:
+    def has_work(self) -> bool:
         return self.num_saved < self.num_blocks
 
-    has_work = has_unsaved
+    @property
+    def _is_blocked_by_writes(self) -> bool:
+        return self.is_blocked
 
     @property
-    def next_save_s(self) -> float:
+    def _is_saved(self) -> bool:
+        return not self.has_work or self.is_blocked
+
+    @property
+    def _next_save_s(self) -> float:
         return self.save_s
 
-    def idle_cells_s(self, num_tokens: int) -> float:
+    def _idle_cells_s(self, num_tokens: int, idle: Iterable[int]) -> float:
         return self.idle_s_per_token * num_tokens
-
-    def charge_unsavable(self, num_tokens: int) -> None:
-        pass
 
     def save_one(self) -> None:
         self.num_saved += 1
         self.clock.advance(self.save_s)
 
 
-def work_on(saver: FakeSaver) -> BackgroundWork:
-    return BackgroundWork(cast("Saver", saver), saver.clock)
-
-
-def take_steps(work: BackgroundWork, num_steps: int, step_s: float, **options: int) -> None:
+def take_steps(saver: Saver, num_steps: int, step_s: float, **options: int) -> None:
     for _ in range(num_steps):
-        work.run_after_step(
+        saver.run_after_step(
             step_s,
             options.get("num_tokens", 1),
             pause_s=PAUSE_S if options.get("num_streaming", 2) else math.inf,
@@ -74,57 +75,55 @@ def take_steps(work: BackgroundWork, num_steps: int, step_s: float, **options: i
 
 
 def test_cells_that_cost_nothing_are_read_for_a_hundredth_of_the_time() -> None:
-    saver = FakeSaver(FakeClock(), save_s=2**-11)
-    take_steps(work_on(saver), 250, 0.004)
+    saver = FakeSaver(save_s=2**-11)
+    take_steps(saver, 250, 0.004)
     assert saver.num_saved == 20
 
 
 def test_nothing_is_read_while_a_client_waits_and_cells_cost_nothing() -> None:
-    saver = FakeSaver(FakeClock())
-    take_steps(work_on(saver), 250, 0.1, num_tokens=64, is_awaited=1)
+    saver = FakeSaver()
+    take_steps(saver, 250, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == 0
 
 
 def test_what_slows_a_prompt_is_read_within_a_pause_of_each_step() -> None:
-    saver = FakeSaver(FakeClock(), idle_s_per_token=2**-10)
-    work = work_on(saver)
-    take_steps(work, 1, 0.1, num_tokens=64, is_awaited=1)
+    saver = FakeSaver(idle_s_per_token=2**-10)
+    take_steps(saver, 1, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == PAUSE_S // saver.save_s
-    take_steps(work, 19, 0.1, num_tokens=64, is_awaited=1)
+    take_steps(saver, 19, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == saver.num_blocks
 
 
 def test_without_streams_the_pause_is_as_long_as_the_debt() -> None:
-    saver = FakeSaver(FakeClock(), idle_s_per_token=2**-10)
-    take_steps(work_on(saver), 1, 0.1, num_tokens=64, is_awaited=1, num_streaming=0)
+    saver = FakeSaver(idle_s_per_token=2**-10)
+    take_steps(saver, 1, 0.1, num_tokens=64, is_awaited=1, num_streaming=0)
     assert saver.num_saved == 32
 
 
 def test_no_more_is_spent_than_they_have_cost() -> None:
-    saver = FakeSaver(FakeClock(), idle_s_per_token=0.000_01)
-    take_steps(work_on(saver), 10, 0.1, num_tokens=64, is_awaited=1)
+    saver = FakeSaver(idle_s_per_token=0.000_01)
+    take_steps(saver, 10, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == 3  # 6.4 ms
 
 
 def test_streams_are_paused_rarely() -> None:
-    saver = FakeSaver(FakeClock(), idle_s_per_token=2**-10)
-    work = work_on(saver)
-    take_steps(work, 24, 0.004, num_tokens=2)
+    saver = FakeSaver(idle_s_per_token=2**-10)
+    take_steps(saver, 24, 0.004, num_tokens=2)
     assert saver.num_saved == 0
-    take_steps(work, 1, 0.004, num_tokens=2)
+    take_steps(saver, 1, 0.004, num_tokens=2)
     assert saver.num_saved == PAUSE_S // saver.save_s
 
 
 def test_a_block_that_takes_longer_than_a_pause_is_read_alone() -> None:
-    saver = FakeSaver(FakeClock(), save_s=0.03, idle_s_per_token=2**-10)
-    take_steps(work_on(saver), 3, 0.1, num_tokens=64, is_awaited=1)
+    saver = FakeSaver(save_s=0.03, idle_s_per_token=2**-10)
+    take_steps(saver, 3, 0.1, num_tokens=64, is_awaited=1)
     assert saver.num_saved == 3
 
 
 def test_nothing_is_read_that_could_not_be_kept() -> None:
-    saver = FakeSaver(FakeClock(), idle_s_per_token=2**-10, is_blocked_by_writes=True)
-    take_steps(work_on(saver), 50, 0.1, num_tokens=64, is_awaited=1)
-    take_steps(work_on(saver), 50, 0.1)
+    saver = FakeSaver(idle_s_per_token=2**-10, is_blocked=True)
+    take_steps(saver, 50, 0.1, num_tokens=64, is_awaited=1)
+    take_steps(saver, 50, 0.1)
     assert saver.num_saved == 0
 
 
