@@ -132,7 +132,7 @@ class Run:
         num_sent, before = 0, None
         last = Failure(Kind.UNREACHABLE, "none of its endpoints may get requests now")
         for endpoint in self._cluster.order(self._model, self._num_prompt_tokens, self._session):
-            if before is endpoint:
+            if before is endpoint and num_sent:
                 await self._pause()
             if before is not None and not endpoint.breaker.accepts_last_resort(self._cluster.clock()):
                 continue
