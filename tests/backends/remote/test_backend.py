@@ -516,7 +516,7 @@ async def test_a_remote_that_stands_by_is_probed_once_and_its_distance_is_known(
         assert remote.estimate(REQUEST).first_token_s is None
         for _ in range(3):
             remote.stand_by()
-        await until(lambda: remote.models.statuses())
+        await until(lambda: remote.models.statuses() and not remote._probing)
         assert remote.estimate(REQUEST).first_token_s is not None
         num_probes = len(server.asked)
         clock.now_s += 59.0
