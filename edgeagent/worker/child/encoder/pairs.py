@@ -1,11 +1,13 @@
-"""Turns a query and its documents into the texts that a ranking model reads, one for each document."""
+"""Turns a query and its documents into the texts that a ranking model reads, and the model's output into a score."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Sequence
 
 from edgeagent.engine.context_room import longer_context
+from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest
 from edgeagent.text.long_text import LongTextVocabulary
@@ -77,3 +79,17 @@ class PairReader:
                 param=f"documents[{index}]",
                 served_by="local",
             )
+
+
+def relevance(classes: Rows) -> float:
+    """Return how relevant a document is, from 0 to 1.
+
+    `classes` is the model's output for a pair of query and document: one value for each class. If there
+    is one class, its value is a logit, which the logistic function maps to a score. If there are several classes, their
+    values are probabilities, and the first one is that of "relevant" ("yes" in Qwen3-Reranker).
+    """
+    first = float(classes[0])
+    if len(classes) > 1:
+        return first
+    # Choose the form of the logistic function that cannot overflow.
+    return 1 / (1 + math.exp(-first)) if first >= 0 else math.exp(first) / (1 + math.exp(first))

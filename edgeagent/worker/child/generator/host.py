@@ -48,10 +48,9 @@ from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.derived import derived_choices
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
 from edgeagent.worker.child.generator.learned import WarmStart
-from edgeagent.worker.child.generator.prepared_request import PreparedRequest
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec
 from edgeagent.worker.child.generator.rewind_check import check_drafts
 from edgeagent.worker.child.generator.side_context import side_contexts
-from edgeagent.worker.child.generator.spec import make_spec
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
 from edgeagent.worker.child.text_reader import TextReader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edgeagent.engine.costs.cost_model import PredictionError
@@ -37,13 +38,15 @@ from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.learned import TuningSender
 from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
-from edgeagent.worker.child.generator.step_frames import step_frames
 from edgeagent.worker.child.job_loop import JobLoop
-from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, StepItem, Stop, Submit, failed_message
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, StepItem, StepResult, Stop, Submit, failed_message
 
 # How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
 # may be the beginning of a tool call.
 _MAX_HELD_LOGPROBS = 64
+# The most log probabilities of one text delta in a frame; the rest goes into further deltas. Text that was held back
+# (long white space, for example) has many at once.
+_MAX_LOGPROBS = 128
 _NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
 
 
@@ -216,7 +219,7 @@ class GeneratorLoop(JobLoop):
         self._put(items, at_s)
 
     def _put(self, items: list[StepItem], at_s: float) -> None:
-        for frame in step_frames(items, at_s):
+        for frame in _step_frames(items, at_s):
             self._frames.put(frame)
 
     def _item(self, request: _Request, output: Output) -> StepItem:
@@ -345,3 +348,37 @@ def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
     if stream.stopped is not None:
         reason = FinishReason.STOP
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason
+
+
+def _step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
+    """Yield the frames of a step.
+
+    First come the parts of long items, one part in each frame. The last frame has the rest of all items. A part ends
+    with a PromptText of any size, or with a TextDelta of _MAX_LOGPROBS log probabilities.
+    """
+    last = []
+    for item in items:
+        *parts, rest = _split(item)
+        last.append(rest)
+        for part in parts:
+            yield StepResult(at_s, (part,))
+    if last:
+        yield StepResult(at_s, tuple(last))
+
+
+def _split(item: StepItem) -> list[StepItem]:
+    """Return the parts of an item in order, then its rest, which is small enough for a frame with other items."""
+    parts: list[StepItem] = []
+    deltas: list[Delta] = []
+    for delta in item.deltas:
+        rest = delta
+        if isinstance(delta, PromptText):
+            parts.append(StepItem(item.id, (*deltas, delta), is_part=True))
+            deltas = []
+            continue
+        while isinstance(rest, TextDelta) and len(rest.logprobs) > _MAX_LOGPROBS:
+            part = (*deltas, TextDelta(rest.text, rest.logprobs[:_MAX_LOGPROBS]))
+            parts.append(StepItem(item.id, part, is_part=True))
+            deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
+        deltas.append(rest)
+    return [*parts, StepItem(item.id, tuple(deltas), item.tokens, held_logprobs=item.held_logprobs)]

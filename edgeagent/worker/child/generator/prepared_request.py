@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.respelling import RespellConstraint
 from edgeagent.text.output.stream import OutputStream
+from edgeagent.types import GenerateRequest
 from edgeagent.worker.child.generator.continuation import Continuation
+from edgeagent.worker.child.prompt import ReadPrompt
+from edgeagent.worker.protocol import Delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +61,41 @@ class PreparedRequest:
         if self.earlier is None or self.respelling is None or not self.respelling.is_over:
             return 0
         return self.respelling.num_respelled - self.earlier.num_open
+
+
+def make_spec(
+    request: GenerateRequest,
+    prompt: ReadPrompt,
+    sampler: Sampler,
+    delivered: Delivered,
+    num_scored: int | None,
+    adapter: str,
+) -> SequenceSpec:
+    """Return the engine's specification of a request.
+
+    `num_scored` is the number of alternatives for each prompt token if log probabilities of the prompt are requested;
+    otherwise None. `adapter` is the identity of the request's adapter, "" for none.
+    """
+    cache = request.cache
+    return SequenceSpec(
+        id=request.id,
+        prompt=prompt.tokens,
+        sampler=sampler,
+        max_tokens=request.max_tokens,
+        tier=request.tier,
+        partition=cache.partition,
+        read_cache=cache.read and num_scored is None,
+        write_cache=cache.write,
+        persist=cache.persist,
+        pin=cache.pin,
+        prefill_only=request.prefill_only or request.max_tokens == 0,
+        delivered=delivered.tokens,
+        step_lengths=delivered.step_lengths,
+        num_prompt_logprobs=num_scored,
+        reports_progress=request.reports_progress,
+        boundaries=prompt.boundaries,
+        num_system=prompt.num_system,
+        lane=cache.lane,
+        adapter=adapter,
+        draft_tokens=request.draft_tokens,
+    )

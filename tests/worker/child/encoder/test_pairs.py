@@ -1,16 +1,17 @@
-"""The texts that a ranking model reads: query and document between the model's own tokens, or in its template."""
+"""The texts that a ranking model reads, with the model's own tokens or in its template; its output as a relevance."""
 
 from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import pytest
 
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest
 from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.types import Rerank
-from edgeagent.worker.child.encoder.pairs import PairReader
+from edgeagent.worker.child.encoder.pairs import PairReader, relevance
 from tests.text.fake_vocabulary import FakeVocabulary
 
 
@@ -66,3 +67,11 @@ def test_too_long_names_the_document() -> None:
 def test_a_pair_without_a_token_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"documents\[0\] and the query have no token"):
         read(_Model(), "", "")
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [([0.0], 0.5), ([2.0], 0.880797), ([-2.0], 0.119203), ([1000.0], 1.0), ([-1000.0], 0.0), ([0.75, 0.25], 0.75)],
+)
+def test_relevance(classes: list[float], expected: float) -> None:
+    assert relevance(np.array(classes, np.float32)) == pytest.approx(expected, abs=1e-6)
