@@ -287,3 +287,24 @@ def test_a_catch_up_does_not_take_the_room_of_those_that_draft() -> None:
         each.spec = replace(each.spec, draft_tokens=3)
     proposals.propose(streams)
     assert asked == [[3, 0]]
+
+
+@pytest.mark.parametrize(("step_s", "num_plans"), [(0.0005, 25), (0.05, 1000)])
+def test_planning_takes_its_share_of_the_time_while_nothing_is_drafted(step_s: float, num_plans: int) -> None:
+    clock = FakeClock()
+
+    class Slow(NgramDrafter):
+        num_calls = 0
+
+        def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
+            self.num_calls += 1
+            clock.advance(0.0004)
+            return (), 0
+
+    slow, sequence = Slow(), decoding([5, 6, 7])
+    drafters = Drafters(None, slow, planning_share=0.02)
+    proposals = Proposals(drafters, measured(lambda size: step_s), clock=clock)
+    for _ in range(1000):
+        assert proposals.propose([sequence]) == {}
+        clock.advance(step_s)
+    assert slow.num_calls == pytest.approx(num_plans, abs=2)
