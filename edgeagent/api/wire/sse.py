@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 PING_INTERVAL_S = 5.0
 PING = b": ping\n\n"
@@ -38,6 +38,8 @@ class Stream(Response):
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
+        self._sent_at_s = 0.0
+        self._is_ended = False
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -45,9 +47,12 @@ class Stream(Response):
             await unless_disconnected(receive, self._pump(send))
 
     async def _pump(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
         async with aclosing(self._chunks) as chunks:
             async for chunk in chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._sent_at_s = clock()
+        self._is_ended = True
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -62,21 +67,12 @@ class EventStream(Stream):
     def __init__(self, events: AsyncGenerator[bytes, None], ping_interval_s: float = PING_INTERVAL_S) -> None:
         super().__init__(events)
         self._ping_interval_s = ping_interval_s
-        self._last_sent_at_s = 0.0
-        self._is_ended = False
 
     async def _pump(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-
-        async def send_noted(message: Message) -> None:
-            self._is_ended = not message.get("more_body", False)
-            await send(message)
-            self._last_sent_at_s = clock()
-
-        self._last_sent_at_s = clock()
+        self._sent_at_s = asyncio.get_running_loop().time()
         pings = asyncio.create_task(self._ping(send))
         try:
-            await super()._pump(send_noted)
+            await super()._pump(send)
         finally:
             pings.cancel()
             with suppress(asyncio.CancelledError):
@@ -85,10 +81,10 @@ class EventStream(Stream):
     async def _ping(self, send: Send) -> None:
         clock = asyncio.get_running_loop().time
         while not self._is_ended:
-            silent_s = clock() - self._last_sent_at_s
+            silent_s = clock() - self._sent_at_s
             if silent_s >= self._ping_interval_s:
                 await send({"type": "http.response.body", "body": PING, "more_body": True})
-                self._last_sent_at_s, silent_s = clock(), 0.0
+                self._sent_at_s, silent_s = clock(), 0.0
             await asyncio.sleep(self._ping_interval_s - silent_s)
 
 
