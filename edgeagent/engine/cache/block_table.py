@@ -455,8 +455,10 @@ class BlockTable:
             if entry.num_lanes:
                 self._pinned_bytes -= block.num_bytes
                 entry.num_lanes = 0
-                for keys in self._lanes.values():
+                for lane, keys in tuple(self._lanes.items()):
                     keys.discard(key)
+                    if not keys:  # otherwise it would take the place of a lane that has blocks
+                        del self._lanes[lane]
             entry.block = None
             del self._in_memory[key]
             self._num_children[block.parent] -= 1

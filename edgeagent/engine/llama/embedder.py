@@ -61,7 +61,7 @@ class Embedder:
     def __init__(
         self, model: Model, config: EngineConfig, max_tokens: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`max_tokens`: the length of the longest text, in tokens. `num_cells`: the context's size; 0 without one."""
+        """`max_tokens`: the length of the longest text, in tokens."""
         self.max_tokens = max_tokens
         self.pooling = choose_pooling(model)
         self.num_chunks = 0
@@ -70,6 +70,7 @@ class Embedder:
         self._clock = clock
         self._context: object | None = None
         self.num_cells = 0
+        """The context's size; 0 without one. It is set before the context takes its memory; any thread may read it."""
         self._tokens: Sequence[int] = ()
         self._num_done = 0
         self._sum: NDArray[np.float64] = np.zeros(0)
@@ -126,8 +127,10 @@ class Embedder:
         params.n_seq_max = 1
         params.embeddings = True
         params.pooling_type = lib.LLAMA_POOLING_TYPE_NONE  # pooled here: llama.cpp would pool each chunk alone
+        self.num_cells = num_cells
         self._context = lib.llama_init_from_model(self._model.handle, params) or None
         if self._context is None:
+            self.num_cells = 0
             raise BackendUnavailable(
                 f"there is no room to embed {num_tokens} tokens: {last_error() or 'llama.cpp makes no context'}",
                 retry_after_s=1.0,

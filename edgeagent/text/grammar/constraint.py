@@ -21,7 +21,6 @@ from edgeagent.text.tool_format import REASONING, ReasoningMarkers
 from edgeagent.text.vocabulary import Vocabulary
 
 _SPACE = b" \t\r\n"
-# llguidance's error for a grammar that matches no text.
 
 
 class TokenTools(Protocol):

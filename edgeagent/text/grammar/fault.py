@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLParserLimits
 LIMITS = LLParserLimits(
     verbose_errors=False, precompute_large_lexemes=False, max_grammar_size=200_000, max_lexer_states=50_000
 )
+# llguidance's error for a grammar that matches no text.
 _NO_TEXT = "NoExtensionBias"
 
 

@@ -266,6 +266,20 @@ class TestHolding:
         tier.add(block("", [-1], 900 * SIZE), Importance.ONCE)
         assert held(tier, blocks[0], blocks[1], blocks[-1]) == [False, True, True]
 
+    def test_lanes_whose_blocks_are_gone_are_not_counted(self) -> None:
+        tier = make(1000 * SIZE)
+        for number in range(MAX_LANES):
+            gone = block("", [number])
+            tier.add(gone, Importance.ONCE)
+            tier.pin_for_lane(f"{number}", [gone.key])
+        tier.purge(None)
+        blocks = [block("", [number]) for number in range(3)]
+        for number, each in enumerate(blocks):
+            tier.add(each, Importance.ONCE)
+            tier.pin_for_lane(f"new {number}", [each.key])
+        offer(tier, block("", [-1], 998 * SIZE))
+        assert held(tier, *blocks) == [True] * 3
+
     def test_a_purge_ends_it_and_a_longer_block_takes_its_place(self) -> None:
         tier = make(10 * SIZE)
         short, longer, other = block("a", [1]), block("a", [1, 2]), block("b", [1])

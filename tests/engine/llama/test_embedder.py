@@ -16,9 +16,10 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.embedder import MAX_CHUNK, Embedder, Pooling, Rows, choose_pooling, truncated
 from edgeagent.engine.llama.model import Model
-from edgeagent.errors import InternalError
+from edgeagent.errors import BackendUnavailable, InternalError
 from edgeagent.types import MemoryKind
 from tests.conftest import TinyModel
 from tests.models import MEMORIES, make_tiny_model
@@ -125,6 +126,22 @@ def test_a_longer_text_gets_a_longer_context_and_close_frees_it(make: Make) -> N
     embedder.close()
     assert not embedder.is_open
     assert np.array_equal(embed(embedder, TOKENS[:8]), short)
+
+
+def test_the_size_is_known_before_the_context_takes_its_memory(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedder, sizes = make(MemoryKind.FULL_ATTENTION), list[int]()
+    init = lib.llama_init_from_model
+
+    def watched(*arguments: object) -> object:
+        sizes.append(embedder.num_cells)
+        return init(*arguments) if len(sizes) > 1 else None
+
+    monkeypatch.setattr(lib, "llama_init_from_model", watched)
+    with pytest.raises(BackendUnavailable):
+        embed(embedder, TOKENS * 6)
+    assert embedder.num_cells == 0
+    embed(embedder, TOKENS * 6)
+    assert sizes == [MAX_TOKENS] * 2
 
 
 def test_a_vector_does_not_depend_on_the_texts_before(make_of: MakeOf, tmp_path: Path) -> None:

@@ -253,6 +253,37 @@ async def test_a_process_that_is_stopped_delays_no_request_for_ever(daemon: Daem
     assert (await render(template, prompt("hi"))).text == "hi"
 
 
+# A process that starts in time only once.
+LATE = """
+import sys, time
+from pathlib import Path
+from edgeagent.worker.render import process
+mark = Path(sys.argv[1])
+if mark.exists():
+    mark.unlink()
+    process.end_with_parent()
+    sys.stdin.buffer.read(1)
+process.main()
+"""
+
+
+async def test_one_that_does_not_start_in_time_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    mark.touch()
+    monkeypatch.setattr(parent_side, "RENDERER_COMMAND", (sys.executable, "-P", "-c", LATE, str(mark)))
+    daemon = Daemon()
+    with monkeypatch.context() as patch:
+        patch.setattr(parent_side, "_START_S", 0.3)
+        daemon.link.start()
+        await eventually(lambda: not mark.exists())
+        first = daemon.process
+        await eventually(lambda: not first.is_running())
+        patch.undo()
+    template = await daemon.open("{{ messages[-1].content }}")
+    assert [(await render(template, prompt(each))).text for each in ("one", "two")] == ["one", "two"]
+    await daemon.renderer.stop()
+
+
 async def test_none_outlives_its_worker(daemon: Daemon) -> None:
     template = await daemon.open(WHEN.replace("WORK", WORK["loops"]))
     process = daemon.process

@@ -92,7 +92,12 @@ class Renderer:
                 self._command, self._on_reply, self._on_violation, FloodLimit(), bytes, MAX_FRAME_TO_WORKER_BYTES
             )
             # The interpreter's start is no part of a job.
-            await asyncio.wait({reply, self._channel.ended}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {reply, self._channel.ended}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:  # its first frame would be taken for the reply to a job, and each reply for the next one's
+                await self._end()
+                raise TimeoutError(f"it did not start within {_START_S:g} s")
         return self._channel
 
     async def _carry_out(self, job: RenderJob, num_tries: int = 1) -> RenderAnswer:
