@@ -46,7 +46,7 @@ class Breaker:
         self._paused_until_s = -math.inf
         self._has_hung = False
         self._is_down = False
-        self._heard_s = self._failed_s = self._tried_s = -math.inf
+        self._heard_s = self._failed_s = self._counted_s = self._tried_s = -math.inf
         self.cause = ""
 
     def state(self, now_s: float) -> State:
@@ -90,10 +90,11 @@ class Breaker:
         `hung`: it timed out. `since_s`: since when the request waited for content; infinity for a probe.
         """
         hung = hung and self._heard_s <= since_s
-        is_same = now_s - self._failed_s < ONE_FAILURE_S and not hung
+        is_same = now_s - self._counted_s < ONE_FAILURE_S and not hung
         self.cause, self._failed_s = cause, now_s
         if is_same or self.state(now_s) == "open":
             return
+        self._counted_s = now_s
         self._num_failures += 1
         if hung or self._num_failures >= MAX_FAILURES:
             self._open_until_s = now_s + min(OPEN_S * 2**self._num_openings, MAX_OPEN_S)
@@ -120,7 +121,7 @@ class Breaker:
         if self._open_until_s is not None:
             self._open_until_s = None
             self._num_failures = MAX_FAILURES - 1
-            self._failed_s = -math.inf
+            self._counted_s = -math.inf
 
     def pause(self, now_s: float, retry_after_s: float | None) -> None:
         """Note that the endpoint is overloaded, and pause for the delay that it names, or for a random time."""

@@ -290,7 +290,8 @@ async def _connect_first(addresses: list[str], port: int) -> Connection:
                 running.add(asyncio.create_task(_connect(waiting.pop(0), port)))
             timeout_s = _STAGGER_S if waiting else None
             done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            # Several may end at once: one that failed must not hide one that succeeded.
+            for task in sorted(done, key=lambda task: task.exception() is not None):
                 if task.exception() is None or not (waiting or running):
                     running |= done - {task}
                     return task.result()

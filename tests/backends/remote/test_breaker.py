@@ -54,6 +54,15 @@ def test_failures_within_a_second_are_one() -> None:
     assert it.state(6) == "open"
 
 
+def test_failures_that_come_faster_than_one_a_second_open_it_too() -> None:
+    it = breaker()
+    for number in range(8):
+        it.fail(number / 2, "cut")
+    assert it.state(3.5) == "closed", "four of them count"
+    it.fail(4, "cut")
+    assert it.state(4) == "open"
+
+
 def test_a_hang_opens_it_at_once_unless_another_answer_goes_on() -> None:
     it = breaker()
     it.hear(3)
