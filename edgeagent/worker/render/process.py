@@ -41,6 +41,8 @@ from edgeagent.worker.sandbox.sandbox import enclose_renderer, set_limits
 
 MAX_ANSWER_BYTES = 16 << 20
 """The most bytes of an answer, so that it fits into a frame to the worker."""
+# More CPU time than the daemon allows any job. If the daemon was killed, nobody else ends a job that never does.
+_MAX_CPU_S = 20
 
 
 def main() -> None:
@@ -55,6 +57,7 @@ def main() -> None:
     _send(frames, b"")  # the time of jobs begins here
     template = None
     while (body := read_frame(sys.stdin.buffer, MAX_FRAME_TO_WORKER_BYTES)) is not None:
+        _limit_cpu()
         template, answer = carry_out(template, decode_job(body))
         _send(frames, answer)
 
@@ -107,6 +110,16 @@ def _encode(outcome: Opened | NotOpen | Done | Checked | Refused, began_s: float
 
 def _whole(pieces: Pieces) -> Pieces:
     return tuple((text.encode("utf-8", "replace").decode(), is_trusted) for text, is_trusted in pieces)
+
+
+def _limit_cpu() -> None:
+    """Except on Windows, let the system end the process if the next job takes more than _MAX_CPU_S of CPU time."""
+    if sys.platform != "win32":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        with suppress(ValueError):  # the user has set a lower limit
+            resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + _MAX_CPU_S, hard))
 
 
 def _limit_memory() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -20,9 +22,9 @@ from edgeagent.text.tool_format import THINK
 from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.parent.supervision import renderer as parent_side
 from edgeagent.worker.parent.supervision.renderer import Renderer
-from edgeagent.worker.protocol import FromWorker, ProtocolError, RenderAnswer, RenderJob
+from edgeagent.worker.protocol import FromWorker, ProtocolError, RenderAnswer, RenderJob, framed
 from edgeagent.worker.render import renderer as worker_side
-from edgeagent.worker.render.protocol import Open
+from edgeagent.worker.render.protocol import Open, Render, encode
 from edgeagent.worker.render.renderer import RemoteTemplate, RenderLink, open_here
 from tests.worker.support import eventually
 
@@ -294,6 +296,21 @@ async def test_none_outlives_its_worker(daemon: Daemon) -> None:
     daemon.link.on_answer(RenderAnswer(2, trouble="nothing"))  # so that the thread ends
     with pytest.raises(TemplateTooSlow):
         await working
+
+
+ORPHAN = """
+from edgeagent.worker.render import process
+process._MAX_CPU_S = 0
+process.main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no CPU time")
+def test_a_job_that_nobody_watches_ends() -> None:
+    opening = Open(WORK["loops"], "<s>", "</s>", "", (), ())
+    jobs = framed(encode(opening)) + framed(encode(Render(prompt("hi"))))
+    ended = subprocess.run([sys.executable, "-P", "-c", ORPHAN], input=jobs, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGXCPU
 
 
 @pytest.mark.parametrize(
