@@ -136,6 +136,8 @@ class Run:
                 await self._pause()
             if before is not None and not endpoint.breaker.accepts_last_resort(self._cluster.clock()):
                 continue
+            if before is not None and _is_too_long(last) and not self._is_longer(endpoint, before):
+                continue
             try:
                 return await self._try(endpoint)
             except Failure as failure:
@@ -144,9 +146,14 @@ class Run:
                 await self._leave()
                 last, before = failure, endpoint
                 num_sent += failure.kind not in WAS_NOT_SENT
-                if failure.kind not in MAY_GO_ELSEWHERE or num_sent >= MAX_TRIES or self._is_out_of_time():
+                may_go_on = failure.kind in MAY_GO_ELSEWHERE or _is_too_long(failure)
+                if not may_go_on or num_sent >= MAX_TRIES or self._is_out_of_time():
                     break
         raise last
+
+    def _is_longer(self, endpoint: Endpoint, other: Endpoint) -> bool:
+        """Whether an endpoint is known to have a longer context than another."""
+        return endpoint.context(self._model) > other.context(self._model)
 
     def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
         """Record an endpoint's failure, unless the whole request timed out.
