@@ -118,6 +118,8 @@ class Counts:
 
     def _totals(self) -> tuple[int, int]:
         worker = status_of(self._daemon.url)["models"][0]["worker"]
+        if worker is None:  # it has not reported yet
+            return 0, 0
         return int(worker["num_prompt_tokens_total"]), int(worker["num_cached_tokens_total"])
 
 

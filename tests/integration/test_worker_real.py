@@ -304,7 +304,7 @@ from edgeagent.worker.parent.pool.pool import Pool
 
 async def main():
     config = Config(engine=EngineConfig(threads=1, calibration_s=0))
-    pool = Pool(config, lambda _: Files(Path(sys.argv[1])), lambda _: None)
+    pool = Pool(config, ModelSource(lambda _: Files(Path(sys.argv[1])), lambda _: None))
     backend = LocalBackend(pool)
     await backend.start()
     while backend.models.statuses()[0].state is not WorkerState.READY:
