@@ -12,13 +12,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edgeagent.backends.base import Estimate
-from edgeagent.config import RouterConfig
+from edgeagent.config import Config, RouterConfig
 from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from edgeagent.config import Config
     from edgeagent.remotes import Remote
 
 # In the order of declaration: the strictest first.
