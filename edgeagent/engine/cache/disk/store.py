@@ -484,8 +484,10 @@ class BlockStore:
         if block is None:  # withdrawn just now
             return
         outcome = Outcome.LOST
-        if self._index.find(key) is not None:  # another process wrote it
+        known = self._index.find(key)
+        if known is not None:  # another process wrote it
             outcome = Outcome.WRITTEN
+            known.is_draft, known.is_announced = block.is_draft, True  # so that its end is reported
         elif block.parent == block.root or self._index.find(block.parent) is not None:
             outcome = self._publish(block)
             self.num_written += outcome is Outcome.WRITTEN

@@ -286,6 +286,25 @@ def test_what_is_forgotten_or_there_already_is_not_written_again(tmp_path: Path,
     assert "create" not in operations
 
 
+def test_a_block_that_another_process_wrote_and_removed_is_reported_as_gone(tmp_path: Path, times: Times) -> None:
+    folder = tmp_path / "cache"
+    store, other = make_store(folder, times), make_store(folder, times)
+    (theirs,) = make_chain(1, num_tokens=BLOCK_TOKENS // 2)
+    store.offer(theirs, Importance.NORMAL)
+    store.work()
+    other.offer(theirs, Importance.SYSTEM)
+    other.work()
+    store._folder._scan()
+    other.purge()
+    other.work()
+    times.pass_s(store_module._PARTIAL_DELAY_S)
+    store.work()
+    for _ in range(2):
+        times.pass_s(60.0)
+        store.work()
+    assert store.num_bytes(theirs.key) is None
+
+
 def test_who_waits_until_it_is_open_goes_on_whether_it_opens_or_breaks(
     tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
