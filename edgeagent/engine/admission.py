@@ -96,7 +96,7 @@ class Admission:
         """Evict idle prefixes from the cells before the prefix of a newly claimed sequence is restored.
 
         Only prefixes that are also stored in blocks are evicted. If no other sequence runs (`is_alone`), more prefixes
-        are first copied from the cells into blocks, as far as ReadOutPolicy allows.
+        are first copied from the cells into blocks, as far as the saver's rule allows.
         """
         if is_alone:
             restored = (

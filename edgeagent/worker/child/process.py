@@ -9,7 +9,7 @@ Up to five threads communicate through queues:
 - The writer writes all other frames to stdout, so that delivery never blocks the engine.
 - The questions thread answers queries, such as Tokenize. For an Embed or a Rerank, it only tokenizes the texts.
 
-A side context has its own thread. With a disk cache, further threads read and write blocks. When the daemon ends,
+A side context has its own thread. With a disk cache, one more thread reads and writes blocks. When the daemon ends,
 stdin ends and the process exits.
 """
 
