@@ -70,8 +70,6 @@ def unsupported(request: GenerateRequest) -> str:
         return "logit_bias, whose token ids are those of this machine's model"
     if isinstance(prompt, TextPrompt) and prompt.suffix is not None:
         return "a suffix"
-    if isinstance(prompt, ChatPrompt) and prompt.truncate:
-        return "dropping the oldest turns"
     return ""
 
 

@@ -89,14 +89,17 @@ class Network(httpcore.AsyncNetworkBackend):
 
     async def secure(self, writer: asyncio.StreamWriter, context: ssl.SSLContext, hostname: str | None) -> None:
         """Start TLS on a connection. If the other side cannot be trusted, raise a Failure before any data is sent."""
-        began_s = time.monotonic()
+        began_s, plain = time.monotonic(), writer.transport
         try:
             async with asyncio.timeout(self._connect_s):
                 await writer.start_tls(context, server_hostname=hostname)
+            secured: asyncio.WriteTransport | None = writer.transport
+            if secured is None:
+                raise ConnectionResetError("the connection ended during the handshake")
             if context is self._pinned:
                 _check_pin(writer.get_extra_info("ssl_object"), self._pin)
         except BaseException as error:
-            writer.transport.abort()
+            plain.abort()
             if isinstance(error, OSError):
                 raise _tls_failure(error) from None
             raise
@@ -248,7 +251,11 @@ async def _look_up(host: str, port: int) -> list[str]:
 
     thread = threading.Thread(target=ask, name="edgeagent-dns", daemon=True)
     _lookups.add(thread)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system gives no more threads
+        _lookups.discard(thread)
+        raise OSError(str(error)) from error
     return await answer
 
 

@@ -219,9 +219,14 @@ def test_who_cannot_continue_says_so() -> None:
         replace(PLAIN, prefill_only=True),
         replace(PLAIN, sampling=SamplingParams(logit_bias=((5, 1.0),))),
         replace(PLAIN, prompt=TextPrompt("a", suffix="b")),
-        replace(PLAIN, prompt=ChatPrompt(TALK, truncate=True)),
     ],
 )
 def test_what_no_remote_can_be_asked_for(request_: GenerateRequest) -> None:
     with pytest.raises(NotSupported):
         write_body(request_, Target("tiny", VLLM))
+
+
+def test_a_conversation_that_may_lose_turns_is_sent_as_it_is() -> None:
+    """Whether it fits the remote is the estimate's question. Ollama's routes allow it for each request."""
+    whole, may_lose = (replace(PLAIN, prompt=ChatPrompt(TALK, truncate=each)) for each in (False, True))
+    assert write_body(may_lose, Target("tiny", VLLM)) == write_body(whole, Target("tiny", VLLM))

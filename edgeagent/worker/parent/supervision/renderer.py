@@ -82,7 +82,9 @@ class Renderer:
             job = await self._jobs.get()
             try:
                 self._answer(await self._carry_out(job))
-            except OSError as error:
+            except Exception as error:  # a job without an answer would count as the worker's hang
+                if not isinstance(error, OSError):
+                    logger.exception("%s: a job of the chat template failed", self._name)
                 self._answer(RenderAnswer(job.number, trouble=f"a process that cannot be started: {error}"))
 
     async def _started(self) -> Channel:
