@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 # Test files run side by side in so many processes. They wait for timers and for each other's processes half of the
 # time, so four keep two cores busy.
 TEST_PROCESSES ?= 4
-SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile
+SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin bundle clean

@@ -13,13 +13,15 @@ import pytest
 
 import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
+from tests import rotation
 from tests.alone import Room
 from tests.models import make_tiny_model
-from tests.rotation import pytest_collection_modifyitems, pytest_terminal_summary  # noqa: F401 hooks
+from tests.rotation import pytest_terminal_summary  # noqa: F401 a hook
 
 TinyModel = Callable[[MemoryKind], Path]
 
 ROOM = pytest.StashKey[Room]()
+SLOW_FOLDER = Path(__file__).parent / "integration"
 # A CA whose key was discarded. Reading the 140 CAs of a system takes 20 ms for each client and each daemon.
 NOBODY = Path(__file__).parent / "nobody.pem"
 # Keep compiled modules, even where the environment says not to: the tests start hundreds of Python processes, and
@@ -38,6 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
         config.add_cleanup(config.stash[ROOM].close)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Select what runs. Tests with daemons and models come first: at the end they would keep one process busy alone."""
+    rotation.pytest_collection_modifyitems(items)
+    items.sort(key=lambda item: not item.path.is_relative_to(SLOW_FOLDER))
 
 
 def pytest_collection_finish() -> None:
