@@ -37,9 +37,12 @@ class AllModels(Models):
         self._absent: dict[str, float] = {}
 
     def _open(self) -> Iterator[Backend]:
-        """Yield the backends that requests may go to in the machine's current mode."""
+        """Yield the backends that requests may go to in the machine's current mode.
+
+        While a caller waits, remotes may come and go.
+        """
         is_bound = self._mode() is RouteMode.LOCAL_ONLY
-        return (each for each in self._backends.values() if not (is_bound and _is_remote(each)))
+        return (each for each in list(self._backends.values()) if not (is_bound and _is_remote(each)))
 
     def statuses(self) -> list[ModelStatus]:
         models: dict[str, ModelStatus] = {}
@@ -115,7 +118,7 @@ class AllModels(Models):
 
     async def unload(self, name: str) -> int:
         unknown: EdgeAgentError | None = None
-        for backend in self._backends.values():
+        for backend in list(self._backends.values()):
             try:
                 return await backend.models.unload(name)
             except (ModelNotFound, RemoteUnavailable) as error:

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from edgeagent.backends.base import Estimate
+from edgeagent.backends.base import Backend, Estimate
 from edgeagent.errors import BackendUnavailable, InternalError, ModelNotFound, Overloaded, RemoteUnavailable
-from edgeagent.router.models import NO_MODEL
+from edgeagent.router.models import NO_MODEL, AllModels
 from edgeagent.router.router import Router
 from edgeagent.types import (
     AnswerSoFar,
@@ -264,3 +264,25 @@ class SearchingBackend(FakeBackend):
 async def test_a_question_to_an_unknown_model_is_answered_with_near_names() -> None:
     with pytest.raises(ModelNotFound, match="near names: fake"):
         await Router([SearchingBackend()]).models.ask("fakee", Tokenize("hi"))
+
+
+async def test_remotes_may_come_and_go_while_a_model_is_searched() -> None:
+    backends: dict[str, Backend] = {}
+
+    class Slow(SearchingBackend):
+        """The owner adds a remote while this one searches."""
+
+        async def locate(self, name: str) -> str:
+            backends[f"remote:{len(backends)}"] = FakeBackend()
+            return await super().locate(name)
+
+        async def unload(self, name: str) -> int:
+            backends[f"remote:{len(backends)}"] = FakeBackend()
+            return await super().unload(name)
+
+    backends["local"] = Slow()
+    models = AllModels(backends, lambda: RouteMode.PREFER_LOCAL)
+    with pytest.raises(ModelNotFound):
+        await models.locate("fakee")
+    with pytest.raises(ModelNotFound):
+        await models.unload("fakee")
