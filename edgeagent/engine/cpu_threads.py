@@ -73,9 +73,20 @@ class ThreadGovernor:
         self._sample = sample
         self._last = sample()
         self.num_threads = max_threads
+        self._has_rested = False
+
+    def rest(self) -> None:
+        """Record that nothing is computed now.
+
+        What other programs use meanwhile says nothing about the steps to come: one that computed between two answers
+        may have ended. With its time, the next answer would begin with too few threads.
+        """
+        self._has_rested = True
 
     def update(self, now_s: float) -> bool:
         """Measure the load, at most twice a second. Return whether `num_threads` changed. `now_s`: time.monotonic()."""
+        if self._has_rested:
+            self._has_rested, self._last = False, self._sample()
         if now_s - self._last.at_s < _PERIOD_S or self.max_threads == 1:
             return False
         sample = self._sample()

@@ -45,6 +45,17 @@ def test_gives_up_a_core_that_others_use_and_takes_it_back() -> None:
     assert governor.num_threads == 2
 
 
+def test_what_others_used_while_nothing_was_computed_does_not_count() -> None:
+    machine = Machine()
+    governor = ThreadGovernor(2, num_cores=2, sample=machine.sample)
+    assert not governor.update(machine.run(1, others=0.1, own=1.9))
+    governor.rest()
+    machine.run(10, others=2)
+    assert not governor.update(machine.now_s)
+    assert not governor.update(machine.run(1, others=0.1, own=1.9)) and governor.num_threads == 2
+    assert governor.update(machine.run(1, others=1, own=1)) and governor.num_threads == 1
+
+
 def test_always_leaves_one() -> None:
     machine = Machine()
     governor = ThreadGovernor(4, num_cores=4, sample=machine.sample)

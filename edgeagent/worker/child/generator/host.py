@@ -161,6 +161,10 @@ class Host:
             for runner in self._runners:
                 runner.set_num_threads(self._threads.num_threads)
 
+    def rest_threads(self) -> None:
+        """Record that nothing is computed now. The load of this time does not count; see ThreadGovernor.rest."""
+        self._threads.rest()
+
     def disk_cache(self) -> CacheStatus | None:
         """Return the disk cache's status; None if there is no disk cache. Any thread may call it."""
         return None if self._store is None else self._store.stats()

@@ -139,6 +139,8 @@ class GeneratorLoop(JobLoop):
     def _step(self) -> None:
         if self._has_work:
             self._host.adjust_threads()
+        else:
+            self._host.rest_threads()
         if self._engine.has_work:
             self.step_started_at_s = time.monotonic()
             self._send(self._engine.admit())
