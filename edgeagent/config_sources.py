@@ -40,7 +40,7 @@ _REMOVED = {
     "server.max_connections": "2000 connections may be open",
     "server.max_stored_responses": "server.max_stored_bytes and server.max_stored_days limit stored responses",
     "server.max_websocket_age_s": "a WebSocket stays open for as long as the client wants",
-    "engine.draft_ngrams": "set draft to ngram",
+    "engine.draft_ngrams": "set draft to ngram, or to none",
     "engine.load_timeout_s": "a load fails after five minutes without progress",
     "cache.min_free_bytes": "store.min_free_bytes holds for the cache too",
     "cache.max_unused_days": "cached prefixes that are unused for seven days are deleted",

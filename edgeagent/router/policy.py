@@ -61,7 +61,7 @@ class Target:
 
 
 Targets = Mapping[Tier, Target]
-# Nobody waits for a batch request. It leaves this machine only if this machine is far too slow.
+# No person waits for the answer to a batch request. It leaves this machine only if this machine is far too slow.
 _BATCH_TARGET = Target(first_token_s=120.0, token_s=5.0)
 NOTHING_LEFT_OUT: Mapping[str, str] = MappingProxyType({})
 

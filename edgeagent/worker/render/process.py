@@ -41,7 +41,7 @@ from edgeagent.worker.sandbox.sandbox import enclose_renderer, set_limits
 
 MAX_ANSWER_BYTES = 16 << 20
 """The most bytes of an answer, so that it fits into a frame to the worker."""
-# More CPU time than the daemon allows any job. If the daemon was killed, nobody else ends a job that never does.
+# More CPU time than the daemon allows any job. It ends an endless job whose daemon was killed.
 _MAX_CPU_S = 20
 
 

@@ -12,7 +12,7 @@ from edgeagent.types import WorkerStatus
 from edgeagent.worker.exit_cause import one_line, read_unwritten
 from edgeagent.worker.protocol import DiskCache
 
-# Eviction by `cache.disk_bytes` comes first on a busy machine. This is for prompts that nobody sends any more.
+# Eviction by `cache.disk_bytes` comes first on a busy machine. This is for prompts that are no longer sent.
 _MAX_UNUSED_S = 7 * 86400.0
 _MIN_CLOSE_S = 1.0  # the least time for closing, even if drain_s is shorter: enough to write a conversation's end
 # The least seconds from one log entry to the next: for the same problem, and for a different one.

@@ -238,7 +238,7 @@ def test_it_waits_for_a_command_only_while_nothing_can_be_written(store: Store) 
     # One wait before the first command, and one when everything is written.
     assert commands.waits == [store_module._TICK_S] * 2
     assert not store.is_broken
-    assert not store._closed.empty(), "whoever waits for its end goes on"
+    assert not store._closed.empty(), "a caller that waits for its end goes on"
 
 
 def test_it_waits_too_while_the_allowance_does_not_cover_the_next_block(tmp_path: Path, times: Times) -> None:
@@ -404,7 +404,7 @@ def test_a_bug_ends_the_store_and_nothing_else(tmp_path: Path, capsys: pytest.Ca
     threaded.store.offer(make_chain(1)[0], Importance.SYSTEM)
     threaded.thread.join(10)
     assert "a bug" in (threaded.store.trouble or "")
-    assert not threaded.store._closed.empty(), "whoever waits for its end goes on"
+    assert not threaded.store._closed.empty(), "a caller that waits for its end goes on"
     threaded.store.offer(make_chain(1, seed=1)[0], Importance.SYSTEM)
     threaded.store.close()
     assert threaded.store.stats().num_dropped == 1
