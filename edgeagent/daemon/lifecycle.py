@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import socket
@@ -137,9 +138,10 @@ async def _run(
     with _signals(stop), tracing(config.trace) as trace:
         service = build(config)
         try:
-            # The worker starts while the daemon imports the web framework.
             await service.start()
             _check_usable(service.models.statuses())
+            # The web framework takes half a second to import. In a thread, since the loop starts the worker meanwhile.
+            await asyncio.to_thread(importlib.import_module, "edgeagent.daemon.server")
             await _serve(config, service, listeners, keys, reporter, stop, trace)
         finally:
             await _end(service, stop)

@@ -1,0 +1,57 @@
+"""The way to "listening": what runs while the web framework is imported, and what is never imported for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.patience import patient
+
+# What a daemon without remotes, downloads, traces and documents never needs.
+HEAVY = (
+    "edgeagent.api.documents",
+    "edgeagent.bench",
+    "edgeagent.doctor",
+    "huggingface_hub",
+    "jinja2",
+    "llama_cpp",
+    "llguidance",
+    "numpy",
+    "opentelemetry.sdk",
+    "prompt_toolkit",
+    "rich",
+)
+# It does not start a worker, but it is the real router, with all that it imports.
+SCRIPT = """
+import asyncio, json, os, signal, sys
+from pathlib import Path
+from edgeagent.config import Config, ServerConfig
+from edgeagent.daemon import ConsoleReporter, build_router, serve
+
+class Stopping(ConsoleReporter):
+    def listening(self, *args):
+        print(json.dumps(list(sys.modules)))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def build(config):
+    router = build_router(config)
+    async def look():
+        print(json.dumps("edgeagent.api.routers" in sys.modules))
+    async def start():
+        router.looking = asyncio.create_task(look())
+    router.start = start
+    return router
+
+config = Config(state_dir=Path(sys.argv[1]), server=ServerConfig(port=0))
+sys.exit(serve(config, reporter=Stopping(), build=build))
+"""
+
+
+def test_a_daemon_starts_its_worker_first_and_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patient(100))
+    was_imported, modules = map(json.loads, done.stdout.splitlines())
+    assert not was_imported, "what the service has begun waits until the web framework is imported"
+    assert set(modules) & set(HEAVY) == set()
