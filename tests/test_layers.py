@@ -128,7 +128,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "socket": {"items", "body", "event_json", "events", "state", "turn"},
     },
     "backends": {
-        "remote": {"base", "prompt_size"},
+        "remote": {"base", "prompts"},
     },
     "worker.child": {
         "encoder": {"frame_writer", "job_loop", "opening", "prompt", "text_reader"},

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, QueryAnswer, Step, TextQuery
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, QueryAnswer, Step, TextQuery, is_remote
 
 CONTEXT = "context"
 """The value of `Estimate.obstacle` if the prompt, by its estimated size, does not fit the remote's context."""
@@ -30,7 +30,6 @@ class Estimate(Struct, frozen=True):
     """
 
     backend: str
-    is_local: bool
     num_live: int
     max_live: int
     retry_after_s: float = 1.0
@@ -40,6 +39,11 @@ class Estimate(Struct, frozen=True):
     token_s: float | None = None
     strain: str = ""
     is_last_resort: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the backend is on this machine."""
+        return not is_remote(self.backend)
 
 
 class Models(Protocol):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from edgeagent.backends.base import Estimate
-from edgeagent.backends.prompt_size import message_bytes, prompt_bytes, tools_bytes
+from edgeagent.backends.prompts import message_bytes, prompt_bytes, tools_bytes
 from edgeagent.errors import EdgeAgentError, Overloaded, RequestTimeout
 from edgeagent.types import (
     UNUSABLE,
@@ -327,7 +327,6 @@ class LocalBackend:
                 first_token_s += status.ready_in_s + num_ahead * traffic.usual_duration_s / num_parallel
         return Estimate(
             self.name,
-            True,
             num_live,
             num_parallel + model.preparation.engine.max_waiting,
             traffic.retry_after_s if status.retry_after_s is None else max(1.0, status.retry_after_s),

@@ -25,7 +25,7 @@ from edgeagent.errors import ConfigError, RemoteUnavailable
 from edgeagent.remotes import Budget, Price, Remote
 from edgeagent.runtime_file import check_private
 from edgeagent.state_files import check_folder
-from edgeagent.types import Permit, ProbePermit
+from edgeagent.types import Permit, ProbePermit, remote_backend
 
 MAX_TEXT = 512
 # One of edgeagent's own words, or an error's code. Free text could quote a prompt.
@@ -111,7 +111,8 @@ class Ledger:
         try:
             self._turn_to(now_s)
             if not is_probe and (why := self._why_over_budget(permit.remote, client, num_prompt_tokens, max_tokens)):
-                raise RemoteUnavailable(f"remote:{permit.remote}: {why}", served_by=f"remote:{permit.remote}")
+                backend = remote_backend(permit.remote)
+                raise RemoteUnavailable(f"{backend}: {why}", served_by=backend)
             row = self._last_row = max(self._last_row + 1, int(now_s * 1e6))
             line = RowStart(
                 row,

@@ -16,10 +16,11 @@ from edgeagent.types import (
     ToolCallDelta,
     ToolCallStarted,
     Usage,
+    is_remote,
+    remote_of,
 )
 
 ABANDONED = "abandoned"
-REMOTE = "remote:"
 
 _OUTPUT = frozenset({TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta})
 
@@ -104,8 +105,8 @@ class Meter:
     def _observe_first(self, seconds: float) -> None:
         metrics.first_token_seconds.labels(self.model).observe(seconds)
         placement = None if self.started is None else self.started.placement
-        if placement is not None and placement.served_by.startswith(REMOTE):
-            metrics.remote_first_token_seconds.labels(placement.served_by.removeprefix(REMOTE)).observe(seconds)
+        if placement is not None and is_remote(placement.served_by):
+            metrics.remote_first_token_seconds.labels(remote_of(placement.served_by)).observe(seconds)
 
     def _count_tokens(self) -> None:
         usage = self.usage

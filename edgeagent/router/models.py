@@ -8,8 +8,7 @@ from contextlib import suppress
 
 from edgeagent.backends.base import Backend, Models
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, ModelNotFound, RemoteUnavailable
-from edgeagent.router.policy import REMOTE_PREFIX
-from edgeagent.types import ModelStatus, QueryAnswer, RouteMode, TextQuery
+from edgeagent.types import ModelStatus, QueryAnswer, RouteMode, TextQuery, is_remote
 
 # After a search of this machine's disk for a remote's model, the disk is not searched for that model for this long.
 _ABSENT_S = 5.0
@@ -42,7 +41,7 @@ class AllModels(Models):
         While a caller waits, remotes may come and go.
         """
         is_bound = self._mode() is RouteMode.LOCAL_ONLY
-        return (each for each in list(self._backends.values()) if not (is_bound and _is_remote(each)))
+        return (each for each in list(self._backends.values()) if not (is_bound and is_remote(each.name)))
 
     def statuses(self) -> list[ModelStatus]:
         models: dict[str, ModelStatus] = {}
@@ -60,7 +59,7 @@ class AllModels(Models):
             except ModelNotFound:
                 continue
             except BackendUnavailable:
-                if not _is_remote(backend):  # the local backend is still starting
+                if not is_remote(backend.name):  # the local backend is still starting
                     return backend.models.default()
         try:
             return backends[0].models.default() if backends else NO_MODEL
@@ -88,7 +87,7 @@ class AllModels(Models):
             except (ModelNotFound, BackendUnavailable) as error:
                 unknown = unknown or error
                 continue
-            if _is_remote(backend):
+            if is_remote(backend.name):
                 self._note_absent(name)
             return found
         raise unknown or _nobody()
@@ -96,7 +95,7 @@ class AllModels(Models):
     def _is_local(self, name: str) -> bool:
         """Whether a model of this name is known on this machine. The disk is not read."""
         for backend in self._backends.values():
-            if not _is_remote(backend):
+            if not is_remote(backend.name):
                 with suppress(EdgeAgentError):
                     return bool(backend.models.find(name))
         return False
@@ -139,10 +138,6 @@ class AllModels(Models):
             except (ModelNotFound, RemoteUnavailable) as error:
                 unknown = _clearer(unknown, error)
         raise unknown or _nobody()
-
-
-def _is_remote(backend: Backend) -> bool:
-    return backend.name.startswith(REMOTE_PREFIX)
 
 
 def _nobody() -> BackendUnavailable:

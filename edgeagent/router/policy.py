@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from edgeagent.backends.base import Estimate
 from edgeagent.config import Config, RouterConfig
-from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier
+from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier, is_remote, remote_of
 
 if TYPE_CHECKING:
     from edgeagent.remotes import Remote
@@ -46,8 +46,6 @@ _UNKNOWN_FIRST_TOKEN_S = 0.5
 _PATIENCE = 2.0
 # The assumed time to the first token of a local model that is not loaded yet, since loading takes long.
 _UNLOADED_FIRST_TOKEN_S = 3.0
-REMOTE_PREFIX = "remote:"
-"""The prefix of the names of backends on other machines."""
 LOCAL_LATE = "local_late"
 """The reason of a route to a remote that is taken because this machine gave no content in time."""
 
@@ -146,9 +144,9 @@ def choose_routes(
         return Order(places.remote_routes(remotes, mode))
     if mode is RouteMode.PREFER_REMOTE:  # 3
         return Order(places.remote_routes(remotes, mode) + places.local_routes(places.why_no_remote or "no_remote"))
-    is_placed_remotely = placed is not None and placed.startswith(REMOTE_PREFIX)
+    is_placed_remotely = placed is not None and is_remote(placed)
     if local is None:
-        gone = next((why for name, why in left_out.items() if not name.startswith(REMOTE_PREFIX)), "")
+        gone = next((why for name, why in left_out.items() if not is_remote(name)), "")
         why = (LOCAL_LATE if gone == LOCAL_LATE else "local_failed") if gone else "model_unknown"
         return places.target_first(target, why, f"{why}_everywhere")
     if why := why_target_missed(local, target):
@@ -234,7 +232,7 @@ def is_sooner(remote: Estimate, local: Estimate) -> bool:
 
 def _why_no_remote(estimates: Sequence[Estimate], left_out: Mapping[str, str]) -> str:
     """Return why a request that runs here does not run on a remote; empty if there is none, or one can serve it."""
-    if any(name.startswith(REMOTE_PREFIX) for name in left_out):
+    if any(map(is_remote, left_out)):
         return "remote_failed"
     remotes = [estimate for estimate in estimates if not estimate.is_local]
     return "remote_unusable" if remotes and all(map(_obstacle, remotes)) else ""
@@ -265,7 +263,5 @@ def _is_comfortable(local: Estimate, target: Target) -> bool:
 
 
 def _remote_route(request: GenerateRequest, mode: RouteMode, estimate: Estimate, reason: str) -> Route:
-    name = estimate.backend.removeprefix(REMOTE_PREFIX)
-    return Route(
-        estimate.backend, reason, Permit(request.id, name, mode, reason, request.client), estimate.first_token_s
-    )
+    permit = Permit(request.id, remote_of(estimate.backend), mode, reason, request.client)
+    return Route(estimate.backend, reason, permit, estimate.first_token_s)

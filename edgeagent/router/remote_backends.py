@@ -13,9 +13,9 @@ from contextlib import suppress
 from edgeagent.backends.base import Backend
 from edgeagent.backends.remote.backend import RemoteBackend
 from edgeagent.remotes import Remote
-from edgeagent.router.policy import REMOTE_PREFIX, probe_permit
+from edgeagent.router.policy import probe_permit
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import ProbePermit, RemoteStatus, RouteMode
+from edgeagent.types import ProbePermit, RemoteStatus, RouteMode, remote_backend
 
 # A change must take effect within a second, for running streams too.
 _TICK_S = 0.3
@@ -79,7 +79,7 @@ class RemoteBackends:
         """
         if self._revision != (revision := self._remote_access.revision):
             self._revision = revision
-            self._follow({f"{REMOTE_PREFIX}{remote.name}": remote for remote in self._remote_access.remotes})
+            self._follow({remote_backend(remote.name): remote for remote in self._remote_access.remotes})
         mode = self._remote_access.mode
         if mode is RouteMode.LOCAL_ONLY and self._mode is not mode:
             self._end(list(self._own.values()), "the machine's mode is local_only")

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 
 from edgeagent import metrics
 from edgeagent.backends.base import CONTEXT, Backend, Estimate
-from edgeagent.backends.remote.pseudonyms import beginning_of
+from edgeagent.backends.prompts import conversation_of
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded, EdgeAgentError, ModelNotFound, Overloaded
 from edgeagent.router.policy import (
     NOTHING_LEFT_OUT,
-    REMOTE_PREFIX,
     TARGETS,
     Order,
     Route,
@@ -26,11 +25,9 @@ from edgeagent.router.policy import (
     strictest,
 )
 from edgeagent.router.remote_backends import RemoteBackends
-from edgeagent.types import GenerateRequest, RouteMode
+from edgeagent.types import GenerateRequest, RouteMode, is_remote
 
 _MAX_CONVERSATIONS = 4096
-
-Conversation = tuple[str, str]
 
 
 class Conversations:
@@ -38,7 +35,7 @@ class Conversations:
 
     def __init__(self, max_conversations: int = _MAX_CONVERSATIONS) -> None:
         self._max = max_conversations
-        self._backends: OrderedDict[Conversation, str] = OrderedDict()
+        self._backends: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def find(self, request: GenerateRequest) -> str | None:
         """Return the backend that a request's conversation ran on last; None if it is unknown."""
@@ -51,15 +48,6 @@ class Conversations:
         self._backends.move_to_end(key)
         while len(self._backends) > self._max:
             self._backends.popitem(last=False)
-
-
-def conversation_of(request: GenerateRequest) -> Conversation:
-    """Return a key that all requests of a conversation share.
-
-    The key consists of the cache partition and the conversation's name in the cache policy (`lane`). Without a name,
-    a digest of the first messages takes its place. A request that has neither is a conversation of its own.
-    """
-    return request.cache.partition, request.cache.lane or beginning_of(request) or request.id
 
 
 class RouteChooser:
@@ -100,9 +88,7 @@ class RouteChooser:
         Remotes that the machine's policy forbids count as well.
         """
         is_local_only = self.mode(request) is RouteMode.LOCAL_ONLY
-        return is_local_only and (
-            any(name.startswith(REMOTE_PREFIX) for name in self.backends) or bool(self.why_local())
-        )
+        return is_local_only and (any(map(is_remote, self.backends)) or bool(self.why_local()))
 
     def note(self, request: GenerateRequest, route: Route, reason: str, first_token_s: float) -> None:
         """Record that an answer has begun on a route after `first_token_s` seconds.
@@ -189,7 +175,7 @@ class RouteChooser:
         unknown: ModelNotFound | None = None
         unusable: BackendUnavailable | None = None
         for name, backend in self.backends.items():
-            barred_by = RouteMode.LOCAL_ONLY if name.startswith(REMOTE_PREFIX) else RouteMode.REMOTE_ONLY
+            barred_by = RouteMode.LOCAL_ONLY if is_remote(name) else RouteMode.REMOTE_ONLY
             if name in left_out or mode is barred_by:
                 continue
             try:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
-from edgeagent.backends.prompt_size import prompt_bytes
+from edgeagent.backends.prompts import num_prompt_tokens, prompt_bytes
 from edgeagent.backends.remote.body import why_not_continuable
 from edgeagent.errors import (
     BackendUnavailable,
@@ -28,11 +28,19 @@ from edgeagent.errors import (
     WorkerCrashed,
 )
 from edgeagent.router.delivery import Delivery, has_content
-from edgeagent.router.policy import LOCAL_LATE, REMOTE_PREFIX, Order, Route
+from edgeagent.router.policy import LOCAL_LATE, Order, Route
 from edgeagent.router.route_chooser import RouteChooser
-from edgeagent.types import Finished, FinishReason, GenerateRequest, Interrupted, Step, Timings, Usage, replace
-
-_USUAL_BYTES = 4  # per token
+from edgeagent.types import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Interrupted,
+    Step,
+    Timings,
+    Usage,
+    is_remote,
+    replace,
+)
 
 # Errors that mean that this backend lacks something that another one may have.
 _MISSING_FEATURE = (ContextLengthExceeded, NotSupported)
@@ -61,7 +69,7 @@ def most_telling(errors: Sequence[EdgeAgentError]) -> EdgeAgentError:
 
 
 def _is_less_telling(error: EdgeAgentError) -> bool:
-    is_short = isinstance(error, ContextLengthExceeded) and error.served_by.startswith(REMOTE_PREFIX)
+    is_short = isinstance(error, ContextLengthExceeded) and is_remote(error.served_by)
     return is_short or isinstance(error, NotSupported)
 
 
@@ -88,10 +96,10 @@ def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> Edge
     """
     if not isinstance(error, _LOCAL_FAILURES):
         return error
-    num_bytes, why = prompt_bytes(request), why or "local_only"
+    why = why or "local_only"
     return LocalUnavailable(
         f"{error.message.rstrip('.')} ({error.code}). The request may not leave this machine ({why}); otherwise "
-        f"{num_bytes} bytes, about {num_bytes // _USUAL_BYTES} tokens, would have been sent to a remote",
+        f"{prompt_bytes(request)} bytes, about {num_prompt_tokens(request)} tokens, would have been sent to a remote",
         param=error.param,
         retry_after_s=error.retry_after_s,
         served_by="local",
@@ -291,7 +299,7 @@ class RoutedRequest:
                     del self._left_out[name]
                 self._was_late = True
                 return self._choose()
-            has_failed_here = any(not name.startswith(REMOTE_PREFIX) for name in self._left_out)
+            has_failed_here = not all(map(is_remote, self._left_out))
             if not self._errors:
                 self._errors.append(error)
             elif isinstance(error, Overloaded) and not has_failed_here and (full := only_full(error, self._errors)):
@@ -326,7 +334,7 @@ class RoutedRequest:
             self._broken = error
         if isinstance(error, InvalidRequest) and not route.is_local and not is_missing_feature(error):
             # Other remotes would refuse the request too, but this machine may accept it.
-            self._left_out |= {name: _FAILED for name in self._chooser.backends if name.startswith(REMOTE_PREFIX)}
+            self._left_out |= {name: _FAILED for name in self._chooser.backends if is_remote(name)}
         is_unmovable = self._delivery.has_content and bool(self._delivery.why_not_movable)
         if is_unmovable or is_final(error, is_local=route.is_local) or self._chooser.is_stopping:
             raise self._failure() from None

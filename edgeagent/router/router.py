@@ -13,7 +13,7 @@ from contextlib import suppress
 from edgeagent.backends.base import Backend
 from edgeagent.errors import EdgeAgentError, ModelNotFound
 from edgeagent.router.models import AllModels
-from edgeagent.router.policy import REMOTE_PREFIX, TARGETS, Targets
+from edgeagent.router.policy import TARGETS, Targets
 from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.router.route_chooser import RouteChooser
@@ -23,6 +23,7 @@ from edgeagent.types import (
     RemoteStatus,
     RouteMode,
     Step,
+    is_remote,
     replace,
 )
 
@@ -94,7 +95,7 @@ class Router:
         except EdgeAgentError as error:
             if self._remotes is not None:
                 self._remotes.refresh()
-            has_remotes = any(name.startswith(REMOTE_PREFIX) for name in self._backends)
+            has_remotes = any(map(is_remote, self._backends))
             if isinstance(error, ModelNotFound) and not has_remotes and not self._why_local():
                 raise
         with suppress(EdgeAgentError):  # the chosen backend raises the error

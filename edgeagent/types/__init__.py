@@ -78,6 +78,9 @@ from edgeagent.types.routing import (
     ProbePermit,
     RemoteStatus,
     RouteMode,
+    is_remote,
+    remote_backend,
+    remote_of,
 )
 
 __all__ = [
@@ -145,5 +148,8 @@ __all__ = [
     "Usage",
     "WorkerState",
     "WorkerStatus",
+    "is_remote",
+    "remote_backend",
+    "remote_of",
     "replace",
 ]

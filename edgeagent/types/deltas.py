@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from edgeagent.types.routing import Placement
+from edgeagent.types.routing import Placement, is_remote
 
 
 class FinishReason(StrEnum):
@@ -81,7 +81,7 @@ class Timings(Struct, frozen=True):
 
         Empty if they are unknown: the answer is resumed, or a remote computed it.
         """
-        if self.is_resumed or self.route.startswith("remote:"):
+        if self.is_resumed or is_remote(self.route):
             return {}
         return {
             "queue": self.queue_ms,

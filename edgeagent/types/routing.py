@@ -17,6 +17,24 @@ class RouteMode(StrEnum):
     REMOTE_ONLY = "remote_only"
 
 
+_REMOTE = "remote:"
+
+
+def remote_backend(remote: str) -> str:
+    """Return the name of a remote's backend. It is shown in answers, errors, status and metrics."""
+    return f"{_REMOTE}{remote}"
+
+
+def is_remote(backend: str) -> bool:
+    """Whether the backend of this name is on another machine."""
+    return backend.startswith(_REMOTE)
+
+
+def remote_of(backend: str) -> str:
+    """Return the name of the remote whose backend has this name."""
+    return backend.removeprefix(_REMOTE)
+
+
 class Placement(Struct, frozen=True):
     """Where a request runs, and why. It is sent before the first token.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.backends.local import Forecast, Rates
-from edgeagent.backends.prompt_size import prompt_bytes
+from edgeagent.backends.prompts import prompt_bytes
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,

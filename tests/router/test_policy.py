@@ -26,8 +26,8 @@ from tests.worker.support import request
 ASKED = replace(request(""), client="app")
 TARGET = TARGETS[Tier.INTERACTIVE]
 QUICK, SLOW = TARGET.first_token_s / 10, TARGET.first_token_s * 2
-LOCAL = Estimate("local", is_local=True, num_live=0, max_live=2, first_token_s=QUICK, token_s=0.01)
-REMOTE = Estimate("remote:gpu", is_local=False, num_live=0, max_live=100, first_token_s=QUICK, token_s=0.01)
+LOCAL = Estimate("local", num_live=0, max_live=2, first_token_s=QUICK, token_s=0.01)
+REMOTE = Estimate("remote:gpu", num_live=0, max_live=100, first_token_s=QUICK, token_s=0.01)
 # Possible places, by what the policy should conclude about each, with the changes to the estimate.
 PLACES: dict[str, dict[str, Any] | None] = {
     "good": {},

@@ -68,7 +68,7 @@ class Place(FakeBackend):
         super().__init__(models=("fake",) if knows else ("other",))
         self.name = name
         self.acts = list(acts)
-        self.expects = Estimate(name, name == "local", 0, 100, **estimate)
+        self.expects = Estimate(name, 0, 100, **estimate)
         self.permits: list[Permit | None] = []
         self.so_fars: list[AnswerSoFar | None] = []
         self.num_asked = 0

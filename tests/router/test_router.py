@@ -37,16 +37,16 @@ class FullBackend(FakeBackend):
     """A fake without free capacity."""
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        return Estimate(self.name, is_local=True, num_live=7, max_live=7, retry_after_s=5.0)
+        return Estimate(self.name, num_live=7, max_live=7, retry_after_s=5.0)
 
 
 class FarBackend(FakeBackend):
     """A fake on another machine."""
 
-    name = "far"
+    name = "remote:far"
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        return Estimate(self.name, is_local=False, num_live=0, max_live=7)
+        return Estimate(self.name, num_live=0, max_live=7)
 
 
 async def test_the_end_tells_route_and_reason() -> None:
@@ -115,7 +115,7 @@ async def test_nothing_leaves_the_machine() -> None:
 
 async def test_models_start_and_stop_cover_all_backends() -> None:
     near, far = FakeBackend(models=("a", "b")), FarBackend(models=("c",))
-    router = Router([near, far])
+    router = Router([near, far], machine_mode=lambda: RouteMode.PREFER_LOCAL)
     await router.start()
     assert near.is_started and far.is_started
     assert [model.name for model in router.models.statuses()] == ["a", "b", "c"]

@@ -13,9 +13,10 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Estimate
+from edgeagent.backends.prompts import num_prompt_tokens
 from edgeagent.backends.remote.access import FindKey
 from edgeagent.backends.remote.body import unsupported
-from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
+from edgeagent.backends.remote.cluster import Cluster
 from edgeagent.backends.remote.control import Cause
 from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
@@ -37,6 +38,7 @@ from edgeagent.types import (
     TextQuery,
     TokenPrompt,
     WorkerState,
+    remote_backend,
 )
 
 _RETRY_AFTER_S = 1.0
@@ -66,7 +68,7 @@ class RemoteBackend:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.remote = remote
-        self.name = f"remote:{remote.name}"
+        self.name = remote_backend(remote.name)
         self._ledger = ledger
         self._probes = probes
         self._clock = clock
@@ -250,7 +252,6 @@ class RemoteBackend:
         obstacle, trouble = self._obstacle_of(request, num_tokens)
         return Estimate(
             self.name,
-            is_local=False,
             num_live=len(self._live),
             max_live=self.remote.limits.max_concurrent,
             retry_after_s=max(_LASTING_RETRY_S if trouble else _RETRY_AFTER_S, wait_s),

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from edgeagent.backends.prompt_size import prompt_bytes
+from edgeagent.backends.prompts import prompt_bytes
 from edgeagent.backends.remote.dialect import Dialect
 from edgeagent.errors import NotSupported
 from edgeagent.types import (

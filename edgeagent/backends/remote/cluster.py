@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import logging
 import math
 import random
+import secrets
 import time
 from collections.abc import Callable
 
-from edgeagent.backends.prompt_size import prompt_bytes
+from edgeagent.backends.prompts import conversation_of
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Access, FindKey, Headers
 from edgeagent.backends.remote.endpoint import UNKNOWN_FIRST_TOKEN_S, Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
-from edgeagent.backends.remote.pseudonyms import Pseudonyms
 from edgeagent.backends.remote.transport import tls_context
 from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ModelNotFound
 from edgeagent.remotes import Remote
-from edgeagent.types import GenerateRequest
+from edgeagent.types import GenerateRequest, remote_backend
 
-_BYTES_PER_TOKEN = 4
 _NETWORK_CHECK_S = 1.0
+_DAY_S = 86_400.0
 # An endpoint is chosen by its predicted time to the first token. These are taken off and added, in seconds: what the
 # cached prefix of the conversation's own endpoint saves, and how much sooner another region than the owner's first one
 # must answer.
@@ -56,7 +57,7 @@ class Cluster:
     @property
     def name(self) -> str:
         """The backend's name for this remote."""
-        return f"remote:{self.remote.name}"
+        return remote_backend(self.remote.name)
 
     def model_there(self, model: str) -> str:
         """Return the remote's own name for a model; raise ModelNotFound if the remote does not serve it.
@@ -186,6 +187,29 @@ def _bare(name: str) -> str:
     return name.replace("\\", "/").rpartition("/")[2].lower().removesuffix(".gguf")
 
 
-def num_prompt_tokens(request: GenerateRequest) -> int:
-    """Estimate how many tokens a request's prompt has; the remote model's tokenizer is not available here."""
-    return prompt_bytes(request) // _BYTES_PER_TOKEN
+class Pseudonyms:
+    """Makes random names for conversations and clients, so that a remote does not learn who the client is.
+
+    They are derived from a secret that is new with each start of the daemon, and with each change of the remote. At
+    0:00 UTC all conversations get new names. Until then a conversation keeps its name, so that its turns reach the same
+    endpoint and its cached prefix.
+    """
+
+    def __init__(self, remote: str, secret: bytes | None = None) -> None:
+        self._remote = remote
+        self._secret = secret or secrets.token_bytes(32)
+
+    def session(self, request: GenerateRequest, now_s: float) -> str:
+        """Return the name of a request's conversation on this UTC day; `now_s` is in seconds since 1970.
+
+        Every request gets a name, because vLLM's router sends all requests without a name to the same engine.
+        """
+        return self._name("session", str(int(now_s // _DAY_S)), *conversation_of(request))
+
+    def cache_salt(self, request: GenerateRequest) -> str:
+        """Return the salt that keeps one client's requests from hitting another client's cached prefixes."""
+        return self._name("salt", request.cache.partition)
+
+    def _name(self, *parts: str) -> str:
+        text = "\0".join((self._remote, *parts))
+        return hmac.digest(self._secret, text.encode(), hashlib.sha256).hex()[:32]

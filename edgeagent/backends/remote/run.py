@@ -8,11 +8,12 @@ import random
 import time
 from functools import partial
 
+from edgeagent.backends.prompts import num_prompt_tokens
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Headers, quotes_key
 from edgeagent.backends.remote.answer import NO_TOKEN, ChatReader
 from edgeagent.backends.remote.attempt import Attempt
 from edgeagent.backends.remote.body import Body, Target, offered, tokens_left, write_body
-from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
+from edgeagent.backends.remote.cluster import Cluster
 from edgeagent.backends.remote.control import Cause, Control, OutOfTime, RequestEnded
 from edgeagent.backends.remote.dialect import EDGEAGENT
 from edgeagent.backends.remote.endpoint import Endpoint

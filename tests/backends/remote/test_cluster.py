@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgeagent.backends.remote.cluster import Cluster, num_prompt_tokens
+from edgeagent.backends.prompts import num_prompt_tokens
+from edgeagent.backends.remote.cluster import Cluster, Pseudonyms
 from edgeagent.backends.remote.endpoint import Endpoint
-from edgeagent.backends.remote.pseudonyms import Pseudonyms
 from edgeagent.remotes import EndpointConfig, Remote
 from edgeagent.types import CachePolicy, ChatPrompt, GenerateRequest, Message, TextPrompt, ToolCall, replace
 from tests.backends.remote.support import Clock, Rows

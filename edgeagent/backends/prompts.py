@@ -1,10 +1,21 @@
-"""The size of a prompt in bytes. The number of prompt tokens is estimated from it before the template is rendered."""
+"""What a request tells before its prompt is tokenized: about how long the prompt is, and whose conversation it is."""
 
 from __future__ import annotations
+
+import hashlib
+
+import msgspec
 
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextPrompt
 
 _TOKEN_ID_BYTES = 4
+# Of usual text. The tokenizer of a remote's model is not available here.
+_BYTES_PER_TOKEN = 4
+
+
+def num_prompt_tokens(request: GenerateRequest) -> int:
+    """Estimate how many tokens a request's prompt has at a remote."""
+    return prompt_bytes(request) // _BYTES_PER_TOKEN
 
 
 def prompt_bytes(request: GenerateRequest) -> int:
@@ -31,3 +42,21 @@ def message_bytes(message: Message) -> int:
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def conversation_of(request: GenerateRequest) -> tuple[str, str]:
+    """Return a key that all requests of a conversation share: its client's cache partition, and its name.
+
+    The name is the one in the cache policy (`lane`). Without it, a digest of the messages up to and including the first
+    user message takes its place, which is the same for all turns. A request that has neither is a conversation of its
+    own.
+    """
+    return request.cache.partition, request.cache.lane or _beginning(request) or request.id
+
+
+def _beginning(request: GenerateRequest) -> str:
+    if not isinstance(request.prompt, ChatPrompt):
+        return ""
+    messages = request.prompt.messages
+    first_user = next((index for index, message in enumerate(messages) if message.role == "user"), 0)
+    return hashlib.sha256(msgspec.msgpack.encode(messages[: first_user + 1])).hexdigest()
