@@ -23,6 +23,7 @@ from edgeagent.worker.parent.supervision.watchdog import Signs
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
     ProtocolError,
+    RenderJob,
     Stop,
     ToWorker,
     encode,
@@ -60,7 +61,11 @@ class FrameBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FloodLimit:
-    """How much a child may send in a period. More is a violation of the protocol; even a fast model sends less."""
+    """How much a child may send in a period. More is a violation of the protocol; even a fast model sends less.
+
+    The bytes of jobs for the renderer do not count, because each may be as large as a conversation. A child may have
+    few of them at a time.
+    """
 
     max_frames: int = 20_000
     # Many fast streams with twenty log probabilities per token produce several MiB per second.
@@ -73,14 +78,15 @@ class Channel(asyncio.SubprocessProtocol):
 
     `on_message` gets each message, and may raise ProtocolError. `on_violation` gets a description of the first
     violation of the protocol. No messages are delivered after that. `returncode` is None until the child has ended.
-    `decode` makes a message of a frame's body, and `max_bytes` limits the body.
+    `flood` is None if the receiver itself limits what the child sends. `decode` makes a message of a frame's body, and
+    `max_bytes` limits the body.
     """
 
     def __init__(
         self,
         on_message: Callable[[Any], None],
         on_violation: Callable[[str], None],
-        flood: FloodLimit,
+        flood: FloodLimit | None,
         decode: Callable[[bytes], Any],
         max_bytes: int,
     ) -> None:
@@ -108,7 +114,7 @@ class Channel(asyncio.SubprocessProtocol):
         command: Sequence[str],
         on_message: Callable[[Any], None],
         on_violation: Callable[[str], None],
-        flood: FloodLimit,
+        flood: FloodLimit | None,
         decode: Callable[[bytes], Any],
         max_bytes: int,
     ) -> Self:
@@ -219,17 +225,23 @@ class Channel(asyncio.SubprocessProtocol):
                 self._on_violation(str(error))
 
     def _receive(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            if self._on_message is None:
+                return
+            message = self._decode(body)
+            self._count(len(body), message)
+            self._on_message(message)
+
+    def _count(self, num_bytes: int, message: object) -> None:
+        if self._flood is None:
+            return
         now_s = asyncio.get_running_loop().time()
         if now_s - self._period_began_s >= self._flood.period_s:
             self._period_began_s, self._num_frames, self._num_bytes = now_s, 0, 0
-        self._num_bytes += len(data)
-        for body in self._frames.feed(data):
-            self._num_frames += 1
-            if self._num_frames > self._flood.max_frames or self._num_bytes > self._flood.max_bytes:
-                raise ProtocolError(f"a flood of {self._num_frames} frames, {self._num_bytes} bytes at once")
-            if self._on_message is None:
-                return
-            self._on_message(self._decode(body))
+        self._num_frames += 1
+        self._num_bytes += 0 if isinstance(message, RenderJob) else num_bytes
+        if self._num_frames > self._flood.max_frames or self._num_bytes > self._flood.max_bytes:
+            raise ProtocolError(f"a flood of {self._num_frames} frames, {self._num_bytes} bytes at once")
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         del exc

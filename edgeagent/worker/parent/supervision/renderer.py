@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from edgeagent.worker.exit_cause import is_from_outside
-from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
+from edgeagent.worker.parent.supervision.channel import Channel
 from edgeagent.worker.parent.supervision.watchdog import Owed, Watchdog
 from edgeagent.worker.protocol import (
     ENCLOSED,
@@ -91,7 +91,7 @@ class Renderer:
         if self._channel is None or self._channel.ended.done():
             reply = self._reply = asyncio.get_running_loop().create_future()
             self._channel = await Channel.spawn(
-                self._command, self._on_reply, self._on_violation, FloodLimit(), bytes, MAX_FRAME_TO_WORKER_BYTES
+                self._command, self._on_reply, self._on_violation, None, bytes, MAX_FRAME_TO_WORKER_BYTES
             )
             # The interpreter's start is no part of a job.
             done, _ = await asyncio.wait(
@@ -120,7 +120,7 @@ class Renderer:
         """Wait for the reply to a job and return ""; if none will come or a limit is reached, what the job took."""
         loop = asyncio.get_running_loop()
         cpu_s = min(job.cpu_s, _MAX_CPU_S) if job.cpu_s > 0 else 0.0  # NaN compares false
-        owed = Owed("a job took", job.number, cpu_s)
+        owed = Owed("more than", job.number, round(cpu_s, 2))
         watchdog, first, last_s = Watchdog(_LOOK_S), channel.signs(), loop.time()
         watchdog.tick(0.0, first, ())
         events: set[asyncio.Future[Any]] = {reply, channel.ended}
@@ -131,8 +131,8 @@ class Renderer:
             if reply.done() or channel.ended.done():
                 return "too much memory, or its process was ended"
             signs, now_s = channel.signs(), loop.time()
-            if watchdog.tick(now_s - last_s, signs, [owed]):
-                return f"more than {cpu_s:.2g} s of CPU time"
+            if hang := watchdog.tick(now_s - last_s, signs, [owed]):
+                return hang.why if hang.is_idle else f"{hang.why} of CPU time"
             if first and signs and signs.rss_bytes > first.rss_bytes + MAX_RENDERER_BYTES:
                 return f"more than {MAX_RENDERER_BYTES >> 20} MiB of memory"
             last_s = now_s
@@ -143,8 +143,9 @@ class Renderer:
             self._channel = None
 
     def _on_reply(self, body: bytes) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(body)
+        if self._reply is None or self._reply.done():
+            raise ProtocolError("an answer without a job")
+        self._reply.set_result(body)
 
     def _on_violation(self, _what: str) -> None:
         if self._reply is not None and not self._reply.done():

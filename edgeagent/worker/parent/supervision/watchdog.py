@@ -69,10 +69,14 @@ class Owed:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Why a worker counts as hung, and the id of the request that caused it; "" if unknown."""
+    """Why a worker counts as hung, and the id of the request that caused it; "" if unknown.
+
+    `is_idle`: the worker got hardly any CPU time, so the limit on elapsed time was reached.
+    """
 
     why: str
     culprit: str = ""
+    is_idle: bool = False
 
 
 class Watchdog:
@@ -101,7 +105,7 @@ class Watchdog:
                 hang = Hang(f"{each.words} {each.limit_s:g} s", each.culprit)
             elif hang is None and waited_s >= _IDLE_FACTOR * each.limit_s:
                 why = f"{each.words} {_IDLE_FACTOR * each.limit_s:g} s, with hardly any CPU time"
-                hang = Hang(why, each.culprit)
+                hang = Hang(why, each.culprit, is_idle=True)
         return hang
 
     def _busy_s(self, all_s: float, signs: Signs | None) -> float:

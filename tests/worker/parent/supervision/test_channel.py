@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeagent.worker.parent.environment import worker_environment
-from edgeagent.worker.parent.supervision.channel import FrameBuffer
-from edgeagent.worker.protocol import ProtocolError
+from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit, FrameBuffer
+from edgeagent.worker.protocol import (
+    MAX_FRAME_FROM_WORKER_BYTES,
+    Failed,
+    FromWorker,
+    ProtocolError,
+    RenderJob,
+    decode_from_worker,
+    encode,
+)
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 17))
@@ -27,6 +35,20 @@ def test_a_frame_over_the_limit_is_refused_before_it_arrives() -> None:
     assert list(frames.feed((100).to_bytes(4, "little") + b"x" * 100)) == [b"x" * 100]
     with pytest.raises(ProtocolError, match="101"):
         list(frames.feed((101).to_bytes(4, "little")))
+
+
+@pytest.mark.parametrize(
+    ("message", "is_flood"), [(RenderJob(1, 1.0, b"x" * 100), False), (Failed("r", "internal_error", "x" * 100), True)]
+)
+async def test_jobs_for_the_renderer_are_not_a_flood_of_bytes(message: FromWorker, is_flood: bool) -> None:
+    violations: list[str] = []
+    messages: list[object] = []
+    flood = FloodLimit(max_frames=50, max_bytes=1000, period_s=3600.0)
+    channel = Channel(messages.append, violations.append, flood, decode_from_worker, MAX_FRAME_FROM_WORKER_BYTES)
+    channel.pipe_data_received(1, encode(message) * 50)
+    assert bool(violations) is is_flood
+    channel.pipe_data_received(1, encode(message))
+    assert violations and violations[0].startswith("a flood of"), "frames are counted always"
 
 
 def test_the_environment_holds_what_is_needed_and_no_secrets() -> None:
