@@ -6,53 +6,31 @@ The command line, the environment, config.toml and the documentation all use the
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import platformdirs
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from edgeagent.durations import seconds_of
 from edgeagent.home import with_home
 
 
-class ModelOptionError(ValueError):
-    """A wrong value in the engine table of one model. `problem` is pydantic's description of it."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A part of an option's annotation: how its value is read, beyond its type.
 
-    def __init__(self, model: str, problem: Mapping[str, Any]) -> None:
-        super().__init__(f'[models."{model}"] engine: {problem["msg"]}')
-        self.model = model
-        self.problem = problem
-
-
-def of_kind(value: object, kind: object) -> object:
-    """Return an option's value unchanged. `kind` is the option's type.
-
-    Raise ValueError for a bool if a number is expected, and for a number if a bool is expected. Pydantic would convert
-    these values silently.
+    `prepare` gets the value before it is converted to the option's type, `check` the converted one. Each returns a
+    value, or raises ValueError with a complete message.
     """
-    if kind in (int, float) and isinstance(value, bool):
-        raise ValueError(f"must be a number, not {value}")
-    if kind is bool and isinstance(value, int | float) and not isinstance(value, bool):
-        raise ValueError(f"must be true or false, not {value}")
-    return value
+
+    prepare: Callable[[object], object] = lambda value: value
+    check: Callable[[Any], Any] = lambda value: value
 
 
 def _split_commas(value: object) -> object:
@@ -61,10 +39,7 @@ def _split_commas(value: object) -> object:
 
 
 def _duration(value: object) -> object:
-    """Return the text of a duration, which is given as a number or a text. Raise ValueError if it is no duration.
-
-    Values of other types are returned unchanged, and pydantic refuses them.
-    """
+    """Return the text of a duration, which is given as a number or a text. Return values of other types unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return value
     seconds_of(value)
@@ -72,21 +47,54 @@ def _duration(value: object) -> object:
 
 
 def _draft(value: str) -> str:
-    """Return the value unchanged. Raise ValueError for an empty name, which would mean the model itself."""
+    """Refuse an empty name, which would mean the model itself."""
     if not value:
         raise ValueError("must be auto, none, ngram or the name of a model, not empty")
     return value
 
 
-Draft = Annotated[str, AfterValidator(_draft)]
-Duration = Annotated[str, BeforeValidator(_duration)]
-Strings = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(_split_commas)]
-LatencyTarget = Annotated[float, Field(gt=0, le=3600)]
-# Shells do not expand ~ in files, variables and `--flag=~/x`.
-UserPath = Annotated[Path, AfterValidator(with_home)]
-AdapterName = Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"must be a finite number, not {value}")
+    return value
 
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
+
+
+def _origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse values that no browser sends as an Origin. They would never match a request."""
+    for origin in origins:
+        if origin == "null":
+            raise ValueError(
+                "null is the Origin of all sandboxed pages and local files and cannot be allowed: serve the page "
+                "from an address, e.g. http://localhost:3000"
+            )
+        if not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin} is not an Origin: give a scheme and a host, e.g. http://localhost:3000, and no path or *"
+            )
+    return origins
+
+
+def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    for host in hosts:
+        if set(host) & set("/*@ "):
+            raise ValueError(
+                f"{host} is not a Host: give a name without scheme or path, e.g. box.example (any port) or "
+                "box.example:8443 (only this port)"
+            )
+    return hosts
+
+
+Draft = Annotated[str, Rule(check=_draft)]
+Duration = Annotated[str, Rule(prepare=_duration)]
+Strings = Annotated[tuple[str, ...], Rule(prepare=_split_commas)]
+Numbers = Annotated[tuple[float, ...], Rule(prepare=_split_commas)]
+LatencyTarget = Annotated[float, Meta(gt=0, le=3600)]
+# Shells do not expand ~ in files, variables and `--flag=~/x`.
+UserPath = Annotated[Path, Rule(check=with_home)]
+AdapterName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 ENV_PREFIX = "EDGEAGENT_"
 
@@ -97,34 +105,20 @@ MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
 MAX_DRAFT_TOKENS = 32
+DEFAULT_STATE_DIR = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
 NOT_AN_OPTION = "not an option"
 """Marks a field that the program sets itself: no flag, no variable and no file can set it."""
 DEFAULT_PARALLEL = 4
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
 
-class Section(BaseModel):
-    """A group of options. It is immutable and rejects unknown names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group of options. The text below an option is its help."""
 
     flag_prefix: ClassVar[str] = ""
     """The prefix of the flags of its options; empty if the options' own names are clear enough."""
 
-    @field_validator("*", mode="before")
-    @classmethod
-    def _is_of_its_kind(cls, value: object, info: ValidationInfo) -> object:
-        return of_kind(value, cls.model_fields[info.field_name or ""].annotation)
 
-    @field_validator("*")
-    @classmethod
-    def _has_64_bits(cls, value: object) -> object:
-        if isinstance(value, int) and value > MAX_INT64:
-            raise ValueError(f"must be at most {MAX_INT64}, not {value!r:.80}")
-        return value
-
-
-class ServerConfig(Section):
+class ServerConfig(Section, frozen=True):
     """Listening addresses and limits."""
 
     # Limits that no option changes. Tests make them smaller in a subclass.
@@ -137,7 +131,7 @@ class ServerConfig(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on. Any address except loopback requires a token and TLS."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 8127
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8127
     """TCP port. 0 chooses a free port and prints it."""
     unix: UserPath | None = None
     """Also listen on this Unix socket. Only programs of this user can connect, and they need no token there."""
@@ -149,45 +143,18 @@ class ServerConfig(Section):
     """Let other machines connect without TLS. The token and all traffic can then be read on the network."""
     token_required: bool = False
     """Require a token from every client, on loopback too. The owner's token is in the state folder."""
-    allowed_origins: Strings = ()
+    allowed_origins: Annotated[Strings, Rule(check=_origins)] = ()
     """Exact Origins of web pages that may use the daemon, e.g. http://localhost:3000."""
-    allowed_hosts: Strings = ()
+    allowed_hosts: Annotated[Strings, Rule(check=_hosts)] = ()
     """Further host names of this daemon, e.g. box.example (with any port) or box.example:8443 (only with this port)."""
     docs: bool = False
     """Serve /docs, /openapi.json and /asyncapi.json."""
-    max_stored_bytes: Annotated[int, Field(ge=1)] = 256 << 20
+    max_stored_bytes: Annotated[int, Meta(ge=1)] = 256 << 20
     """Disk space for stored responses, which are compressed. The least recently used are deleted first."""
-    max_stored_days: Annotated[float, Field(gt=0)] = 30.0
+    max_stored_days: Annotated[float, Meta(gt=0)] = 30.0
     """Delete a stored response after this many days."""
-    drain_s: Annotated[float, Field(ge=0)] = 10.0
+    drain_s: Annotated[float, Meta(ge=0)] = 10.0
     """Seconds for live requests to finish after a stop. Then writing prompts to disk may take as long again."""
-
-    @field_validator("allowed_origins")
-    @classmethod
-    def _are_as_browsers_send_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        """Reject values that no browser sends as an Origin. They would never match a request."""
-        for origin in origins:
-            if origin == "null":
-                raise ValueError(
-                    "null is the Origin of all sandboxed pages and local files and cannot be allowed: serve the page "
-                    "from an address, e.g. http://localhost:3000"
-                )
-            if not _ORIGIN.fullmatch(origin):
-                raise ValueError(
-                    f"{origin} is not an Origin: give a scheme and a host, e.g. http://localhost:3000, and no path or *"
-                )
-        return origins
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            if set(host) & set("/*@ "):
-                raise ValueError(
-                    f"{host} is not a Host: give a name without scheme or path, e.g. box.example (any port) or "
-                    "box.example:8443 (only this port)"
-                )
-        return hosts
 
     @property
     def is_loopback(self) -> bool:
@@ -208,25 +175,22 @@ class ServerConfig(Section):
         return self.token_required or not self.is_loopback
 
 
-class EngineConfig(Section):
+class EngineConfig(Section, frozen=True):
     """How a model is run. Every worker gets a copy."""
 
-    # The copy is JSON, which cannot represent infinity.
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    ctx: Annotated[int, Field(ge=0, le=MAX_INT32)] = 0
+    ctx: Annotated[int, Meta(ge=0, le=MAX_INT32)] = 0
     """Tokens of KV cache, shared by all requests of a model (0: as trained for, at most 8192 and what fits)."""
-    parallel: Annotated[int, Field(ge=0, le=64)] = 0
+    parallel: Annotated[int, Meta(ge=0, le=64)] = 0
     """Requests that run at the same time; others wait (0: four, or fewer if each keeps a state and memory is short)."""
-    threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0
+    threads: Annotated[int, Meta(ge=0, le=MAX_THREADS)] = 0
     """Most CPU threads, fewer while other programs use the cores (0: one per fast core, within a container's limit)."""
-    batch: Annotated[int, Field(ge=32, le=MAX_INT32)] = 512
+    batch: Annotated[int, Meta(ge=32, le=MAX_INT32)] = 512
     """Largest number of tokens in one decode call."""
-    gpu_layers: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
+    gpu_layers: Annotated[int, Meta(ge=-1, le=MAX_INT32)] = -1
     """Layers on the GPU (-1: all that fit, 0: none). A number above 0 is an error if there is no GPU."""
-    cpu_experts: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
+    cpu_experts: Annotated[int, Meta(ge=-1, le=MAX_INT32)] = -1
     """For a mixture of experts on a GPU: layers whose experts stay in main memory (-1: as few as possible)."""
-    main_gpu: Annotated[int, Field(ge=-1, le=MAX_INT32)] = -1
+    main_gpu: Annotated[int, Meta(ge=-1, le=MAX_INT32)] = -1
     """Index of the only GPU to use, counted from 0 (-1: spread a model over all GPUs)."""
     tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""
@@ -236,11 +200,11 @@ class EngineConfig(Section):
     """Type of the K cache (auto: f16, or q8_0 if memory is short)."""
     kv_type_v: KvType = "auto"
     """Type of the V cache (auto: as for K). Quantized types need flash attention."""
-    calibration_s: Annotated[float, Field(ge=0, le=60)] = 2.0
+    calibration_s: Annotated[float, Meta(ge=0, le=60)] = 2.0
     """Most seconds that a load may measure which form of attention suits this machine (0: measure nothing)."""
     side_prefill: bool = True
     """Compute a long prompt beside streams in a context of its own (CPU only). Its KV cells take twice the memory."""
-    cache_memory_bytes: Annotated[int, Field(ge=-1)] = -1
+    cache_memory_bytes: Annotated[int, Meta(ge=-1)] = -1
     """Host memory for cached prefixes outside the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     cache_type: Literal["exact", "q8_0"] = "exact"
     """How cached prefixes are kept in memory and on disk: exact, or rounded to half the bytes (f16 cells only)."""
@@ -248,17 +212,17 @@ class EngineConfig(Section):
     """Map the model file instead of reading it."""
     mlock: bool = False
     """Lock the model in RAM, so that it is never swapped out."""
-    itl_budget_ms: Annotated[float, Field(gt=0)] = 100.0
+    itl_budget_ms: Annotated[float, Meta(gt=0), Rule(check=_finite)] = 100.0
     """Longest predicted step, in ms, while other requests decode. Prompts are computed in chunks that fit."""
-    draft_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFT_TOKENS)] = 16
+    draft_tokens: Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)] = 16
     """Most tokens to draft at a time. The number is chosen at each step (0: no speculation)."""
     draft_ngrams: Annotated[bool, NOT_AN_OPTION] = False
     """Draft what followed the same words earlier in the text. Set by `draft`; a draft model always adds this."""
-    max_waiting: Annotated[int, Field(ge=0)] = 64
+    max_waiting: Annotated[int, Meta(ge=0)] = 64
     """Requests that may wait for a free sequence; more are refused with 429."""
     sandbox: bool = True
     """Keep the worker from using the network, other programs and other files, if the platform can (Linux)."""
-    hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    hang_timeout_s: Annotated[float, Meta(gt=0), Rule(check=_finite)] = 30.0
     """Replace the worker if a step takes more than this many seconds and more than 20 times the expected time."""
 
     @property
@@ -266,26 +230,25 @@ class EngineConfig(Section):
         """The number of requests that run at the same time if memory allows."""
         return self.parallel or DEFAULT_PARALLEL
 
-    @field_validator("kv_type_v")
-    @classmethod
-    def _is_possible_without_flash_attention(cls, kv_type: str, fields: ValidationInfo) -> str:
-        """Reject a quantized V cache without flash attention. llama.cpp would reject it only at the end of the load."""
-        if kv_type not in UNQUANTIZED_KV_TYPES and fields.data.get("flash_attention") == "off":
-            raise ValueError(
-                f"{kv_type} is quantized, and a quantized V cache needs flash attention: set flash_attention to auto "
-                "or on, or use f16"
-            )
-        return kv_type
+    @property
+    def kv_fault(self) -> str:
+        """Why `kv_type_v` cannot be used; "" if it can. llama.cpp would refuse it only at the end of the load."""
+        if self.kv_type_v in UNQUANTIZED_KV_TYPES or self.flash_attention != "off":
+            return ""
+        return (
+            f"{self.kv_type_v} is quantized, and a quantized V cache needs flash attention: set flash_attention to "
+            "auto or on, or use f16"
+        )
 
 
-class LoadConfig(Section):
+class LoadConfig(Section, frozen=True):
     """Which models are loaded, and for how long."""
 
     on_demand: bool = True
     """Load any model on this machine when a request names it. Otherwise serve only the configured models."""
     keep_alive: Duration = "10m"
     """How long a model that a request loaded stays loaded without use: 90, 5m, 1h (0: not at all, -1: forever)."""
-    max_models: Annotated[int, Field(ge=0)] = 0
+    max_models: Annotated[int, Meta(ge=0)] = 0
     """Models loaded at the same time (0: as many as fit into memory). The least recently used is unloaded first."""
     preload: Strings = ()
     """Further models to load at the start and keep loaded, named as for --model."""
@@ -296,7 +259,7 @@ class LoadConfig(Section):
         return seconds_of(self.keep_alive)
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True, omit_defaults=True):
     """Options that are set for one model only."""
 
     keep_alive: Duration | None = None
@@ -313,29 +276,29 @@ class ModelConfig(Section):
     """Files of instructions to compute as soon as the model is loaded: text, or .json as for /edgeagent/cache/warm."""
 
 
-class CacheConfig(Section):
+class CacheConfig(Section, frozen=True):
     """Cached prompt prefixes on disk, which need not be computed again after a restart."""
 
     flag_prefix: ClassVar[str] = "cache-"
 
-    disk_bytes: Annotated[int, Field(ge=0)] = 8 << 30
+    disk_bytes: Annotated[int, Meta(ge=0)] = 8 << 30
     """Disk space for the cached prefixes of all models together (0: write none)."""
     dir: UserPath | None = None
     """Folder of cached prefixes, private to the user (default: `cache` in the state folder)."""
-    max_bytes_per_hour: Annotated[int, Field(ge=0)] = 4 << 30
+    max_bytes_per_hour: Annotated[int, Meta(ge=0)] = 4 << 30
     """Most bytes to write in an hour, to limit the wear of flash storage (0: no limit)."""
 
 
-class StoreConfig(Section):
+class StoreConfig(Section, frozen=True):
     """Model files."""
 
     models_dir: UserPath | None = None
     """Folder for downloaded models and your own .gguf files (default: the shared Hugging Face cache)."""
-    min_free_bytes: Annotated[int, Field(ge=0)] = 2 << 30
+    min_free_bytes: Annotated[int, Meta(ge=0)] = 2 << 30
     """Disk space that downloads and the cache leave free. If less is free, the cache shrinks."""
 
 
-class RouterConfig(Section):
+class RouterConfig(Section, frozen=True):
     """Latency targets of each tier. A request may run on a remote if this machine is predicted to miss them."""
 
     flag_prefix: ClassVar[str] = "target-"
@@ -350,7 +313,7 @@ class RouterConfig(Section):
     """Seconds from one token of an interactive answer to the next."""
 
 
-class LogConfig(Section):
+class LogConfig(Section, frozen=True):
     """Logging; never holds prompts or answers."""
 
     flag_prefix: ClassVar[str] = "log-"
@@ -361,7 +324,7 @@ class LogConfig(Section):
     """Log lines for people (console) or for programs (json)."""
 
 
-class TraceConfig(Section):
+class TraceConfig(Section, frozen=True):
     """OpenTelemetry traces; they never hold prompts or answers."""
 
     flag_prefix: ClassVar[str] = "trace-"
@@ -370,24 +333,14 @@ class TraceConfig(Section):
     """OTLP/HTTP collector that traces are sent to, e.g. http://127.0.0.1:4318. Needs edgeagent[otel]."""
 
 
-class Config(BaseSettings):
+class Config(Section, frozen=True):
     """All of edgeagent's settings."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        env_ignore_empty=True,
-        enable_decoding=False,
-        use_attribute_docstrings=True,
-    )
 
     model: str = "builtin"
     """The model to serve: builtin, a .gguf path, org/repo[:QUANT], a catalog name, or a name that you gave a model."""
     draft: Draft = "auto"
     """What drafts tokens: auto (a suitable model, if one is here), none, ngram (the text itself) or a model."""
-    state_dir: UserPath = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
+    state_dir: UserPath = DEFAULT_STATE_DIR
     """Folder for the token, the runtime file and caches; private to the user."""
     route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"
     """Where requests may run; a client can only be stricter. auto: prefer_local with remotes, else local_only."""
@@ -404,27 +357,15 @@ class Config(BaseSettings):
     models: dict[str, ModelConfig] = {}
     """Options of single models, by name. Only in the file: [models."qwen3:4b"]."""
 
-    @model_validator(mode="after")
-    def _have_engine_options(self) -> Config:
-        for name in self.models:
-            self.engine_of(name)
-        return self
-
     def engine_of(self, name: str) -> EngineConfig:
         """Return the engine options of a model: those in its own table, and for all others the common ones.
 
-        `name` is the key of the model's table. Raise ModelOptionError if the combined options are invalid.
+        `name` is the key of the model's table.
         """
         own = self.models.get(name, ModelConfig())
-        for key in own.engine:
-            if key in EngineConfig.model_fields and NOT_AN_OPTION in EngineConfig.model_fields[key].metadata:
-                raise ModelOptionError(name, {"type": "extra_forbidden", "loc": (key,), "msg": "not an option"})
         draft = self.draft if own.draft == "auto" else own.draft
         ngrams = {"draft_ngrams": True} if draft == "ngram" else {}
-        try:
-            return EngineConfig.model_validate(self.engine.model_dump() | ngrams | own.engine)
-        except ValidationError as error:
-            raise ModelOptionError(name, error.errors()[0]) from None
+        return replace(self.engine, **(ngrams | own.engine))
 
     @property
     def draft_model(self) -> str | None:
@@ -440,15 +381,3 @@ class Config(BaseSettings):
     def cache_dir(self) -> Path:
         """The folder of cached prefixes."""
         return self.cache.dir or self.state_dir / "cache"
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only the values that are passed: `load_config` reads the environment and the file."""
-        return (init_settings,)

@@ -11,14 +11,26 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import msgspec
 import platformdirs
-from pydantic import BaseModel, ValidationError
-from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
+from msgspec.structs import fields
 
-from edgeagent.config import ENV_PREFIX, NOT_AN_OPTION, Config, ModelConfig, ModelOptionError, Section
+from edgeagent.config import (
+    ENV_PREFIX,
+    MAX_INT64,
+    NOT_AN_OPTION,
+    AdapterName,
+    Config,
+    ModelConfig,
+    Rule,
+    Section,
+    UserPath,
+)
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
 
@@ -49,24 +61,69 @@ _REMOVED = {
 }
 
 
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+
+
+class _Wrong(ValueError):
+    """A value that cannot be used. `place` is the wrong part of a list or a table; "" for the whole value."""
+
+    def __init__(self, problem: str, place: object = "") -> None:
+        super().__init__(problem)
+        self.place = str(place)
+
+    def within(self, place: str) -> _Wrong:
+        """Return the error with a longer place: `place`, and the place inside it."""
+        return _Wrong(str(self), f"{place}.{self.place}".removesuffix("."))
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One declared option, with what the command line, the environment and the documentation need to know."""
 
     name: str
     """Its dotted name: engine.ctx."""
-    flag: str
-    """Its command-line flag: --ctx."""
-    variable: str
-    """Its environment variable: EDGEAGENT_ENGINE__CTX."""
-    help: str
+    section: type[Section]
+    kind: Any
+    """The annotation of its type, without None."""
     default: Any
-    choices: tuple[str, ...] = ()
-    is_switch: bool = False
-    bounds: str = ""
-    """The allowed range in words, e.g. "0 to 65535"."""
-    group: str = ""
-    """What the options of its section are about; empty if it is in no section."""
+
+    @property
+    def flag(self) -> str:
+        """Its command-line flag: --ctx."""
+        return f"--{self.section.flag_prefix}{_last(self.name)}".replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable: EDGEAGENT_ENGINE__CTX."""
+        return _variable(self.name)
+
+    @property
+    def help(self) -> str:
+        """The text below its declaration."""
+        return _texts(self.section)[_last(self.name)]
+
+    @property
+    def group(self) -> str:
+        """What the options of its section are about; empty if it is in no section."""
+        return "" if self.section is Config else (self.section.__doc__ or "").partition(".")[0]
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind is bool
+
+    @property
+    def bounds(self) -> str:
+        """The allowed range in words, e.g. "0 to 65535"."""
+        for limit in getattr(self.kind, "__metadata__", ()):
+            if isinstance(limit, msgspec.Meta):
+                low = f"more than {limit.gt}" if limit.ge is None else f"{limit.ge}"
+                high = f" to {limit.le}" if limit.le is not None else "" if limit.ge is None else " or more"
+                return low + high
+        return ""
 
     @property
     def wanted(self) -> str:
@@ -85,36 +142,124 @@ class Option:
             case _:
                 return "text"
 
+    def read(self, value: object) -> object:
+        """Return a value as the option's type; raise ValueError, which says what is wrong.
+
+        A text may stand for any type, since the environment has only texts.
+        """
+        each = "each must be text" if get_args(_base(self.kind))[:1] == (str,) else "each must be a number"
+        return _read(value, self.kind, f"must be {self.wanted}", each)
+
+
+def _read(value: object, kind: Any, wanted: str, each: str = "") -> object:
+    """Return a value as the type `kind`; raise _Wrong, which says what is `wanted`, or is wanted of `each` item."""
+    base = _base(kind)
+    rules = [rule for rule in getattr(kind, "__metadata__", ()) if isinstance(rule, Rule)]
+    for rule in rules:
+        value = rule.prepare(value)
+    if base is bool and isinstance(value, str):
+        value = True if value.lower() in _TRUE else False if value.lower() in _FALSE else value
+    elif base is bool and not isinstance(value, bool):
+        raise _Wrong(f"must be true or false, not {value!r:.80}")
+    elif base in (int, float) and isinstance(value, bool):
+        raise _Wrong(f"must be a number, not {value}")
+    elif get_origin(base) is tuple and isinstance(value, list | tuple):
+        value = tuple(_read_item(item, get_args(base)[0], each, place) for place, item in enumerate(value))
+    try:
+        read: Any = msgspec.convert(value, kind, strict=False, dec_hook=_path)
+    except msgspec.ValidationError:
+        raise _Wrong(f"{wanted}, not {value!r:.80}") from None
+    if isinstance(read, int) and read > MAX_INT64:
+        raise _Wrong(f"must be at most {MAX_INT64}, not {value!r:.80}")
+    for rule in rules:
+        read = rule.check(read)
+    return read
+
+
+def _read_item(item: object, kind: Any, wanted: str, place: object) -> object:
+    try:
+        return _read(item, kind, wanted)
+    except _Wrong as error:
+        raise error.within(str(place)) from None
+
+
+def _path(kind: Any, value: object) -> object:
+    """Convert a value to a type that msgspec does not know, which is always a path."""
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise msgspec.ValidationError
+
+
+def _base(kind: Any) -> Any:
+    """Return a type without its annotations."""
+    return kind.__origin__ if hasattr(kind, "__metadata__") else kind
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+@cache
+def _texts(section: type[Section]) -> dict[str, str]:
+    """Return the texts below the declarations of a section, by option. They are in its source only."""
+    import ast
+    import inspect
+    from textwrap import dedent
+
+    definition = ast.parse(dedent(inspect.getsource(section))).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    texts = {}
+    for declaration, text in pairwise(definition.body):
+        match declaration, text:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
+                texts[name] = inspect.cleandoc(words)
+    return texts
+
 
 def declared_options() -> Iterator[Option]:
     """Yield every option in the order of declaration, without the tables that only the file can set."""
-    return _options_of(Config)
+    for field in fields(Config):
+        if field.name in SECTIONS:
+            yield from _options_of(SECTIONS[field.name], f"{field.name}.")
+        elif field.name not in TABLES:
+            yield _option(Config, field, "")
 
 
-def _options_of(model: type[BaseModel], section: str = "", flag_prefix: str = "", group: str = "") -> Iterator[Option]:
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            kind = field.annotation
-            yield from _options_of(kind, f"{name}.", kind.flag_prefix, (kind.__doc__ or "").partition(".")[0])
-            continue
-        if name in TABLES or NOT_AN_OPTION in field.metadata:
-            continue
-        limits = {type(limit).__name__: limit for limit in field.metadata}
-        yield Option(
-            name=f"{section}{name}",
-            flag=_flag(flag_prefix, name),
-            variable=_variable(f"{section}{name}"),
-            help=field.description or "",
-            default=field.default,
-            choices=get_args(field.annotation) if get_origin(field.annotation) is Literal else (),
-            is_switch=field.annotation is bool,
-            bounds=_bounds(limits),
-            group=group,
-        )
+def _options_of(section: type[Section], prefix: str) -> Iterator[Option]:
+    for field in fields(section):
+        if NOT_AN_OPTION not in getattr(field.type, "__metadata__", ()):
+            yield _option(section, field, prefix)
 
 
-def _flag(prefix: str, name: str) -> str:
-    return f"--{prefix}{name}".replace("_", "-")
+def _option(section: type[Section], field: msgspec.structs.FieldInfo, prefix: str) -> Option:
+    return Option(f"{prefix}{field.name}", section, _without_none(field.type), field.default)
+
+
+def _without_none(kind: Any) -> Any:
+    """Return the type of the values that can be given: a kind without None, which is the default of some options."""
+    members = [member for member in get_args(kind) if member is not type(None)]
+    return members[0] if type(None) in get_args(kind) else kind
+
+
+SECTIONS: dict[str, type[Section]] = {
+    field.name: field.type
+    for field in fields(Config)
+    if isinstance(field.type, type) and issubclass(field.type, Section)
+}
+"""The sections of the configuration by name."""
+
+
+def json_values(section: Section, prefix: str = "") -> dict[str, Any]:
+    """Return the values of a section's options as JSON has them, by their dotted names, which begin with `prefix`."""
+    return dict(_flat(msgspec.to_builtins(section, enc_hook=str), prefix))
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _variable(name: str) -> str:
@@ -123,19 +268,8 @@ def _variable(name: str) -> str:
 
 def removed_flags() -> dict[str, str]:
     """Return the flags of the options that were removed in this release, with what holds instead."""
-    flags = {}
-    for name, instead in _REMOVED.items():
-        section, _, key = name.rpartition(".")
-        kind = Config.model_fields[section].annotation
-        flags[_flag(kind.flag_prefix if isinstance(kind, type) and issubclass(kind, Section) else "", key)] = instead
-    return flags
-
-
-def _bounds(limits: Mapping[str, Any]) -> str:
-    low = f"{limits['Ge'].ge}" if "Ge" in limits else f"more than {limits['Gt'].gt}" if "Gt" in limits else ""
-    if "Le" in limits:
-        return f"{low} to {limits['Le'].le}"
-    return f"{low} or more" if "Ge" in limits else low
+    sections = {name: SECTIONS.get(name.partition(".")[0], Config) for name in _REMOVED}
+    return {Option(name, sections[name], str, None).flag: instead for name, instead in _REMOVED.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +301,34 @@ def load_config(overrides: Mapping[str, object] | None = None, file: Path | None
     layers = (flags, _from_environment(options), _from_file(path, options, must_exist=must_exist))
     chosen = {name: value for layer in reversed(layers) for name, value in layer.items()}
     sources = {name: source for name, (_, source) in chosen.items()}
-    try:
-        config = Config(**_nest({name: value for name, (value, _) in chosen.items()}))
-    except ValidationError as error:
-        raise ConfigError("; ".join(_complaints(error, sources, options, path))) from None
+    values: dict[str, object] = {}
+    complaints = []
+    for name in (name for name in (*options, *TABLES) if name in chosen):
+        value, source = chosen[name]
+        try:
+            values[name] = _read_models(value, options) if name in TABLES else options[name].read(value)
+        except ValueError as error:
+            where = _where(name, source) if name not in TABLES else f"{path}: {getattr(error, 'place', '')}"
+            complaints.append(f"{where.removesuffix(': ')}: {error}")
+    if complaints:
+        raise ConfigError("; ".join(complaints))
+    config = _config_of(values)
+    if fault := config.engine.kv_fault:
+        raise ConfigError(f"{_where('engine.kv_type_v', sources.get('engine.kv_type_v', ''))}: {fault}")
+    for model in config.models:
+        if fault := config.engine_of(model).kv_fault:
+            raise ConfigError(f'{path}: [models."{model}"] engine.kv_type_v: {fault}')
     return LoadedConfig(config, {name: sources.get(name, "default") for name in options}, path)
+
+
+def _config_of(values: Mapping[str, Any]) -> Config:
+    """Return the configuration with these values of options, by dotted name. All others have their defaults."""
+    top = {name: value for name, value in values.items() if "." not in name}
+    for section, kind in SECTIONS.items():
+        prefix = f"{section}."
+        own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+        top[section] = kind(**own)
+    return Config(**top)
 
 
 def _config_file(file: Path | None) -> tuple[Path, bool]:
@@ -180,16 +337,21 @@ def _config_file(file: Path | None) -> tuple[Path, bool]:
 
 
 def _from_environment(options: Mapping[str, Option]) -> dict[str, tuple[object, str]]:
-    variables = {option.variable: option.name for option in options.values()}
-    for variable in os.environ:
-        if variable.startswith(ENV_PREFIX) and variable not in variables and variable != CONFIG_FILE_VARIABLE:
-            if instead := {_variable(name): instead for name, instead in _REMOVED.items()}.get(variable):
-                raise ConfigError(f"environment variable {variable}: {_was_removed(instead)}")
+    known = {option.variable: option.name for option in options.values()}
+    removed = {_variable(name): instead for name, instead in _REMOVED.items()}
+    values: dict[str, tuple[object, str]] = {}
+    for variable, value in os.environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_FILE_VARIABLE:
+            continue
+        if variable in removed:
+            raise ConfigError(f"environment variable {variable}: {_was_removed(removed[variable])}")
+        if variable not in known:
             meant = _meant(variable.removeprefix(ENV_PREFIX).lower().replace("__", "."), options)
             hint = f"; did you mean {options[meant].variable}?" if meant else "; `edgeagent config show` lists them all"
             raise ConfigError(f"environment variable {variable}: there is no such option{hint}")
-    values = dict(_flatten(EnvSettingsSource(Config)(), options))
-    return {name: (value, f"environment ({options[name].variable})") for name, value in values.items()}
+        if value:
+            values[known[variable]] = value, f"environment ({variable})"
+    return values
 
 
 def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -> dict[str, tuple[object, str]]:
@@ -203,7 +365,7 @@ def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -
         return {}
     try:
         text = path.read_text(encoding="utf-8")
-        values = dict(_flatten(TomlConfigSettingsSource(Config, path)(), options))
+        values = dict(_flatten(tomllib.loads(text), options))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     for name in values:
@@ -228,14 +390,6 @@ def _flatten(values: Mapping[str, Any], options: Mapping[str, Option], prefix: s
             yield from _flatten(value, options, f"{name}.")
         else:
             yield name, value
-
-
-def _nest(values: Mapping[str, object]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        section, _, key = name.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[key] = value
-    return nested
 
 
 def _line_of(name: str, text: str) -> int:
@@ -264,63 +418,56 @@ def _meant(name: str, known: Mapping[str, object]) -> str | None:
     return alike[0] if alike else None
 
 
-def _complaints(
-    error: ValidationError, sources: Mapping[str, str], options: Mapping[str, Option], file: Path
-) -> Iterator[str]:
-    for problem in error.errors(include_url=False):
-        if isinstance(own := problem.get("ctx", {}).get("error"), ModelOptionError):
-            name = ".".join(("engine", *map(str, own.problem["loc"])))
-            option = next((name for name in (name, name.rpartition(".")[0]) if name in options), name)
-            if instead := _REMOVED.get(name):
-                fault = _was_removed(instead)
-            else:
-                fault = _fault(own.problem, options.get(option), is_part=name != option)
-            yield f'{file}: [models."{own.model}"] {name}: {fault}'
-            continue
-        if problem["loc"][0] in TABLES:
-            yield f"{file}: {_complaint_of_table(problem)}"
-            continue
-        path = ".".join(str(part) for part in problem["loc"])
-        name = next((option for option in options if path == option or path.startswith(f"{option}.")), path)
-        where = _where(name, sources.get(name, ""))
-        yield f"{where}: {_fault(problem, options.get(name), is_part=path != name)}"
+def _read_models(tables: object, options: Mapping[str, Option]) -> dict[str, ModelConfig]:
+    """Return the options of single models in the file. The places of a _Wrong are whole: [models."NAME"] OPTION."""
+    if not isinstance(tables, Mapping):
+        raise _Wrong(f'tables of models look like [models."NAME"], not {tables!r:.80}')
+    models = {}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise _Wrong(f'tables of models look like [models."NAME"], not {table!r:.80}')
+        try:
+            models[name] = ModelConfig(**{key: _read_own(key, value, options) for key, value in table.items()})
+        except _Wrong as error:
+            raise _Wrong(str(error), f'[models."{name}"] {error.place}') from None
+    return models
 
 
-def _fault(problem: Mapping[str, Any], option: Option | None, *, is_part: bool) -> str:
-    """Return what is wrong with an option's value. If `is_part`, the option is a list and one of its items is wrong."""
-    if problem["type"] == "value_error":  # raised by one of our own validators, whose message is complete
-        return str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        return "there is no such option"
-    if option is None:
-        return str(problem["msg"])
-    wanted = option.wanted
-    if is_part:
-        wanted = "text" if problem["type"] == "string_type" else "a number"
-    elif problem["type"] == "finite_number":
-        wanted = "a finite number"
-    return f"{'each ' if is_part else ''}must be {wanted}, not {problem['input']!r:.80}"
+def _read_own(key: str, value: object, options: Mapping[str, Option]) -> Any:
+    """Return the value of an option in a model's table; raise _Wrong."""
+    kinds = {field.name: _without_none(field.type) for field in fields(ModelConfig)}
+    if key not in kinds:
+        meant = difflib.get_close_matches(key, kinds, n=1)
+        raise _Wrong(f"there is no such option{f'; did you mean {meant[0]}?' if meant else ''}", key)
+    wanted, is_file = f"must be {_WANTED_IN_TABLES[key]}", "must be the path of a file"
+    try:
+        if key in ("engine", "adapters") and isinstance(value, Mapping):
+            read = _read_engine_option if key == "engine" else _read_adapter
+            return {name: read(name, each, options) for name, each in value.items()}
+        return _read(value, kinds[key], wanted, is_file)
+    except _Wrong as error:
+        raise error.within(key) from None
+    except ValueError as error:  # of a rule
+        raise _Wrong(str(error), key) from None
 
 
-def _complaint_of_table(problem: Mapping[str, Any]) -> str:
-    """Return what is wrong with a model's table in the file."""
-    where = problem["loc"]
-    if len(where) < 3:
-        return f'tables of models look like [models."NAME"], not {problem["input"]!r:.80}'
-    key = ".".join(map(str, where[2:]))
-    return f'[models."{where[1]}"] {key.removesuffix(".[key]")}: {_fault_in_table(problem, key)}'
+def _read_engine_option(name: str, value: object, options: Mapping[str, Option]) -> object:
+    option = options.get(f"engine.{name}")
+    try:
+        if option is not None:
+            return option.read(value)
+    except _Wrong as error:
+        raise error.within(name) from None
+    removed = _REMOVED.get(f"engine.{name}")
+    raise _Wrong("there is no such option" if removed is None else _was_removed(removed), name)
 
 
-def _fault_in_table(problem: Mapping[str, Any], key: str) -> str:
-    if problem["type"] == "value_error":  # raised by one of our own validators, whose message is complete
-        return str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "extra_forbidden":
-        meant = difflib.get_close_matches(key, ModelConfig.model_fields, n=1)
-        return f"there is no such option{f'; did you mean {meant[0]}?' if meant else ''}"
-    wanted = "the path of a file" if "." in key else _WANTED_IN_TABLES[key]
-    if problem["type"] == "string_pattern_mismatch":
-        wanted = "a name of at most 64 letters, digits and . _ -"
-    return f"must be {wanted}, not {problem['input']!r:.80}"
+def _read_adapter(name: str, value: object, _: object) -> object:
+    try:
+        _read(name, AdapterName, "must be a name of at most 64 letters, digits and . _ -")
+        return _read(value, UserPath, "must be the path of a file")
+    except _Wrong as error:
+        raise error.within(name) from None
 
 
 def _where(name: str, source: str) -> str:

@@ -68,11 +68,10 @@ OWNERS: dict[str, set[str]] = {
     "httptools": {"daemon"},
     "fastapi": {"api"},
     "starlette": {"api"},
-    "pydantic": {"api", "config", "config_sources"},
+    "pydantic": {"api"},
     "pydantic_core": {"api"},
     # pydantic makes schemas of TypedDict; typing's own works only from Python 3.12.
     "typing_extensions": {"api"},
-    "pydantic_settings": {"config", "config_sources"},
     # From the extra `keyring`; only owners who keep a key there need it.
     "keyring": {"remotes"},
     "platformdirs": {"config", "config_sources"},
@@ -80,8 +79,20 @@ OWNERS: dict[str, set[str]] = {
     # httpx's own transport and HTTP/2, without httpx's cookies, redirects and variables: see backends.remote.
     "httpcore": {"backends"},
     "h2": {"backends"},
-    # The values of `types` are msgspec structs; code that makes changed copies of them needs msgspec.structs.
-    "msgspec": {"types", "remotes", "machine_policy", "egress", "store", "worker", "backends", "router", "api"},
+    # The values of `types` and the options are msgspec structs; code that makes changed copies needs msgspec.structs.
+    "msgspec": {
+        "config",
+        "config_sources",
+        "types",
+        "remotes",
+        "machine_policy",
+        "egress",
+        "store",
+        "worker",
+        "backends",
+        "router",
+        "api",
+    },
     "llama_cpp": {"engine"},
     "numpy": {"engine", "text"},
     "jinja2": {"text"},

@@ -11,9 +11,10 @@ because all requests share the KV cells.
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgeagent.config import DEFAULT_PARALLEL, EngineConfig
 from edgeagent.errors import ModelLoadFailed
@@ -27,7 +28,7 @@ from edgeagent.fit.need import (
 )
 from edgeagent.fit.placement import FreeMemory, Layout, MemoryUse, layouts, predict_use
 from edgeagent.sizes import memory_text
-from edgeagent.types import FileShape, SettingChoice
+from edgeagent.types import FileShape, SettingChoice, replace
 
 _STATE_BYTES = 4  # for each value
 # Three limits on the memory of the states: a share of the free memory; a share of the model's size, or _LITTLE_BYTES if
@@ -99,7 +100,7 @@ def why_no_draft(shapes: Sequence[FileShape], config: EngineConfig, free_memory:
 
 
 def _of_model(plan: RunPlan) -> Layout:
-    return replace(plan.layout, num_draft_gpu_layers=0, max_rewind=0)
+    return dataclasses.replace(plan.layout, num_draft_gpu_layers=0, max_rewind=0)
 
 
 # Context lengths in tokens, tried in this order. To reach a length, the KV cache is quantized first. If that is not
@@ -133,7 +134,7 @@ class RunPlan:
     @property
     def draft_config(self) -> EngineConfig:
         """The options of the draft model."""
-        return self.config.model_copy(update={"gpu_layers": self.layout.num_draft_gpu_layers, "cpu_experts": 0})
+        return replace(self.config, gpu_layers=self.layout.num_draft_gpu_layers, cpu_experts=0)
 
 
 def least_cells(shape: FileShape, config: EngineConfig) -> int:
@@ -161,10 +162,10 @@ def make_plan(
         return plan
     if may_keep_states and states.num_tokens:
         keeping = _plan(shapes, config, free_memory, most_cells, states.num_tokens)
-        is_same_layout = replace(keeping.layout, max_rewind=0) == plan.layout
+        is_same_layout = dataclasses.replace(keeping.layout, max_rewind=0) == plan.layout
         if is_same_layout and keeping.config == plan.config and keeping.fits == plan.fits:
-            return replace(keeping, draft_states=states)
-    return replace(plan, draft_states=replace(states, num_tokens=0))
+            return dataclasses.replace(keeping, draft_states=states)
+    return dataclasses.replace(plan, draft_states=dataclasses.replace(states, num_tokens=0))
 
 
 def _plan(
@@ -172,7 +173,7 @@ def _plan(
 ) -> RunPlan:
     plan = _plan_as_asked(shapes, config, free_memory, most_cells, max_rewind)
     if config.gpu_layers > 0 and free_memory.gpus and not plan.layout.num_gpu_layers:
-        as_many_as_fit = config.model_copy(update={"gpu_layers": -1})
+        as_many_as_fit = replace(config, gpu_layers=-1)
         return _plan_as_asked(shapes, as_many_as_fit, free_memory, most_cells, max_rewind)
     return plan
 
@@ -190,7 +191,7 @@ def _plan_as_asked(
                     cells = _longest(shapes, typed, layout, free_memory, floor, most)
                     return _planned(shapes, typed, cells, wanted, layout, free_memory)
     # Nothing fits. The model may still run slowly, with its file read again and again.
-    least = config.model_copy(update={"parallel": _parallel_counts(shapes, config)[-1]})
+    least = replace(config, parallel=_parallel_counts(shapes, config)[-1])
     typed, cells = _typed(least)[0], min(most, least_cells(shapes[0], config))
     on_gpus = (
         layout
@@ -214,14 +215,14 @@ def plan_again(shapes: Sequence[FileShape], config: EngineConfig, free_memory: F
             plan = make_plan(shapes, config, free_memory, may_keep_states=False)
         elif plan.layout.num_gpu_layers:
             gpus = tuple(
-                replace(gpu, free_bytes=int(_GPU_SHARE_ON_RETRY * min(gpu.free_bytes, taken)))
+                dataclasses.replace(gpu, free_bytes=int(_GPU_SHARE_ON_RETRY * min(gpu.free_bytes, taken)))
                 for gpu, taken in zip(plan.free_memory.gpus, plan.memory_use.gpu_bytes, strict=True)
             )
             plan = make_plan(shapes, config, FreeMemory(free_memory.ram_bytes, gpus), may_keep_states=False)
         else:
             half = plan.num_cells // 2 // CONTEXT_STEP * CONTEXT_STEP
             fewer = next((count for count in counts if count < plan.config.parallel), counts[-1])
-            config = config.model_copy(update={"parallel": fewer})
+            config = replace(config, parallel=fewer)
             plan = make_plan(shapes, config, plan.free_memory, max(half, CONTEXT_STEP), may_keep_states=False)
     return plan
 
@@ -234,7 +235,7 @@ def longest_context(shapes: Sequence[FileShape], config: EngineConfig, free_memo
         return trained if make_plan(shapes, config, free_memory).fits else 0
 
     def does_not_fit(cells: int) -> bool:
-        return not make_plan(shapes, typed.model_copy(update={"ctx": cells}), free_memory).fits
+        return not make_plan(shapes, replace(typed, ctx=cells), free_memory).fits
 
     steps = range(CONTEXT_STEP, trained + CONTEXT_STEP, CONTEXT_STEP)
     count = bisect_right(steps, 0, key=does_not_fit)
@@ -271,9 +272,7 @@ def _check_gpu_layers(shapes: Sequence[FileShape], config: EngineConfig, free_me
     use = predict_use(shapes[:1], _typed(config)[-1], cells, layout, free_memory.gpus, with_reserve=False)
     for gpu, num_bytes in zip(free_memory.gpus, use.gpu_bytes, strict=True):
         if num_bytes > gpu.total_bytes > 0:
-            fitting = make_plan(
-                shapes[:1], config.model_copy(update={"gpu_layers": -1}), free_memory
-            ).layout.num_gpu_layers
+            fitting = make_plan(shapes[:1], replace(config, gpu_layers=-1), free_memory).layout.num_gpu_layers
             raise ModelLoadFailed(
                 f"{config.gpu_layers} layers with a context of {cells} tokens take {memory_text(num_bytes)} on "
                 f"{gpu.name}, which has {memory_text(gpu.total_bytes)}; --gpu-layers {fitting} would fit"
@@ -337,8 +336,7 @@ def _typed(config: EngineConfig) -> list[EngineConfig]:
     if "auto" not in asked.values():
         return [config]
     return [
-        config.model_copy(update={name: kind if value == "auto" else value for name, value in asked.items()})
-        for kind in types
+        replace(config, **{name: kind if value == "auto" else value for name, value in asked.items()}) for kind in types
     ]
 
 
@@ -351,7 +349,7 @@ def _parallel_counts(shapes: Sequence[FileShape], config: EngineConfig) -> tuple
 def _variants(shapes: Sequence[FileShape], config: EngineConfig) -> list[EngineConfig]:
     """Return one copy of the options for each pair of a number of parallel requests and a KV type, the best first."""
     counts = _parallel_counts(shapes, config)
-    return [typed.model_copy(update={"parallel": count}) for count in counts for typed in _typed(config)]
+    return [replace(typed, parallel=count) for count in counts for typed in _typed(config)]
 
 
 def _longest(
@@ -371,11 +369,10 @@ def _planned(
 ) -> RunPlan:
     use = predict_use(shapes, config, cells, layout, free_memory.gpus)
     is_whole = layout.num_gpu_layers > len(shapes[0].layers)
-    chosen = config.model_copy(
-        update={
-            "ctx": config.ctx if cells == wanted else cells,
-            "gpu_layers": -1 if is_whole else layout.num_gpu_layers,
-            "cpu_experts": layout.num_cpu_experts,
-        }
+    chosen = replace(
+        config,
+        ctx=config.ctx if cells == wanted else cells,
+        gpu_layers=-1 if is_whole else layout.num_gpu_layers,
+        cpu_experts=layout.num_cpu_experts,
     )
     return RunPlan(chosen, cells, wanted, layout, use, free_memory, use.fits(free_memory))

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from edgeagent.config import Config, StoreConfig
+from edgeagent.config import DEFAULT_STATE_DIR, Config, StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.gguf.header import ADAPTER, GgufHeader, read_header, validate_model
 from edgeagent.store.hub.cache import HubCache, named_sha256
@@ -410,15 +410,8 @@ class Library:
 
 
 def resolve(name: str, store: StoreConfig, state_dir: Path | None = None) -> ResolvedModel:
-    """Return a model's files (see Library.resolve). If `state_dir` is None, it is `default_state_dir()`."""
-    return Library(store, state_dir or default_state_dir()).resolve(name)
-
-
-def default_state_dir() -> Path:
-    """Return the state folder that edgeagent uses if none is configured."""
-    default = Config.model_fields["state_dir"].default
-    assert isinstance(default, Path)
-    return default
+    """Return a model's files (see Library.resolve). If `state_dir` is None, it is the default one."""
+    return Library(store, state_dir or DEFAULT_STATE_DIR).resolve(name)
 
 
 def _local(path: Path) -> ResolvedModel:

@@ -19,6 +19,7 @@ from typing import IO, BinaryIO
 import msgspec
 from msgspec import Struct
 
+from edgeagent.config import EngineConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import (
     AnswerSoFar,
@@ -61,7 +62,7 @@ class DiskCache(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag="load"):
-    """Load a model. `engine_config` is the JSON of config.EngineConfig; paths are absolute.
+    """Load a model. All paths are absolute.
 
     - `identity` changes if another file replaces the model's file or an adapter's.
     - `writable` are the folders that the sandbox lets the worker write to, in addition to the GPU drivers' caches.
@@ -80,7 +81,7 @@ class Load(Struct, frozen=True, tag="load"):
     name: str
     path: str
     draft_path: str | None
-    engine_config: bytes
+    engine_config: EngineConfig
     identity: str = ""
     writable: tuple[str, ...] = ()
     disk: DiskCache | None = None

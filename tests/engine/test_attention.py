@@ -9,6 +9,7 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import Attention, Sample, choose_form, measure_forms, possible_attention
+from edgeagent.types import replace
 from edgeagent.types.choices import FormTimes, Measurements
 from tests.fakes import FakeClock
 
@@ -135,7 +136,7 @@ def test_a_sample_without_the_cores_does_not_count() -> None:
 
 def test_only_possible_forms_are_candidates() -> None:
     def of(num_cells: int = 8192, *, is_on_gpu: bool = False, **options: object) -> tuple[Attention, ...]:
-        config = EngineConfig(batch=512).model_copy(update=options)
+        config = replace(EngineConfig(batch=512), **options)
         return possible_attention(config, num_heads=16, num_cells=num_cells, is_on_gpu=is_on_gpu)
 
     assert of() == (Attention("on", 512), Attention("off", 128))

@@ -8,7 +8,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.fit.need import predict
 from edgeagent.fit.placement import FreeMemory, GpuDevice
 from edgeagent.fit.plan import describe, draft_states, make_plan, plan_again
-from edgeagent.types import FileShape, LayerShape
+from edgeagent.types import FileShape, LayerShape, replace
 from tests.fit.shapes import GIB, MIB, shape
 
 ROOMY = FreeMemory(64 * GIB)
@@ -92,7 +92,7 @@ def test_they_give_way_first() -> None:
 
 
 def test_they_move_no_draft_off_the_gpu() -> None:
-    shapes, config = [LARGE, shape(1, layer_bytes=512 * MIB)], CONFIG.model_copy(update={"ctx": 4096})
+    shapes, config = [LARGE, shape(1, layer_bytes=512 * MIB)], replace(CONFIG, ctx=4096)
     for num_mib in range(5000, 7000, 64):
         free_memory = FreeMemory(64 * GIB, (GpuDevice("card", num_mib * MIB, 16 * GIB),))
         without = make_plan(shapes, config, free_memory, may_keep_states=False)

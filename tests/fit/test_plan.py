@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.errors import ModelLoadFailed
@@ -37,8 +38,8 @@ def test_with_memory_everything_is_as_usual() -> None:
     plan = make_plan([MODEL], CONFIG, ROOMY)
     assert plan.fits
     assert chosen(plan) == (8192, "f16", "f16")
-    assert plan.config == CONFIG.model_copy(
-        update={"gpu_layers": 0, "cpu_experts": 0, "kv_type_k": "f16", "kv_type_v": "f16", "parallel": 4}
+    assert plan.config == structs.replace(
+        CONFIG, gpu_layers=0, cpu_experts=0, kv_type_k="f16", kv_type_v="f16", parallel=4
     )
     assert describe(plan, CONFIG, 8) == ()
 
@@ -103,9 +104,7 @@ def test_less_room_after_a_load_that_ran_out_of_memory() -> None:
     assert all(less.memory_use.gpu_bytes < more.memory_use.gpu_bytes for more, less in pairwise(on_gpu))
     here = [plan_again([MODEL], CONFIG, ROOMY, count) for count in range(4)]
     assert [plan.num_cells for plan in here] == [8192, 4096, 2048, 1024]
-    assert plan_again([MODEL], EngineConfig(ctx=8192), ROOMY, 3).config == here[0].config.model_copy(
-        update={"ctx": 8192}
-    )
+    assert plan_again([MODEL], EngineConfig(ctx=8192), ROOMY, 3).config == structs.replace(here[0].config, ctx=8192)
     assert plan_again([FileShape(0)], CONFIG, ROOMY, 2).num_cells == 2048
 
 

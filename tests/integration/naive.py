@@ -19,7 +19,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampled, Sampler
-from edgeagent.types import SamplingParams
+from edgeagent.types import SamplingParams, replace
 from tests.integration.router import Experts, Router, Swaps, WatchedRunner
 
 Rows = list[NDArray[np.float32]]
@@ -72,7 +72,7 @@ class Naive:
     """A plain loop in its own context: the whole prefix in chunks, without a cache."""
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
-        config = config.model_copy(update={"parallel": 2, "batch": 2 * CHUNK, "ctx": config.ctx + 2 * CHUNK})
+        config = replace(config, parallel=2, batch=2 * CHUNK, ctx=config.ctx + 2 * CHUNK)
         self._router = Router(model)
         self._runner = WatchedRunner(model, config, self._router)
 

@@ -29,7 +29,7 @@ class Run:
     """Three requests on a worker; `b` is cancelled during or after the fourth decode with more than 32 tokens."""
 
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, *, cancels_during: bool) -> None:
-        load = Load("tiny", str(model), None, CONFIG.model_dump_json().encode())
+        load = Load("tiny", str(model), None, CONFIG)
         self.host = Host(load, open_model(load))
         self.frames: SimpleQueue[FromWorker] = SimpleQueue()
         self.loop = GeneratorLoop(self.host, self.frames)

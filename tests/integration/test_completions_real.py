@@ -31,7 +31,7 @@ CONTEXT = 1024
 PROMPT = "the boy and the other one in here wandered on over the hill to the town; "
 # Logits still move by some thousandths with the order of the cells, and so with concurrent requests. Where answers are
 # compared, each token leads by a tenth, so this does not matter.
-EXACT = {"threads": 1, "ctx": CONTEXT, "flash_attention": "on", "kv_type_k": "f32", "kv_type_v": "f32"}
+EXACT: dict[str, Any] = {"threads": 1, "ctx": CONTEXT, "flash_attention": "on", "kv_type_k": "f32", "kv_type_v": "f32"}
 TOLERANCE = 0.02
 LEAD = 0.1
 
@@ -66,7 +66,7 @@ class Direct:
     """llama.cpp itself, with one sequence at a time."""
 
     def __init__(self, path: Path) -> None:
-        config = EngineConfig.model_validate({**EXACT, "parallel": 1, "batch": 32})
+        config = EngineConfig(**EXACT, parallel=1, batch=32)
         self.model = Model(path, config)
         self._runner = LlamaRunner(self.model, config)
 

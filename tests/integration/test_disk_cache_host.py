@@ -44,9 +44,7 @@ class Machine:
 
     def __init__(self, model: Path, folder: Path, config: EngineConfig, *, draft: Path | None = None) -> None:
         disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=30.0)
-        load = Load(
-            "tiny", str(model), None if draft is None else str(draft), config.model_dump_json().encode(), disk=disk
-        )
+        load = Load("tiny", str(model), None if draft is None else str(draft), config, disk=disk)
         self._host = Host(load, open_model(load), store=start_block_store(disk))
         self.notes = self._host.notes
         self._num_requests = 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from edgeagent.cache_folder import list_parts, purge
 from edgeagent.config import EngineConfig
@@ -129,7 +130,7 @@ def _other_cells(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(load: Load) -> Opened:
         found = open_model(load)
         cells = {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}
-        return replace(found, draft_config=found.draft_config.model_copy(update=cells))
+        return replace(found, draft_config=structs.replace(found.draft_config, **cells))
 
     monkeypatch.setattr(test_disk_cache_host, "open_model", opened)
 

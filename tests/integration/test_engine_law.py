@@ -34,7 +34,7 @@ from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import MODEL, Drafters
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, replace
 from tests.conftest import TinyModel
 from tests.fakes import ALWAYS, FakeClock, FakeTier
 from tests.integration.naive import EXACT_FLOOR, FLOOR, Asked, Naive, Recorder, check
@@ -43,10 +43,10 @@ from tests.models import MEMORIES, make_tiny_model
 from tests.peer.shelf import TWINS, make_model
 
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
-CONFIG = F16.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"})
+CONFIG = replace(F16, kv_type_k="f32", kv_type_v="f32", flash_attention="off")
 # Batches in which the states of many sequences are moved at once, and interrupted.
-WIDE = CONFIG.model_copy(update={"batch": 128})
-Q8 = F16.model_copy(update={"kv_type_k": "q8_0", "kv_type_v": "q8_0"})
+WIDE = replace(CONFIG, batch=128)
+Q8 = replace(F16, kv_type_k="q8_0", kv_type_v="q8_0")
 SECRET = b"s" * 32
 
 
@@ -61,7 +61,7 @@ class Setup:
         return LlamaRunner(self.model, self.config)
 
     def engine(self, runner: LlamaRunner, below: FakeTier | None = None, host_bytes: int = 1 << 20) -> Engine:
-        config = self.config.model_copy(update={"cache_memory_bytes": host_bytes})
+        config = replace(self.config, cache_memory_bytes=host_bytes)
         blocks = make_table(self.model.memory_kind, config, Keyring(b"", SECRET), below)
         prefixes = PrefixStore(runner, blocks, clock=FakeClock())
         return Engine(runner, max_running=4, prefixes=prefixes, clock=FakeClock())
@@ -93,7 +93,7 @@ KINDS_AND_CELLS = [
     if config is CONFIG or kind is not MemoryKind.RECURRENT  # it has no cells to quantize
 ]
 # The forms that the engine may choose on a CPU.
-PLAIN = F16.model_copy(update={"flash_attention": "off"})
+PLAIN = replace(F16, flash_attention="off")
 KINDS_AND_CELLS += [
     pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MEMORIES if kind is not MemoryKind.RECURRENT
 ]
@@ -337,7 +337,7 @@ def check_counts(engine: Engine) -> None:
 
 def test_large_batches(tiny_model: TinyModel) -> None:
     model = Model(tiny_model(MemoryKind.FULL_ATTENTION), CONFIG)
-    runner = LlamaRunner(model, CONFIG.model_copy(update={"batch": 512, "ctx": 2048}))
+    runner = LlamaRunner(model, replace(CONFIG, batch=512, ctx=2048))
     engine = Engine(runner, max_running=4, itl_budget_s=10.0)
     naive = Naive(model, CONFIG)
     asked = run_schedule(model, engine, runner, random.Random(3), 120)

@@ -14,7 +14,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama import fingerprint
 from edgeagent.engine.llama.model import Model
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, replace
 from edgeagent.worker.child import opening
 from edgeagent.worker.child.generator import host
 from tests.integration.test_disk_cache_host import PROMPT, Machine
@@ -79,7 +79,7 @@ SAME: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("changes", SAME.values(), ids=SAME)
 def test_what_means_nothing_to_a_block_changes_nothing(kept: Kept, changes: dict[str, object]) -> None:
-    num_cached, note = kept.cached(CONFIG.model_copy(update=changes))
+    num_cached, note = kept.cached(replace(CONFIG, **changes))
     assert num_cached > 200
     assert "blocks of this model" not in note
 
@@ -95,7 +95,7 @@ def test_how_many_layers_are_on_a_gpu_changes_nothing(kept: Kept, monkeypatch: p
 
 
 def test_a_draft_beside_it_changes_nothing(kept: Kept) -> None:
-    num_cached, note = kept.cached(CONFIG.model_copy(update={"draft_tokens": 4}), draft=kept.other)
+    num_cached, note = kept.cached(replace(CONFIG, draft_tokens=4), draft=kept.other)
     assert num_cached > 200
     assert note == ""
     assert kept.cached()[0] > 200
@@ -112,7 +112,7 @@ OTHER: dict[str, tuple[dict[str, object], str]] = {
 def test_blocks_of_other_settings_are_not_found_and_the_log_says_why(
     kept: Kept, changes: dict[str, object], words: str
 ) -> None:
-    num_cached, note = kept.cached(CONFIG.model_copy(update=changes))
+    num_cached, note = kept.cached(replace(CONFIG, **changes))
     assert num_cached == 0
     assert f"since these differ: {words};" in note
     assert kept.cached()[0] > 200, "and those of the first are still there"

@@ -26,6 +26,7 @@ from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
+from edgeagent.types import replace
 from tests.fakes import FakeClock, FakeRunner, FakeTier
 from tests.integration.naive import EXACT_FLOOR, FLOOR, Asked, Naive, Recorder, check
 from tests.integrity import check_integrity
@@ -36,7 +37,7 @@ FAMILIES = ("qwen3.5-0.8b", "lfm2-350m", "nemotron-h")
 DEPTH = 4
 MAX_TOKENS = 20
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
-EXACT = F16.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"})
+EXACT = replace(F16, kv_type_k="f32", kv_type_v="f32", flash_attention="off")
 CONFIGS = {"f32": EXACT, "f16": F16}
 # Each rule, type of cells and number of streams once; the slow tests have every combination.
 _ALWAYS = {("right", "f16", 1), ("wrong", "f16", 4), ("mixed", "f32", 4)}
@@ -309,7 +310,7 @@ def run(engine: Engine, model: Model, rng: random.Random, known: list[list[int]]
 @pytest.mark.parametrize(("rule", "config", "parallel"), CASES)
 def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, rule: str, parallel: int) -> None:
     """Two engines, one after another, share the blocks that they save and restore."""
-    config = config.model_copy(update={"cache_memory_bytes": 300_000})
+    config = replace(config, cache_memory_bytes=300_000)
     model = Model(path, config)
     naive, oracle, below = Naive(model, config), Oracle(model, config, rule), FakeTier()
     known: list[list[int]] = []

@@ -55,7 +55,7 @@ class Life:
 
     def __init__(self, model: Path, folder: Path | None, threads: int) -> None:
         disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=30.0)
-        config = EngineConfig(threads=threads, ctx=2048, flash_attention="off").model_dump_json().encode()
+        config = EngineConfig(threads=threads, ctx=2048, flash_attention="off")
         store = None if disk is None else start_block_store(disk)
         load = Load("tiny", str(model), None, config, disk=disk)
         self._host = Host(load, open_model(load), store=store)

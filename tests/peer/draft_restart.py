@@ -46,7 +46,7 @@ class Life:
         config = EngineConfig(ctx=4096, threads=threads, sandbox=False, calibration_s=0, draft_ngrams=False)
         disk = DiskCache(str(folder), b"s" * 32, 8 << 30, 0, 86400.0, 0, 10.0)
         load = Load(
-            "pair", str(target), None if draft is None else str(draft), config.model_dump_json().encode(),
+            "pair", str(target), None if draft is None else str(draft), config,
             disk=disk, saved_tuning=saved_tuning,
         )  # fmt: skip
         self._host = Host(load, open_model(load), store=start_block_store(disk))

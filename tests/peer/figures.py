@@ -62,7 +62,7 @@ class Timed:
 
 def load(model: Path, threads: int) -> tuple[Host, GeneratorLoop]:
     config = EngineConfig(threads=threads, ctx=4096)
-    load = Load("m", str(model), None, config.model_dump_json().encode())
+    load = Load("m", str(model), None, config)
     host = Host(load, open_model(load))
     return host, GeneratorLoop(host, SimpleQueue())
 

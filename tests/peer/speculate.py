@@ -87,7 +87,7 @@ class Ours:
             ctx=8192, parallel=16, threads=THREADS, sandbox=False, calibration_s=0, flash_attention="off",
             draft_ngrams=ngrams,
         )  # fmt: skip
-        load = Load("pair", str(target), None if draft is None else str(draft), config.model_dump_json().encode())
+        load = Load("pair", str(target), None if draft is None else str(draft), config)
         self.host = Host(load, open_model(load))
 
     def rate(self, scene: Scene, seed: int) -> float:

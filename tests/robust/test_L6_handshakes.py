@@ -11,6 +11,7 @@ from websockets.asyncio.client import connect
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import server, transport
 from edgeagent.doctor.system import look_at_port
+from edgeagent.types import replace
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Reply, Running, limited, read_reply, running
 from tests.patience import patient
@@ -127,6 +128,6 @@ async def test_a_daemon_with_tls_is_known_to_the_doctor(certificate: tuple[Path,
     tls, key = certificate
     server_config = ServerConfig(tls_certificate=tls, tls_key=key)
     async with running(FakeBackend(), Config(server=server_config)) as daemon, asyncio.timeout(patient(30)):
-        address = server_config.model_copy(update={"port": daemon.port})
+        address = replace(server_config, port=daemon.port)
         found = await asyncio.to_thread(look_at_port, address, None)
         assert found.state == "edgeagent"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from edgeagent.config import EngineConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Finished, GenerateRequest, Step, TextDelta, TextPrompt
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
@@ -42,7 +43,7 @@ def make_supervisor(
     """Return a supervisor of stub workers."""
 
     async def prepare() -> Load:
-        return Load("stub", "/stub.gguf", None, b"{}")
+        return Load("stub", "/stub.gguf", None, EngineConfig())
 
     command = stub_command(lives, *starts, ignore_sigterm=ignore_sigterm)
     return Supervisor("stub", prepare, command=command, limits=limits, **options)  # type: ignore[arg-type]

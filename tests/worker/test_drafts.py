@@ -13,13 +13,13 @@ import gguf
 import pytest
 from msgspec import structs
 
-from edgeagent.config import Config, EngineConfig
+from edgeagent.config import Config, EngineConfig, StoreConfig
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelNotFound
 from edgeagent.store.drafts import DraftFinder
 from edgeagent.store.gguf.header import read_header, validate_model
 from edgeagent.store.gguf.vocabulary import first_difference
 from edgeagent.store.resolve import Library
-from edgeagent.types import MemoryKind, ModelInfo, WorkerState
+from edgeagent.types import MemoryKind, ModelInfo, WorkerState, replace
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.parent.pool.loading import ChosenDraft, ModelSource
@@ -168,7 +168,7 @@ async def test_an_unusable_draft_is_a_warning(
 
 
 async def test_n_grams_stay_where_they_are_asked_for(target: Path, tmp_path: Path) -> None:
-    config = ENGINE.model_copy(update={"draft_ngrams": True})
+    config = replace(ENGINE, draft_ngrams=True)
     info = await serve(make_pool(target, with_nan_weights(tmp_path / "draft.gguf"), config=config))
     assert info.draft == "ngram" and "NaN" in info.draft_why
 
@@ -211,7 +211,7 @@ def test_without_memory_for_both_the_model_is_alone(target: Path, tmp_path: Path
     path = make_draft(tmp_path / "draft.gguf")
     large = structs.replace(read_header(path).shape, num_bytes=1 << 50)
     shapes = (read_header(target).shape, large)
-    load = Load("tiny", str(target), str(path), ENGINE.model_dump_json().encode(), shapes=shapes)
+    load = Load("tiny", str(target), str(path), ENGINE, shapes=shapes)
     host = Host(load, open_model(load))
     assert host.info.draft is None and host.info.context_length == 512
     assert "too little for both" in host.info.draft_why
@@ -233,14 +233,8 @@ async def test_a_model_given_by_path_finds_its_draft(tmp_path: Path) -> None:
     target = make_tiny_model(tmp_path / "target.gguf", MemoryKind.FULL_ATTENTION, num_layers=12)
     models = tmp_path / "models"
     models.mkdir()
-    config = Config.model_validate(
-        {
-            "model": str(target),
-            "state_dir": tmp_path / "state",
-            "engine": ENGINE.model_dump(),
-            "store": {"models_dir": models},
-        }
-    )
+    store = StoreConfig(models_dir=models)
+    config = Config(model=str(target), state_dir=tmp_path / "state", engine=ENGINE, store=store)
     with_another_token(models / "other.gguf")
     info = await serve(real_pool(config))
     assert info.draft is None
@@ -255,10 +249,7 @@ async def test_a_model_given_by_path_finds_its_draft(tmp_path: Path) -> None:
 async def test_a_named_draft_that_is_not_here(
     target: Path, tmp_path: Path, draft: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ENGINE.model_dump()
-    config = Config.model_validate(
-        {"model": str(target), "draft": draft, "state_dir": tmp_path / "state", "engine": engine}
-    )
+    config = Config(model=str(target), draft=draft, state_dir=tmp_path / "state", engine=ENGINE)
     try:
         info = await serve(real_pool(config))
     except EdgeAgentError as error:

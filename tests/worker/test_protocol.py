@@ -7,6 +7,7 @@ import io
 import msgspec
 import pytest
 
+from edgeagent.config import EngineConfig
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import GenerateRequest, TextDelta, TextPrompt, TokenLogprob
 from edgeagent.worker.protocol import (
@@ -118,5 +119,5 @@ def test_what_is_left_out_has_its_default() -> None:
 
 
 def test_a_load_says_nothing_of_its_own() -> None:
-    plain = Load("name", "/m.gguf", None, b"{}")
-    assert plain == Load("name", "/m.gguf", None, b"{}", "", (), None, (), 0, 0)
+    plain = Load("name", "/m.gguf", None, EngineConfig())
+    assert plain == Load("name", "/m.gguf", None, EngineConfig(), "", (), None, (), 0, 0)

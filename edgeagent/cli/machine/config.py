@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from edgeagent.cli.display import table
 from edgeagent.cli.options import ConfigFile, with_declared_options
-from edgeagent.config_sources import LoadedConfig, declared_options, load_config
+from edgeagent.config_sources import LoadedConfig, declared_options, json_values, load_config
 
 config_app = typer.Typer(rich_markup_mode=None)
 
@@ -24,7 +23,7 @@ def show(
 
     Takes the flags of `serve`, to see what they would do.
     """
-    values = dict(_flat(loaded.config.model_dump(mode="json")))
+    values = json_values(loaded.config)
     tables = _tables(loaded)
     values, sources = values | tables, {**loaded.provenance, **dict.fromkeys(tables, f"file ({loaded.file})")}
     if as_json:
@@ -74,18 +73,8 @@ def options_table() -> str:
 
 def _tables(loaded: LoadedConfig) -> dict[str, Any]:
     """Return the options that the config file sets for single models, by full name: `models."MODEL".OPTION`."""
-    return {
-        name: value
-        for model, own in loaded.config.models.items()
-        for name, value in _flat(own.model_dump(mode="json", exclude_unset=True), f'models."{model}".')
-    }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
-    return flat
+    models = loaded.config.models.items()
+    return {name: value for model, own in models for name, value in json_values(own, f'models."{model}".').items()}
 
 
 def _text(value: object) -> str:

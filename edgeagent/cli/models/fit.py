@@ -11,6 +11,7 @@ from edgeagent.cli.completion import model_names
 from edgeagent.cli.display import aligned, wrapped
 from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settings_of
 from edgeagent.sizes import memory_bytes, memory_text
+from edgeagent.types import replace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ def fit(
 
     settings = settings_of(models_dir, state_dir, config)
     shapes = [header.shape for header in _headers(name, settings, with_draft=draft)]
-    engine = settings.engine_of(name).model_copy(update={"ctx": ctx} if ctx else {})
+    engine = replace(settings.engine_of(name), **{"ctx": ctx} if ctx else {})
     free_memory = _free_memory(ram, vram, engine)
     why = why_no_draft(shapes, engine, free_memory)
     shapes = shapes[:1] if why else shapes

@@ -56,7 +56,7 @@ class _Planned:
 
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
     """Open a load's model; raise ModelLoadFailed. `on_progress` gets the loaded fraction, 0 to 1."""
-    config = EngineConfig.model_validate_json(load.engine_config)
+    config = load.engine_config
     free_memory = _free_memory(load, config)
     planned = _plan(load, config, free_memory, load.num_tries)
     plan, shapes = planned.plan, planned.shapes
@@ -84,7 +84,7 @@ def _notes(config: EngineConfig, free_memory: FreeMemory) -> tuple[str, ...]:
 
 def can_take_less(load: Load) -> bool:
     """Whether a load that ran out of memory would use less memory at its next try."""
-    config = EngineConfig.model_validate_json(load.engine_config)
+    config = load.engine_config
     try:
         free_memory = _free_memory(load, config)
     except ModelLoadFailed:  # even less memory is free now

@@ -28,7 +28,6 @@ from typing import Any, BinaryIO
 import psutil
 from msgspec import structs
 
-from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.llama.encoder import needs_whole_texts
 from edgeagent.engine.llama.model import split_parts
@@ -199,7 +198,7 @@ def _complain(message: str) -> None:
 
 def _enclose(load: Load) -> tuple[str, ...]:
     """Enter the sandbox and return the restrictions that took effect; ("off",) if the sandbox is switched off."""
-    if not EngineConfig.model_validate_json(load.engine_config).sandbox:
+    if not load.engine_config.sandbox:
         return ("off",)
     models = [Path(path) for path in (load.path, load.draft_path) if path is not None]
     files = [part for model in models for part in split_parts(model)]

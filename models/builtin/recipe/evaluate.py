@@ -89,7 +89,7 @@ class Target:
         config = EngineConfig(
             ctx=2048, parallel=1, threads=threads, cache_memory_bytes=0, flash_attention="off", sandbox=False
         )
-        load = Load("target", str(path), None, config.model_dump_json().encode())
+        load = Load("target", str(path), None, config)
         self.host = Host(load, open_model(load))
         self.is_free = is_free
 

@@ -13,13 +13,13 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.errors import InternalError
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, replace
 from tests.conftest import TinyModel
 from tests.models import MEMORIES
 
 FLASH = EngineConfig(threads=1, batch=48, parallel=2, ctx=256, flash_attention="on")
-PLAIN = FLASH.model_copy(update={"flash_attention": "off"})
-F32 = PLAIN.model_copy(update={"kv_type_k": "f32", "kv_type_v": "f32"})
+PLAIN = replace(FLASH, flash_attention="off")
+F32 = replace(PLAIN, kv_type_k="f32", kv_type_v="f32")
 TOKENS = [20 + 7 * i % 200 for i in range(40)]
 KINDS = [
     pytest.param((kind, config), id=f"{kind}-{config.flash_attention}")

@@ -16,12 +16,12 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model, split_parts
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Slice
 from edgeagent.errors import ModelLoadFailed
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, replace
 from tests.conftest import TinyModel
 from tests.models import MEMORIES
 
 CONFIG = EngineConfig(threads=1, batch=48, parallel=2, ctx=256, flash_attention="on")
-TILED = CONFIG.model_copy(update={"batch": 128})
+TILED = replace(CONFIG, batch=128)
 TOKENS = [20 + 7 * i % 200 for i in range(40)]
 CUTTABLE = {MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW}
 
@@ -174,7 +174,7 @@ class TestFilling:
         ids=["plain attention", "cells of another type", "cells of two types"],
     )
     def test_there_are_no_tiles_where_ggml_has_none(self, model: Model, change: dict[str, str]) -> None:
-        runner = LlamaRunner(model, TILED.model_copy(update=change))
+        runner = LlamaRunner(model, replace(TILED, **change))
         assert runner.attention_tile == 0
         runner.close()
 

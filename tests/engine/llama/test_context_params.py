@@ -16,7 +16,7 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.context_params import NUMBERS, make_params
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, replace
 from edgeagent.worker.child.generator.side_context import LlamaSideContext, side_contexts
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
@@ -73,7 +73,7 @@ def test_a_field_that_decides_numbers_is_that_of_the_other_context(path: Path, n
     runner = open_runner(path, CONFIG, opened)
     params = make_params(runner.model, CONFIG, 512, "on")
     setattr(params, name, type(getattr(params, name))(1) if name != "ctx_other" else 1)
-    other = CONFIG.model_copy(update={"kv_type_k": "q8_0", "kv_type_v": "q8_0"})
+    other = replace(CONFIG, kv_type_k="q8_0", kv_type_v="q8_0")
     assert getattr(make_params(runner.model, other, 512, "off", params), name) == getattr(params, name)
 
 
@@ -86,7 +86,7 @@ def test_a_side_context_has_the_numbers_of_the_main_one(
     if kv_type == "q8_0" and flash == "off":
         pytest.skip("llama.cpp does not support a quantized V cache with plain attention")
     update = {"ctx": num_cells, "kv_type_k": kv_type, "kv_type_v": kv_type, "flash_attention": flash}
-    config = CONFIG.model_copy(update=update)
+    config = replace(CONFIG, **update)
     runner = open_runner(path, config, opened)
     made: list[Any] = []
     init: Callable[..., Any] = lib.llama_init_from_model
@@ -114,7 +114,7 @@ def test_a_side_context_has_the_numbers_of_the_main_one(
 def test_a_prompt_in_a_side_context_gives_the_logits_of_the_main_one(
     path: Path, num_cells: int, opened: ExitStack
 ) -> None:
-    config = CONFIG.model_copy(update={"ctx": num_cells})
+    config = replace(CONFIG, ctx=num_cells)
     runner = open_runner(path, config, opened)
     tokens = [20 + index * 7 % 90 for index in range(300)]
     for start in range(0, 300, 60):

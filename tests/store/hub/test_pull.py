@@ -24,6 +24,7 @@ from edgeagent.store.hub.pull import Puller
 from edgeagent.store.names import catalog
 from edgeagent.store.names.catalog import CatalogEntry
 from edgeagent.store.resolve import Library
+from edgeagent.types import replace
 from tests.hub_server import HubServer, sha256
 from tests.store.gguf_bytes import small_model, split_model
 
@@ -275,7 +276,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_first_byte(
     hub: HubServer, store: StoreConfig, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add(REPO, {FILE: SMALL})
-    strict = store.model_copy(update={"min_free_bytes": 1_000_000})
+    strict = replace(store, min_free_bytes=1_000_000)
     puller = Puller(strict, state_dir, endpoint=hub.url)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(9, 9, 1_000_000 + len(SMALL) - 1))
     with pytest.raises(StoreError, match=r"does not fit: 200.7 kB are to be downloaded, 1.0 MB must stay free"):
@@ -302,7 +303,7 @@ def test_a_disk_that_fills_up_meanwhile_stops_the_download(
     # Pieces arrive in any size up to some 100 kB, so the file has a few MB.
     content = small_model(1, 2_000_000)
     hub.add(REPO, {FILE: content})
-    puller = Puller(store.model_copy(update={"min_free_bytes": 1000}), state_dir, endpoint=hub.url)
+    puller = Puller(replace(store, min_free_bytes=1000), state_dir, endpoint=hub.url)
     monkeypatch.setattr(pull, "_SPACE_CHECK_BYTES", 50_000)
     free = iter([10_000_000, 5000, 999])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(9, 9, next(free)))

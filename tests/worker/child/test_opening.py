@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -24,9 +25,9 @@ from tests.fit.shapes import GIB, shape
 CARD = DeviceInfo("CUDA0", "a card", "gpu", 8 * GIB, 7 * GIB, backend="CUDA")
 
 
-def make_load(path: Path, **options: object) -> Load:
-    config = EngineConfig.model_validate({"threads": 1, "calibration_s": 0, **options})
-    return Load("tiny", str(path), None, config.model_dump_json().encode(), shapes=(read_header(path).shape,))
+def make_load(path: Path, **options: Any) -> Load:
+    config = EngineConfig(**{"threads": 1, "calibration_s": 0, **options})
+    return Load("tiny", str(path), None, config, shapes=(read_header(path).shape,))
 
 
 @pytest.fixture

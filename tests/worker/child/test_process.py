@@ -63,7 +63,7 @@ class Child:
         # One step takes a prompt of 4,000 tokens, which is long enough for events in the middle of a step.
         config = EngineConfig(threads=1, ctx=4096, batch=4096, calibration_s=0)
         self._template: ChatTemplate | None = None
-        self.load = Load("tiny", str(path), None, config.model_dump_json().encode())
+        self.load = Load("tiny", str(path), None, config)
 
     def write(self, data: bytes) -> None:
         assert self._process.stdin is not None

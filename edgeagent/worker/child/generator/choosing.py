@@ -23,7 +23,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.errors import EdgeAgentError
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, replace
 from edgeagent.types.choices import LearnedCosts, Measurements, SavedTuning, SettingChoice
 from edgeagent.types.file_shape import LayerShape
 from edgeagent.usable import usable_memory
@@ -159,7 +159,7 @@ def _measure(
     model: Model, config: EngineConfig, candidates: Sequence[Attention], depth: int, layers: Sequence[LayerShape]
 ) -> Measurements | None:
     # If other programs use the cores, threads wait for each other, and no time counts. Then one thread is measured.
-    alone = config.model_copy(update={"threads": 1})
+    alone = replace(config, threads=1)
     for tried, share in ((config, _SHARE_OF_FIRST), (alone, 1 - _SHARE_OF_FIRST)):
         # Ignore errors: the trial, which comes next, reports what is wrong with the model.
         with contextlib.suppress(EdgeAgentError, OutOfCells):

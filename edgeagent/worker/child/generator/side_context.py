@@ -23,7 +23,7 @@ from edgeagent.engine.llama.context_params import num_cells_like
 from edgeagent.engine.runner import Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Slice
 from edgeagent.errors import EdgeAgentError
 from edgeagent.fit.need import margin_bytes
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, replace
 from edgeagent.usable import usable_memory
 
 # Cells in addition to the prompt's, since llama.cpp rounds their number up.
@@ -57,9 +57,7 @@ def side_contexts(
         if (free_bytes or _free_bytes)() < num_bytes:
             return None
         size = min(chunk, runner.attention.micro_batch)
-        own = config.model_copy(
-            update={"parallel": 1, "batch": size, "threads": runner.num_threads, "cache_memory_bytes": 0}
-        )
+        own = replace(config, parallel=1, batch=size, threads=runner.num_threads, cache_memory_bytes=0)
         attention = Attention(runner.attention.flash, size)
         make = partial(
             LlamaRunner,

@@ -20,7 +20,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.errors import NOT_INSTALLED, EdgeAgentError, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
-from edgeagent.types import FileShape
+from edgeagent.types import FileShape, replace
 from edgeagent.worker.parent.pool.tuning_store import TuningStore
 from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_part, draft_part, rewind_part
 
@@ -355,7 +355,7 @@ class LoadPreparation:
             name=self.name,
             path=str(self.path.absolute()),
             draft_path=None if draft.path is None else str(draft.path.absolute()),
-            engine_config=self._engine_of_load().model_dump_json().encode(),
+            engine_config=self._engine_of_load(),
             # With the adapters' identities, a stream is not continued with another adapter file of the same name.
             identity=" ".join(map(identity, (self.path, *usable.values()))),
             writable=() if disk is None else (disk.folder,),
@@ -404,7 +404,7 @@ class LoadPreparation:
         return self._draft.omit_part(part, cause)
 
     def _engine_of_load(self) -> EngineConfig:
-        return self.engine if self._is_measured else self.engine.model_copy(update={"calibration_s": 0.0})
+        return self.engine if self._is_measured else replace(self.engine, calibration_s=0.0)
 
     def _check_not_fatal(self, name: str, path: Path) -> None:
         given, cause = self._fatal.get(name, ("", ""))

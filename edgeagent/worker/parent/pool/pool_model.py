@@ -210,5 +210,5 @@ class PoolModel:
 def _hurried(load: Load, engine: EngineConfig) -> Load:
     """Return a load with less time for calibration, because a request or query is waiting for the model."""
     calibration_s = min(engine.calibration_s, _AWAITED_CALIBRATION_S)
-    hurried = engine.model_copy(update={"calibration_s": calibration_s})
-    return replace(load, engine_config=hurried.model_dump_json().encode())
+    hurried = replace(engine, calibration_s=calibration_s)
+    return replace(load, engine_config=hurried)

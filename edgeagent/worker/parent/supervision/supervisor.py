@@ -16,7 +16,6 @@ from functools import partial
 
 from msgspec import structs
 
-from edgeagent.config import EngineConfig
 from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, QueryAnswer, TextQuery, WorkerState
 from edgeagent.worker.parent.supervision import refusals
@@ -263,7 +262,7 @@ class Supervisor:
         except OSError as error:
             return self._settle_end(WorkerEnd(f"its process could not be started: {error}"))
         self._channel = channel
-        is_enclosed = EngineConfig.model_validate_json(load.engine_config).sandbox
+        is_enclosed = load.engine_config.sandbox
         renderer = self._worker.renderer = Renderer(self.name, channel.send, is_enclosed=is_enclosed)
         channel.send(load)
         try:

@@ -14,7 +14,7 @@ from edgeagent.engine import attention
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe
 from edgeagent.engine.runner import OutOfCells
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, replace
 from edgeagent.types.choices import SavedTuning
 from edgeagent.types.file_shape import LayerShape
 from edgeagent.worker.child.generator import choosing
@@ -48,7 +48,7 @@ class Load:
         self.num_measured = 0
 
     def __call__(self, saved_tuning: bytes = b"", *, is_replacing: bool = False, **options: object) -> Chosen:
-        config = CONFIG.model_copy(update=options)
+        config = replace(CONFIG, **options)
         return choose(self._model, config, saved_tuning, self._count, is_replacing=is_replacing)
 
     def _count(self) -> None:

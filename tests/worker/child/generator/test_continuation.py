@@ -65,7 +65,7 @@ class Runner:
 
     def __init__(self, path: Path) -> None:
         # The tests compare answers, which depend on the sizes of steps with flash attention.
-        config = EngineConfig(threads=1, ctx=512, flash_attention="off").model_dump_json().encode()
+        config = EngineConfig(threads=1, ctx=512, flash_attention="off")
         load = Load("tiny", str(path), None, config)
         self.host = Host(load, open_model(load))
         self._num_requests = 0

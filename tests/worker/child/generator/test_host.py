@@ -57,7 +57,7 @@ def load(path: Path, draft: Path | None = None, **engine: Any) -> Host:
     options: dict[str, object] = {"threads": 1, "ctx": CONTEXT, "flash_attention": "off"}
     config = EngineConfig(**(options | engine))  # type: ignore[arg-type]
     draft_path = None if draft is None else str(draft)
-    load = Load("tiny", str(path), draft_path, config.model_dump_json().encode())
+    load = Load("tiny", str(path), draft_path, config)
     return Host(load, open_model(load))
 
 
@@ -67,7 +67,7 @@ def load_planned(path: Path, draft: Path | None = None, room_bytes: int = 0, **e
     paths = [path] if draft is None else [path, draft]
     shapes = tuple(validate_model(each).shape for each in paths)
     draft_path = None if draft is None else str(draft)
-    config_json = config.model_dump_json().encode()
+    config_json = config
     load = Load("tiny", str(path), draft_path, config_json, shapes=shapes, room_bytes=room_bytes)
     return Host(load, open_model(load))
 
@@ -322,7 +322,7 @@ class TestStatesThatAreKept:
         self, hybrid: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(rewind_check, "can_rewind", lambda _: pytest.fail("it is tried again"))
-        config = EngineConfig(threads=1, ctx=CONTEXT, draft_ngrams=True).model_dump_json().encode()
+        config = EngineConfig(threads=1, ctx=CONTEXT, draft_ngrams=True)
         shapes = (validate_model(hybrid).shape,)
         load = Load("tiny", str(hybrid), None, config, shapes=shapes, why_no_drafts="it ended the process (SIGABRT)")
         host = Host(load, open_model(load))
@@ -438,7 +438,7 @@ def test_a_request_that_is_refused_leaves_nothing_behind(host: Host) -> None:
 def test_adapters_change_the_answer_and_have_prefixes_of_their_own(tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tiny_model(MemoryKind.FULL_ATTENTION)
     adapters = {name: str(make_adapter(tmp_path / name, path, seed=seed)) for seed, name in enumerate(("one", "two"))}
-    config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off").model_dump_json().encode()
+    config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off")
     message = Load("tiny", str(path), None, config, adapters=adapters)
     tried: list[str] = []
     host = Host(message, open_model(message), on_part=tried.append)
@@ -454,7 +454,7 @@ def test_adapters_change_the_answer_and_have_prefixes_of_their_own(tiny_model: T
 
 def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel, tmp_path: Path) -> None:
     path = tiny_model(MemoryKind.FULL_ATTENTION)
-    config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off").model_dump_json().encode()
+    config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off")
     adapters = {
         "bad": str(path),
         "none": str(make_adapter(tmp_path / "none", path, std=math.nan)),

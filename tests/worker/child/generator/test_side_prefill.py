@@ -19,7 +19,7 @@ from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.fit.need import margin_bytes
-from edgeagent.types import MemoryKind, SamplingParams
+from edgeagent.types import MemoryKind, SamplingParams, replace
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.opening import open_model
@@ -47,7 +47,7 @@ def test_threads_that_would_spin_are_not_paused(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     for threads, is_possible in ((2, False), (1, True)):
-        config = CONFIG.model_copy(update={"threads": threads})
+        config = replace(CONFIG, threads=threads)
         runner = LlamaRunner(Model(tiny_model(MemoryKind.FULL_ATTENTION), config), config)
         assert (side_contexts(runner, config, 1024.0) is not None) == is_possible
         runner.close()
@@ -55,7 +55,7 @@ def test_threads_that_would_spin_are_not_paused(
 
 def test_it_can_be_switched_off(tiny_model: Callable[[MemoryKind], Path]) -> None:
     runner = make_runner(tiny_model(MemoryKind.FULL_ATTENTION))
-    assert side_contexts(runner, CONFIG.model_copy(update={"side_prefill": False}), 1024.0) is None
+    assert side_contexts(runner, replace(CONFIG, side_prefill=False), 1024.0) is None
     runner.close()
 
 
@@ -102,8 +102,8 @@ def test_a_prompt_beside_streams_is_answered_as_without(
     prompt = [chance.randrange(20, 100) for _ in range(900)]
     answers = {}
     for is_aside in (True, False):
-        config = CONFIG.model_copy(update={"side_prefill": is_aside})
-        load = Load("tiny", str(tiny_model(MemoryKind.FULL_ATTENTION)), None, config.model_dump_json().encode())
+        config = replace(CONFIG, side_prefill=is_aside)
+        load = Load("tiny", str(tiny_model(MemoryKind.FULL_ATTENTION)), None, config)
         host = Host(load, open_model(load))
         engine, sampling = host.engine, host.model.default_sampling()
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -58,10 +59,8 @@ class Shelf:
         held = {pid: Held(UNIT, 0) for pid in pids}
         return Memory(total - len(pids) * UNIT, total, held)
 
-    def pool(
-        self, *, starts: tuple[str, ...] = (), models: dict[str, ModelConfig] | None = None, **load: object
-    ) -> Pool:
-        config = Config(load=LoadConfig.model_validate(load), models=models or {})
+    def pool(self, *, starts: tuple[str, ...] = (), models: dict[str, ModelConfig] | None = None, **load: Any) -> Pool:
+        config = Config(load=LoadConfig(**load), models=models or {})
         command = stub_command(self.lives, *starts)
         return Pool(
             config,
@@ -440,7 +439,7 @@ def test_measurements_that_ended_the_process_are_left_out(tmp_path: Path) -> Non
     preparation = prepared(tmp_path)
 
     def calibration_s() -> float:
-        return EngineConfig.model_validate_json(preparation.load().engine_config).calibration_s
+        return preparation.load().engine_config.calibration_s
 
     assert calibration_s() > 0
     assert preparation.omit_part(MEASUREMENTS, "SIGABRT")

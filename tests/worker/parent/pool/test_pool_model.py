@@ -18,7 +18,7 @@ from edgeagent.worker.protocol import Load
 
 
 def make_model(engine: EngineConfig) -> PoolModel:
-    load = Load("m", "m.gguf", None, engine.model_dump_json().encode())
+    load = Load("m", "m.gguf", None, engine)
     preparation = cast(
         LoadPreparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, omit_part=lambda *_: False)
     )
@@ -39,7 +39,7 @@ async def test_a_load_that_a_request_waits_for_measures_less(
     monkeypatch.setattr(Supervisor, "is_busy", is_busy)
     engine = EngineConfig(calibration_s=asked_s, parallel=7)
     model = make_model(engine)
-    sent = EngineConfig.model_validate_json((await model._prepare()).engine_config)
+    sent = (await model._prepare()).engine_config
     assert (sent.calibration_s, sent.parallel) == (measured_s, 7)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeagent.config import EngineConfig
 from edgeagent.errors import ModelChanged, WorkerCrashed
 from edgeagent.types import Finished, FinishReason, Handover, Interrupted, Started, TextDelta, WorkerState
 from edgeagent.worker.parent.supervision import channel as channel_module
@@ -111,7 +112,7 @@ async def test_a_changed_file_cannot_go_on_with_what_it_began(make: Make) -> Non
     identities = iter(("one", "two"))
 
     async def prepare() -> Load:
-        return Load("stub", "/stub.gguf", None, b"{}", next(identities))
+        return Load("stub", "/stub.gguf", None, EngineConfig(), next(identities))
 
     supervisor._prepare = prepare
     begun, fresh = submit(supervisor, "wait 2"), submit(supervisor, "begin | answer 1", "r2")
