@@ -64,7 +64,6 @@ def create_app(
     default the stored responses are in memory only. See Context for `stop`, `num_connections` and `trouble`, and
     `service.live_service` for `trace`. `in_flight` counts the bytes of bodies, together with what else counts there.
     """
-    grants = Grants(keys)
     app = FastAPI(
         title="edgeagent",
         docs_url=None,
@@ -75,7 +74,7 @@ def create_app(
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope, answer_unhandled=_answer_unhandled),
-            Middleware(Security, policy=Policy(config.server, keys), grants=grants),
+            Middleware(Security, policy=Policy(config.server, keys), grants=Grants(keys)),
             Middleware(
                 BodyLimit,
                 max_bytes=config.server.max_body_bytes,
@@ -93,7 +92,6 @@ def create_app(
         num_connections=num_connections,
         trouble=trouble,
         keys=keys,
-        grants=grants,
         pulls=Pulls(config.store, config.state_dir),
     )
     app.router.default = _answer_no_route

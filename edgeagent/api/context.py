@@ -11,7 +11,6 @@ from starlette.requests import HTTPConnection
 from edgeagent.api.responses.state import Responses
 from edgeagent.api.wire.known_fields import WarningLog
 from edgeagent.config import Config
-from edgeagent.credentials.grants import Grants
 from edgeagent.credentials.keys import Keys
 from edgeagent.service.live_service import LiveService
 from edgeagent.service.probe import Probe
@@ -34,7 +33,6 @@ class Context:
     stop: Callable[[], None]
     num_connections: Callable[[], int]
     keys: Keys
-    grants: Grants
     pulls: Pulls
     trouble: Callable[[], str | None] = lambda: None
     warnings: WarningLog = field(default_factory=WarningLog)

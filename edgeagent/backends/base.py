@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from msgspec import Struct
 
-from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, QueryAnswer, Step, TextQuery, is_remote
+from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, QueryAnswer, Sink, TextQuery, is_remote
 
 CONTEXT = "context"
 """The value of `Estimate.obstacle` if the prompt, by its estimated size, does not fit the remote's context."""
@@ -97,13 +96,12 @@ class Backend(Protocol):
 
     The contract of `generate`:
 
-    - It yields Steps in order. It ends in exactly one of two ways: the last Step ends with a Finished delta, or the
-      generator raises an EdgeAgentError.
-    - Closing the generator (aclose, or cancelling the task that iterates it) cancels the request. It then yields
-      nothing more.
-    - `cancel` ends the request in an orderly way: the generator still yields a Finished(cancelled) with the usage.
+    - It puts Steps into the sink, in order, and ends in exactly one of two ways: it returns after a Step that ends with
+      a Finished delta, or it raises an EdgeAgentError.
+    - Cancelling the task that awaits it cancels the request. The sink then gets nothing more.
+    - `cancel` ends the request in an orderly way: the sink still gets a Finished(cancelled) with the usage.
     - A backend on another machine needs a Permit, and sends nothing without one.
-    - With `so_far`, the answer continues the text that the client already has. That text is not yielded again.
+    - With `so_far`, the answer continues the text that the client already has. That text is not delivered again.
       A backend that cannot continue exactly raises NotSupported, but a remote with the setting `continues` = "inexact"
       tries it.
     """
@@ -119,10 +117,10 @@ class Backend(Protocol):
         """Return an estimate for a request without accepting it. Raise ModelNotFound or BackendUnavailable."""
         ...
 
-    def generate(
-        self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
-    ) -> AsyncGenerator[Step, None]:
-        """Run a request and yield its Steps; see the contract in the docstring of Backend.
+    async def generate(
+        self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> None:
+        """Run a request to its end, and put its Steps into the sink; see the contract in the docstring of Backend.
 
         `permit` allows a backend on another machine to send the request. `so_far` is the part of the answer that the
         client already has.

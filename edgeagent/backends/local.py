@@ -1,4 +1,4 @@
-"""The backend on this machine: runs a bounded number of requests, each with its own mailbox and deadline.
+"""The backend on this machine: runs a bounded number of requests, each with its own deadline.
 
 It predicts when a request gets its first token, and stores no content for that: prefixes are remembered by their
 hashes. It does not handle processes and frames (worker.parent.pool does), or decide where a request runs (the router
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from edgeagent.backends.base import Estimate
 from edgeagent.backends.prompts import message_bytes, prompt_bytes, tools_bytes
@@ -21,119 +20,20 @@ from edgeagent.types import (
     UNUSABLE,
     AnswerSoFar,
     ChatPrompt,
-    Delta,
     Finished,
     GenerateRequest,
     ModelStatus,
     Permit,
     Placement,
-    ReasoningDelta,
+    Sink,
     Started,
     Step,
-    TextDelta,
     Tier,
-    ToolCallDelta,
     WorkerState,
     replace,
 )
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.pool.pool_model import PoolModel
-
-_DEFAULT_MAX_STEPS = 64
-
-
-def merge_steps(steps: list[Step]) -> Step:
-    """Merge one or more steps into one step, with the time of the first.
-
-    Adjacent deltas are joined if both are text, both are reasoning, or both are arguments of the same tool call.
-    """
-    deltas: list[Delta] = []
-    run: list[Delta] = []
-    for delta in chain.from_iterable(step.deltas for step in steps):
-        if run and not _are_joinable(run[-1], delta):
-            deltas.append(_join(run))
-            run = []
-        run.append(delta)
-    if run:
-        deltas.append(_join(run))
-    tokens = tuple(chain.from_iterable(step.tokens for step in steps))
-    return Step(tuple(deltas), tokens, steps[0].at_s)
-
-
-def _are_joinable(left: Delta, right: Delta) -> bool:
-    match left, right:
-        case (TextDelta(), TextDelta()) | (ReasoningDelta(), ReasoningDelta()):
-            return True
-        case ToolCallDelta(index=one), ToolCallDelta(index=other):
-            return one == other
-    return False
-
-
-def _join(run: list[Delta]) -> Delta:
-    match run[0]:
-        case TextDelta():
-            texts = [delta for delta in run if isinstance(delta, TextDelta)]
-            logprobs = tuple(chain.from_iterable(delta.logprobs for delta in texts))
-            return TextDelta("".join(delta.text for delta in texts), logprobs)
-        case ReasoningDelta():
-            return ReasoningDelta("".join(delta.text for delta in run if isinstance(delta, ReasoningDelta)))
-        case ToolCallDelta(index=index):
-            return ToolCallDelta(index, "".join(delta.arguments for delta in run if isinstance(delta, ToolCallDelta)))
-        case single:
-            return single
-
-
-class Mailbox:
-    """A queue of one answer's steps with one reader; the worker's pipe fills it.
-
-    `num_tokens` counts the answer's tokens. It starts with the number that another backend has already delivered.
-    """
-
-    def __init__(self, max_steps: int = _DEFAULT_MAX_STEPS, *, num_tokens: int = 0) -> None:
-        self._max_steps = max_steps
-        self._steps: deque[Step] = deque()
-        self.num_tokens = num_tokens
-        self._error: EdgeAgentError | None = None
-        self._has_ended = False
-        self._arrival: asyncio.Future[None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def put(self, step: Step) -> None:
-        """Add a step, and merge the pending steps if there are too many. Steps after the end are ignored."""
-        if self._has_ended:
-            return
-        self.num_tokens += len(step.tokens)
-        if len(self._steps) >= self._max_steps:
-            merged = merge_steps(list(self._steps))
-            self._steps.clear()
-            self._steps.append(merged)
-        self._steps.append(step)
-        self._has_ended = bool(step.deltas) and isinstance(step.deltas[-1], Finished)
-        self._wake()
-
-    def fail(self, error: EdgeAgentError) -> None:
-        """End the answer with an error, which `next` raises after the pending steps. Do nothing after the end."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        self._error = error
-        self._wake()
-
-    async def next(self) -> Step:
-        """Wait for the next step; raise the error that ended the answer. Do not call this after the Finished step."""
-        while not self._steps:
-            if self._error is not None:
-                raise self._error
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        return self._steps.popleft()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
 
 _FIRST_BYTES_PER_TOKEN = 4.0
 _BYTES_SMOOTHING = 0.1
@@ -290,6 +190,39 @@ class _Traffic:
         return min(_MAX_RETRY_AFTER_S, max(1.0, self.usual_duration_s))
 
 
+class _Answer:
+    """The receiver of one answer from the pool. `ended` is done at its end, or has the error that ends it."""
+
+    def __init__(self, request: GenerateRequest, sink: Sink, forecast: Forecast, placement: Placement) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._sink = sink
+        self._forecast = forecast
+        self._placement = placement
+        self._has_token = False
+
+    def put(self, step: Step) -> None:
+        if not self._has_token:
+            step = self._begun(step)
+        self._sink.put(step)
+        if step.deltas and type(step.deltas[-1]) is Finished and not self.ended.done():
+            self.ended.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _begun(self, step: Step) -> Step:
+        """Record the progress before the first token. Return the step, with the placement if it has a Started."""
+        if step.tokens:
+            self._has_token = True
+            self._forecast.end(self._request.id)
+        if not step.deltas or not isinstance(step.deltas[0], Started):
+            return step
+        self._forecast.start(self._request, step.deltas[0])
+        return replace(step, deltas=(replace(step.deltas[0], placement=self._placement), *step.deltas[1:]))
+
+
 class LocalBackend:
     """Generates answers in the workers of the pool, which has this machine's models."""
 
@@ -350,12 +283,11 @@ class LocalBackend:
         self.models.cancel(request_id)
 
     async def generate(
-        self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
-    ) -> AsyncGenerator[Step, None]:
+        self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> None:
         """Run a request; see the contract in backends.base.Backend. `permit` is ignored.
 
-        The first `__anext__` accepts the request. It raises Overloaded if the queue is full, or an error of
-        Pool.locate or Pool.submit.
+        Raise Overloaded if the queue is full, or an error of Pool.locate or Pool.submit.
         """
         del permit  # nothing leaves this machine
         # The router located the model before, but an unused model may have been unloaded since.
@@ -363,66 +295,32 @@ class LocalBackend:
         model = self.models.model(request.model)
         traffic = self._traffic_of(model.name)
         self._refuse_if_full(model, traffic)
-        mailbox = Mailbox(num_tokens=0 if so_far is None else so_far.num_tokens)
+        placement = Placement(self.name, request.model, "", sha256=model.preparation.sha256)
+        answer = _Answer(request, sink, traffic.forecast, placement)
         began_s = self._clock()
-        forecast = traffic.forecast
-        forecast.accept(request)
+        traffic.forecast.accept(request)
         try:
-            self.models.submit(request, mailbox, so_far)
+            self.models.submit(request, answer, so_far)
         except EdgeAgentError:
-            forecast.end(request.id)
+            traffic.forecast.end(request.id)
             raise
-        has_token = False
-        deadline = self._set_deadline(request, mailbox)
         try:
-            while True:
-                step = await mailbox.next()
-                if not has_token:
-                    step = self._placed(request, step, model.preparation.sha256)
-                    has_token = self._note_first(request, forecast, step)
-                ends = bool(step.deltas) and isinstance(step.deltas[-1], Finished)
-                if ends:
-                    traffic.note_duration(self._clock() - began_s)
-                yield step
-                if ends:
-                    return
+            async with asyncio.timeout(request.timeout_s):
+                await answer.ended
+            traffic.note_duration(self._clock() - began_s)
+        except TimeoutError:
+            message = f"the request did not end within its {request.timeout_s:g} s"
+            raise RequestTimeout(message, served_by=self.name) from None
         finally:
-            if deadline is not None:
-                deadline.cancel()
-            forecast.end(request.id)
+            traffic.forecast.end(request.id)
             traffic.active_s = self._clock()
             self.models.abandon(request.id)
-
-    def _placed(self, request: GenerateRequest, step: Step, sha256: str) -> Step:
-        """Return the step with the placement in its Started delta, or the same step if it does not begin with one."""
-        if not step.deltas or not isinstance(step.deltas[0], Started):
-            return step
-        started = replace(step.deltas[0], placement=Placement(self.name, request.model, "", sha256=sha256))
-        return replace(step, deltas=(started, *step.deltas[1:]))
-
-    def _note_first(self, request: GenerateRequest, forecast: Forecast, step: Step) -> bool:
-        """Note the progress of a request before its first token. Return whether this step has a token."""
-        if step.deltas and isinstance(step.deltas[0], Started):
-            forecast.start(request, step.deltas[0])
-        if step.tokens:
-            forecast.end(request.id)
-        return bool(step.tokens)
 
     def _refuse_if_full(self, model: PoolModel, traffic: _Traffic) -> None:
         num_live = model.supervisor.num_live
         if num_live >= _num_parallel(model) + model.preparation.engine.max_waiting:
             reason = f"{num_live} requests are running or waiting"
             raise Overloaded.full_queue(reason, retry_after_s=traffic.retry_after_s, served_by=self.name)
-
-    def _set_deadline(self, request: GenerateRequest, mailbox: Mailbox) -> asyncio.TimerHandle | None:
-        if request.timeout_s is None:
-            return None
-        return asyncio.get_running_loop().call_later(request.timeout_s, self._time_out, request, mailbox)
-
-    def _time_out(self, request: GenerateRequest, mailbox: Mailbox) -> None:
-        message = f"the request did not end within its {request.timeout_s:g} s"
-        mailbox.fail(RequestTimeout(message, served_by=self.name, num_delivered_tokens=mailbox.num_tokens))
-        self.models.abandon(request.id)
 
 
 def _num_parallel(model: PoolModel) -> int:

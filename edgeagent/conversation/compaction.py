@@ -6,11 +6,11 @@ One more message at the end of the conversation asks for the summary, so most of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 
 from edgeagent.conversation.items import CallItem, CallOutputItem, CompactionItem, Item, MessageItem, compaction_item
 from edgeagent.conversation.prompt import to_messages
 from edgeagent.errors import ContextLengthExceeded
+from edgeagent.service.client_sink import Ending
 from edgeagent.service.service import Service
 from edgeagent.types import (
     ChatPrompt,
@@ -21,6 +21,7 @@ from edgeagent.types import (
     RenderPrompt,
     RouteMode,
     SamplingParams,
+    Step,
     TextDelta,
     Usage,
 )
@@ -93,19 +94,24 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
         # Only a local model knows the exact number of tokens, and so whether the conversation fits its context.
         route=RouteMode.LOCAL_ONLY,
     )
-    parts: list[str] = []
-    usage = Usage()
-    async with aclosing(service.generate(request)) as steps:
-        async for step in steps:
-            for delta in step.deltas:
-                match delta:
-                    case TextDelta(text=text):
-                        parts.append(text)
-                    case Finished(reason=FinishReason.CANCELLED):
-                        raise SummaryCancelled(delta)
-                    case Finished():
-                        usage = delta.usage
-    return "".join(parts).strip(), usage
+    summary = _Summary()
+    await service.generate(request, summary)
+    end = summary.finished
+    if end is not None and end.reason is FinishReason.CANCELLED:
+        raise SummaryCancelled(end)
+    return "".join(summary.parts).strip(), Usage() if end is None else end.usage
+
+
+class _Summary(Ending):
+    """The sink of a summary's text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
+    def put(self, step: Step) -> None:
+        super().put(step)
+        self.parts += (delta.text for delta in step.deltas if isinstance(delta, TextDelta))
 
 
 def compacted(items: Sequence[Item], summary: str, item_id: str) -> tuple[CompactionItem, *tuple[Item, ...]]:

@@ -1,7 +1,7 @@
 """Ends open requests and sockets when the token that allowed them is no longer valid.
 
-The server checks ten times a second whether the tokens are still valid (`Grants.check`). Work that a token allows
-registers a function with the token's grant. The grant calls this function to end the work. The context variable GRANT
+While a token allows work, `Grants` checks ten times a second whether the token is still valid. The work registers a
+function with the token's grant. The grant calls this function to end the work. The context variable GRANT
 holds the grant in the request's task, and in the tasks that this task starts.
 """
 
@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from edgeagent.credentials.keys import CheckedKeys, Client, Keys
 from edgeagent.errors import Unauthorized
+
+_CHECK_S = 0.1
 
 End = Callable[[], None]
 T = TypeVar("T")
@@ -64,12 +66,13 @@ class Grant:
 
 
 class Grants:
-    """The grants of open requests and sockets. `check` ends the grants whose token is no longer valid."""
+    """The grants of open requests and sockets. Those whose token is no longer valid are ended."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._live: set[Grant] = set()
         self._checked: object = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def open(self, keys: CheckedKeys) -> Grant | None:
         """Return a new grant for the result of `Keys.judge`; None if the request has no known token."""
@@ -79,6 +82,8 @@ class Grants:
         """Watch the token of a grant. The next `check` examines the token, even if no file has changed."""
         self._live.add(grant)
         self._checked = None
+        if self._timer is None:
+            self._set_timer()
 
     def discard(self, grant: Grant) -> None:
         """Stop watching a grant's token."""
@@ -88,10 +93,19 @@ class Grants:
         """Whether the token of a grant still belongs to the same client, with the same scopes and route."""
         return self._keys.holder(grant.token_digest) == grant.client
 
+    def _set_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._live:
+            self.check()
+            self._set_timer()
+
     def check(self) -> None:
         """End the grants whose token is no longer valid, has another holder, scopes or route, or cannot be checked."""
         revision = self._keys.revision  # reads the files if they changed, and logs trouble with them
-        if not self._live or revision == self._checked:
+        if revision == self._checked:
             return
         self._checked = revision
         holders = {

@@ -10,15 +10,15 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from edgeagent.api.ops.cache import read_warming
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError
+from edgeagent.service.client_sink import Ending
 from edgeagent.service.service import Service
-from edgeagent.types import Finished, FinishReason, GenerateRequest, RouteMode, Tier, WorkerState, replace
+from edgeagent.types import FinishReason, GenerateRequest, RouteMode, Tier, WorkerState, replace
 
 _CHECK_S = 0.5
 _MAX_BYTES = 16 << 20
@@ -70,15 +70,14 @@ class Prefixes:
     async def _compute(self, model: str, path: Path) -> None:
         try:
             request = await asyncio.to_thread(_read, path, model)
-            async with aclosing(self._service.generate(request)) as steps:
-                async for step in steps:
-                    for delta in step.deltas:
-                        if isinstance(delta, Finished) and delta.reason is not FinishReason.CANCELLED:
-                            used = delta.usage
-                            logger.info(
-                                "the prefix %s of %s is ready: %d tokens, %d of them cached before",
-                                *(path, model, used.num_prompt_tokens, used.num_cached_tokens),
-                            )
+            computed = Ending()
+            await self._service.generate(request, computed)
+            if computed.finished is not None and computed.finished.reason is not FinishReason.CANCELLED:
+                used = computed.finished.usage
+                logger.info(
+                    "the prefix %s of %s is ready: %d tokens, %d of them cached before",
+                    *(path, model, used.num_prompt_tokens, used.num_cached_tokens),
+                )
         except OSError as error:
             logger.error("the prefix %s of %s cannot be read: %s", path, model, error.strerror)
         except (EdgeAgentError, ValueError) as error:

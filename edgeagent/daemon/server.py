@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from edgeagent.api.responses.state import Responses
     from edgeagent.config import Config, ServerConfig
-    from edgeagent.credentials.grants import Grants
     from edgeagent.credentials.keys import Keys
     from edgeagent.daemon.console import Reporter
     from edgeagent.daemon.lifecycle import StopRequest
@@ -39,8 +38,8 @@ CANCEL_GRACE_S = 2.0
 FORCED_CANCEL_GRACE_S = 0.25
 CLOSE_GRACE_S = 2
 POLL_S = 0.05
-# The time between two ticks, as in uvicorn.
-TICK_S = 0.1
+# An idle daemon should rarely wake. At each tick, uvicorn renews the Date of its answers.
+TICK_S = 1.0
 
 
 def make_server(
@@ -80,7 +79,7 @@ def make_server(
     context = app.state.context
     drain = functools.partial(_drain, context.service, config.server.drain_s, stop, reporter)
     settings = _uvicorn_settings(app, config.server, in_flight)
-    server = Server(settings, drain, stop, on_listening, unix, context.grants)
+    server = Server(settings, drain, stop, on_listening, unix)
     return server
 
 
@@ -146,10 +145,8 @@ class Server(uvicorn.Server):
         stop: StopRequest,
         on_listening: Callable[[], None],
         unix: socket.socket | None,
-        grants: Grants,
     ) -> None:
         super().__init__(config)
-        self._grants = grants
         self._unix = unix
         self._drain = drain
         self._stop = stop
@@ -186,19 +183,16 @@ class Server(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def main_loop(self) -> None:
-        """Call `on_tick` ten times a second until the daemon is asked to stop."""
-        counter = 0
-        while not await self.on_tick(counter):
-            counter += 1
+        """Call `on_tick` every second until the daemon is asked to stop."""
+        while not await self.on_tick(0):
             await self._stop.wait(TICK_S)
 
     async def on_tick(self, counter: int) -> bool:
-        """Measure the event loop's lag, and end the access of revoked tokens. Return True if the server must stop."""
+        """Measure the event loop's lag. Return True if the server must stop."""
         now_s = asyncio.get_running_loop().time()
-        if counter:
+        if self._ticked_at_s:
             self._lag.observe(max(0.0, now_s - self._ticked_at_s - TICK_S))
         self._ticked_at_s = now_s
-        self._grants.check()
         self.should_exit = self.should_exit or self._stop.is_requested
         return await super().on_tick(counter)
 

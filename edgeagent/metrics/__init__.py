@@ -108,7 +108,7 @@ for _transport in ("http", "websocket"):
     slow_clients_cut_total.labels(_transport)
 loop_lag_seconds = FastHistogram(
     "edgeagent_loop_lag_seconds",
-    "How late the daemon's event loop ran a timer, ten times a second.",
+    "How late the daemon's event loop ran a timer, once a second.",
     None,
     bounds=_LAG_SECONDS,
     registry=REGISTRY,

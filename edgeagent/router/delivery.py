@@ -30,6 +30,7 @@ from edgeagent.types import (
 )
 
 _CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
+_FOR_ROUTER = frozenset({Started, Interrupted, Finished})
 
 
 def has_content(step: Step) -> bool:
@@ -112,7 +113,7 @@ class Delivery:
             self._is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
             if self._is_at_seam:
                 step = replace(step, tokens=())
-        if not any(isinstance(delta, Started | Interrupted | Finished) for delta in step.deltas):
+        if _FOR_ROUTER.isdisjoint(map(type, step.deltas)):
             self._note(step)
             return step
         deltas = tuple(for_client for delta in step.deltas if (for_client := self._for_client(delta)) is not None)

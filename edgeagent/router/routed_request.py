@@ -7,8 +7,7 @@ after the delivered part. If no backend can, one error ends the answer and says 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Sequence
 
 from edgeagent.backends.prompts import num_prompt_tokens, prompt_bytes
 from edgeagent.backends.remote.body import why_not_continuable
@@ -28,13 +27,14 @@ from edgeagent.errors import (
     WorkerCrashed,
 )
 from edgeagent.router.delivery import Delivery, has_content
-from edgeagent.router.policy import LOCAL_LATE, Order, Route
+from edgeagent.router.policy import LOCAL_LATE, Order
 from edgeagent.router.route_chooser import RouteChooser
 from edgeagent.types import (
     Finished,
     FinishReason,
     GenerateRequest,
     Interrupted,
+    Sink,
     Step,
     Timings,
     Usage,
@@ -106,8 +106,6 @@ def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> Edge
     )
 
 
-Steps = AsyncGenerator[Step, None]
-
 WORKER_LOST = "worker_lost"
 _FAILED = "failed"
 # A backend that failed is not tried again. But an answer can move from a lost worker to a remote, and then to the
@@ -117,16 +115,17 @@ _CANCELLED = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent"
 """The end of a request that was cancelled before a backend was chosen."""
 
 
-class _Late(Exception):
-    """The backend gave no content in time, and another backend can."""
+class RoutedRequest(Sink):
+    """Generates the answer to one request: the sink of one backend after another, which gives the client one answer.
 
-
-class RoutedRequest:
-    """Generates the answer to one request. The router sets `is_cancelled` when the request is cancelled."""
+    The router sets `is_cancelled` when the request is cancelled. Deltas pass in calls of `put`; whether the answer
+    moves is decided between such calls.
+    """
 
     def __init__(
         self,
         request: GenerateRequest,
+        sink: Sink,
         locate: Callable[[GenerateRequest], Awaitable[GenerateRequest]],
         chooser: RouteChooser,
         live: dict[str, RoutedRequest],
@@ -134,6 +133,7 @@ class RoutedRequest:
     ) -> None:
         """`locate` returns the request with its model's canonical name. While it runs, the request is in `live`."""
         self._request = request
+        self._sink = sink
         self._locate = locate
         self._chooser = chooser
         self._live = live
@@ -145,6 +145,12 @@ class RoutedRequest:
         self._broken: EdgeAgentError | None = None  # the failure that interrupted the client's answer
         self._num_before = 0  # tokens that the client had when this attempt began
         self._began_s = clock()  # when this attempt began
+        self._held: list[Step] | None = None  # this attempt's steps before its first content, if it may still fail
+        self._patience: asyncio.TimerHandle | None = None
+        self._decision: asyncio.Handle | None = None  # whether the answer moves after its worker was lost
+        self._is_late = False  # the patience with this attempt is over, and no other backend could take over
+        self._leaving = asyncio.timeout(None)  # cancels this attempt when its time has come
+        self._why_leaving = ""
         self._elsewhere: Order | None = None
         self._was_late = False  # a late backend is tried again, since no other is left
         self._has_moved = False  # an earlier attempt has ended
@@ -152,34 +158,29 @@ class RoutedRequest:
         self._is_over = False
         self.is_cancelled = False
 
-    async def steps(self) -> Steps:
-        """Yield the answer's steps; the last has the terminal event. Raise an EdgeAgentError if the answer fails."""
+    async def run(self) -> None:
+        """Run the request to its end; the last step has the terminal event. Raise the EdgeAgentError that ends it."""
         self._live[self._request.id] = self
         try:
             await self._begin()
             if self.is_cancelled:
-                yield Step((_CANCELLED,), at_s=self._clock())
+                self._sink.put(Step((_CANCELLED,), at_s=self._clock()))
                 return
             order = self._choose()
             for _ in range(_MAX_ATTEMPTS):
                 self._delivery.begin(order.routes[0])
                 self._num_before, self._began_s = self._delivery.num_tokens, self._clock()
                 try:
-                    async with aclosing(self._attempt(order)) as steps:
-                        async for step in steps:
-                            yield step
-                    cause = WORKER_LOST
-                except _Late:
-                    cause = self._left_out[order.routes[0].backend] = LOCAL_LATE
+                    cause = await self._attempt(order)
                 except EdgeAgentError as error:
                     cause = self._record_failure(error)
-                if self._is_over or (cause is WORKER_LOST and self._elsewhere is None):
+                if self._is_over or not cause:
                     return
                 if self.is_cancelled:
-                    yield self._delivery.cancelled()
+                    self._sink.put(self._delivery.cancelled())
                     return
                 if self._delivery.has_reached_limit:
-                    yield self._delivery.cut_at_limit()
+                    self._sink.put(self._delivery.cut_at_limit())
                     return
                 self._has_moved = True
                 order, self._elsewhere = self._elsewhere or self._choose(), None
@@ -193,85 +194,96 @@ class RoutedRequest:
         self._delivery = Delivery(request, self._clock, self._chooser.overruled(request))
         self._deadline_s = None if request.timeout_s is None else self._clock() + request.timeout_s
 
-    async def _attempt(self, order: Order) -> Steps:
-        """Yield the steps of an order's first backend. If the last step is not terminal, another backend continues.
+    async def _attempt(self, order: Order) -> str:
+        """Run the request at an order's first backend. Return why another backend must continue; "" if none must.
 
         While another backend could be tried instead, the steps before the first content are held back. So the client
         learns only which backend answers, and not which ones failed before. If the client wants progress reports,
         nothing is held back.
         """
-        request = self._timed()
-        held: list[Step] | None = None
-        if len(order.routes) > 1 and not request.reports_progress and not self._delivery.has_content:
-            held = []
-        due_s = self._due_s(order)
-        async with aclosing(self._steps_at(order.routes[0], request)) as steps:
-            while (step := await self._next(steps, due_s)) is not None:
-                if due_s is not None and has_content(step):
-                    due_s = None
-                for_client = self._delivery.take(step)
-                if _is_interrupted(step):
-                    elsewhere = self._after_loss()
-                    if elsewhere.routes:
-                        self._elsewhere = elsewhere
-                        if for_client is not None and held is None:
-                            yield for_client
-                        return
-                    due_s = self._due_s(elsewhere)
-                if for_client is None:
-                    continue
-                self._is_over = bool(for_client.deltas) and isinstance(for_client.deltas[-1], Finished)
-                if not self._is_placed and self._delivery.has_content:
-                    self._is_placed = True
-                    assert self._delivery.route is not None
-                    reason = self._delivery.placement.reason
-                    self._chooser.note(request, self._delivery.route, reason, self._clock() - self._began_s)
-                if held is not None:
-                    held.append(for_client)
-                    if not (self._delivery.has_content or self._is_over):
-                        continue
-                    for earlier in held[:-1]:
-                        yield earlier
-                    held = None
-                yield for_client
-
-    def _due_s(self, order: Order) -> float | None:
-        """Return the event loop's time by which the order's first backend must give content; None if it may wait."""
-        if order.patience_s is None or not self._may_move:
-            return None
-        return asyncio.get_running_loop().time() + order.patience_s
-
-    async def _next(self, steps: Steps, due_s: float | None) -> Step | None:
-        """Return the next step; None if the stream has ended.
-
-        Raise _Late if the step does not come by `due_s`, and another backend can take over.
-        """
-        if due_s is None:
-            return await anext(steps, None)
-        pull = asyncio.ensure_future(anext(steps, None))
-        try:
-            await asyncio.wait([pull], timeout=max(0.0, due_s - asyncio.get_running_loop().time()))
-            if not pull.done() and self._can_leave():
-                raise _Late
-            return await pull
-        finally:
-            if not pull.done():
-                pull.cancel()
-                await asyncio.wait([pull])
-                if not pull.cancelled():
-                    pull.exception()
-
-    def _can_leave(self) -> bool:
-        """Whether another backend can take the request over now."""
-        assert self._delivery.route is not None
-        left_out = {**self._left_out, self._delivery.route.backend: LOCAL_LATE}
-        return not self.is_cancelled and self._chooser.can_take_over(self._request, left_out)
-
-    def _steps_at(self, route: Route, request: GenerateRequest) -> Steps:
+        request, route = self._timed(), order.routes[0]
+        is_held = len(order.routes) > 1 and not request.reports_progress and not self._delivery.has_content
+        self._held = [] if is_held else None
+        self._why_leaving, self._is_late, self._leaving = "", False, asyncio.timeout(None)
         backend = self._chooser.backends.get(route.backend)
         if backend is None:
             raise RemoteUnavailable(f"{route.backend} was removed", served_by=route.backend)
-        return backend.generate(request, route.permit, self._delivery.so_far)
+        self._begin_patience(order)
+        try:
+            async with self._leaving:
+                await backend.generate(request, self, route.permit, self._delivery.so_far)
+        except TimeoutError:
+            if not self._why_leaving:
+                raise
+        finally:
+            self._end_patience()
+            if self._decision is not None:
+                self._decision.cancel()
+        return self._why_leaving
+
+    def put(self, step: Step) -> None:
+        """Pass a step of the current backend on to the client, in the form that hides its failures."""
+        if self._why_leaving:
+            return
+        if self._patience is not None and has_content(step):
+            self._end_patience()
+        for_client = self._delivery.take(step)
+        if step.deltas and type(step.deltas[-1]) is Interrupted:
+            # The worker was lost. Its supervisor's state is read once the supervisor has settled all requests.
+            self._decision = asyncio.get_running_loop().call_soon(self._after_loss)
+        elif self._is_late:
+            self._on_late()
+        if for_client is None:
+            return
+        self._is_over = bool(for_client.deltas) and type(for_client.deltas[-1]) is Finished
+        if not self._is_placed and self._delivery.has_content:
+            self._place()
+        if self._held is None:
+            self._sink.put(for_client)
+            return
+        self._held.append(for_client)
+        if self._delivery.has_content or self._is_over:
+            held, self._held = self._held, None
+            for each in held:
+                self._sink.put(each)
+
+    async def room(self) -> None:
+        await self._sink.room()
+
+    def _place(self) -> None:
+        """Record where the first content came from."""
+        assert self._delivery.route is not None
+        self._is_placed = True
+        took_s = self._clock() - self._began_s
+        self._chooser.note(self._request, self._delivery.route, self._delivery.placement.reason, took_s)
+
+    def _begin_patience(self, order: Order) -> None:
+        """Wait for the backend's first content at most as long as the order says, if another backend may take over."""
+        self._end_patience()
+        if order.patience_s is not None and self._may_move:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(order.patience_s, self._on_late)
+
+    def _end_patience(self) -> None:
+        self._is_late = False
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _on_late(self) -> None:
+        """Leave the backend, which gave no content in time, if another one can take over now."""
+        route = self._delivery.route
+        assert route is not None
+        left_out = {**self._left_out, route.backend: LOCAL_LATE}
+        if not self.is_cancelled and self._chooser.can_take_over(self._request, left_out):
+            self._left_out = left_out
+            self._leave(LOCAL_LATE)
+        self._is_late = True
+
+    def _leave(self, why: str) -> None:
+        """End this attempt, so that another backend continues the answer."""
+        self._why_leaving = why
+        self._leaving.reschedule(0)
 
     def _timed(self) -> GenerateRequest:
         """Return the request for the next attempt. After the first attempt, its timeout is the time that remains.
@@ -314,12 +326,18 @@ class RoutedRequest:
         so_far = self._delivery.so_far
         return so_far is None or not why_not_continuable(self._request, so_far)
 
-    def _after_loss(self) -> Order:
-        """Return the order in which a dead worker's answer continues elsewhere; without routes if it continues here."""
-        assert self._delivery.route is not None
-        if not self._may_move:
-            return Order(())
-        return self._chooser.after_loss(self._request, self._delivery.route, self._left_out)
+    def _after_loss(self) -> None:
+        """Continue a dead worker's answer elsewhere, if another backend is sooner than the next worker."""
+        route = self._delivery.route
+        assert route is not None
+        elsewhere = Order(())
+        if self._may_move:
+            elsewhere = self._chooser.after_loss(self._request, route, self._left_out)
+        if elsewhere.routes:
+            self._elsewhere = elsewhere
+            self._leave(WORKER_LOST)
+        else:
+            self._begin_patience(elsewhere)
 
     def _record_failure(self, error: EdgeAgentError) -> str:
         """Record the current backend's failure and return the error's code.
@@ -358,8 +376,3 @@ class RoutedRequest:
         if not self._chooser.is_kept_here(self._request):
             return error
         return kept_here(error, self._request, self._chooser.why_local())
-
-
-def _is_interrupted(step: Step) -> bool:
-    """Whether the worker was lost after this step. The next steps of the stream come from its replacement."""
-    return bool(step.deltas) and isinstance(step.deltas[-1], Interrupted)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from edgeagent.backends.base import Backend
@@ -22,12 +22,10 @@ from edgeagent.types import (
     GenerateRequest,
     RemoteStatus,
     RouteMode,
-    Step,
+    Sink,
     is_remote,
     replace,
 )
-
-Steps = AsyncGenerator[Step, None]
 
 
 class Router:
@@ -108,10 +106,10 @@ class Router:
         for backend in self._backends.values():
             backend.cancel(request_id)
 
-    def generate(self, request: GenerateRequest) -> Steps:
+    async def generate(self, request: GenerateRequest, sink: Sink) -> None:
         """Run a request on the backend that the policy chooses, and on another one if that fails.
 
         The terminal event says where the request ran, and why. Nothing is awaited between the choice and the backend's
         acceptance, so a burst of requests is counted exactly.
         """
-        return RoutedRequest(request, self._located, self._chooser, self._live, self._clock).steps()
+        await RoutedRequest(request, sink, self._located, self._chooser, self._live, self._clock).run()

@@ -6,26 +6,25 @@ While the daemon drains, it refuses new requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from edgeagent.credentials.grants import unless_revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, Meter
-from edgeagent.service.first_step import last_of
+from edgeagent.service.client_sink import Ending
 from edgeagent.service.live_requests import LiveRequests
 from edgeagent.service.service import Service
 from edgeagent.types import (
     CachePolicy,
     Embed,
     Embedding,
-    Finished,
     FinishReason,
     GenerateRequest,
     QueryAnswer,
     Rerank,
     Score,
+    Sink,
     Step,
     TextPrompt,
     WorkerState,
@@ -67,8 +66,8 @@ class LiveService:
         """Whether the daemon is stopping, so that new requests are refused."""
         return self._is_draining
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request and yield its steps. If its client's token is revoked meanwhile, cancel the request.
+    async def generate(self, request: GenerateRequest, sink: Sink) -> None:
+        """Run a request to its end, and put its steps into the sink. If its client's token is revoked, cancel it.
 
         Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, or the service's errors.
         """
@@ -79,12 +78,7 @@ class LiveService:
         meter, code = Meter(self._label(request.model)), ABANDONED
         try:
             with until_revoked(partial(self.cancel, request.id)):
-                async with aclosing(self._service.generate(request)) as steps:
-                    async for step in steps:
-                        if not meter.has_begun:
-                            meter.rename(self._label(request.model))
-                        meter.step(step)
-                        yield step
+                await self._service.generate(request, _Measured(meter, sink, partial(self._label, request.model)))
         except EdgeAgentError as error:
             code = error.code
             raise
@@ -146,9 +140,9 @@ class LiveService:
             cache=CachePolicy(read=False, write=False),
             keep_alive_s=keep_alive_s,
         )
-        last = await last_of(self.generate(request))
-        deltas = () if last is None else last.deltas
-        if any(isinstance(each, Finished) and each.reason is FinishReason.CANCELLED for each in deltas):
+        loading = Ending()
+        await self.generate(request, loading)
+        if loading.finished is not None and loading.finished.reason is FinishReason.CANCELLED:
             raise BackendUnavailable("the model was not loaded: the daemon is stopping", retry_after_s=5)
         return name
 
@@ -180,6 +174,24 @@ class LiveService:
         logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
         if self._trace is not None:
             self._trace(request, meter, end)
+
+
+class _Measured(Sink):
+    """A sink that measures each step and passes it on. `label` returns the model's canonical name once it is known."""
+
+    def __init__(self, meter: Meter, sink: Sink, label: Callable[[], str]) -> None:
+        self._meter = meter
+        self._sink = sink
+        self._label = label
+
+    def put(self, step: Step) -> None:
+        if not self._meter.has_begun:
+            self._meter.rename(self._label())
+        self._meter.step(step)
+        self._sink.put(step)
+
+    async def room(self) -> None:
+        await self._sink.room()
 
 
 def _place(meter: Meter) -> tuple[str, str]:

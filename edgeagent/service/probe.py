@@ -11,7 +11,7 @@ from contextvars import copy_context
 
 from edgeagent.credentials.grants import GRANT
 from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
-from edgeagent.service.first_step import last_of
+from edgeagent.service.client_sink import Ending
 from edgeagent.service.live_service import LiveService
 from edgeagent.service.service import status_of
 from edgeagent.types import (
@@ -107,4 +107,4 @@ class Probe:
             cache=CachePolicy(read=False, write=False),
             route=RouteMode.LOCAL_ONLY,
         )
-        await last_of(self._service.generate(request))
+        await self._service.generate(request, Ending())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from edgeagent.backends.base import Models
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Step
+from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Sink
 
 
 class Service(Protocol):
@@ -24,8 +23,8 @@ class Service(Protocol):
     def remotes(self) -> list[RemoteStatus]:
         """Return the status of the remotes that requests may go to."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
-        """Run a request and yield its steps, by the contract of backends.base.Backend."""
+    async def generate(self, request: GenerateRequest, sink: Sink) -> None:
+        """Run a request to its end, and put its steps into the sink, by the contract of backends.base.Backend."""
 
     def cancel(self, request_id: str) -> None:
         """Cancel a live request, which still ends in its terminal event. An unknown or finished id is ignored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import StrEnum
 
 from msgspec import Struct
@@ -191,3 +192,17 @@ class Step(Struct, frozen=True):
     deltas: tuple[Delta, ...]
     tokens: tuple[int, ...] = ()
     at_s: float = 0.0
+
+
+class Sink(ABC):
+    """The receiver of one answer's steps. Each layer between a backend and the client's socket is one.
+
+    A step passes all sinks in one chain of calls, in which nothing is awaited.
+    """
+
+    @abstractmethod
+    def put(self, step: Step) -> None:
+        """Receive the next step. It must neither block nor raise an EdgeAgentError."""
+
+    async def room(self) -> None:  # noqa: B027 most sinks keep nothing for a client, and have room
+        """Wait until the client has read enough. A backend that cannot pause does not call this."""

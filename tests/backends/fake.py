@@ -32,6 +32,7 @@ from edgeagent.types import (
     RenderPrompt,
     Rerank,
     Score,
+    Sink,
     Started,
     Step,
     TextDelta,
@@ -43,6 +44,7 @@ from edgeagent.types import (
     Usage,
     WorkerState,
 )
+from tests.backends.reading import pump
 
 
 @dataclass(slots=True)
@@ -101,7 +103,7 @@ class FakeBackend:
     """Runs `script(request)` for each request. It raises an Exception in a script; a script without an end hangs.
 
     `requests` and `queries` hold what was asked, `cancelled` the ids of live requests that `cancel` was called for, and
-    `closed` the ids of requests whose generator was closed before its end.
+    `closed` the ids of requests that were cancelled by their task before their end.
     """
 
     name = "fake"
@@ -131,6 +133,12 @@ class FakeBackend:
         return Estimate(self.name, num_live=self.num_live, max_live=1_000_000)
 
     async def generate(
+        self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> None:
+        """Put the steps of `play` into the sink."""
+        await pump(self.play(request, permit, so_far), sink)
+
+    async def play(
         self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> AsyncGenerator[Step, None]:
         """Play the script for a request; a cancel ends it at the next act, or at the gate where it waits."""

@@ -21,6 +21,7 @@ from edgeagent.types import (
     TokenPrompt,
 )
 from tests.backends.fake import FakeBackend, Gate, failing, finished
+from tests.backends.reading import steps_of
 
 
 def request(text: str = "one two three", request_id: str = "r1", **fields: object) -> GenerateRequest:
@@ -29,7 +30,7 @@ def request(text: str = "one two three", request_id: str = "r1", **fields: objec
 
 
 async def deltas(backend: FakeBackend, asked: GenerateRequest) -> list[Delta]:
-    return [delta async for step in backend.generate(asked) for delta in step.deltas]
+    return [delta async for step in steps_of(backend.generate, asked) for delta in step.deltas]
 
 
 async def test_it_echoes() -> None:
@@ -65,7 +66,7 @@ async def test_a_polite_cancel_ends_in_finished() -> None:
 
 async def test_closing_the_generator_cancels() -> None:
     backend = FakeBackend()
-    async with aclosing(backend.generate(request())) as steps:
+    async with aclosing(steps_of(backend.generate, request())) as steps:
         await anext(steps)
         assert backend.num_live == 1
     assert (backend.cancelled, backend.closed, backend.num_live) == ([], ["r1"], 0)

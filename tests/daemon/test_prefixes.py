@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +20,7 @@ from edgeagent.types import (
     GenerateRequest,
     ModelStatus,
     RouteMode,
+    Sink,
     Step,
     TextPrompt,
     Tier,
@@ -53,11 +53,11 @@ class FakeService:
             return "big"
         raise ModelNotFound(f"{name} is not here")
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Step, None]:
+    async def generate(self, request: GenerateRequest, sink: Sink) -> None:
         self.requests.append(request)
         if self.failure is not None:
             raise self.failure
-        yield Step((Finished(FinishReason.STOP, Usage(num_prompt_tokens=9), Timings()),))
+        sink.put(Step((Finished(FinishReason.STOP, Usage(num_prompt_tokens=9), Timings()),)))
 
 
 @pytest.fixture

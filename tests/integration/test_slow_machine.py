@@ -20,6 +20,7 @@ from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
+from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
 from tests.integration.test_worker_real import Files
 from tests.slow_worker import slow_command
@@ -54,7 +55,7 @@ def ask(name: str, num_prompt: int, max_tokens: int, tier: Tier = Tier.INTERACTI
 
 
 async def tokens_of(backend: LocalBackend, request: GenerateRequest) -> list[int]:
-    return [token async for step in backend.generate(request) for token in step.tokens]
+    return [token async for step in steps_of(backend.generate, request) for token in step.tokens]
 
 
 async def test_a_long_prompt_on_a_slow_machine_is_no_hang(tiny_model: TinyModel) -> None:
@@ -88,7 +89,7 @@ async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: T
         has_new = asyncio.Event()
 
         async def read() -> None:
-            async for step in backend.generate(ask("stopped", 40, 60)):
+            async for step in steps_of(backend.generate, ask("stopped", 40, 60)):
                 tokens.extend(step.tokens)
                 has_new.set()
 

@@ -41,6 +41,7 @@ from edgeagent.types import (
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
+from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 from tests.worker.support import eventually
@@ -86,7 +87,7 @@ def ask(request_id: str = "r1", max_tokens: int | None = 12, num_prompt: int = 5
 
 
 async def tokens_of(backend: LocalBackend, request: GenerateRequest) -> list[int]:
-    return [token async for step in backend.generate(request) for token in step.tokens]
+    return [token async for step in steps_of(backend.generate, request) for token in step.tokens]
 
 
 def pid_of(backend: LocalBackend) -> int:
@@ -98,7 +99,7 @@ def pid_of(backend: LocalBackend) -> int:
 async def test_tokens_usage_and_timings_come_back(make: Make) -> None:
     backend = make()
     await backend.start()
-    steps = [step async for step in backend.generate(ask())]
+    steps = [step async for step in steps_of(backend.generate, ask())]
     last = steps[-1].deltas[-1]
     assert isinstance(last, Finished)
     assert (last.reason, last.usage.num_prompt_tokens, last.usage.num_output_tokens) == (FinishReason.LENGTH, 5, 12)
@@ -113,13 +114,13 @@ async def test_cancel_and_close_stop_a_stream_and_leave_the_worker_well(make: Ma
     await backend.start()
     before = await tokens_of(backend, ask())
     got: list[Step] = []
-    async for step in backend.generate(ask("polite", None)):
+    async for step in steps_of(backend.generate, ask("polite", None)):
         got.append(step)
         backend.cancel("polite")
     last = got[-1].deltas[-1]
     assert isinstance(last, Finished) and last.reason is FinishReason.CANCELLED
     assert last.usage.num_output_tokens == sum(len(step.tokens) for step in got) < 1000
-    closed = backend.generate(ask("closed", None))
+    closed = steps_of(backend.generate, ask("closed", None))
     await anext(closed)
     await closed.aclose()
     with pytest.raises(RequestTimeout):
@@ -141,7 +142,7 @@ async def collect(backend: LocalBackend, request: GenerateRequest, kill_at: int 
     """Return an answer's steps; send the worker a signal once this many tokens have arrived."""
     steps: list[Step] = []
     num_tokens = 0
-    async for step in backend.generate(request):
+    async for step in steps_of(backend.generate, request):
         if num_tokens < kill_at <= num_tokens + len(step.tokens):
             os.kill(pid_of(backend), number)
         num_tokens += len(step.tokens)
@@ -281,7 +282,7 @@ async def test_stop_ends_streams_and_process(make: Make) -> None:
     backend = make()
     await backend.start()
     got: list[Step] = []
-    stream = backend.generate(ask("long", None))
+    stream = steps_of(backend.generate, ask("long", None))
     got.append(await anext(stream))
     pid = pid_of(backend)
     await backend.stop()

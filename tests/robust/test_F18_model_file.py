@@ -18,6 +18,7 @@ from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, TokenPr
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
+from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 from tests.worker.support import Record, eventually
@@ -46,7 +47,7 @@ class Loaded:
         return self.pool.statuses()[0].state
 
     async def answer(self) -> list[int]:
-        return [token async for step in self.backend.generate(ask("r", 8)) for token in step.tokens]
+        return [token async for step in steps_of(self.backend.generate, ask("r", 8)) for token in step.tokens]
 
     async def stream(self, request_id: str) -> Record:
         """Start an answer of thousands of tokens."""

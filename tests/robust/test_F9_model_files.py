@@ -17,6 +17,7 @@ from edgeagent.types import GenerateRequest, MemoryKind, SamplingParams, TokenPr
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
+from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
 from tests.robust.test_F18_model_file import Files
 from tests.store.gguf_bytes import BOOL, F32, I32, STRING, U8, U32, array, key
@@ -186,7 +187,7 @@ async def outcome(path: Path) -> str:
                 id="r", model="", prompt=TokenPrompt((1, 2, 3)), sampling=SamplingParams(temperature=0.0), max_tokens=4
             )
             try:
-                async for _ in backend.generate(request):
+                async for _ in steps_of(backend.generate, request):
                     pass
             except EdgeAgentError as error:
                 return f"failed: {error.message}"

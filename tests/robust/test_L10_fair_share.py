@@ -16,6 +16,7 @@ from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import CachePolicy, GenerateRequest, MemoryKind, SamplingParams, TokenPrompt
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
+from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
 from tests.engine.support import greedy
 from tests.fakes import FakeRunner, warm_costs
@@ -45,7 +46,7 @@ async def ask(backend: LocalBackend, client: str, index: int, on_token: Callable
         max_tokens=max_tokens,
         cache=CachePolicy(partition=client),
     )
-    async for step in backend.generate(request):
+    async for step in steps_of(backend.generate, request):
         if step.tokens:
             on_token()
 

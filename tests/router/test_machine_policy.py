@@ -17,6 +17,7 @@ from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.router.route_chooser import RouteChooser
 from edgeagent.store.verified import sha256_of
 from edgeagent.types import RouteMode, TextDelta, replace
+from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, faults, half, stream
 from tests.backends.remote.streams import ROLE, answer, chunk
 from tests.router.test_remote_backends import ASKED, another_turn, remote, router_at
@@ -86,7 +87,7 @@ async def test_a_policy_that_comes_while_a_stream_runs_cuts_it_off(
     async with faults(far_stream) as far, router_at(tmp_path, Place("local"), route="prefer_remote") as router:
         add_remote(tmp_path, remote(far.url))
         answered = Answer()
-        async for step in router.generate(ASKED):
+        async for step in steps_of(router.generate, ASKED):
             answered.deltas += step.deltas
             if answered.deltas[-1] == TextDelta(" two"):
                 write(machine_policy, text)

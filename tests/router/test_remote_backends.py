@@ -49,6 +49,7 @@ from edgeagent.types import (
     Tier,
     replace,
 )
+from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, usage
 from tests.router.test_routed_request import Answer, Place, run
@@ -132,7 +133,7 @@ async def test_a_remote_that_is_withdrawn_is_cut_off_and_the_answer_goes_on_here
     async with faults(far_stream) as far, router_at(tmp_path, local, route="prefer_remote") as router:
         add_remote(tmp_path, remote(far.url))
         answered = Answer()
-        async for step in router.generate(ASKED):
+        async for step in steps_of(router.generate, ASKED):
             answered.deltas += step.deltas
             if answered.text == "one two":
                 remove_remote(tmp_path, "gpu")
@@ -152,7 +153,7 @@ async def test_an_answer_that_lost_its_network_goes_on_here_though_nothing_else_
         add_remote(tmp_path, remote(far.url, limits=PATIENT))
         answered = Answer()
         async with asyncio.timeout(20):
-            async for step in router.generate(ASKED):
+            async for step in steps_of(router.generate, ASKED):
                 answered.deltas += step.deltas
                 if answered.text == "one two":
                     monkeypatch.setattr(transport, "source_of", lambda peer: "")

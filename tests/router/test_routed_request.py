@@ -52,6 +52,7 @@ from edgeagent.types import (
     replace,
 )
 from tests.backends.fake import FakeBackend, Gate, finished
+from tests.backends.reading import steps_of
 from tests.fakes import FakeClock
 from tests.worker.support import request
 
@@ -78,7 +79,7 @@ class Place(FakeBackend):
         self.find(request.model)
         return self.expects
 
-    async def generate(
+    async def play(
         self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> AsyncGenerator[Step, None]:
         self.permits.append(permit)
@@ -88,7 +89,7 @@ class Place(FakeBackend):
         acts = self.acts.pop(0) if self.acts else None
         rest = [TextDelta(word) for word in WORDS[num_words:]]
         self.script = lambda _: acts if acts is not None else (Started(7, 3), *rest, finished(output=num_before + 4))
-        async with aclosing(super().generate(request, permit, so_far)) as steps:
+        async with aclosing(super().play(request, permit, so_far)) as steps:
             async for step in steps:
                 tokens = (1,) * sum(isinstance(delta, TextDelta | ReasoningDelta) for delta in step.deltas)
                 yield replace(step, tokens=tokens)
@@ -123,7 +124,7 @@ async def run(
     router = places if isinstance(places, Router) else Router(places, machine_mode=lambda: mode)
     answer = Answer()
     try:
-        async for step in router.generate(wanted or request("", model="fake")):
+        async for step in steps_of(router.generate, wanted or request("", model="fake")):
             answer.deltas += step.deltas
             answer.num_tokens += len(step.tokens)
     except EdgeAgentError as error:
@@ -265,7 +266,7 @@ class TestAWorkerThatDied:
         local.expects = replace(local.expects, first_token_s=0.05)
         router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
         answer = Answer()
-        async for step in router.generate(request("", model="fake")):
+        async for step in steps_of(router.generate, request("", model="fake")):
             answer.deltas += step.deltas
             local.expects = replace(local.expects, first_token_s=2.0, strain="loading")
         assert answer.text == "one two three four"
@@ -277,7 +278,7 @@ class TestAWorkerThatDied:
         local, gpu = self.dying(), Place("remote:gpu", first_token_s=0.1)
         local.expects = replace(local.expects, first_token_s=0.05)
         router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, clock=now)
-        async for step in router.generate(replace(request("", model="fake"), timeout_s=10.0)):
+        async for step in steps_of(router.generate, replace(request("", model="fake"), timeout_s=10.0)):
             if step.tokens and not gpu.requests:
                 now.advance(4.0)
                 local.expects = replace(local.expects, first_token_s=2.0, strain="loading")
@@ -297,9 +298,9 @@ class TestAWorkerThatDied:
         class Left(Place):
             """A place that closes slowly; meanwhile the owner removes the remote."""
 
-            async def generate(self, *args: Any) -> AsyncGenerator[Step, None]:
+            async def play(self, *args: Any) -> AsyncGenerator[Step, None]:
                 try:
-                    async with aclosing(super().generate(*args)) as steps:
+                    async with aclosing(super().play(*args)) as steps:
                         async for step in steps:
                             yield step
                 finally:
@@ -309,7 +310,7 @@ class TestAWorkerThatDied:
         local, gpu = Left("local", rest, first_token_s=0.05), Place("remote:gpu", first_token_s=0.1)
         router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
         answer = Answer()
-        async for step in router.generate(request("", model="fake")):
+        async for step in steps_of(router.generate, request("", model="fake")):
             answer.deltas += step.deltas
             local.expects = replace(local.expects, first_token_s=2.0, strain="loading")
         assert answer.text == "one two three four" and gpu.permits == []
@@ -329,7 +330,7 @@ class TestAWorkerThatDied:
         local, gpu = Place("local", rest, first_token_s=0.05), Place("remote:gpu", first_token_s=0.1)
         router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL)
         answer = Answer()
-        async for step in router.generate(replace(request("", model="fake"), format=output)):
+        async for step in steps_of(router.generate, replace(request("", model="fake"), format=output)):
             answer.deltas += step.deltas
             local.expects = replace(local.expects, first_token_s=2.0, strain="loading")
         assert answer.text.endswith(" two") and gpu.permits == []
@@ -389,7 +390,7 @@ async def test_consent_that_is_withdrawn_holds_from_the_next_attempt_on() -> Non
     other, local = Place("remote:b", first_token_s=0.9), Place("local")
     router = Router([gpu, other, local], machine_mode=lambda: next(modes))
     answer = Answer()
-    async for step in router.generate(request("", model="fake")):
+    async for step in steps_of(router.generate, request("", model="fake")):
         answer.deltas += step.deltas
     assert answer.text == "one two three four"
     assert (answer.end.timings.route, other.permits) == ("local", [])
@@ -407,7 +408,7 @@ async def test_a_cancel_between_two_places_ends_politely() -> None:
     deaf, local = Deaf("remote:gpu", (Started(7, 2), TextDelta("one"), gate, LOST)), Place("local")
     router = Router([deaf, local], machine_mode=lambda: RouteMode.PREFER_REMOTE)
     answer = Answer()
-    async for step in router.generate(request("", model="fake")):
+    async for step in steps_of(router.generate, request("", model="fake")):
         answer.deltas += step.deltas
         if answer.text:
             router.cancel("r1")
@@ -480,11 +481,14 @@ class TestALateMachine:
         assert answer.told == [Placement("local", "fake", "prefer_local")]
 
     async def test_a_successor_that_does_not_come_is_not_waited_for(self) -> None:
-        local = Place(
-            "local", (Started(7, 3), TextDelta("one"), Interrupted("worker_killed"), Gate()), first_token_s=0.0
-        )
-        gpu = Place("remote:gpu", first_token_s=1.0)
-        answer = await run(self.router(local, gpu), wanted=self.wanted)  # type: ignore[arg-type]
+        acts = (Started(7, 3), TextDelta("one"), Interrupted("worker_killed"), Gate())
+        local, gpu = Place("local", acts, first_token_s=0.0), Place("remote:gpu", first_token_s=1.0)
+        targets = dict.fromkeys(Tier, Target(3600.0, 1.0))
+        router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, targets=targets)
+        answer = Answer()
+        async for step in steps_of(router.generate, self.wanted):
+            answer.deltas += step.deltas
+            targets.update(self.hurry)
         assert answer.text == "one two three four"
         assert answer.end.timings.handovers == (Handover("local", "remote:gpu", 1, "local_late"),)
 
@@ -511,7 +515,7 @@ async def test_progress_is_told_as_it_comes_though_the_answer_may_move() -> None
     gate = Gate()
     local = Place("local", (Started(7, 3), gate, TextDelta("one"), finished()))
     router = Router([local, Place("remote:gpu")], machine_mode=lambda: RouteMode.PREFER_LOCAL)
-    told = router.generate(replace(request("", model="fake"), reports_progress=True))
+    told = steps_of(router.generate, replace(request("", model="fake"), reports_progress=True))
     assert isinstance((await anext(told)).deltas[0], Started)
     assert not gate.opened.is_set()
     await told.aclose()
@@ -543,9 +547,9 @@ async def test_an_answer_counts_once_as_placed_where_its_first_content_came_from
 
         takes_s = 0.0
 
-        async def generate(self, *args: Any) -> AsyncGenerator[Step, None]:
+        async def play(self, *args: Any) -> AsyncGenerator[Step, None]:
             now.advance(self.takes_s)
-            async with aclosing(super().generate(*args)) as steps:
+            async with aclosing(super().play(*args)) as steps:
                 async for step in steps:
                     yield step
 
@@ -586,7 +590,7 @@ async def test_a_deadline_that_passes_between_two_places_is_the_error() -> None:
     router = Router([local, gpu], machine_mode=lambda: RouteMode.PREFER_LOCAL, clock=now)
     wanted = replace(request("", model="fake"), timeout_s=10.0)
     with pytest.raises(RequestTimeout) as caught:
-        async for step in router.generate(wanted):
+        async for step in steps_of(router.generate, wanted):
             now.advance(10.0 * bool(step.tokens))
     assert (caught.value.num_delivered_tokens, gpu.requests) == (1, [])
 

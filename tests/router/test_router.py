@@ -26,11 +26,12 @@ from edgeagent.types import (
     Tokenize,
 )
 from tests.backends.fake import FakeBackend, Gate, failing, finished
+from tests.backends.reading import steps_of
 from tests.worker.support import request
 
 
 async def collect(router: Router, wanted: GenerateRequest) -> list[Step]:
-    return [step async for step in router.generate(wanted)]
+    return [step async for step in steps_of(router.generate, wanted)]
 
 
 class FullBackend(FakeBackend):
@@ -73,7 +74,7 @@ async def test_an_end_behind_other_deltas_is_marked_too() -> None:
 async def test_closing_reaches_the_backend() -> None:
     gate = Gate()
     backend = FakeBackend(lambda _: [TextDelta("x"), gate, finished()])
-    steps = Router([backend]).generate(request("", model="fake"))
+    steps = steps_of(Router([backend]).generate, request("", model="fake"))
     await anext(steps)
     await steps.aclose()
     assert backend.closed == ["r1"]
@@ -84,7 +85,7 @@ async def test_cancel_reaches_the_backend_and_the_end_comes_back() -> None:
     backend = FakeBackend(lambda _: [TextDelta("x"), gate, finished()])
     router = Router([backend])
     got = []
-    async for step in router.generate(request("", model="fake")):
+    async for step in steps_of(router.generate, request("", model="fake")):
         got.append(step)
         router.cancel("r1")
     last = got[-1].deltas[-1]
@@ -226,7 +227,7 @@ async def test_steps_before_the_end_pass_as_they_are() -> None:
     first, empty = Step((TextDelta("x"),), (1,), 0.5), Step((), (), 0.6)
 
     class Given(FakeBackend):
-        async def generate(
+        async def play(
             self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
         ) -> AsyncGenerator[Step, None]:
             yield first

@@ -13,6 +13,7 @@ from edgeagent.metrics.meter import Meter
 from edgeagent.service.live_service import LiveService, _measures
 from edgeagent.types import FinishReason, GenerateRequest, Placement, Started, Step, TextDelta, TextPrompt
 from tests.backends.fake import FakeBackend, Gate, failing, finished
+from tests.backends.reading import steps_of
 
 
 def request(name: str) -> GenerateRequest:
@@ -30,7 +31,7 @@ async def consume(steps: AsyncIterator[Step]) -> list[Step]:
 
 async def test_steps_pass_and_are_counted() -> None:
     service = LiveService(FakeBackend(), anonymous)
-    steps = await consume(service.generate(request("a")))
+    steps = await consume(steps_of(service.generate, request("a")))
     assert [delta for step in steps for delta in step.deltas][1:3] == [TextDelta("one"), TextDelta(" two")]
     assert (service.live.num_running, service.num_total) == (0, 1)
 
@@ -41,7 +42,7 @@ async def test_where_it_began_is_told_of_one_that_broke() -> None:
     meters: list[Meter] = []
     service = LiveService(FakeBackend(lambda _: script), anonymous, lambda asked, meter, end: meters.append(meter))
     with pytest.raises(WorkerCrashed):
-        await consume(service.generate(request("a")))
+        await consume(steps_of(service.generate, request("a")))
     measures = _measures(request("a"), meters[0], "worker_crashed")
     assert (measures["served_by"], measures["reason"]) == ("remote:gpu", "queue_full")
 
@@ -52,23 +53,25 @@ async def test_each_end_is_told_once() -> None:
     def note(asked: GenerateRequest, meter: Meter, end: str) -> None:
         ends.append((asked.id, meter.model, end))
 
-    await consume(LiveService(FakeBackend(), anonymous, note).generate(request("a")))
+    await consume(steps_of(LiveService(FakeBackend(), anonymous, note).generate, request("a")))
     with pytest.raises(WorkerCrashed):
         await consume(
-            LiveService(FakeBackend(failing(WorkerCrashed("signal 9"))), anonymous, note).generate(request("b"))
+            steps_of(
+                LiveService(FakeBackend(failing(WorkerCrashed("signal 9"))), anonymous, note).generate, request("b")
+            )
         )
     with pytest.raises(ValueError, match="a bug"):
         await consume(
-            LiveService(FakeBackend(lambda _: (ValueError("a bug"),)), anonymous, note).generate(request("c"))
+            steps_of(LiveService(FakeBackend(lambda _: (ValueError("a bug"),)), anonymous, note).generate, request("c"))
         )
     service = LiveService(FakeBackend(lambda _: (TextDelta("x"), Gate())), anonymous, note)
-    steps = service.generate(request("d"))
+    steps = steps_of(service.generate, request("d"))
     await anext(steps)
     assert service.live.num_running == 1
     await steps.aclose()
     assert service.live.num_running == 0
     with pytest.raises(ModelNotFound):
-        await consume(service.generate(replace(request("e"), model="a client's words")))
+        await consume(steps_of(service.generate, replace(request("e"), model="a client's words")))
     assert ends == [
         ("a", "fake", "stop"),
         ("b", "fake", "worker_crashed"),
@@ -82,11 +85,11 @@ async def test_draining() -> None:
     gate = Gate()
     backend = FakeBackend(lambda _: (TextDelta("x"), gate, finished()))
     service = LiveService(backend, anonymous)
-    running = asyncio.create_task(consume(service.generate(request("a"))))
+    running = asyncio.create_task(consume(steps_of(service.generate, request("a"))))
     await gate.reached.wait()
     service.begin_drain()
     with pytest.raises(BackendUnavailable) as refused:
-        await consume(service.generate(request("b")))
+        await consume(steps_of(service.generate, request("b")))
     assert refused.value.retry_after_s
     await service.live.wait_idle(0.0)
     assert service.live.num_running == 1

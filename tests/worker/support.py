@@ -64,8 +64,9 @@ class Record:
         self.num_ends += any(isinstance(delta, Finished) for delta in step.deltas)
         self._notify()
 
-    def fail(self, error: EdgeAgentError) -> None:
+    def fail(self, error: Exception) -> None:
         assert self.num_ends == 0, "a failure after the end"
+        assert isinstance(error, EdgeAgentError)
         self.error = error
         self.num_ends += 1
         self._notify()

@@ -305,4 +305,4 @@ async def _respond(
     create = await read_body(request, reading, known)
     completion, answer = create.completion, LlamaAnswer(completion_id, create)
     chunks = LlamaChunks(answer) if completion.delivery.is_streamed else None
-    return await respond(request, completion.requests, answer, chunks, completion.delivery.ping_interval_s, params)
+    return await respond(request, completion.requests, answer, chunks, params)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NotRequired, cast
@@ -19,18 +18,19 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, OllamaRequest, read_chat, read_generate
 from edgeagent.api.ollama.models import capabilities
-from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line, rfc3339
+from edgeagent.api.ollama.wire import LineStream, known_name, line, rfc3339
 from edgeagent.api.openai.answer import finish_reason
 from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
+from edgeagent.api.wire.answer_stream import AnswerStream, AnswerWriter
+from edgeagent.api.wire.errors import ollama_refusal
 from edgeagent.api.wire.json_body import read_body
 from edgeagent.api.wire.known_fields import KnownFields
 from edgeagent.api.wire.logprobs import Scored
-from edgeagent.api.wire.placement import put_headers, started_body, started_in
+from edgeagent.api.wire.placement import put_headers, started_body
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.api.wire.usage import Run, RunsAt
-from edgeagent.errors import Forbidden, NotSupported
-from edgeagent.service.first_step import Stream, wait_for_first_step
+from edgeagent.errors import EdgeAgentError, Forbidden, NotSupported
 from edgeagent.service.inventory import find_known
 from edgeagent.service.service import status_of
 from edgeagent.strict_json import load_generated
@@ -39,6 +39,7 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     ReasoningDelta,
+    Sink,
     Started,
     Step,
     TextDelta,
@@ -158,7 +159,7 @@ def generate_fields(content: AnswerContent) -> OllamaGenerateFields:
     return {"response": content.text, "thinking": content.thinking} if content.thinking else {"response": content.text}
 
 
-class OllamaAnswer:
+class OllamaAnswer(Sink):
     """One answer while it is generated. `model` is the name that the client used.
 
     `to_fields`: chat_fields or generate_fields. The field `total_duration` counts from the creation of this object.
@@ -176,9 +177,10 @@ class OllamaAnswer:
         """Where the answer is generated; None if it has not started."""
         return self._answer.choices[0].started
 
-    def add(self, delta: Delta) -> None:
-        """Add a delta to an answer that is sent as one body. For a stream, use `lines` instead."""
-        self._answer.add(0, delta)
+    def put(self, step: Step) -> None:
+        """Add a step to an answer that is sent as one body. For a stream, use `lines` instead."""
+        self._answer.take(0, step)
+        self._answer.delivered(step)
 
     def lines(self, delta: Delta) -> list[Json]:
         """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cancelled.
@@ -279,8 +281,6 @@ def _ns(milliseconds: float) -> int:
 
 router = APIRouter()
 
-Steps = AsyncGenerator[Step, None]
-
 
 @router.post("/api/chat")
 async def chat(request: Request) -> Response:
@@ -311,35 +311,40 @@ async def _answer(
         return JSONResponse(answer.loaded(is_unload=parsed.is_unload))
     if parsed.is_thinking:
         await _check_thinking(context, model, parsed.model)
-    steps = context.service.generate(parsed.request)
-    response: Response
-    if parsed.is_streamed:
-        begun = await unless_disconnected(request.receive, wait_for_first_step(steps))
-        response = LineStream(guarded(_lines(begun, answer), request_id))
-        put_headers(response, None if begun.first is None else started_in(begun.first.deltas))
-    else:
-        response = JSONResponse(await unless_disconnected(request.receive, _collect(steps, answer)))
+    if not parsed.is_streamed:
+        await unless_disconnected(request.receive, context.service.generate(parsed.request, answer))
+        response = JSONResponse(answer.body())
         put_headers(response, answer.started)
-    return response
+        return response
+    generation = parsed.request
+    stream = AnswerStream(_Lines(answer, request_id), lambda sinks: context.service.generate(generation, sinks[0]))
+    await unless_disconnected(request.receive, stream.wait_for_first_step())
+    put_headers(stream, stream.started)
+    return stream
 
 
-async def _lines(steps: Stream[Step], answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a stream as bytes: the lines of each step together."""
-    async with aclosing(steps):
-        async for step in steps:
-            written = b"".join(line(each) for delta in step.deltas for each in answer.lines(delta))
-            if written:
-                yield written
-            answer.delivered(step)
+class _Lines(AnswerWriter):
+    """Writes an answer as lines: the lines of each step together."""
 
+    media_type = LineStream.media_type
+    ping_interval_s = None
 
-async def _collect(steps: Steps, answer: OllamaAnswer) -> Json:
-    async with aclosing(steps):
-        async for step in steps:
-            for delta in step.deltas:
-                answer.add(delta)
-            answer.delivered(step)
-    return answer.body()
+    def __init__(self, answer: OllamaAnswer, request_id: str) -> None:
+        self._answer = answer
+        self.id = request_id
+
+    def write(self, index: int, step: Step) -> bytes:
+        del index
+        return b"".join(line(each) for delta in step.deltas for each in self._answer.lines(delta))
+
+    def delivered(self, step: Step) -> None:
+        self._answer.delivered(step)
+
+    async def end(self) -> bytes:
+        return b""
+
+    async def fail(self, error: EdgeAgentError) -> bytes:
+        return line(ollama_refusal(error))
 
 
 async def _load_or_unload(request: Request, parsed: OllamaRequest, model: str, request_id: str) -> None:

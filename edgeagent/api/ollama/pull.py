@@ -15,8 +15,7 @@ from edgeagent.api.ollama.body import OllamaPullBody
 from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line
 from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Shape
-from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.service.first_step import last_of
+from edgeagent.api.wire.sse import last_of, unless_disconnected
 from edgeagent.store.hub.progress import Progress
 
 router = APIRouter()

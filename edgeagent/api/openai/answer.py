@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from edgeagent.api.wire.answer_stream import AnswerWriter
+from edgeagent.api.wire.errors import error_body
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.placement import started_body
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.sse import DONE
+from edgeagent.api.wire.sse import DONE, event
 from edgeagent.api.wire.usage import (
     ChatUsage,
     DeliveryTime,
@@ -24,8 +26,18 @@ from edgeagent.api.wire.usage import (
     edgeagent_body,
     timings_body,
 )
-from edgeagent.errors import BackendUnavailable
-from edgeagent.types import Finished, FinishReason, PromptProgress, Started, Step, Timings, Usage
+from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from edgeagent.types import (
+    Finished,
+    FinishReason,
+    PromptProgress,
+    PromptText,
+    Started,
+    Step,
+    TextDelta,
+    Timings,
+    Usage,
+)
 
 
 class GenerationProgress:
@@ -156,21 +168,46 @@ class Answer(ABC):
         }
 
 
-class Chunks(ABC):
+# The log probabilities of a long prompt, with the alternatives, take tens of milliseconds to write.
+MAX_INLINE_LOGPROBS = 256
+
+
+class Chunks(AnswerWriter):
     """Converts the steps of an answer into the chunks of a stream. `kind` is the value of each chunk's `object`.
 
-    `end_mark` is written behind the last chunk.
+    `end_mark` is written behind the last chunk. Errors of the worker name fields of the Responses API, such as `input`;
+    `params` maps these names to the fields of the route.
     """
 
     end_mark = DONE
 
     def __init__(self, answer: Answer, delivery: Delivery, kind: str) -> None:
+        self.id = answer.id
+        if delivery.ping_interval_s is not None:
+            self.ping_interval_s = delivery.ping_interval_s
+        self.params: Mapping[str, str] = {}
         self._answer = answer
         self._delivery = delivery
         self._progress = [GenerationProgress() for _ in answer.choices]
         self._opened: set[int] = set()  # choices whose first chunk was sent
         self._head: Json = {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
         self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
+
+    def write(self, index: int, step: Step) -> bytes:
+        return b"".join(map(event, self.of(index, step)))
+
+    def is_long(self, step: Step) -> bool:
+        return num_logprobs(step) > MAX_INLINE_LOGPROBS
+
+    def delivered(self, step: Step) -> None:
+        self._answer.delivered(step)
+
+    async def end(self) -> bytes:
+        return b"".join(map(event, self.closing())) + self.end_mark
+
+    async def fail(self, error: EdgeAgentError) -> bytes:
+        detail = {"served_by": error.served_by, "num_delivered_tokens": error.num_delivered_tokens}
+        return event({"error": error_body(reworded(error, self.params)), "edgeagent": detail})
 
     @abstractmethod
     def of(self, index: int, step: Step) -> list[Json]:
@@ -201,6 +238,17 @@ class Chunks(ABC):
         If a usage chunk follows, return `chunk` unchanged: the usage chunk has the measurements of the first choice.
         """
         return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.generation_metrics(choice)}
+
+
+def num_logprobs(step: Step) -> int:
+    """Return how many log probabilities a step has, without the alternatives."""
+    return sum(len(delta.logprobs) for delta in step.deltas if isinstance(delta, TextDelta | PromptText))
+
+
+def reworded(error: EdgeAgentError, params: Mapping[str, str]) -> EdgeAgentError:
+    """Return an error that names the field of a route instead of the field of the Responses API; see Chunks."""
+    error.param = params.get(error.param or "", error.param)
+    return error
 
 
 def finish_reason(finished: Finished) -> Ending:

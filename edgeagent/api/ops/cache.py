@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -27,10 +27,10 @@ from edgeagent.errors import (
     NotSupported,
     WorkerCrashed,
 )
+from edgeagent.service.client_sink import Ending
 from edgeagent.service.service import Service
 from edgeagent.types import (
     CachePolicy,
-    Finished,
     FinishReason,
     GenerateRequest,
     PurgeCache,
@@ -146,14 +146,13 @@ async def warm(request: Request) -> JSONResponse:
     """Compute a prompt and cache it, so that the first request with this prompt need not compute it."""
     service = context_of(request).service
     warming = await read_merged(request, partial(_read_known_warming, default_model=service.models.default()))
-    async with aclosing(service.generate(warming)) as steps:
-        async for step in steps:
-            for delta in step.deltas:
-                if isinstance(delta, Finished) and delta.reason is FinishReason.CANCELLED:
-                    raise BackendUnavailable("the prompt was not computed: the daemon is stopping")
-                if isinstance(delta, Finished):
-                    return JSONResponse(shaped(Warmed, delta.usage))
-    raise InternalError("a generation ended without its last event")
+    computed = Ending()
+    await service.generate(warming, computed)
+    if computed.finished is None:
+        raise InternalError("a generation ended without its last event")
+    if computed.finished.reason is FinishReason.CANCELLED:
+        raise BackendUnavailable("the prompt was not computed: the daemon is stopping")
+    return JSONResponse(shaped(Warmed, computed.finished.usage))
 
 
 def read_warming(fields: Json, default_model: str) -> GenerateRequest:

@@ -15,9 +15,8 @@ from edgeagent.api.wire.errors import Refusal, error_body
 from edgeagent.api.wire.fields import ModelName, Settings
 from edgeagent.api.wire.json_body import read_valid
 from edgeagent.api.wire.shape import Shape, shaped
-from edgeagent.api.wire.sse import DONE, EventStream, event, unless_disconnected
+from edgeagent.api.wire.sse import DONE, EventStream, event, last_of, unless_disconnected
 from edgeagent.errors import EdgeAgentError
-from edgeagent.service.first_step import Stream, last_of, wait_for_first_step
 from edgeagent.store.hub.background import Pulled
 from edgeagent.store.hub.progress import Progress
 
@@ -82,10 +81,9 @@ async def pull(request: Request) -> Response:
     asked = await read_valid(request, PullBody)
     steps = context_of(request).pulls.run(asked.model, with_draft=asked.draft)
     if asked.stream:
-        return EventStream(_events(await wait_for_first_step(steps)))
-    last = await unless_disconnected(request.receive, last_of(steps))
-    assert last is not None, "a pull yields the model, or raises"
-    return JSONResponse(_shown(last))
+        # A refusal comes instead of the first step, and gets its status.
+        return EventStream(_events(await anext(steps), steps))
+    return JSONResponse(_shown(await unless_disconnected(request.receive, last_of(steps))))
 
 
 def _shown(step: Progress | Pulled) -> PullProgress | ModelPull:
@@ -96,8 +94,11 @@ def _shown(step: Progress | Pulled) -> PullProgress | ModelPull:
     return shaped(ModelPull, pulled, id=pulled.name, object="model.pull", draft=brought)
 
 
-async def _events(steps: Stream[Progress | Pulled]) -> AsyncGenerator[bytes, None]:
+async def _events(
+    first: Progress | Pulled, steps: AsyncGenerator[Progress | Pulled, None]
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(steps):
+        yield event(_shown(first))
         try:
             async for step in steps:
                 yield event(_shown(step))

@@ -67,6 +67,7 @@ class CompactionStep:
     """A step of a response that summarizes its conversation first. It does not come from an engine."""
 
     deltas: tuple[Compacting | Compacted, ...]
+    tokens: tuple[int, ...] = ()
     at_s: float = 0.0
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
@@ -25,19 +25,20 @@ from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.events import TERMINAL, ResponseState, events_after, last_number, new_id, set_delivery
 from edgeagent.api.responses.items.as_json import item_body
 from edgeagent.api.responses.state import Responses
-from edgeagent.api.responses.turn import LiveTurn, Turn, TurnSteps, begin_turn, drive, find_turn, steps_of
+from edgeagent.api.responses.turn import Drive, LiveTurn, Turn, begin_turn, drive, find_turn, run_turn
 from edgeagent.api.wire import sse
+from edgeagent.api.wire.answer_stream import AnswerStream, AnswerWriter
 from edgeagent.api.wire.fields import MAX_INT32, Name, Query, between, validate
 from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.placement import put_headers, started_in
+from edgeagent.api.wire.placement import put_headers
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.usage import DeliveryTime, ResponseUsage, responses_usage
 from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.conversation.items import Item
 from edgeagent.credentials.grants import until_revoked
-from edgeagent.errors import BackendUnavailable, InvalidRequest, NotFound, Unauthorized
-from edgeagent.service.first_step import last_of, wait_for_first_step
+from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, NotFound, Unauthorized
+from edgeagent.types import Step
 
 router = APIRouter()
 
@@ -52,16 +53,17 @@ async def create_response(request: Request) -> Response:
     if turn.create.body.background:
         return start_background(turn, context, is_streamed=is_streamed)
     live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
-    steps = await sse.unless_disconnected(request.receive, wait_for_first_step(steps_of(turn, context.service)))
-    response: Response
-    if is_streamed:
-        started = None if steps.first is None else started_in(steps.first.deltas)
-        response = sse.EventStream(_stream(live, steps, context))
-    else:
-        await sse.unless_disconnected(request.receive, _collect(live, steps, context))
-        response, started = JSONResponse(turn.events.response), turn.events.started
-    put_headers(response, started)
-    return response
+    if not is_streamed:
+        await sse.unless_disconnected(request.receive, drive(live, context))
+        if turn.events.failure is not None:
+            raise turn.events.failure
+        response = JSONResponse(turn.events.response)
+        put_headers(response, turn.events.started)
+        return response
+    stream = AnswerStream(_Events(live, context), lambda sinks: run_turn(turn, context.service, sinks[0]))
+    await sse.unless_disconnected(request.receive, stream.wait_for_first_step())
+    put_headers(stream, stream.started)
+    return stream
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
@@ -74,27 +76,42 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
     return begin_turn(create, context.service, history, found, partition=partition)
 
 
-async def _collect(live: LiveTurn, steps: TurnSteps, context: Context) -> None:
-    """Drive a turn to its end. Raise its error if it failed."""
-    await last_of(drive(live, steps, context))
-    if live.turn.events.failure is not None:
-        raise live.turn.events.failure
+class _Events(AnswerWriter):
+    """Writes the events of a turn. A failure is an event too."""
+
+    def __init__(self, live: LiveTurn, context: Context) -> None:
+        self.id = live.id
+        self._drive = Drive(live, context)
+        self._delivery_time = DeliveryTime()
+
+    def opening(self) -> bytes:
+        return _written(self._drive.begin())
+
+    def write(self, index: int, step: Step) -> bytes:
+        del index
+        return _written(self._drive.step(step))
+
+    def delivered(self, step: Step) -> None:
+        self._delivery_time.add(step.at_s)
+
+    async def end(self) -> bytes:
+        return await self._end(None)
+
+    async def fail(self, error: EdgeAgentError) -> bytes:
+        return await self._end(error)
+
+    async def _end(self, error: EdgeAgentError | None) -> bytes:
+        events = await self._drive.end(error)
+        if events[-1]["type"] in TERMINAL and self._delivery_time.num:
+            set_delivery(events[-1], self._delivery_time.mean_ms)
+        return _written(events) + sse.DONE
+
+    def close(self) -> None:
+        self._drive.close()
 
 
-async def _stream(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a turn as they come. A failure is an event too.
-
-    The delivery time of a step ends when the consumer asks for the event after those of the step.
-    """
-    delivery_time = DeliveryTime()
-    async with aclosing(drive(live, steps, context)) as driven:
-        async for events, at_s in driven:
-            for event in events:
-                if event["type"] in TERMINAL and delivery_time.num:
-                    set_delivery(event, delivery_time.mean_ms)
-                yield sse.event(event, event["type"])
-            delivery_time.add(at_s)
-    yield sse.DONE
+def _written(events: Sequence[Json]) -> bytes:
+    return b"".join(sse.event(event, event["type"]) for event in events)
 
 
 def start_background(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
@@ -109,7 +126,7 @@ def start_background(turn: Turn, context: Context, *, is_streamed: bool) -> Resp
     # Clients may ask for the response by its id before the task below has started.
     live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
     context.service.live.show(live)
-    context.responses.carry_on(last_of(drive(live, steps_of(turn, context.service), context)))
+    context.responses.carry_on(drive(live, context))
     return follow(live, -1) if is_streamed else JSONResponse(turn.events.so_far())
 
 

@@ -1,16 +1,16 @@
 """A turn is a response while it is generated, over HTTP or WebSocket: how it begins, its steps, and who follows it.
 
-Over HTTP, `drive` runs a turn to its end. A WebSocket's session drives its turns itself, because it sends the events of
-several lanes.
+Over HTTP, a Drive applies a turn's steps. A WebSocket's session does so itself, because it sends the events of several
+lanes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 from pydantic_core import to_json
 
@@ -33,7 +33,6 @@ from edgeagent.conversation.history import ConnectionHistory, Conversation, Stor
 from edgeagent.conversation.items import CompactionItem, Item
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.policy import strictest
-from edgeagent.service.first_step import Stream
 from edgeagent.service.live_requests import LiveRequest, LiveRequests
 from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
@@ -42,6 +41,7 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     SamplingParams,
+    Sink,
     Step,
     Timings,
     Usage,
@@ -147,32 +147,24 @@ def _defaults(service: Service, model: str) -> SamplingParams:
     return status.info.sampling if status is not None and status.info is not None else SamplingParams()
 
 
-TurnSteps = Stream[Step | CompactionStep]
+async def run_turn(turn: Turn, service: Service, sink: Sink) -> None:
+    """Run a turn to its end, and put its steps into the sink. Raise the EdgeAgentError that ends it.
 
-
-async def steps_of(turn: Turn, service: Service) -> AsyncGenerator[Step | CompactionStep, None]:
-    """Yield a turn's steps. Either the last step ends the turn, or an EdgeAgentError is raised.
-
-    The caller must give each step to `turn.events` before it takes the next step. InternalError is raised if
-    `turn.events` is not over after the last step.
+    The steps include CompactionSteps.
     """
     if turn.is_empty:
-        yield Step((unrun(FinishReason.STOP, "empty prompt"),))
+        sink.put(Step((unrun(FinishReason.STOP, "empty prompt"),)))
         return
     if await _is_too_long(turn, service):
         item_id = new_id("cmp")
-        yield CompactionStep((Compacting(item_id),))
+        sink.put(cast("Step", CompactionStep((Compacting(item_id),))))
         try:
             item = await _compact(turn, service, item_id)
         except SummaryCancelled as cancelled:
-            yield Step((cancelled.end,))
+            sink.put(Step((cancelled.end,)))
             return
-        yield CompactionStep((Compacted(item),))
-    async with aclosing(service.generate(turn.request)) as steps:
-        async for step in steps:
-            yield step
-    if not turn.events.is_over:
-        raise InternalError("the backend ended without finishing")
+        sink.put(cast("Step", CompactionStep((Compacted(item),))))
+    await service.generate(turn.request, sink)
 
 
 async def _is_too_long(turn: Turn, service: Service) -> bool:
@@ -229,35 +221,65 @@ def find_turn(live: LiveRequests, response_id: str, partition: str) -> LiveTurn 
     return found if isinstance(found, LiveTurn) else None
 
 
-async def drive(live: LiveTurn, steps: TurnSteps, context: Context) -> AsyncGenerator[tuple[list[Json], float], None]:
-    """Run a turn. For each step, yield its events and the time (time.monotonic) when an engine computed the step.
+class Drive(Sink):
+    """Applies the steps of a turn to its events, and stores the response before its terminal event is sent.
 
-    The time is 0 if no engine did. A failure does not raise an error: the last event reports the failure. While the
-    turn runs, clients find it by its id. The response is stored before the terminal event is yielded.
+    Call `end` once, and `close` always. From the first step until `close`, clients find the turn by its id.
     """
+
+    def __init__(self, live: LiveTurn, context: Context) -> None:
+        self._live = live
+        self._events = live.turn.events
+        self._context = context
+        self._last: list[Json] = []  # the events of the step that ends the turn
+
+    def begin(self) -> list[Json]:
+        """Let clients find the turn. Return the opening events, or none if they have been made before."""
+        self._context.service.live.show(self._live)
+        return [] if self._events.has_begun else self._events.created()
+
+    def step(self, step: Step) -> list[Json]:
+        """Apply a step, and return its events. `end` returns those of the last step."""
+        begun = self._events.in_progress() if self._events.is_queued else []
+        made = begun + self._events.step(step.deltas)
+        self._live.wake_followers()
+        if not self._events.is_over:
+            return made
+        self._last += made
+        return []
+
+    def put(self, step: Step) -> None:
+        """Apply a step of a turn whose events are not sent."""
+        if not self._live.is_visible:
+            self.begin()
+        self.step(step)
+
+    async def end(self, error: EdgeAgentError | None) -> list[Json]:
+        """Store the response, and return the events that end it. `error`: the turn's failure; None if it has none."""
+        if not self._events.is_over:
+            self._last = self._events.fail(error or InternalError("the backend ended without finishing"))
+        await _keep(self._live.turn, self._context)
+        return self._last
+
+    def close(self) -> None:
+        """Let clients find the response only in the store from now on."""
+        self._context.service.live.hide(self._live)
+
+
+async def drive(live: LiveTurn, context: Context) -> None:
+    """Run a turn to its end, and store its response. Raise an error only if it comes before the first step."""
+    drive = Drive(live, context)
     failure: EdgeAgentError | None = None
-    turn, events, requests = live.turn, live.turn.events, context.service.live
-    requests.show(live)
     try:
-        if not events.has_begun:
-            yield events.created(), 0.0
         try:
-            async with aclosing(steps):
-                async for step in steps:
-                    begun = events.in_progress() if events.is_queued else []
-                    made = events.step(step.deltas)
-                    live.wake_followers()
-                    if events.is_over:
-                        await _keep(turn, context)
-                    yield [*begun, *made] if begun else made, step.at_s
+            await run_turn(live.turn, context.service, drive)
         except Exception as error:
-            failure = to_client_error(turn.request.id, error)
-        if failure is not None and not events.is_over:
-            made = events.fail(failure)
-            await _keep(turn, context)
-            yield made, 0.0
+            failure = to_client_error(live.turn.request.id, error)
+            if not live.is_visible:
+                raise failure from None
+        await drive.end(failure)
     finally:
-        requests.hide(live)
+        drive.close()
 
 
 async def _keep(turn: Turn, context: Context) -> None:

@@ -31,61 +31,66 @@ def event(document: object, name: str | None = None) -> bytes:
 class Stream(Response):
     """A response that sends each chunk when a generator yields it. The generator is closed if the client disconnects.
 
-    The generator must yield its own failures as content, because the status line has been sent by then.
+    The generator must yield its own failures as content, because the status line has been sent by then. If
+    `ping_interval_s` is set, a comment is sent after such a silence. Without it, a client could take the silence for a
+    lost connection.
     """
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+    ping_interval_s: float | None = None
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None] | None = None) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
-        self._sent_at_s = 0.0
-        self._is_ended = False
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        self._clock = asyncio.get_running_loop().time  # get_running_loop is a system call before Python 3.12
+        self._sent_at_s = self._clock()
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         with suppress(ClientDisconnect):
-            await unless_disconnected(receive, self._pump(send))
+            await unless_disconnected(receive, self._send_body())
 
-    async def _pump(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
+    async def write(self, part: bytes) -> None:
+        """Send a part of the body. This waits only while the client's socket is full."""
+        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        self._sent_at_s = self._clock()
+
+    async def write_all(self) -> None:
+        """Write the whole body. It is cancelled if the client disconnects. A subclass may have no generator."""
+        assert self._chunks is not None
         async with aclosing(self._chunks) as chunks:
             async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                self._sent_at_s = clock()
-        self._is_ended = True
-        await send({"type": "http.response.body", "body": b""})
+                await self.write(chunk)
+
+    async def _send_body(self) -> None:
+        pings = None if self.ping_interval_s is None else asyncio.create_task(self._ping(self.ping_interval_s))
+        try:
+            await self.write_all()
+        finally:
+            if pings is not None:
+                pings.cancel()
+                with suppress(asyncio.CancelledError):
+                    await pings
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _ping(self, interval_s: float) -> None:
+        while True:
+            silent_s = self._clock() - self._sent_at_s
+            if silent_s >= interval_s:
+                await self.write(PING)
+                silent_s = 0.0
+            await asyncio.sleep(interval_s - silent_s)
 
 
 class EventStream(Stream):
-    """A stream of whole server-sent events. It sends a comment if there was no event for `ping_interval_s`.
-
-    Without the comment, a client could take the silence for a lost connection.
-    """
+    """A stream of whole server-sent events."""
 
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncGenerator[bytes, None], ping_interval_s: float = PING_INTERVAL_S) -> None:
         super().__init__(events)
-        self._ping_interval_s = ping_interval_s
-
-    async def _pump(self, send: Send) -> None:
-        self._sent_at_s = asyncio.get_running_loop().time()
-        pings = asyncio.create_task(self._ping(send))
-        try:
-            await super()._pump(send)
-        finally:
-            pings.cancel()
-            with suppress(asyncio.CancelledError):
-                await pings
-
-    async def _ping(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-        while not self._is_ended:
-            silent_s = clock() - self._sent_at_s
-            if silent_s >= self._ping_interval_s:
-                await send({"type": "http.response.body", "body": PING, "more_body": True})
-                self._sent_at_s, silent_s = clock(), 0.0
-            await asyncio.sleep(self._ping_interval_s - silent_s)
+        self.ping_interval_s = ping_interval_s
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -106,6 +111,14 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
                 each.cancel()
                 with suppress(asyncio.CancelledError):
                     await each
+
+
+async def last_of(steps: AsyncGenerator[T, None]) -> T:
+    """Read a generator to its end, and return the last value. There must be one."""
+    async with aclosing(steps):
+        async for step in steps:
+            last = step
+    return last
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 from edgeagent.backends.base import CONTEXT, UNREACHABLE, Estimate
 from edgeagent.backends.prompts import num_prompt_tokens
@@ -34,7 +34,7 @@ from edgeagent.types import (
     ProbePermit,
     QueryAnswer,
     RemoteStatus,
-    Step,
+    Sink,
     TextQuery,
     TokenPrompt,
     WorkerState,
@@ -264,16 +264,17 @@ class RemoteBackend:
         )
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request; its generator still yields Finished(cancelled)."""
+        """Cancel a request; its sink still gets a Finished(cancelled)."""
         if (run := self._live.get(request_id)) is not None:
             run.control.end(Cause.CANCELLED)
 
     async def generate(
-        self, request: GenerateRequest, permit: Permit | None = None, so_far: AnswerSoFar | None = None
-    ) -> AsyncGenerator[Step, None]:
+        self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> None:
         """Run a request; see the contract in backends.base.Backend.
 
-        Raise Forbidden, and send nothing, if `permit` is None or does not cover this request.
+        Raise Forbidden, and send nothing, if `permit` is None or does not cover this request. While the client does not
+        read, nothing is read from the remote.
         """
         if permit is None:
             raise Forbidden(f"there is no permit to send this to remote {self.remote.name!r}", served_by=self.name)
@@ -281,12 +282,10 @@ class RemoteBackend:
         run = self._accept(request, permit, so_far)
         self._live[request.id] = run
         try:
-            step = await run.begin()
-            while True:
-                yield step
-                if run.is_over:
-                    return
-                step = await run.next()
+            sink.put(await run.begin())
+            while not run.is_over:
+                await sink.room()
+                sink.put(await run.next())
         finally:
             del self._live[request.id]
             self._used_s = self._clock()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from edgeagent.api.wire import answer_stream
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, Overloaded, WorkerCrashed
-from edgeagent.service import first_step
 from edgeagent.types import (
     ChatPrompt,
     Delta,
@@ -338,7 +338,7 @@ class TestChat:
     async def test_a_stream_that_waits_in_the_queue_has_its_headers(
         self, daemon: Running, backend: FakeBackend, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(answer_stream, "PATIENCE_S", 0.0)
         gate = Gate()
         backend.script = playing(gate, Started(8, 4), TextDelta("he"), finished())
         fields = {"model": "fake", "messages": HI, "prompt": "hello"}
@@ -351,7 +351,7 @@ class TestChat:
     async def test_a_refusal_after_the_patience_is_the_last_line(
         self, daemon: Running, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(answer_stream, "PATIENCE_S", 0.0)
         gate = Gate()
         gate.opened.set()
         backend.script = failing(Overloaded("full"), gate)

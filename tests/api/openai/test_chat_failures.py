@@ -15,9 +15,8 @@ from openai import (
     RateLimitError,
 )
 
-from edgeagent.api.wire import sse
+from edgeagent.api.wire import answer_stream
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InvalidRequest, Overloaded, WorkerCrashed
-from edgeagent.service import first_step
 from edgeagent.types import (
     FinishReason,
     Started,
@@ -138,8 +137,8 @@ async def test_leaving_before_the_first_step_cancels(daemon: Running, backend: F
 async def test_a_silent_stream_opens_and_pings(
     daemon: Running, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(sse.EventStream.__init__, "__defaults__", (0.01,))
+    monkeypatch.setattr(answer_stream, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(answer_stream.AnswerWriter, "ping_interval_s", 0.01)
     gate = Gate()
     backend.script = lambda _: (gate, Started(1, 0), TextDelta("late"), finished())
     async with (
@@ -160,7 +159,7 @@ async def test_a_silent_stream_opens_and_pings(
 async def test_a_failure_after_the_patience_is_an_event(
     daemon: Running, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(answer_stream, "PATIENCE_S", 0.0)
     gate = Gate()
     gate.opened.set()
     backend.script = failing(Overloaded("full"), gate)

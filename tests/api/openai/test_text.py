@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import httpx
@@ -300,13 +300,13 @@ async def test_a_stream_tells_its_prompts_progress_and_its_timings(daemon: Runni
 
 
 async def test_tokens_are_told_where_they_are_asked_for(daemon: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def generate(_self: object, _request: GenerateRequest) -> AsyncIterator[Step]:
+    async def play(*_: object) -> AsyncGenerator[Step, None]:
         yield Step((Started(1, 0),))
         yield Step((), (5,))
         yield Step((TextDelta("é"),), (6, 7))
         yield Step((finished(),))
 
-    monkeypatch.setattr(FakeBackend, "generate", generate)
+    monkeypatch.setattr(FakeBackend, "play", play)
     body = (await post(daemon, {"prompt": "x", "return_tokens": True})).json()
     assert body["choices"][0]["tokens"] == [5, 6, 7]
     chunks = await chunks_of(daemon, return_tokens=True)

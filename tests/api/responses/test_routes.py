@@ -12,10 +12,10 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from pydantic import BaseModel
 
+from edgeagent.api.wire import answer_stream
 from edgeagent.conversation.history import StoredResponse
 from edgeagent.conversation.store import ResponseStore
 from edgeagent.errors import ModelNotFound, WorkerCrashed
-from edgeagent.service import first_step
 from edgeagent.types import (
     ChatPrompt,
     FinishReason,
@@ -170,7 +170,7 @@ async def test_a_failure_under_way_is_stored_and_a_refusal_is_not(
 async def test_a_slow_start_is_announced(
     client: AsyncOpenAI, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_step, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(answer_stream, "PATIENCE_S", 0.0)
     gate = Gate()
     backend.script = lambda _: (gate, TextDelta("ye"), finished())
     stream = await client.responses.create(model="fake", input="x", stream=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from edgeagent.backends.local import merge_steps
 from edgeagent.backends.remote.answer import ChatReader
 from edgeagent.backends.remote.failures import Failure
+from edgeagent.service.client_sink import merge_steps
 from edgeagent.types import Delta, Step
 
 DONE = b"data: [DONE]\n\n"

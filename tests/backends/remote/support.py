@@ -26,6 +26,7 @@ from edgeagent.types import (
     TextDelta,
     replace,
 )
+from tests.backends.reading import steps_of
 from tests.present import present
 
 KEY = "sk-canary-key"
@@ -185,7 +186,7 @@ async def ask(
     request = replace(request, **changes)
     answer = Answer()
     try:
-        async for step in remote.generate(request, permit(request), so_far):
+        async for step in steps_of(remote.generate, request, permit(request), so_far):
             answer.deltas += step.deltas
             answer.num_tokens += len(step.tokens)
     except EdgeAgentError as error:

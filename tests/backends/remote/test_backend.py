@@ -40,6 +40,7 @@ from edgeagent.types import (
     WorkerState,
     replace,
 )
+from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, cut, usage
 from tests.backends.remote.support import KEY, REQUEST, Clock, Rows, ask, backend, permit, until
@@ -111,7 +112,7 @@ async def test_without_leave_nothing_leaves() -> None:
         ]
         for leave in wrong:
             with pytest.raises(Forbidden):
-                await anext(remote.generate(REQUEST, leave))  # type: ignore[arg-type]
+                await anext(steps_of(remote.generate, REQUEST, leave))
     assert server.num_connections == 0
 
 
@@ -136,7 +137,7 @@ async def test_a_cancel_is_polite() -> None:
     rows = Rows()
     script = half(ROLE, chunk({"content": "One"}), Act.STALL)
     async with faults(script) as server, backend(server.url, ledger=rows) as remote:
-        steps = remote.generate(REQUEST, permit())
+        steps = steps_of(remote.generate, REQUEST, permit())
         assert (await anext(steps)).deltas[1].text == "One"  # type: ignore[union-attr]
         asyncio.get_running_loop().call_soon(remote.cancel, REQUEST.id)
         last = await anext(steps)
@@ -164,7 +165,7 @@ async def test_a_cancel_before_anything_came() -> None:
 async def test_closing_the_generator_stops_the_remote() -> None:
     rows = Rows()
     async with faults(half(chunk({"content": "One"}), Act.STALL)) as server, backend(server.url, ledger=rows) as remote:
-        async with aclosing(remote.generate(REQUEST, permit())) as steps:
+        async with aclosing(steps_of(remote.generate, REQUEST, permit())) as steps:
             await anext(steps)
         async with asyncio.timeout(5):
             await server.asked[0].left.wait()
@@ -376,7 +377,7 @@ async def test_a_prompt_that_is_too_long_for_one_endpoint_goes_to_a_longer_one()
 async def test_no_more_at_once_than_allowed() -> None:
     limits = Limits(max_concurrent=1)
     async with faults(half(chunk({"content": "a"}), Act.STALL)) as server, backend(server.url, limits=limits) as remote:
-        steps = remote.generate(REQUEST, permit())
+        steps = steps_of(remote.generate, REQUEST, permit())
         await anext(steps)
         assert remote.estimate(REQUEST).num_live == remote.estimate(REQUEST).max_live == 1
         second = await ask(remote, id="second")
@@ -472,7 +473,7 @@ async def test_a_slow_reader_holds_the_stream_back(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(network._Stream, "read", read_counted)
     big = stream(*(chunk({"content": "x" * 60_000}) for _ in range(400)), answer("end"))
     async with faults(big) as server, backend(server.url) as remote:
-        steps = remote.generate(REQUEST, permit())
+        steps = steps_of(remote.generate, REQUEST, permit())
         await anext(steps)
         await asyncio.sleep(0.2)
         assert num_bytes < 2 << 20

@@ -18,6 +18,7 @@ from edgeagent.egress.rows import days, file_of, folder_of, read_lines
 from edgeagent.errors import EdgeAgentError
 from edgeagent.remotes import Budget, EndpointConfig, Limits, Remote
 from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest, Message, Permit, ProbePermit, RouteMode, TextDelta
+from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, FaultServer, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, chunk, usage
 
@@ -109,7 +110,7 @@ async def used(remote: RemoteBackend, rng: random.Random, index: int) -> None:
     for _ in range(rng.randrange(5)):
         await asyncio.sleep(0)
     try:
-        async with asyncio.timeout(0.3), aclosing(remote.generate(request, permit)) as steps:
+        async with asyncio.timeout(0.3), aclosing(steps_of(remote.generate, request, permit)) as steps:
             async for step in steps:
                 num_taken += sum(isinstance(delta, TextDelta) for delta in step.deltas)
                 if num_taken >= most:
@@ -170,7 +171,7 @@ async def test_forty_at_once_spend_no_more_than_the_budget(tmp_path: Path) -> No
             )
             permit = Permit(request.id, "gpu", RouteMode.REMOTE_ONLY, "remote_only")
             try:
-                texts.append([step async for step in remote.generate(request, permit)])
+                texts.append([step async for step in steps_of(remote.generate, request, permit)])
             except EdgeAgentError as error:
                 assert "tokens left" in error.message or "used up" in error.message
 
@@ -207,7 +208,9 @@ async def test_what_was_sent_is_paid_for(tmp_path: Path, script: Script, tokens:
         remote = RemoteBackend(owned, keys=lambda key: "", ledger=ledger)
         request = GenerateRequest("r1", "tiny", ChatPrompt((Message("user", "twenty characters..."),)))
         try:
-            async for _ in remote.generate(request, Permit("r1", "gpu", RouteMode.REMOTE_ONLY, "remote_only")):
+            async for _ in steps_of(
+                remote.generate, request, Permit("r1", "gpu", RouteMode.REMOTE_ONLY, "remote_only")
+            ):
                 pass
         except EdgeAgentError:
             pass
@@ -228,7 +231,7 @@ async def test_a_continuation_is_paid_as_its_kind_of_server_counts(
         remote = RemoteBackend(owned, keys=lambda key: "", ledger=Ledger(tmp_path, Owner(owned)))
         request = GenerateRequest("r1", "tiny", ChatPrompt((Message("user", "twenty characters..."),)))
         permit = Permit("r1", "gpu", RouteMode.REMOTE_ONLY, "remote_only")
-        async with aclosing(remote.generate(request, permit, AnswerSoFar("b" * 400, "", 100))) as steps:
+        async with aclosing(steps_of(remote.generate, request, permit, AnswerSoFar("b" * 400, "", 100))) as steps:
             async for _ in steps:
                 pass
         await remote.stop()

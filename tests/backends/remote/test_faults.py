@@ -28,6 +28,7 @@ from edgeagent.errors import (
 )
 from edgeagent.remotes import Key, Limits
 from edgeagent.types import replace
+from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import HEAD, Act, Script, chunked, faults, free_port, half, plain, stream
 from tests.backends.remote.streams import DONE, OVERLOADED, ROLE, answer, chunk, event
 from tests.backends.remote.support import REQUEST, Answer, Clock, Rows, ask, backend, permit, probe, until
@@ -374,7 +375,7 @@ async def test_a_node_that_dies_behind_the_url_rests_nothing() -> None:
     script = half(chunk({"content": "x"}), Act.STALL)
     async with faults(script) as server, backend(server.url) as remote:
         requests = [replace(REQUEST, id=f"r{number}") for number in range(8)]
-        answers = [remote.generate(request, permit(request)) for request in requests]
+        answers = [steps_of(remote.generate, request, permit(request)) for request in requests]
         await asyncio.gather(*map(anext, answers))
         running = {asyncio.ensure_future(anext(answer_)) for answer_ in answers}
         server.cut(6)

@@ -11,6 +11,7 @@ import pytest
 from edgeagent.errors import RemoteUnavailable
 from edgeagent.remotes import Limits, Tls
 from edgeagent.types import replace
+from tests.backends.reading import steps_of
 from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.backends.remote.fault_server import Act
 from tests.backends.remote.http2_server import http2
@@ -40,7 +41,9 @@ async def test_many_answers_on_one_connection(context: ssl.SSLContext, tls: Tls)
 async def test_a_stopped_stream_is_reset_and_the_others_go_on(context: ssl.SSLContext, tls: Tls) -> None:
     script = (ROLE, chunk({"content": "One"}), Act.STALL)
     async with http2(context, *script) as server, backend(server.url, tls=tls) as remote:
-        first, second = (remote.generate(request, permit(request)) for request in (REQUEST, replace(REQUEST, id="two")))
+        first, second = (
+            steps_of(remote.generate, request, permit(request)) for request in (REQUEST, replace(REQUEST, id="two"))
+        )
         await asyncio.gather(anext(first), anext(second))
         remote.cancel("two")
         assert [type(delta).__name__ for delta in (await anext(second)).deltas] == ["Finished"]
@@ -71,7 +74,7 @@ async def test_leave_that_is_withdrawn_twice_ends_each_stream_in_an_error(
         streams = []
         for number in range(4):
             request = replace(REQUEST, id=f"r{number}")
-            streams.append(remote.generate(request, permit(request)))
+            streams.append(steps_of(remote.generate, request, permit(request)))
             await anext(streams[-1])
         running = [asyncio.create_task(anext(steps)) for steps in streams]
         await asyncio.sleep(0.01)
@@ -95,7 +98,7 @@ async def test_stopped_streams_do_not_use_up_the_connection(context: ssl.SSLCont
     async with http2(context, *script, max_streams=4) as server, backend(server.url, tls=tls) as remote:
         for number in range(40):
             request = replace(REQUEST, id=f"r{number}")
-            async with aclosing(remote.generate(request, permit(request))) as steps:
+            async with aclosing(steps_of(remote.generate, request, permit(request))) as steps:
                 await anext(steps)
         await until(lambda: len(server.resets) == 40)
         assert server.num_connections == 1

@@ -28,6 +28,7 @@ from edgeagent.types import (
     ToolChoice,
     Usage,
 )
+from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, event, read
 from tests.backends.remote.support import KEY, REQUEST, ask, backend, permit, probe
@@ -223,7 +224,7 @@ async def test_a_client_that_reads_slowly_does_not_make_the_time_longer() -> Non
     limits = Limits(total_s=0.3)
     script = stream(ROLE, *parts, chunk(finish="stop"), DONE)
     async with faults(script) as server, backend(server.url, limits=limits) as remote:
-        steps = remote.generate(REQUEST, permit())
+        steps = steps_of(remote.generate, REQUEST, permit())
         await anext(steps)
         until_s = asyncio.get_running_loop().time() + limits.total_s
         while asyncio.get_running_loop().time() < until_s:  # noqa: ASYNC110 - the limit is on the loop's clock

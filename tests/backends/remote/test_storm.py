@@ -12,6 +12,7 @@ from edgeagent.backends.remote.failures import Failure
 from edgeagent.backends.remote.transport import BackgroundTasks
 from edgeagent.remotes import Limits, Tls
 from edgeagent.types import ChatPrompt, Message, replace
+from tests.backends.reading import steps_of
 from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.backends.remote.fault_server import Act, Script, faults, half, plain, stream
 from tests.backends.remote.http2_server import http2
@@ -37,7 +38,7 @@ async def ask_somehow(remote: RemoteBackend, number: int, chance: random.Random)
     request = replace(REQUEST, id=f"r{number}", prompt=ChatPrompt((Message("user", f"canary {number}"),)))
     way, delay_s = chance.choice(["end", "end", "cancel", "leave", "task"]), chance.random() * 0.1
     if way == "leave":
-        steps = remote.generate(request, permit(request))
+        steps = steps_of(remote.generate, request, permit(request))
         try:
             await anext(steps)
         except Exception as error:

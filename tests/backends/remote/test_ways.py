@@ -19,6 +19,7 @@ from edgeagent.errors import RemoteUnavailable
 from edgeagent.metrics import REGISTRY
 from edgeagent.remotes import EndpointConfig, Remote, Tls
 from edgeagent.types import Permit, ProbePermit, RouteMode
+from tests.backends.reading import steps_of
 from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.backends.remote.fault_server import Act, FaultServer, faults, free_port, half, models, plain, stream
 from tests.backends.remote.streams import answer, chunk
@@ -139,7 +140,7 @@ async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
     script = half(chunk({"content": "One"}), chunk({"content": "Two"}), Act.STALL)
     async with faults(script, stream(answer("a"))) as server, backend(server.url, clock=clock) as remote:
         (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
-        steps = remote.generate(REQUEST, permit())
+        steps = steps_of(remote.generate, REQUEST, permit())
         await anext(steps)
         remote.estimate(REQUEST)
         endpoint.breaker.fail(clock(), "no route", hung=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -28,13 +28,15 @@ from edgeagent.api.responses.socket.outbox import (
     Send,
 )
 from edgeagent.api.responses.socket.session import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Session, Start
-from edgeagent.api.responses.turn import steps_of
+from edgeagent.api.responses.turn import run_turn
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.json_body import run_inline_or_in_thread
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import StoreResult
 from edgeagent.credentials.grants import until_revoked
-from edgeagent.errors import InternalError
+from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.service.client_sink import ClientSink, start_now
+from edgeagent.types import Step
 
 # After this time a request that is neither refused nor started is announced as begun, since clients time out without an
 # event. Until then an error is sent with its own status instead of as a failed response.
@@ -59,13 +61,18 @@ class Connection:
     """One client's socket, from its handshake to its end. The session decides what to do, and the connection does it.
 
     Security has already checked the handshake. The HTTP server sends the pings and limits the rate of frames. One task
-    reads and never waits for a request, one empties the outbox, and each request has a task.
+    reads and never waits for a request, and each request has a task. What is in the outbox is written at once, or by a
+    task while the client's socket is full or a response is being stored.
     """
 
     def __init__(self, websocket: WebSocket, context: Context) -> None:
         self._websocket = websocket
         self._outbox = Outbox()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writing: asyncio.Task[None] | None = None
+        self._is_writing = False
+        self._is_closed = asyncio.Event()  # the outbox is not written any more
+        self._trouble: Exception | None = None  # what ended the writing, other than the client
         self._stall = _Stall()
         self._service = context.service
         self._live = context.service.live
@@ -93,10 +100,10 @@ class Connection:
 
     async def _serve(self) -> None:
         metrics.open_websockets.inc()
-        reader, writer = asyncio.create_task(self._read()), asyncio.create_task(self._write())
-        stalled = asyncio.create_task(self._stall.is_found.wait())
+        reader = asyncio.create_task(self._read())
+        ends = [asyncio.create_task(event.wait()) for event in (self._is_closed, self._stall.is_found)]
         try:
-            await asyncio.wait((reader, writer, stalled), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reader, *ends), return_when=asyncio.FIRST_COMPLETED)
         finally:
             metrics.open_websockets.dec()
             self._stall.cancel()
@@ -104,13 +111,14 @@ class Connection:
                 self._session.disconnected()  # no further request starts
             finally:
                 try:
-                    await _cancel([reader, writer, stalled, *self._tasks])
+                    writing = [] if self._writing is None else [self._writing]
+                    await _cancel([reader, *ends, *writing, *self._tasks])
                 finally:
                     self._release_all()
-        for task in (reader, writer):
-            if not task.cancelled() and isinstance(error := task.exception(), Exception):
-                to_client_error("a WebSocket", error)
-                await self._close(INTERNAL_ERROR, "internal error")
+        trouble = self._trouble if reader.cancelled() else self._trouble or reader.exception()
+        if isinstance(trouble, Exception):
+            to_client_error("a WebSocket", trouble)
+            await self._close(INTERNAL_ERROR, "internal error")
         # If the client does not read the close frame either, the transport cuts the connection and counts it.
         if self._stall.is_found.is_set() and await self._close(TRY_AGAIN_LATER, "the client does not read"):
             metrics.slow_clients_cut_total.labels("websocket").inc()
@@ -139,11 +147,12 @@ class Connection:
             await asyncio.sleep(0)
 
     async def _write(self) -> None:
-        with suppress(WebSocketDisconnect):
-            while True:
-                entry = await self._outbox.take()
+        """Write what is in the outbox."""
+        try:
+            while not self._is_closed.is_set() and (entry := self._outbox.take()) is not None:
                 if isinstance(entry, Close):
                     await self._websocket.close(entry.code, entry.reason)
+                    self._is_closed.set()
                     return
                 if entry.is_terminal:
                     await self._before_end(entry)
@@ -152,6 +161,13 @@ class Connection:
                 await self._websocket.send({"type": "websocket.send", "text": to_json(entry.event).decode()})
                 self._stall.end()
                 self._sent(entry)
+        except WebSocketDisconnect:
+            self._is_closed.set()
+        except Exception as error:
+            self._trouble = error
+            self._is_closed.set()
+        finally:
+            self._is_writing = False
 
     def _perform(self, actions: Iterable[Action]) -> None:
         """Perform actions in order."""
@@ -160,6 +176,9 @@ class Connection:
                 self._outbox.push(action)
             else:
                 self._act(action)
+        if not self._is_writing:
+            self._is_writing = True
+            self._writing = start_now(self._write())
         if self._outbox.is_flooded:
             self._stall.is_found.set()
 
@@ -172,10 +191,10 @@ class Connection:
 
     async def _wait_for_room(self) -> None:
         """Wait until the outbox has room. After STALL_S seconds, mark the client as stalled and return."""
-        try:
-            async with asyncio.timeout(STALL_S):
-                await self._outbox.wait_for_room()
-        except TimeoutError:
+        room = asyncio.ensure_future(self._outbox.wait_for_room())
+        await asyncio.wait({room}, timeout=STALL_S)
+        if not room.done():
+            room.cancel()
             self._stall.is_found.set()
 
     def _act(self, action: OwnAction) -> None:
@@ -287,18 +306,30 @@ class Connection:
     async def _run_turn(self, live: LaneTurn) -> None:
         """Send the events of one request's steps to the client. Every outcome gives exactly one terminal event."""
         admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, live)
+        sink = ClientSink(partial(self._on_step, live))
+        sink.open()
+        # It has no effect after a terminal event. It ends the request if the backend sent no Finished.
+        error: EdgeAgentError = InternalError("the backend ended without finishing")
         try:
-            async with aclosing(steps_of(live.turn, self._service)) as steps:
-                async for step in steps:
-                    self._perform(self._session.step(live, step))
-                    if self._outbox.is_full and live.is_under_way:
-                        await self._wait_for_room()
-            # This has no effect after a terminal event. It ends the request if the backend sent no Finished.
-            self._perform(self._session.failed(live, InternalError("the backend ended without finishing")))
-        except Exception as error:
-            self._perform(self._session.failed(live, to_client_error(live.id, error)))
+            try:
+                await run_turn(live.turn, self._service, sink)
+            except Exception as failure:
+                error = to_client_error(live.id, failure)
+            await sink.room()
+            self._perform(self._session.failed(live, error))
         finally:
             admission.cancel()
+            await sink.close()
+
+    async def _on_step(self, live: LaneTurn, step: Step) -> None:
+        """Send the events of a step. If the client reads too slowly, the next steps of this request wait."""
+        try:
+            self._perform(self._session.step(live, step))
+        except Exception as error:
+            self._service.cancel(live.id)
+            self._perform(self._session.failed(live, to_client_error(live.id, error)))
+        if self._outbox.is_full and live.is_under_way:
+            await self._wait_for_room()
 
     def _admit(self, live: LaneTurn) -> None:
         self._perform(self._session.admitted(live))
@@ -312,15 +343,15 @@ class _Stall:
 
     def __init__(self) -> None:
         self.is_found = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._since_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """Note that a frame is being written."""
-        loop = asyncio.get_running_loop()
-        self._since_s = loop.time()
+        self._since_s = self._loop.time()
         if self._timer is None:
-            self._timer = loop.call_later(STALL_S, self._look)
+            self._timer = self._loop.call_later(STALL_S, self._look)
 
     def end(self) -> None:
         """Note that the frame is written."""
@@ -335,12 +366,11 @@ class _Stall:
         self._timer = None
         if self._since_s is None:
             return
-        loop = asyncio.get_running_loop()
-        left_s = self._since_s + STALL_S - loop.time()
+        left_s = self._since_s + STALL_S - self._loop.time()
         if left_s <= 0:
             self.is_found.set()
         else:
-            self._timer = loop.call_later(left_s, self._look)
+            self._timer = self._loop.call_later(left_s, self._look)
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

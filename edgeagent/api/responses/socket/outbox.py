@@ -1,7 +1,7 @@
 """The events that wait to be written to one client: in order, bounded, and merged if the client reads slowly.
 
-Many tasks add events, and one writer takes them. Adjacent text deltas of one item are merged into one. Later events of
-the response get smaller numbers, so that the numbers have no gap.
+Many tasks add events, and one writer takes them, usually at once. Adjacent text deltas of one item that wait here are
+merged into one. Later events of the response get smaller numbers, so that the numbers have no gap.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TEXT = "response.output_text.delta"
 
 
 class Outbox:
-    """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room` first."""
+    """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room`."""
 
     def __init__(self) -> None:
         # By response id: how many of its events were merged into earlier ones. The entry of the last response that
@@ -66,7 +66,6 @@ class Outbox:
         self._ended_id = ""
         self._entries: deque[Send | Close] = deque()
         self._num_bytes = 0
-        self._filled = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
 
@@ -91,15 +90,13 @@ class Outbox:
             self._renumber(entry)
             self._entries.append(entry)
             self._num_bytes += _cost(entry.event)
-        self._filled.set()
         if self._num_bytes > MAX_PENDING_BYTES:
             self._drained.clear()
 
-    async def take(self) -> Send | Close:
-        """Wait for the next entry, remove it from the queue, and return it."""
-        while not self._entries:
-            self._filled.clear()
-            await self._filled.wait()
+    def take(self) -> Send | Close | None:
+        """Remove the next entry from the queue, and return it; None if there is none."""
+        if not self._entries:
+            return None
         entry = self._entries.popleft()
         if isinstance(entry, Send):
             self._num_bytes -= _cost(entry.event)

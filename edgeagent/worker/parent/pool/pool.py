@@ -29,7 +29,7 @@ from edgeagent.worker.parent.pool.loading import (
 )
 from edgeagent.worker.parent.pool.memory import Memory, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
-from edgeagent.worker.parent.supervision.live_requests import Sink
+from edgeagent.worker.parent.supervision.live_requests import Receiver
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
@@ -242,14 +242,14 @@ class Pool:
         found = self.find(name)
         return self._models.get(found) or self._models[found.rpartition("+")[0]]
 
-    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> PoolModel:
+    def submit(self, request: GenerateRequest, receiver: Receiver, so_far: AnswerSoFar | None = None) -> PoolModel:
         """Send a request to its model's worker; raise the errors of `find` and of Supervisor.submit.
 
         Return the model. The pool may have unloaded and forgotten it before the answer is read.
         """
         model = self.model(request.model)
         adapter = self.find(request.model).removeprefix(model.name).removeprefix("+")
-        model.supervisor.submit(structs.replace(request, adapter=adapter) if adapter else request, sink, so_far)
+        model.supervisor.submit(structs.replace(request, adapter=adapter) if adapter else request, receiver, so_far)
         if request.keep_alive_s is not None and not model.is_pinned:
             model.keep_alive_s = request.keep_alive_s
         model.note_use()
@@ -271,12 +271,12 @@ class Pool:
             self._unload_expired()
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request of any model; its sink gets a Finished."""
+        """Cancel a request of any model; its receiver gets a Finished."""
         for model in self._models.values():
             model.supervisor.cancel(request_id)
 
     def abandon(self, request_id: str) -> None:
-        """Cancel a request and send its sink nothing more.
+        """Cancel a request and send its receiver nothing more.
 
         Call this after each request's end, too: it also unloads models whose keep-alive time is over.
         """

@@ -90,7 +90,9 @@ class Channel(asyncio.SubprocessProtocol):
         decode: Callable[[bytes], Any],
         max_bytes: int,
     ) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Kept, because each call of asyncio.get_running_loop is a system call before Python 3.12.
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
         self.returncode: int | None = None
         self.pid: int | None = None
         self._on_message: Callable[[Any], None] | None = on_message
@@ -235,7 +237,7 @@ class Channel(asyncio.SubprocessProtocol):
     def _count(self, num_bytes: int, message: object) -> None:
         if self._flood is None:
             return
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._loop.time()
         if now_s - self._period_began_s >= self._flood.period_s:
             self._period_began_s, self._num_frames, self._num_bytes = now_s, 0, 0
         self._num_frames += 1
@@ -248,7 +250,7 @@ class Channel(asyncio.SubprocessProtocol):
         self._open_outputs.discard(fd)
         if fd == _STDOUT and self.returncode is None and self._on_message is not None:
             # Usually the process is about to exit. If not, it is useless without its output.
-            asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._closed_its_output)
+            self._loop.call_later(OUTPUT_GRACE_S, self._closed_its_output)
         self._end_if_over()
 
     def _closed_its_output(self) -> None:
@@ -260,7 +262,7 @@ class Channel(asyncio.SubprocessProtocol):
         assert self._transport is not None
         self.returncode = self._transport.get_returncode()
         # A grandchild may hold the pipes open; do not wait for it.
-        asyncio.get_running_loop().call_later(OUTPUT_GRACE_S, self._give_up_outputs)
+        self._loop.call_later(OUTPUT_GRACE_S, self._give_up_outputs)
         self._end_if_over()
 
     def _give_up_outputs(self) -> None:

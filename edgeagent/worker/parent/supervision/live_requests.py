@@ -56,17 +56,17 @@ class EndKind(StrEnum):
     REPLACED = "worker_replaced"
 
 
-class Sink(Protocol):
-    """The receiver of an answer. Its methods must not block or raise.
+class Receiver(Protocol):
+    """The receiver of an answer. Its methods must not block.
 
-    After a Finished or a failure, no method is called.
+    After a Finished or a failure, no method is called. If `put` raises, only this request fails, with its exception.
     """
 
     def put(self, step: Step) -> None:
         """Receive a step."""
         ...
 
-    def fail(self, error: EdgeAgentError) -> None:
+    def fail(self, error: Exception) -> None:
         """Receive the error that ends the request."""
         ...
 
@@ -89,8 +89,8 @@ class LiveRequest:
         "num_crashes",
         "num_deaths",
         "pending_deltas",
+        "receiver",
         "request",
-        "sink",
         "so_far",
         "started",
         "step_lengths",
@@ -98,11 +98,11 @@ class LiveRequest:
     )
 
     def __init__(
-        self, request: GenerateRequest, sink: Sink, accepted_at_s: float, so_far: AnswerSoFar | None = None
+        self, request: GenerateRequest, receiver: Receiver, accepted_at_s: float, so_far: AnswerSoFar | None = None
     ) -> None:
         self.request = request
         self.so_far = so_far
-        self.sink: Sink | None = sink
+        self.receiver: Receiver | None = receiver
         self.accepted_at_s = accepted_at_s
         self.cancelled_at_s: float | None = None
         self.is_sent = False
@@ -188,11 +188,13 @@ class ModelRequests:
         cancelled = (live.cancelled_at_s for live in self._live.values())
         return min((at_s for at_s in cancelled if at_s is not None), default=None)
 
-    def add(self, request: GenerateRequest, sink: Sink, now_s: float, so_far: AnswerSoFar | None = None) -> LiveRequest:
+    def add(
+        self, request: GenerateRequest, receiver: Receiver, now_s: float, so_far: AnswerSoFar | None = None
+    ) -> LiveRequest:
         """Accept a request; raise InvalidRequest if its id is live. `so_far` is the output of another machine."""
         if request.id in self._live:
             raise InvalidRequest(f"a request with id {request.id!r} is live; give each request its own id", param="id")
-        live = self._live[request.id] = LiveRequest(request, sink, now_s, so_far)
+        live = self._live[request.id] = LiveRequest(request, receiver, now_s, so_far)
         return live
 
     def mark_sent(self, live: LiveRequest) -> None:
@@ -213,19 +215,19 @@ class ModelRequests:
         return live.is_sent
 
     def abandon(self, request_id: str, now_s: float) -> bool:
-        """Cancel a request and send its sink nothing more. Return True if the caller must send the worker a Cancel."""
+        """Cancel a request; its receiver gets nothing more. Return True if the caller must send the worker a Cancel."""
         live = self._live.get(request_id)
         if live is None:
             return False
-        live.sink = None
+        live.receiver = None
         return self.cancel(request_id, now_s)
 
     def fail(self, live: LiveRequest, error: EdgeAgentError) -> None:
         """End one request with an error. Record in the error how many tokens were delivered."""
         error.num_delivered_tokens = live.num_delivered
         del self._live[live.request.id]
-        if live.sink is not None:
-            live.sink.fail(error)
+        if live.receiver is not None:
+            live.receiver.fail(error)
 
     def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
         """End every request: a cancelled one as cancelled, each other one with a new error."""
@@ -280,8 +282,7 @@ class ModelRequests:
             else:
                 live.is_sent = live.has_progressed = False
                 live.handovers += (Handover("local", "local", live.num_delivered, kind),)
-                if live.sink is not None:
-                    live.sink.put(Step((Interrupted(kind),)))
+                _deliver(live, Step((Interrupted(kind),)))
 
     def _on_item(self, item: StepItem, at_s: float) -> None:
         live = self._sent(item.id)
@@ -308,8 +309,8 @@ class ModelRequests:
         if deltas and isinstance(deltas[-1], Finished):
             del self._live[item.id]
             deltas = (*deltas[:-1], _with_handovers(deltas[-1], live, at_s))
-        if live.sink is not None and (deltas or item.tokens):
-            live.sink.put(Step(deltas, item.tokens, at_s))
+        if deltas or item.tokens:
+            _deliver(live, Step(deltas, item.tokens, at_s))
 
     def _sent(self, request_id: str) -> LiveRequest:
         live = self._live.get(request_id)
@@ -319,12 +320,20 @@ class ModelRequests:
 
     def _finish_cancelled(self, live: LiveRequest) -> None:
         del self._live[live.request.id]
-        if live.sink is None:
-            return
         started = live.started or Started(0, 0)
         usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, live.num_delivered)
         timings = Timings(first_token_ms=live.first_token_ms, handovers=live.handovers)
-        live.sink.put(Step((Finished(FinishReason.CANCELLED, usage, timings),)))
+        _deliver(live, Step((Finished(FinishReason.CANCELLED, usage, timings),)))
+
+
+def _deliver(live: LiveRequest, step: Step) -> None:
+    if (receiver := live.receiver) is None:
+        return
+    try:
+        receiver.put(step)
+    except Exception as error:  # a bug there must not end the other requests
+        live.receiver = None
+        receiver.fail(error)
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:

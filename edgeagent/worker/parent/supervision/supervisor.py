@@ -1,7 +1,7 @@
 """Starts one model's worker, watches it, replaces it when it dies, and stops it.
 
 It owns the worker's state and its requests. It knows neither model files (a coroutine returns the Load message) nor
-clients (answers go to Sinks).
+clients (answers go to Receivers).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
 from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
-from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveRequest, ModelRequests, Sink
+from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveRequest, ModelRequests, Receiver
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
 from edgeagent.worker.parent.supervision.renderer import Renderer
@@ -149,8 +149,8 @@ class Supervisor:
             self._request_end(WorkerEnd("the model is being reloaded", EndKind.REPLACED))
         self.start()
 
-    def submit(self, request: GenerateRequest, sink: Sink, so_far: AnswerSoFar | None = None) -> None:
-        """Accept a request. Its steps and later errors go to the sink. `so_far`: earlier output of another machine.
+    def submit(self, request: GenerateRequest, receiver: Receiver, so_far: AnswerSoFar | None = None) -> None:
+        """Accept a request. Its steps and later errors go to the receiver. `so_far`: earlier output of another machine.
 
         Raise BackendUnavailable or the load's error if no worker can be started, InvalidRequest if the id is live, and
         InvalidRequest or PayloadTooLarge if the request cannot be sent to a worker.
@@ -158,7 +158,7 @@ class Supervisor:
         self._check_available()
         now_s = self._clock()
         refusals.check_sendable(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
-        self._requests.add(request, sink, now_s, so_far)
+        self._requests.add(request, receiver, now_s, so_far)
         self.start()
         self._send_waiting()
 
@@ -180,12 +180,12 @@ class Supervisor:
             self._send_waiting()
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request; its sink still gets a Finished(cancelled). An unknown id is ignored."""
+        """Cancel a request; its receiver still gets a Finished(cancelled). An unknown id is ignored."""
         if self._requests.cancel(request_id, self._clock()):
             self._tell_cancelled(request_id)
 
     def abandon(self, request_id: str) -> None:
-        """Cancel a request and send nothing more to its sink. An unknown id is ignored."""
+        """Cancel a request and send nothing more to its receiver. An unknown id is ignored."""
         if self._requests.abandon(request_id, self._clock()):
             self._tell_cancelled(request_id)
 
@@ -396,7 +396,7 @@ class Supervisor:
         if self._requests.has_unsent:
             for live in self._requests.sendable():
                 self._send(live)
-        if self._channel is not None:
+        if self._channel is not None and len(self._queries):
             for query in self._queries.sendable():
                 query.sent_at_s = self._clock()
                 self._worker.has_seen_prompts = True

@@ -17,7 +17,7 @@ async def drain(outbox: Outbox) -> list[Json]:
     """Close an outbox; return the events that waited in it."""
     outbox.push(Close(1000, ""))
     events: list[Json] = []
-    while isinstance(entry := await outbox.take(), Send):
+    while isinstance(entry := outbox.take(), Send):
         events.append(entry.event)
     return events
 
@@ -59,7 +59,7 @@ async def test_what_was_taken_is_not_merged_into() -> None:
     response = Response(outbox)
     response.step(TextDelta("a"))
     for _ in range(5):
-        entry = await outbox.take()
+        entry = outbox.take()
     response.step(TextDelta("b"))
     assert isinstance(entry, Send)
     assert entry.event["delta"] == "a"
@@ -77,7 +77,7 @@ async def test_lanes_are_numbered_apart() -> None:
     second.step(finished())
     numbers: dict[str, list[int]] = {"resp_1": [], "resp_2": []}
     outbox.push(Close(1000, ""))
-    while isinstance(entry := await outbox.take(), Send):
+    while isinstance(entry := outbox.take(), Send):
         numbers[entry.request_id].append(entry.event["sequence_number"])
     assert len(numbers["resp_1"]) < len(numbers["resp_2"]) + 3
     for sequence in numbers.values():

@@ -25,7 +25,7 @@ async def test_order_is_kept_and_what_waits_is_merged() -> None:
 async def test_what_was_taken_is_not_merged_into() -> None:
     outbox = Outbox()
     say(outbox, "a")
-    taken = await outbox.take()
+    taken = outbox.take()
     say(outbox, "b")
     assert isinstance(taken, Send) and taken.event["delta"] == "a"
     assert [event["delta"] for event in await drain(outbox)] == ["b"]

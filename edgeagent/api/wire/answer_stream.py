@@ -1,0 +1,140 @@
+"""A streamed answer: the steps of its generations become the bytes of a wire protocol, and go to the client's socket.
+
+The whole way of a step from the worker's frame into the socket is one chain of calls. Only a slow client's steps wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from edgeagent.api.wire.errors import to_client_error
+from edgeagent.api.wire.placement import started_in
+from edgeagent.api.wire.sse import PING_INTERVAL_S, Stream
+from edgeagent.errors import EdgeAgentError
+from edgeagent.service.client_sink import ClientSink
+from edgeagent.types import Sink, Started, Step
+
+# After this time a waiting request gets its headers, and a later error is part of the stream. Refusals (a full queue,
+# an unknown model, a prompt that is too long) take milliseconds. A request that takes longer is accepted and waits for
+# a place or for a model to load. Clients wait 5 s or more for headers.
+PATIENCE_S = 2.0
+
+Generate = Callable[[Sequence[Sink]], Coroutine[Any, Any, None]]
+"""Runs the generations of an answer to their end; each gets one of the sinks."""
+
+
+class AnswerWriter(ABC):
+    """Writes an answer in a wire protocol. `media_type`: that of the stream. `id` names the request in the log."""
+
+    media_type = "text/event-stream"
+    ping_interval_s: float | None = PING_INTERVAL_S
+    id: str
+
+    def opening(self) -> bytes:
+        """Return what is sent before the first step."""
+        return b""
+
+    @abstractmethod
+    def write(self, index: int, step: Step) -> bytes:
+        """Return the bytes of a step of the generation `index`."""
+
+    def is_long(self, step: Step) -> bool:
+        """Whether `write` takes milliseconds for a step, so that it is called in a thread."""
+        del step
+        return False
+
+    @abstractmethod
+    def delivered(self, step: Step) -> None:
+        """Measure how long a step took from the engine. Called once the step is written."""
+
+    @abstractmethod
+    async def end(self) -> bytes:
+        """Return what ends the stream. Raise an EdgeAgentError if the answer is not whole."""
+
+    @abstractmethod
+    async def fail(self, error: EdgeAgentError) -> bytes:
+        """Return what ends the stream after an error."""
+
+    def close(self) -> None:  # noqa: B027 most have nothing to close
+        """End the use of the writer, also if the client has disconnected."""
+
+
+class AnswerStream(Stream):
+    """Runs an answer's generations from now on, and sends the answer once it is called as a response.
+
+    A client that disconnects cancels the generations.
+    """
+
+    def __init__(self, writer: AnswerWriter, generate: Generate, num_sinks: int = 1) -> None:
+        self.media_type = writer.media_type
+        super().__init__()
+        self.ping_interval_s = writer.ping_interval_s
+        self._writer = writer
+        self._arrived = asyncio.Event()
+        self._sinks = [ClientSink(partial(self._deliver, index), self._arrived) for index in range(num_sinks)]
+        self._generating = asyncio.create_task(generate(self._sinks))
+        self._failure: Exception | None = None
+
+    async def wait_for_first_step(self) -> None:
+        """Wait for the first step, at most PATIENCE_S. Raise an error that comes before it."""
+        arrived = asyncio.ensure_future(self._arrived.wait())
+        try:
+            await asyncio.wait({self._generating, arrived}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._generating.done() and not self._arrived.is_set():
+                self._generating.result()
+        except BaseException:
+            await self._stop()
+            raise
+        finally:
+            arrived.cancel()
+
+    @property
+    def started(self) -> Started | None:
+        """Where the answer is generated; None if it has not started."""
+        first = next((sink.first for sink in self._sinks if sink.first is not None), None)
+        return None if first is None else started_in(first.deltas)
+
+    async def write_all(self) -> None:
+        try:
+            if opening := self._writer.opening():
+                await self.write(opening)
+            for sink in self._sinks:
+                sink.open()
+            await asyncio.wait({self._generating})
+            if last := await self._last():
+                await self.write(last)
+        finally:
+            self._writer.close()
+            await self._stop()
+
+    async def _last(self) -> bytes:
+        """Return what ends the stream, once all steps are written."""
+        for sink in self._sinks:
+            await sink.room()
+        try:
+            if self._failure is not None:
+                raise self._failure
+            self._generating.result()
+            return await self._writer.end()
+        except Exception as error:
+            return await self._writer.fail(to_client_error(self._writer.id, error))
+
+    async def _deliver(self, index: int, step: Step) -> None:
+        if self._failure is not None:
+            return
+        try:
+            make = partial(self._writer.write, index, step)
+            if written := await asyncio.to_thread(make) if self._writer.is_long(step) else make():
+                await self.write(written)
+            self._writer.delivered(step)
+        except Exception as error:
+            self._failure = error
+            self._generating.cancel()
+
+    async def _stop(self) -> None:
+        self._generating.cancel()
+        await asyncio.gather(self._generating, *(sink.close() for sink in self._sinks), return_exceptions=True)
