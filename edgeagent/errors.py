@@ -72,6 +72,12 @@ class InvalidRequest(EdgeAgentError):
     exit_status = 2
 
 
+class MethodNotAllowed(InvalidRequest):
+    """The path has no route with the request's method."""
+
+    code = "method_not_allowed"
+
+
 class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room in the context. A remote may count the requested number of tokens too."""
 

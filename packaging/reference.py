@@ -17,8 +17,9 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import edgeagent.api.app  # noqa: F401 - its wires declare errors of their own
 from edgeagent import metrics
-from edgeagent.api.documents import asyncapi_document, openapi_document
-from edgeagent.api.wire.errors import WireForm, error_codes, wire_form_of_class
+from edgeagent.api.documents.asyncapi import asyncapi_document
+from edgeagent.api.documents.openapi import openapi_document
+from edgeagent.api.wire.errors import WireForm, error_codes, wire_form
 from edgeagent.cli.app import COMMANDS, build_app
 from edgeagent.cli.help import plain_record
 from edgeagent.cli.machine.config import options_table
@@ -276,7 +277,7 @@ def errors_page() -> str:
     rows = [
         [f"`{code}`", str(form.status), form.type, _retry(form), " ".join((cls.__doc__ or "").split())]
         for code, cls in error_codes().items()
-        for form in [wire_form_of_class(cls)]
+        for form in [wire_form(cls)]
     ]
     early = [[f"`{code}`", str(status.value), text] for status, (code, text) in REFUSALS.items()]
     return f"""# Errors
@@ -293,8 +294,7 @@ of `response.failed`.
 
 {table(["code", "HTTP status", "type", "retry", "meaning"], rows)}
 
-More codes come from the HTTP layer: `not_found` (404) for an unknown path, `method_not_allowed` (405), and those of
-requests that are refused before they reach a route:
+More codes are those of requests that the HTTP server refuses:
 
 {table(["code", "HTTP status", "meaning"], early)}
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.api.gate.access import NEEDS
+from edgeagent.api.routes import NEEDS
 from edgeagent.cli import main
 from edgeagent.cli.app import COMMANDS
 from edgeagent.config_sources import declared_options, load_config

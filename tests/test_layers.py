@@ -132,11 +132,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "llama_server": {"openai", "gate", "wire", "context"},
         "ollama": {"openai", "gate", "wire", "context"},
         "ops": {"openai", "gate", "wire", "context"},
-        "documents": {"openai", "responses", "ollama", "llama_server", "ops", "gate", "wire", "routers"},
+        "documents": {"openai", "responses", "ollama", "llama_server", "ops", "gate", "wire", "routes"},
     },
     "api.responses": {
-        "items": set(),
-        "socket": {"items", "body", "event_json", "events", "state", "turn"},
+        "socket": {"items", "body", "event_json", "events", "turn"},
     },
     "backends": {
         "remote": {"base", "prompts"},

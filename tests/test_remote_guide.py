@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.api.gate.access import NEEDS
+from edgeagent.api.routes import NEEDS
 from edgeagent.cli import main
 from edgeagent.machine_policy import MachinePolicy
 from edgeagent.machine_policy.file import described, load_policy

@@ -13,25 +13,22 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import Receive, Scope, Send
 
-from edgeagent.api.context import Context
+from edgeagent.api.context import Context, Responses
 from edgeagent.api.gate.access import with_caller
 from edgeagent.api.gate.body_limit import BodyLimit, InFlight
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.responses.state import Responses
-from edgeagent.api.routers import ROUTERS
-from edgeagent.api.wire.errors import OLLAMA_PREFIX, Error, error_answer, http_status, printable, refusal
+from edgeagent.api.routes import DOCUMENTS, PATHS, ROUTERS
+from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_answer, http_status
 from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
 from edgeagent.credentials.keys import Keys
-from edgeagent.errors import EdgeAgentError, InternalError, NotFound
+from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
 from edgeagent.service.live_service import LiveService, Trace
 from edgeagent.service.probe import Probe
 from edgeagent.service.service import Service
 from edgeagent.store.hub.background import Pulls
 
-# What is served with server.docs only.
-_DOCS = ("/docs", "/openapi.json", "/asyncapi.json")
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
 # FastAPI's telemetry would record the texts of exceptions. Environment variables can make it export them.
@@ -73,8 +70,8 @@ def create_app(
         telemetry=_NO_TELEMETRY,
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
-            Middleware(Envelope, answer_unhandled=_answer_unhandled),
-            Middleware(Security, policy=Policy(config.server, keys), grants=Grants(keys)),
+            Middleware(Envelope, paths=PATHS, answer_unhandled=_answer_unhandled),
+            Middleware(Security, policy=Policy(config.server, keys, PATHS), grants=Grants(keys)),
             Middleware(
                 BodyLimit,
                 max_bytes=config.server.max_body_bytes,
@@ -95,18 +92,14 @@ def create_app(
         pulls=Pulls(config.store, config.state_dir),
     )
     app.router.default = _answer_no_route
-    _include_routers(app, has_documents=config.server.docs)
-    return app
-
-
-def _include_routers(app: FastAPI, *, has_documents: bool) -> None:
     for router in ROUTERS:
         app.include_router(router)
-    if has_documents:
+    if config.server.docs:
         # Imported here, because only a daemon that serves the documents needs these modules.
         from edgeagent.api.documents.routes import router as documents
 
         app.include_router(documents)
+    return app
 
 
 async def _answer_unhandled(scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,17 +127,19 @@ async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    answer = error_answer(request.scope["path"], _as_ours(request, error), error.status_code)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def _as_ours(request: Request, error: HTTPException) -> EdgeAgentError:
     path: str = request.scope["path"]
-    places = "/api/chat, /api/generate, /api/tags" if path.startswith(OLLAMA_PREFIX) else _PLACES
-    missing = f"{path} needs `edgeagent serve --docs`" if path in _DOCS else f"there is no {path[:256]}; see {places}"
-    code, message = {
-        HTTPStatus.NOT_FOUND: ("not_found", missing),
-        HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", f"{request.method} is not possible on {path[:256]}"),
-    }.get(HTTPStatus(error.status_code), ("invalid_value", str(error.detail)))
-    body: Error = {
-        "message": printable(message),
-        "type": "invalid_request_error",
-        "param": None,
-        "code": code,
-    }
-    return JSONResponse(refusal(path, body), status_code=error.status_code, headers=error.headers)
+    match error.status_code:
+        case HTTPStatus.NOT_FOUND if path in DOCUMENTS:
+            return NotFound(f"{path} needs `edgeagent serve --docs`")
+        case HTTPStatus.NOT_FOUND:
+            places = "/api/chat, /api/generate, /api/tags" if path.startswith(OLLAMA_PREFIX) else _PLACES
+            return NotFound(f"there is no {path[:256]}; see {places}")
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            return MethodNotAllowed(f"{request.method} is not possible on {path[:256]}")
+    return InvalidRequest(str(error.detail))

@@ -165,7 +165,7 @@ async def _serve(
     stop: StopRequest,
     trace: Trace | None,
 ) -> None:
-    from edgeagent.api.responses.state import Responses
+    from edgeagent.api.context import Responses
     from edgeagent.daemon.prefixes import Prefixes
     from edgeagent.daemon.server import make_server
 

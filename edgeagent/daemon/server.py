@@ -22,7 +22,7 @@ from edgeagent.service.live_service import LiveService, Trace
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from edgeagent.api.responses.state import Responses
+    from edgeagent.api.context import Responses
     from edgeagent.config import Config, ServerConfig
     from edgeagent.credentials.keys import Keys
     from edgeagent.daemon.console import Reporter

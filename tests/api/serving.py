@@ -18,8 +18,8 @@ from openai.types.responses.responses_server_event import ResponsesServerEvent
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeagent.api.app import create_app
+from edgeagent.api.context import ITEM_FORMAT, Responses
 from edgeagent.api.gate.access import PEER_KEY
-from edgeagent.api.responses.state import ITEM_FORMAT, Responses
 from edgeagent.config import Config
 from edgeagent.conversation.store import ResponseStore, stored_limits
 from edgeagent.credentials.decision import OWN_USER, User

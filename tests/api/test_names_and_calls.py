@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-import edgeagent.api.routers  # noqa: F401 it imports every body
+import edgeagent.api.routes  # noqa: F401 it imports every body
 from edgeagent.api.ollama.body import read_chat as read_ollama_chat
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.responses.body import read_create
-from edgeagent.api.wire.fields import Body
+from edgeagent.api.wire.body import Body
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.errors import InvalidRequest

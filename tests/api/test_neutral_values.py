@@ -8,10 +8,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from edgeagent.api.documents.openapi import OPERATIONS
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.responses.body import read_create
-from edgeagent.api.wire.fields import MEANT_EMPTY, NEUTRAL_NUMBERS, Settings, is_neutral, validate
+from edgeagent.api.routes import ROUTES as OPERATIONS
+from edgeagent.api.wire.body import MEANT_EMPTY, NEUTRAL_NUMBERS, Settings, is_neutral, validate
 
 WIRES = ("openai", "llama-server", "ollama")
 # The required fields of the bodies, and of the objects in them.

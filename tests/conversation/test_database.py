@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.responses.state import ITEM_FORMAT
+from edgeagent.api.context import ITEM_FORMAT
 from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase
 from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, StoredResponse
 from edgeagent.conversation.items import Item, MessageItem

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from edgeagent.api.responses.state import ITEM_FORMAT
+from edgeagent.api.context import ITEM_FORMAT
 from edgeagent.conversation import store as response_store
 from edgeagent.conversation.database import ResponseDatabase
 from edgeagent.conversation.history import MissingIds, StoredResponse, StoreResult

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from edgeagent.api.app import create_app
-from edgeagent.api.gate.access import NEEDS, PEER_KEY, Access
+from edgeagent.api.gate.access import PEER_KEY, Access
+from edgeagent.api.routes import NEEDS, PATHS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.decision import Listener, Sender, User, decide
 from edgeagent.credentials.keys import (
@@ -169,7 +170,7 @@ async def test_the_user_is_looked_up_only_where_the_decision_needs_it(tmp_path: 
         peer = CountingPeer()
         headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
         scope = {"type": "http", "path": path, "headers": headers, "server": ("127.0.0.1", PORT), PEER_KEY: peer}
-        await Access(KeyRing(tmp_path), is_token_required=is_token_required).authorize(scope)
+        await Access(PATHS, KeyRing(tmp_path), is_token_required=is_token_required).authorize(scope)
         return peer.num_asked
 
     assert await num_asked("/v1/models", "") == 1

@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from edgeagent.api.app import create_app
-from edgeagent.api.gate.access import NEEDS, need_of
+from edgeagent.api.routes import NEEDS, PATHS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import Scope
 from tests.backends.fake import FakeBackend
@@ -59,10 +59,10 @@ async def test_every_route_has_a_need_and_every_need_a_route() -> None:
 
 async def test_the_need_a_request_meets_is_its_routes() -> None:
     for path, need in NEEDS.items():
-        assert need_of(concrete(path)) is need, path
+        assert PATHS.need_of(concrete(path)) is need, path
     assert {path for path, need in NEEDS.items() if need is None} == OPEN
     # A path without a route needs the highest right.
-    assert need_of("/nothing") is Scope.ADMIN
+    assert PATHS.need_of("/nothing") is Scope.ADMIN
 
 
 WRONG_TOKENS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from edgeagent.api.gate.access import NEEDS
+from edgeagent.api.routes import NEEDS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
 from edgeagent.errors import ModelDamaged

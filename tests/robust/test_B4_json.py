@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.client import connect
 
-from edgeagent.api.documents.openapi import OPERATIONS
+from edgeagent.api.routes import ROUTES as OPERATIONS
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import running
 from tests.examples import examples

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeagent.api.documents import openapi_document
-from edgeagent.api.documents.openapi import OPERATIONS
-from edgeagent.api.wire.fields import NEUTRAL_NUMBERS
+from edgeagent.api.documents.openapi import openapi_document
+from edgeagent.api.routes import ROUTES as OPERATIONS
+from edgeagent.api.wire.body import NEUTRAL_NUMBERS
 from tests.examples import examples
 from tests.robust.asgi import Caller, calling
 

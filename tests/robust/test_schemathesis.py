@@ -13,7 +13,7 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from edgeagent.api.app import create_app
-from edgeagent.api.documents import openapi_document
+from edgeagent.api.documents.openapi import openapi_document
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import ModelNotFound
 from edgeagent.store.hub import background

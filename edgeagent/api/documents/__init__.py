@@ -3,10 +3,3 @@
 Both documents are made from the code. `python -m edgeagent.api.documents docs` writes them into the folder `docs`. A
 daemon that does not serve the documents imports none of these modules.
 """
-
-from __future__ import annotations
-
-from edgeagent.api.documents.asyncapi import asyncapi_document
-from edgeagent.api.documents.openapi import openapi_document
-
-__all__ = ["asyncapi_document", "openapi_document"]

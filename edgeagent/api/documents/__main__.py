@@ -6,7 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from edgeagent.api.documents import asyncapi_document, openapi_document
+from edgeagent.api.documents.asyncapi import asyncapi_document
+from edgeagent.api.documents.openapi import openapi_document
 
 
 def documents() -> dict[str, str]:

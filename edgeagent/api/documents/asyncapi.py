@@ -10,10 +10,10 @@ from edgeagent import __version__
 from edgeagent.api.documents.components import Components, kind_of
 from edgeagent.api.responses import event_json
 from edgeagent.api.responses.body import CreateResponseBody
-from edgeagent.api.responses.items.input_items import InputMessage
+from edgeagent.api.responses.items import InputMessage
 from edgeagent.api.responses.socket.lanes import STREAM_ID
+from edgeagent.api.wire.body import Body
 from edgeagent.api.wire.errors import ErrorEvent
-from edgeagent.api.wire.fields import Body
 from edgeagent.api.wire.shape import Json
 
 StreamId = Annotated[str, Field(pattern=f"^{STREAM_ID.pattern}$")]

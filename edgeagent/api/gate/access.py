@@ -1,13 +1,12 @@
 """The scope that each path needs, and the facts about a request's sender: keys, socket, whether a web page sent it.
 
-A path that is not in NEEDS needs the scope `admin`. A path is looked up in the form that the router uses,
-`scope["path"]`. docs/access.md has the same table as NEEDS, and a test compares the two.
+Each route declares its scope. docs/access.md has a table of them all, and a test compares the two.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from starlette.requests import HTTPConnection
@@ -26,85 +25,29 @@ TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browse
 CLIENT_KEY = "edgeagent.client"
 PEER_KEY = "edgeagent.peer"
 
-NEEDS: dict[str, Scope | None] = {
-    "/health": None,
-    "/": Scope.INFER,
-    "/ready": Scope.INFER,
-    "/version": Scope.INFER,
-    "/docs": Scope.INFER,
-    "/openapi.json": Scope.INFER,
-    "/asyncapi.json": Scope.INFER,
-    "/v1": Scope.INFER,
-    "/v1/models": Scope.INFER,
-    "/v1/models/{model_id:path}": Scope.INFER,
-    "/v1/chat/completions": Scope.INFER,
-    "/v1/completions": Scope.INFER,
-    "/v1/embeddings": Scope.INFER,
-    "/v1/rerank": Scope.INFER,
-    "/completion": Scope.INFER,
-    "/infill": Scope.INFER,
-    "/embedding": Scope.INFER,
-    "/tokenize": Scope.INFER,
-    "/detokenize": Scope.INFER,
-    "/apply-template": Scope.INFER,
-    "/v1/responses": Scope.INFER,
-    "/v1/responses/compact": Scope.INFER,
-    "/v1/responses/input_tokens": Scope.INFER,
-    "/v1/responses/{response_id}": Scope.INFER,
-    "/v1/responses/{response_id}/cancel": Scope.INFER,
-    "/v1/responses/{response_id}/input_items": Scope.INFER,
-    "/api/version": Scope.INFER,
-    "/api/tags": Scope.INFER,
-    "/api/show": Scope.INFER,
-    "/api/chat": Scope.INFER,
-    "/api/generate": Scope.INFER,
-    "/api/embed": Scope.INFER,
-    "/api/embeddings": Scope.INFER,
-    "/v1/models/pull": Scope.MODELS,
-    "/api/pull": Scope.MODELS,
-    "/api/create": Scope.MODELS,
-    "/api/copy": Scope.MODELS,
-    "/api/push": Scope.MODELS,
-    "/api/delete": Scope.MODELS,
-    "/api/blobs/{digest}": Scope.MODELS,
-    "/api/ps": Scope.ADMIN,
-    "/props": Scope.ADMIN,
-    "/slots": Scope.ADMIN,
-    "/slots/{slot_id}": Scope.ADMIN,
-    "/metrics": Scope.ADMIN,
-    "/edgeagent/status": Scope.ADMIN,
-    "/edgeagent/cache": Scope.ADMIN,
-    "/edgeagent/cache/purge": Scope.ADMIN,
-    "/edgeagent/cache/warm": Scope.ADMIN,
-    "/edgeagent/egress": Scope.ADMIN,
-    "/edgeagent/egress/purge": Scope.ADMIN,
-    "/edgeagent/egress/test": Scope.ADMIN,
-    "/edgeagent/reload": Scope.ADMIN,
-    "/edgeagent/load": Scope.ADMIN,
-    "/edgeagent/unload": Scope.ADMIN,
-    "/edgeagent/stop": Scope.ADMIN,
-}
-"""The scope that each path needs; None: no scope. `credentials.decision.decide` finds the scopes of a sender."""
-
-_PLAIN = frozenset(template for template in NEEDS if "{" not in template)
-_PATTERNS = [(compile_path(template)[0], template) for template in NEEDS if template not in _PLAIN]
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})
 _FETCH_PREFIX = b"sec-fetch-"
 # A client that reads its token from a .env file may leave the quotes on. A shell would remove them.
 _QUOTES = b"\"'"
 
 
-def template_of(path: str) -> str | None:
-    """Return the path template (a key of NEEDS) that matches a path; None if no template matches."""
-    if path in _PLAIN:
-        return path
-    return next((template for pattern, template in _PATTERNS if pattern.match(path)), None)
+class Paths:
+    """The paths of all routes, as templates, and the scope that each needs."""
 
+    def __init__(self, needs: Mapping[str, Scope | None]) -> None:
+        self._needs = needs
+        self._patterns = [(compile_path(template)[0], template) for template in needs if "{" in template]
 
-def need_of(path: str) -> Scope | None:
-    """Return the scope that a path needs; None if it needs no scope. It is `admin` for a path not in NEEDS."""
-    template = template_of(path)
-    return Scope.ADMIN if template is None else NEEDS[template]
+    def template_of(self, path: str) -> str | None:
+        """Return the template that matches a path, as the router has it; None if no template matches."""
+        if path in self._needs and "{" not in path:
+            return path
+        return next((template for pattern, template in self._patterns if pattern.match(path)), None)
+
+    def need_of(self, path: str) -> Scope | None:
+        """Return the scope that a path needs; None if it needs no scope. A path without a route needs `admin`."""
+        template = self.template_of(path)
+        return Scope.ADMIN if template is None else self._needs[template]
 
 
 def client_of(connection: HTTPConnection) -> str:
@@ -130,7 +73,8 @@ def is_owners(connection: HTTPConnection) -> bool:
 class Access:
     """Gathers the facts about the sender, and decides whether the sender may use the path."""
 
-    def __init__(self, keys: Keys, *, is_token_required: bool) -> None:
+    def __init__(self, paths: Paths, keys: Keys, *, is_token_required: bool) -> None:
+        self._paths = paths
         self._keys = keys
         self._is_token_required = is_token_required
 
@@ -140,7 +84,7 @@ class Access:
         The second value has the facts about the sender. Wrong tokens are not counted: they are too long to be guessed,
         and a limit for all would let any program change the answer that a client with a removed token gets.
         """
-        need = need_of(scope["path"])
+        need = self._paths.need_of(scope["path"])
         sender = await self._sender(scope, is_user_asked=need is not None)
         return decide(need, sender), sender
 

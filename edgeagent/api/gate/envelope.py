@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
-from edgeagent.api.gate.access import header_values, template_of
+from edgeagent.api.gate.access import Paths, header_values
 from edgeagent.api.gate.security import has_body
-from edgeagent.api.wire.known_fields import SCOPE_KEY, FieldWarning, header
+from edgeagent.api.wire.body import WARNINGS_KEY, WarningLog, Warnings
 from edgeagent.api.wire.request_id import begin_request
 
 logger = logging.getLogger(__name__)
@@ -91,18 +91,20 @@ class Envelope:
     ignored.
     """
 
-    def __init__(self, app: ASGIApp, answer_unhandled: AsgiApp) -> None:
+    def __init__(self, app: ASGIApp, paths: Paths, answer_unhandled: AsgiApp) -> None:
         self._app = app
+        self._paths = paths
         self._answer_unhandled = answer_unhandled
+        self._log = WarningLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         request_id = begin_request(scope["headers"])
-        warnings: list[FieldWarning] = []
+        warnings = Warnings(self._log)
         method = WEBSOCKET if scope["type"] == "websocket" else scope["method"]
-        scope = {**scope, SCOPE_KEY: warnings, "path": ALIASES.get(scope["path"], scope["path"])}
+        scope = {**scope, WARNINGS_KEY: warnings, "path": ALIASES.get(scope["path"], scope["path"])}
         if method == "HEAD" and not scope["path"].startswith(_HEAD_ONLY):
             scope["method"] = "GET"  # the server leaves out the body
         outcome = "disconnected"
@@ -112,7 +114,7 @@ class Envelope:
             match message["type"]:
                 case "http.response.start" | "websocket.http.response.start":
                     outcome = str(message["status"])
-                    own = [(b"x-request-id", request_id.encode()), *map(header, warnings)]
+                    own = [(b"x-request-id", request_id.encode()), *warnings.headers()]
                     message = {**message, "headers": [*message.get("headers", ()), *own]}
                 case "websocket.accept":
                     outcome = "101"
@@ -132,4 +134,4 @@ class Envelope:
             await self._answer_unhandled(scope, receive, send_named)
         finally:
             method = method if method in METHODS else OTHER
-            metrics.requests_total.labels(template_of(scope["path"]) or OTHER, method, outcome).inc()
+            metrics.requests_total.labels(self._paths.template_of(scope["path"]) or OTHER, method, outcome).inc()

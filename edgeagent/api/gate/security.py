@@ -14,7 +14,6 @@ The rules, in order. Each applies to every path, unless it says otherwise:
 from __future__ import annotations
 
 import ipaddress
-import json
 import logging
 import re
 import socket
@@ -32,12 +31,12 @@ from edgeagent.api.gate.access import (
     PEER_KEY,
     TOKEN_SUBPROTOCOL,
     Access,
+    Paths,
     header_values,
     is_browser,
     is_unix,
-    template_of,
 )
-from edgeagent.api.wire.errors import MAY_SEE_PATHS, OLLAMA_PREFIX, error_body, error_headers, http_status, refusal
+from edgeagent.api.wire.errors import MAY_SEE_PATHS, OLLAMA_PREFIX, error_answer
 from edgeagent.config import ServerConfig
 from edgeagent.credentials.grants import GRANT, Grant, Grants
 from edgeagent.credentials.keys import NO_KEYS, OWNER, CheckedKeys, Client, Keys
@@ -206,16 +205,17 @@ class RefusalError(Exception):
         self.error = error
         self.origin = origin
         self.subject = subject
-        self.status = http_status(error) if status is None else status
+        self.status = status
 
 
 class Policy:
     """The access rules for one daemon."""
 
-    def __init__(self, server: ServerConfig, keys: Keys) -> None:
+    def __init__(self, server: ServerConfig, keys: Keys, paths: Paths) -> None:
+        self.paths = paths
         self._hosts = Hosts(server)
         self._origins = frozenset(origin.encode() for origin in server.allowed_origins)
-        self._access = Access(keys, is_token_required=server.is_token_needed)
+        self._access = Access(paths, keys, is_token_required=server.is_token_needed)
 
     async def admit(self, scope: Scope) -> Admission:
         """Return what the rules found in a request, given its ASGI scope. Raise RefusalError if a rule refuses it."""
@@ -228,7 +228,8 @@ class Policy:
         if not isinstance(verdict, Client):
             raise RefusalError(verdict, origin=origin, subject=sender.described())
         try:
-            _check_media_type(scope)
+            if self.paths.template_of(scope["path"]) is not None:
+                _check_media_type(scope)
         except RefusalError as refused:
             refused.origin = origin
             raise
@@ -284,8 +285,6 @@ def _is_preflight(scope: Scope) -> bool:
 def _check_media_type(scope: Scope) -> None:
     if scope["type"] != "http" or not has_body(scope):
         return
-    if template_of(scope["path"]) is None:
-        return  # no route (404), or one that is missing in NEEDS
     types = [media_type.partition(b";")[0].strip().lower() for media_type in header_values(scope, b"content-type")]
     is_any_taken = types in _UNSAID_TYPES or scope["path"].startswith(OLLAMA_PREFIX)
     if types != [b"application/json"] and (not is_any_taken or is_browser(scope)):
@@ -321,9 +320,9 @@ class Security:
         except RefusalError as refused:
             metrics.refused_total.labels(refused.error.code).inc()
             if refused.subject:
-                place = template_of(scope["path"]) or "no route of ours"
+                place = self._policy.paths.template_of(scope["path"]) or "no route of ours"
                 self._log.write(refused.error.code, refused.subject, place)
-            await _refuse(scope, send, refused)
+            await _refuse(scope, receive, send, refused)
             return
         if admission.is_preflight and admission.origin is not None:
             await _answer_preflight(scope, send, admission.origin)
@@ -411,18 +410,14 @@ async def _answer_preflight(scope: Scope, send: Send, origin: bytes) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _refuse(scope: Scope, send: Send, refused: RefusalError) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, refused: RefusalError) -> None:
     """Answer a refused request or WebSocket handshake with a plain HTTP response.
 
     A client can then tell a refused handshake from a socket that was open and was closed.
     """
-    body = json.dumps(refusal(scope["path"], error_body(refused.error))).encode()
-    headers: Headers = [(name.encode(), value.encode()) for name, value in error_headers(refused.error).items()]
-    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    answer = error_answer(scope["path"], refused.error, refused.status)
     if refused.origin is not None:
-        headers += _cors_headers(refused.origin)
+        answer.raw_headers += _cors_headers(refused.origin)
     if scope["type"] == "http":
-        headers.append((b"connection", b"close"))
-    prefix = "http.response" if scope["type"] == "http" else "websocket.http.response"
-    await send({"type": f"{prefix}.start", "status": refused.status, "headers": headers})
-    await send({"type": f"{prefix}.body", "body": body})
+        answer.headers["connection"] = "close"
+    await answer(scope, receive, send)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, NotRequired, cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -18,12 +18,13 @@ from edgeagent.api.openai.answer import Chunks, GenerationMetrics, finish_reason
 from edgeagent.api.openai.completions import respond
 from edgeagent.api.openai.text_answer import Piece, TextAnswer, TextSoFar
 from edgeagent.api.openai.text_body import CompletionCreate, TextsOrTokens, groups_of, read_prompts
-from edgeagent.api.wire.fields import MaxTokens, Name, Settings, Stops, validate
-from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.body import Body, Settings, read_body, validate
+from edgeagent.api.wire.fields import MaxTokens, Name, Stops
+from edgeagent.api.wire.generation import LlamaScored, llama_logprobs
 from edgeagent.api.wire.llama_fields import ExtendedBody, NumChoices
-from edgeagent.api.wire.logprobs import LlamaScored, llama_logprobs
+from edgeagent.api.wire.route import SSE, Routes
 from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.credentials.keys import Scope
 from edgeagent.types import Finished, Prompt, PromptProgress, Step, TextFormat, TextPrompt, replace
 
 MAX_FILES = 256
@@ -48,6 +49,8 @@ class GenerationBody(ExtendedBody):
 class LlamaCompletionBody(GenerationBody):
     """Texts or token ids to continue, without a chat template."""
 
+    without_effect = ("user",)
+
     prompt: TextsOrTokens
 
 
@@ -58,8 +61,19 @@ class InfillFile(Settings):
     filename: Name | None = None
 
 
+def _infill_notices(fields: Mapping[str, object]) -> Iterator[str]:
+    """Yield what a warning says of an editor's fields that have no effect here."""
+    yield from (f"{name} has no effect" for name in _WITHOUT_EFFECT if fields.get(name))
+    samplers = fields.get("samplers")
+    if isinstance(samplers, list) and _INFILL_SAMPLER in samplers:
+        yield f"the sampler {_INFILL_SAMPLER} has no effect"
+
+
 class InfillBody(GenerationBody):
     """A text with a gap to fill. `prompt` is the beginning of what fills the gap."""
+
+    without_effect = ("user", *_WITHOUT_EFFECT)
+    notices = (_infill_notices,)
 
     input_prefix: str
     input_suffix: str
@@ -114,18 +128,6 @@ def _create(
     groups = groups_of(request, prompts, num_choices)
     completion = CompletionCreate(groups, num_choices, request.logprobs, body.delivery())
     return LlamaCompletionCreate(completion, None if body.response_fields is None else tuple(body.response_fields))
-
-
-def _infill_notices(fields: Mapping[str, object]) -> Iterator[str]:
-    """Yield what a warning says of an editor's fields that have no effect here."""
-    yield from (f"{name} has no effect" for name in _WITHOUT_EFFECT if fields.get(name))
-    samplers = fields.get("samplers")
-    if isinstance(samplers, list) and _INFILL_SAMPLER in samplers:
-        yield f"the sampler {_INFILL_SAMPLER} has no effect"
-
-
-KNOWN = KnownFields.of(LlamaCompletionBody, "user")
-KNOWN_INFILL = KnownFields.of(InfillBody, *_WITHOUT_EFFECT, "user", notices=(_infill_notices,))
 
 
 NO_SLOT = -1
@@ -278,31 +280,45 @@ def _chosen(body: Json, paths: Sequence[str]) -> Json:
 _PARAMS = {"input": "prompt", "text.format": "json_schema"}
 _INFILL_PARAMS = {"input": "input_prefix", "suffix": "input_suffix", "text.format": "json_schema"}
 
-router = APIRouter()
+routes = Routes()
 
 
-@router.post("/completion")
+@routes.add(
+    "POST /completion",
+    Scope.INFER,
+    "llama-server",
+    body=LlamaCompletionBody,
+    answer=LlamaCompletion | list[LlamaCompletion],
+    streams=SSE,
+)
 async def complete(request: Request) -> Response:
     """Continue one or more texts, as a stream or as one body. A client that disconnects cancels the request."""
-    return await _respond(request, read_llama_completion, KNOWN, _PARAMS)
+    return await _respond(request, read_llama_completion, LlamaCompletionBody, _PARAMS)
 
 
-@router.post("/infill")
+@routes.add(
+    "POST /infill",
+    Scope.INFER,
+    "llama-server",
+    body=InfillBody,
+    answer=LlamaCompletion | list[LlamaCompletion],
+    streams=SSE,
+)
 async def infill(request: Request) -> Response:
     """Fill a gap in a text, if the model can, as a stream or as one body.
 
     A client that disconnects cancels the request.
     """
-    return await _respond(request, read_infill, KNOWN_INFILL, _INFILL_PARAMS)
+    return await _respond(request, read_infill, InfillBody, _INFILL_PARAMS)
 
 
 async def _respond(
-    request: Request, read: Callable[..., LlamaCompletionCreate], known: KnownFields, params: Mapping[str, str]
+    request: Request, read: Callable[..., LlamaCompletionCreate], warns_as: type[Body], params: Mapping[str, str]
 ) -> Response:
     completion_id = f"cmpl-{secrets.token_hex(12)}"
     default_model = context_of(request).service.models.default()
     reading = partial(read, completion_id=completion_id, default_model=default_model, partition=client_of(request))
-    create = await read_body(request, reading, known)
+    create = await read_body(request, reading, warns_as)
     completion, answer = create.completion, LlamaAnswer(completion_id, create)
     chunks = LlamaChunks(answer) if completion.delivery.is_streamed else None
     return await respond(request, completion.requests, answer, chunks, params)

@@ -13,30 +13,29 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Settings, between, validate
 from edgeagent.api.wire.fields import (
     MAX_INT32,
     MAX_MESSAGES,
     MAX_TOOLS,
-    NOT_SUPPORTED,
     ROLES,
-    Body,
+    Arguments,
     EdgeagentBody,
     KeepAlive,
     ModelName,
     Name,
     NumTopLogprobs,
+    PlainFunction,
     SamplingBody,
-    Settings,
     Stops,
-    between,
     drafts_of,
+    hosted_tools,
+    read_schema,
     route_of,
     template_kwargs,
-    validate,
+    tools_of,
     with_adapter,
 )
-from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.messages import Arguments, PlainFunction, hosted_tools, read_schema, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -75,8 +74,28 @@ class OptionsBody(SamplingBody):
         return self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
 
 
+# The known options, including those that the daemon chooses itself and those of other kinds of models.
+OPTIONS = frozenset(
+    {
+        *OptionsBody.model_fields,
+        *("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat", "mirostat_eta", "mirostat_tau"),
+        *("num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread", "numa", "penalize_newline", "tfs_z"),
+        *("typical_p", "use_mlock", "use_mmap", "vocab_only"),
+    }
+)
+
+
+def _ignored_options(fields: Mapping[str, object]) -> Iterator[str]:
+    """Yield what a warning says of options that Ollama follows and this daemon ignores."""
+    options = fields.get("options")
+    if isinstance(options, Mapping) and options.get("num_ctx") is not None:
+        yield "options.num_ctx is ignored: the daemon chooses the length of the context"
+
+
 class OllamaBody(Settings):
     """The fields that /api/chat and /api/generate share. All but `model` may be null. Unknown fields are ignored."""
+
+    known_options = OPTIONS
 
     model: ModelName
     stream: bool | None = None
@@ -141,12 +160,18 @@ class OllamaMessage(Body):
 class OllamaChatBody(OllamaBody):
     """The body of /api/chat. Without messages, only load the model, or unload it if `keep_alive` is 0."""
 
+    without_effect = ("shift",)
+    notices = (_ignored_options, hosted_tools)
+
     messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[OllamaTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
     """The body of /api/generate. Without a prompt, only load the model, or unload it if `keep_alive` is 0."""
+
+    without_effect = ("shift", "height", "steps", "width")
+    notices = (_ignored_options,)
 
     prompt: str | None = None
     suffix: str | None = None
@@ -180,30 +205,6 @@ class OllamaCopyBody(Body):
 
     source: ModelName
     destination: ModelName
-
-
-# The known options, including those that the daemon chooses itself and those of other kinds of models.
-OPTIONS = frozenset(
-    {
-        *OptionsBody.model_fields,
-        *("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat", "mirostat_eta", "mirostat_tau"),
-        *("num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread", "numa", "penalize_newline", "tfs_z"),
-        *("typical_p", "use_mlock", "use_mmap", "vocab_only"),
-    }
-)
-
-
-def _ignored_options(fields: Mapping[str, object]) -> Iterator[str]:
-    """Yield what a warning says of options that Ollama follows and this daemon ignores."""
-    options = fields.get("options")
-    if isinstance(options, Mapping) and options.get("num_ctx") is not None:
-        yield "options.num_ctx is ignored: the daemon chooses the length of the context"
-
-
-KNOWN_CHAT = KnownFields.of(OllamaChatBody, "shift", options=OPTIONS, notices=(_ignored_options, hosted_tools))
-KNOWN_GENERATE = KnownFields.of(
-    OllamaGenerateBody, "shift", "height", "steps", "width", options=OPTIONS, notices=(_ignored_options,)
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,26 +10,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NotRequired, cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of, is_owners
-from edgeagent.api.ollama.body import KNOWN_CHAT, KNOWN_GENERATE, OllamaRequest, read_chat, read_generate
+from edgeagent.api.ollama.body import OllamaChatBody, OllamaGenerateBody, OllamaRequest, read_chat, read_generate
 from edgeagent.api.ollama.models import capabilities
 from edgeagent.api.ollama.wire import LineStream, known_name, line, rfc3339
 from edgeagent.api.openai.answer import finish_reason
 from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
 from edgeagent.api.wire.answer_stream import AnswerStream, AnswerWriter
+from edgeagent.api.wire.body import Body, read_body
 from edgeagent.api.wire.errors import ollama_refusal
-from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.logprobs import Scored
-from edgeagent.api.wire.placement import put_headers, started_body
+from edgeagent.api.wire.generation import Run, RunsAt, Scored, put_headers, started_body
+from edgeagent.api.wire.route import LINES, Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.api.wire.usage import Run, RunsAt
+from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, Forbidden, NotSupported
 from edgeagent.service.inventory import find_known
 from edgeagent.service.service import status_of
@@ -279,23 +278,25 @@ def _ns(milliseconds: float) -> int:
     return round(milliseconds * 1e6)
 
 
-router = APIRouter()
+routes = Routes()
 
 
-@router.post("/api/chat")
+@routes.add("POST /api/chat", Scope.INFER, "ollama", body=OllamaChatBody, answer=OllamaChat, streams=LINES)
 async def chat(request: Request) -> Response:
     """Answer a conversation, as a stream unless `stream` is false. A client that disconnects cancels the request."""
-    return await _answer(request, read_chat, KNOWN_CHAT, chat_fields)
+    return await _answer(request, read_chat, OllamaChatBody, chat_fields)
 
 
-@router.post("/api/generate")
+@routes.add(
+    "POST /api/generate", Scope.INFER, "ollama", body=OllamaGenerateBody, answer=OllamaGeneration, streams=LINES
+)
 async def generate(request: Request) -> Response:
     """Answer a prompt, as a stream unless `stream` is false. A client that disconnects cancels the request."""
-    return await _answer(request, read_generate, KNOWN_GENERATE, generate_fields)
+    return await _answer(request, read_generate, OllamaGenerateBody, generate_fields)
 
 
 async def _answer(
-    request: Request, read: Callable[..., OllamaRequest], known: KnownFields, to_fields: ToFields
+    request: Request, read: Callable[..., OllamaRequest], warns_as: type[Body], to_fields: ToFields
 ) -> Response:
     context = context_of(request)
     request_id = f"ollama-{secrets.token_hex(12)}"
@@ -303,7 +304,7 @@ async def _answer(
     reading = partial(
         read, request_id=request_id, served=served, partition=client_of(request), may_keep=is_owners(request)
     )
-    parsed = await read_body(request, reading, known)
+    parsed = await read_body(request, reading, warns_as)
     model = await context.service.models.locate(parsed.served_model)
     answer = OllamaAnswer(request_id, parsed.model, to_fields)
     if parsed.request is None:

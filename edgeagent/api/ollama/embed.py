@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -16,16 +16,19 @@ from edgeagent.api.gate.access import is_owners
 from edgeagent.api.ollama.body import OPTIONS
 from edgeagent.api.ollama.wire import known_name
 from edgeagent.api.openai.embeddings import json_response, read_inputs, vectors_json
-from edgeagent.api.wire.fields import MAX_INT32, KeepAlive, ModelName, Settings, between, validate
-from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.body import Settings, between, read_body, validate
+from edgeagent.api.wire.fields import MAX_INT32, KeepAlive, ModelName
+from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.credentials.keys import Scope
 from edgeagent.types import Embed, Embedding
 
 
 class OllamaEmbedBody(Settings):
     """One or more texts, or no text. A text that is too long is cut unless `truncate` is false."""
+
+    known_options = OPTIONS
 
     model: ModelName
     input: str | Annotated[list[str], Field(fail_fast=True)] | None = None
@@ -38,14 +41,12 @@ class OllamaEmbedBody(Settings):
 class OllamaEmbeddingsBody(Settings):
     """The body of the older route. It has at most one text, which is cut if it is too long."""
 
+    known_options = OPTIONS
+
     model: ModelName
     prompt: str | None = None
     options: Json | None = None
     keep_alive: KeepAlive | None = None
-
-
-KNOWN = KnownFields.of(OllamaEmbedBody, options=OPTIONS)
-KNOWN_OLDER = KnownFields.of(OllamaEmbeddingsBody, options=OPTIONS)
 
 
 def read_embed(fields: Json) -> tuple[OllamaEmbedBody, Embed | None]:
@@ -63,7 +64,7 @@ def read_embeddings(fields: Json) -> tuple[OllamaEmbeddingsBody, Embed | None]:
     return body, Embed(read_inputs(body.prompt, "prompt"), truncate=True) if body.prompt else None
 
 
-router = APIRouter()
+routes = Routes()
 
 
 class OllamaEmbeddingsHead(Shape):
@@ -87,14 +88,14 @@ class OllamaEmbedding(Shape):
     embedding: list[float]
 
 
-@router.post("/api/embed")
+@routes.add("POST /api/embed", Scope.INFER, "ollama", body=OllamaEmbedBody, answer=OllamaEmbeddings)
 async def create(request: Request) -> Response:
     """Return a vector for each text. Without a text, only load the model.
 
     A client that disconnects cancels the request.
     """
     began_ns = time.monotonic_ns()
-    body, query = await read_body(request, read_embed, KNOWN)
+    body, query = await read_body(request, read_embed, OllamaEmbedBody)
     embeddings, loaded_ns = await _embed(request, body, query)
     vectors = await vectors_json(embeddings)
     head: OllamaEmbeddingsHead = {
@@ -106,13 +107,13 @@ async def create(request: Request) -> Response:
     return json_response(head, b'"embeddings":[%s]' % b",".join(vectors))
 
 
-@router.post("/api/embeddings")
+@routes.add("POST /api/embeddings", Scope.INFER, "ollama", body=OllamaEmbeddingsBody, answer=OllamaEmbedding)
 async def create_one(request: Request) -> Response:
     """Return the vector of one text. Without a text, only load the model and return an empty vector.
 
     A client that disconnects cancels the request.
     """
-    body, query = await read_body(request, read_embeddings, KNOWN_OLDER)
+    body, query = await read_body(request, read_embeddings, OllamaEmbeddingsBody)
     embeddings, _ = await _embed(request, body, query)
     vectors = await vectors_json(embeddings)
     return Response(b'{"embedding":%s}' % (vectors[0] if vectors else b"[]"), media_type="application/json")

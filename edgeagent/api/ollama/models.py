@@ -1,38 +1,47 @@
-"""Routes for models in Ollama's format: /api/tags, /api/ps, /api/show, /api/delete and /api/copy.
+"""Routes of the Ollama API that generate nothing: its version, the models, pull, delete and copy.
 
 A model is listed if it is served or on disk. If `load.on_demand` is true, a request for a model on disk loads it. To
-delete or copy a model, a client needs the scope `models`.
+pull, delete or copy a model, a client needs the scope `models`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, NotRequired
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi import Request
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.responses import Response
 
+from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody
-from edgeagent.api.ollama.wire import known_name, rfc3339, tagged
+from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody, OllamaPullBody
+from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line, rfc3339, tagged
+from edgeagent.api.wire.body import read_valid
+from edgeagent.api.wire.errors import OllamaRefusal
 from edgeagent.api.wire.fields import sampling_defaults
-from edgeagent.api.wire.json_body import read_valid
+from edgeagent.api.wire.route import LINES, TEXT, Routes
 from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.sse import last_of, unless_disconnected
 from edgeagent.config import Config
+from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.store.hub.cache import named_sha256
+from edgeagent.store.hub.progress import Progress
 from edgeagent.store.library_editor import LibraryEditor, Removal
 from edgeagent.store.resolve import Library
 from edgeagent.text.tool_format import declares_reasoning, declares_tools
 from edgeagent.types import ModelInfo, ModelStatus, WorkerState
+
+routes = Routes()
 
 
 def plan_removal(config: Config, name: str, served: Sequence[ModelStatus]) -> tuple[Removal, list[ModelStatus]]:
@@ -77,8 +86,6 @@ def _uses(status: ModelStatus, removal: Removal, files: set[Path], library: Libr
         return any(path.resolve() in files for path in library.find(status.name).paths)
     return status.name == removal.name  # its file is damaged or missing
 
-
-router = APIRouter()
 
 # Clients want a date also of a model that stays loaded forever.
 _NEVER = timedelta(days=36_500)
@@ -132,7 +139,7 @@ class OllamaDescription(Shape):
     modified_at: str
 
 
-@router.api_route("/api/tags", methods=["GET", "HEAD"])
+@routes.add("GET|HEAD /api/tags", Scope.INFER, "ollama", answer=OllamaModels)
 async def tags(request: Request) -> JSONResponse:
     """List every model that is served or on disk, and the aliases of each."""
     models, aliases = await _known(context_of(request))
@@ -143,7 +150,7 @@ async def tags(request: Request) -> JSONResponse:
     return JSONResponse(OllamaModels(models=entries))
 
 
-@router.get("/api/ps")
+@routes.add("GET /api/ps", Scope.ADMIN, "ollama", answer=OllamaModels)
 async def ps(request: Request) -> JSONResponse:
     """List the models that are loaded on this machine."""
     models, _ = await _known(context_of(request))
@@ -161,7 +168,7 @@ async def ps(request: Request) -> JSONResponse:
     return JSONResponse(OllamaModels(models=loaded))
 
 
-@router.post("/api/show")
+@routes.add("POST /api/show", Scope.INFER, "ollama", body=OllamaModelBody, answer=OllamaDescription)
 async def show(request: Request) -> JSONResponse:
     """Describe one model: its file, default parameters, metadata and capabilities."""
     context = context_of(request)
@@ -307,7 +314,7 @@ def _with_values(fields: Json) -> Json:
     return {key: value for key, value in fields.items() if value not in (None, "")}
 
 
-@router.delete("/api/delete")
+@routes.add("DELETE /api/delete", Scope.MODELS, "ollama", body=OllamaModelBody)
 async def delete(request: Request) -> Response:
     """Delete a model from this machine, or forget an alias or an imported model. A loaded model is unloaded first.
 
@@ -325,7 +332,7 @@ async def delete(request: Request) -> Response:
     return Response()
 
 
-@router.post("/api/copy")
+@routes.add("POST /api/copy", Scope.MODELS, "ollama", body=OllamaCopyBody)
 async def copy(request: Request) -> Response:
     """Give a model another name; no file is copied."""
     context = context_of(request)
@@ -340,3 +347,97 @@ def _copy(config: Config, source: str, alias: str) -> None:
         LibraryEditor(config).copy(source, alias)
     except ModelNotFound as error:
         raise ModelNotFound.for_client(source, error) from None
+
+
+class OllamaPull(Shape):
+    """The progress of a download, or `status: success` at the end. Bytes are sums over all files of the model."""
+
+    status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]
+
+
+@routes.add("POST /api/pull", Scope.MODELS, "ollama", body=OllamaPullBody, answer=OllamaPull, streams=LINES)
+async def pull(request: Request) -> Response:
+    """Download a model and its draft if they are not on this machine. A client that disconnects cancels the download.
+
+    The next pull continues an unfinished download.
+    """
+    context = context_of(request)
+    asked = await read_valid(request, OllamaPullBody)
+    lines = _lines(context, asked.model)
+    if asked.stream is not False:
+        return LineStream(guarded(_encoded(lines), "pull"))
+    await unless_disconnected(request.receive, last_of(lines))
+    return JSONResponse(OllamaPull(status="success"))
+
+
+async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(lines):
+        async for each in lines:
+            yield line(each)
+
+
+async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None]:
+    yield {"status": "pulling manifest"}
+    if not _is_here(context, name):
+        async with aclosing(context.pulls.run(name)) as steps:
+            async for step in steps:
+                if isinstance(step, Progress):
+                    yield _line(step)
+    yield {"status": "success"}
+
+
+def _is_here(context: Context, name: str) -> bool:
+    known = known_name(context.service, name)
+    return any(status.name == known and not status.is_remote for status in context.service.models.statuses())
+
+
+def _line(progress: Progress) -> OllamaPull:
+    match progress.stage:
+        case "waiting":
+            return {"status": "waiting for another download of the same file"}
+        case "verifying":
+            return {"status": "verifying sha256 digest"}
+    return {
+        "status": f"pulling {progress.sha256[:12]}",
+        "digest": f"sha256:{progress.sha256}",
+        "total": progress.total_bytes,
+        "completed": progress.done_bytes,
+    }
+
+
+# Clients read from Ollama's version what a server supports. All routes of this version are served: 0.13.3 brought
+# /v1/responses. The next minor version brought /v1/messages, which is not served.
+API_VERSION = "0.13.4"
+
+
+class OllamaVersion(Shape):
+    """The version of Ollama whose API is served, and edgeagent's own version."""
+
+    version: str
+    edgeagent: str
+
+
+@routes.add("GET|HEAD /", Scope.INFER, "ollama", text=TEXT)
+async def greet() -> PlainTextResponse:
+    """Return Ollama's greeting. Its clients request it first, to find out whether a server runs."""
+    return PlainTextResponse("Ollama is running")
+
+
+@routes.add("GET|HEAD /api/version", Scope.INFER, "ollama", answer=OllamaVersion)
+async def version() -> JSONResponse:
+    """Return the version of Ollama whose API is served, and edgeagent's own version."""
+    return JSONResponse(OllamaVersion(version=API_VERSION, edgeagent=__version__))
+
+
+@routes.add("POST /api/create", Scope.MODELS, "ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal)
+@routes.add("POST /api/push", Scope.MODELS, "ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal)
+@routes.add(
+    "HEAD|POST /api/blobs/{digest}", Scope.MODELS, "ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal
+)
+async def change() -> JSONResponse:
+    """Refuse: this daemon does not create or push models."""
+    text = "edgeagent does not make or push models; see /api/pull, and `edgeagent import` for a file of your own"
+    return JSONResponse(OllamaRefusal(error=text), status_code=HTTPStatus.NOT_IMPLEMENTED)

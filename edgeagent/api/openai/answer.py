@@ -13,19 +13,19 @@ from typing import Literal
 
 from edgeagent.api.wire.answer_stream import AnswerWriter
 from edgeagent.api.wire.errors import error_body
-from edgeagent.api.wire.llama_fields import Delivery
-from edgeagent.api.wire.placement import started_body
-from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.sse import DONE, event
-from edgeagent.api.wire.usage import (
+from edgeagent.api.wire.generation import (
     ChatUsage,
     DeliveryTime,
     LlamaTimings,
     Run,
     chat_usage,
     edgeagent_body,
+    started_body,
     timings_body,
 )
+from edgeagent.api.wire.llama_fields import Delivery
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.sse import DONE, event
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.types import (
     Finished,

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NotRequired
 
 from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
+from edgeagent.api.wire.generation import ChatLogprobs, ChatUsage, started_body, token_logprobs
 from edgeagent.api.wire.llama_fields import Delivery
-from edgeagent.api.wire.logprobs import ChatLogprobs, token_logprobs
-from edgeagent.api.wire.placement import started_body
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import ChatUsage
 from edgeagent.types import (
     Delta,
     Finished,

@@ -8,34 +8,30 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, Tag
 
+from edgeagent.api.wire.body import Body, validate
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    Body,
+    Arguments,
+    Content,
     Effort,
+    Function,
+    HostedTool,
     MaxTokens,
     Name,
     NumTopLogprobs,
+    OutputContent,
     Stops,
     TemplateKwargs,
-    template_kwargs,
-    tool_choice_of,
-    validate,
-)
-from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
-from edgeagent.api.wire.messages import (
-    Arguments,
-    Content,
-    Function,
-    HostedTool,
-    OutputContent,
     discriminated_by,
     hosted_tools,
     read_schema,
+    template_kwargs,
+    tool_choice_of,
     tools_by_type,
     tools_of,
 )
+from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -197,6 +193,12 @@ def _message(sent: ChatMessage, index: int, ids_by_name: dict[str, str]) -> Mess
 class ChatBody(ExtendedBody):
     """The body of a chat completion. All fields but messages may be null. Unknown fields are ignored."""
 
+    without_effect = (
+        *("audio", "metadata", "modalities", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options"),
+        *("prompt_cache_retention", "response_fields", "safety_identifier", "user", "verbosity", "web_search_options"),
+    )
+    notices = (hosted_tools,)
+
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     n: NumChoices | None = None
     max_tokens: MaxTokens | None = None
@@ -234,14 +236,6 @@ class ChatCreate:
     requests: tuple[GenerateRequest, ...]
     delivery: Delivery
     has_functions: bool = False
-
-
-KNOWN = KnownFields.of(
-    ChatBody,
-    *("audio", "metadata", "modalities", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options"),
-    *("prompt_cache_retention", "response_fields", "safety_identifier", "user", "verbosity", "web_search_options"),
-    notices=(hosted_tools,),
-)
 
 
 def read_chat(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> ChatCreate:

@@ -8,21 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
-from edgeagent.api.openai import chat_body, text_body
 from edgeagent.api.openai.answer import MAX_INLINE_LOGPROBS, Answer, Chunks, num_logprobs, reworded
-from edgeagent.api.openai.chat_answer import ChatAnswer, ChatChunks
-from edgeagent.api.openai.text_answer import TextAnswer, TextChunks
+from edgeagent.api.openai.chat_answer import ChatAnswer, ChatChunks, ChatCompletion
+from edgeagent.api.openai.chat_body import ChatBody, read_chat
+from edgeagent.api.openai.text_answer import TextAnswer, TextChunks, TextCompletion
+from edgeagent.api.openai.text_body import CompletionBody, read_completion
 from edgeagent.api.wire.answer_stream import AnswerStream, Generate
-from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.known_fields import KnownFields
-from edgeagent.api.wire.placement import put_headers
+from edgeagent.api.wire.body import Body, read_body
+from edgeagent.api.wire.generation import put_headers
+from edgeagent.api.wire.route import SSE, Routes
 from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.service import Service
 from edgeagent.types import GenerateRequest, Sink, Step
@@ -106,33 +108,33 @@ async def _collect(run: Generate, answer: Answer) -> bytes:
 _CHAT_PARAMS = {"input": "messages", "text.format": "response_format"}
 _TEXT_PARAMS = {"input": "prompt", "text.format": "json_schema"}
 
-router = APIRouter()
+routes = Routes()
 
 T = TypeVar("T")
 
 
-@router.post("/v1/chat/completions")
+@routes.add("POST /v1/chat/completions", Scope.INFER, "openai", body=ChatBody, answer=ChatCompletion, streams=SSE)
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, as a stream or as one body. A client that disconnects cancels the request."""
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
-    create = await _read(request, completion_id, chat_body.read_chat, chat_body.KNOWN)
+    create = await _read(request, completion_id, read_chat, ChatBody)
     model, num_choices, delivery = create.requests[0].model, len(create.requests), create.delivery
     answer = ChatAnswer(completion_id, model, num_choices, has_functions=create.has_functions)
     chunks = ChatChunks(answer, delivery) if delivery.is_streamed else None
     return await respond(request, create.requests, answer, chunks, _CHAT_PARAMS)
 
 
-@router.post("/v1/completions")
+@routes.add("POST /v1/completions", Scope.INFER, "openai", body=CompletionBody, answer=TextCompletion, streams=SSE)
 async def create_completion(request: Request) -> Response:
     """Complete one or more texts, as a stream or as one body. A client that disconnects cancels the request."""
     completion_id = f"cmpl-{secrets.token_hex(12)}"
-    create = await _read(request, completion_id, text_body.read_completion, text_body.KNOWN)
+    create = await _read(request, completion_id, read_completion, CompletionBody)
     answer = TextAnswer(completion_id, create)
     chunks = TextChunks(answer) if create.delivery.is_streamed else None
     return await respond(request, create.requests, answer, chunks, _TEXT_PARAMS)
 
 
-async def _read(request: Request, completion_id: str, read: Callable[..., T], known: KnownFields) -> T:
+async def _read(request: Request, completion_id: str, read: Callable[..., T], warns_as: type[Body]) -> T:
     default_model = context_of(request).service.models.default()
     reading = partial(read, completion_id=completion_id, default_model=default_model, partition=client_of(request))
-    return await read_body(request, reading, known)
+    return await read_body(request, reading, warns_as)

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, and how vectors become JSON."""
+"""Vectors and ranks of texts: POST /v1/embeddings, llama-server's /embedding, and /v1/rerank."""
 
 from __future__ import annotations
 
@@ -7,24 +7,31 @@ import base64
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired
 
-from fastapi import APIRouter, Request
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.openai.text_body import TextsOrTokens, read_tokens
-from edgeagent.api.wire.fields import MAX_INT32, ModelName, Settings, between, validate
-from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.body import Body, Settings, between, read_body, validate
+from edgeagent.api.wire.fields import MAX_INT32, ModelName
+from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.errors import InvalidRequest
-from edgeagent.types import Embed, Embedding, TextPrompt, TokenPrompt
+from edgeagent.credentials.keys import Scope
+from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.types import Embed, Embedding, Rerank, Score, TextPrompt, TokenPrompt
+
+routes = Routes()
+
 
 MAX_INPUTS = 2048
-MAX_CHARS = 1 << 20  # of all texts together
+MAX_CHARS = 1 << 20
+"""The most characters of all texts together. A rerank counts its query once for each document."""
 
 
 class EmbeddingsBody(Settings):
@@ -33,13 +40,12 @@ class EmbeddingsBody(Settings):
     Unknown fields are ignored.
     """
 
+    without_effect = ("user",)
+
     input: TextsOrTokens
     model: ModelName | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, between(1, MAX_INT32)] | None = None
-
-
-KNOWN = KnownFields.of(EmbeddingsBody, "user")
 
 
 def read_embeddings(fields: Json) -> tuple[EmbeddingsBody, Embed]:
@@ -80,9 +86,6 @@ def _read_input(raw: object, path: str) -> TextPrompt | TokenPrompt:
     raise InvalidRequest(f"{path} must be text or a list of token ids, not {raw!r:.80}", param=path)
 
 
-router = APIRouter()
-
-
 class EmbeddingEntry(Shape):
     """The embedding of one text, normalized to Euclidean length 1: numbers, or little-endian float32 in base64."""
 
@@ -112,11 +115,11 @@ class Embeddings(EmbeddingsHead):
     data: list[EmbeddingEntry]
 
 
-@router.post("/v1/embeddings")
+@routes.add("POST /v1/embeddings", Scope.INFER, "openai", body=EmbeddingsBody, answer=Embeddings)
 async def create_embeddings(request: Request) -> Response:
     """Return a vector for each text. A client that disconnects cancels the request."""
     service = context_of(request).service
-    body, query = await read_body(request, read_embeddings, KNOWN)
+    body, query = await read_body(request, read_embeddings, EmbeddingsBody)
     model = body.model or service.models.default()
     embeddings = await unless_disconnected(request.receive, service.embed(model, query))
     is_base64 = body.encoding_format == "base64"
@@ -155,3 +158,140 @@ def _numbers(vector: bytes) -> bytes:
     if sys.byteorder == "big":
         numbers.byteswap()
     return to_json(numbers.tolist(), inf_nan_mode="null")
+
+
+_EUCLIDEAN = 2
+
+
+class EmbeddingBody(Settings):
+    """The texts to embed, or their token ids, in `content` or in `input`."""
+
+    without_effect = ("encoding_format", "user")
+
+    content: TextsOrTokens | None = None
+    input: TextsOrTokens | None = None
+    model: ModelName | None = None
+    embd_normalize: int | None = None
+
+
+class TextEmbedding(Shape):
+    """The vector of one text, normalized to Euclidean length 1, as the only one of a list."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+def read_embedding(fields: Json) -> tuple[EmbeddingBody, Embed]:
+    """Check a body; return it and its Embed query. Raise InvalidRequest or NotSupported, which names the field."""
+    body = validate(EmbeddingBody, fields)
+    if body.embd_normalize not in (None, _EUCLIDEAN):
+        raise NotSupported("embd_normalize must be 2: vectors have Euclidean length 1", param="embd_normalize")
+    if body.input is not None:
+        return body, Embed(read_inputs(body.input, "input"))
+    if body.content is None:
+        raise InvalidRequest("content is required: a text, token ids, or a list of either", param="content")
+    return body, Embed(read_inputs(body.content, "content"))
+
+
+@routes.add("POST /embedding", Scope.INFER, "llama-server", body=EmbeddingBody, answer=list[TextEmbedding])
+async def create_embedding(request: Request) -> Response:
+    """Return a vector for each text. A client that disconnects cancels the request."""
+    service = context_of(request).service
+    body, query = await read_body(request, read_embedding, EmbeddingBody)
+    model = body.model or service.models.default()
+    vectors = await vectors_json(await unless_disconnected(request.receive, service.embed(model, query)))
+    entries = [b'{"index":%d,"embedding":[%s]}' % (index, vector) for index, vector in enumerate(vectors)]
+    return Response(b"[%s]" % b",".join(entries), media_type="application/json")
+
+
+MAX_DOCUMENTS = 2048
+
+
+class Document(Body):
+    """A document as an object; other fields are ignored."""
+
+    text: str
+
+
+class RerankBody(Settings):
+    """A query and the documents to rank.
+
+    top_n: return only this many of the most relevant documents. return_documents: repeat the documents' texts.
+    """
+
+    without_effect = ("user",)
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | Document], Field(fail_fast=True, min_length=1, max_length=MAX_DOCUMENTS)]
+    model: ModelName | None = None
+    top_n: Annotated[int, between(1, MAX_INT32)] | None = None
+    return_documents: bool | None = None
+
+    def texts(self) -> tuple[str, ...]:
+        """Return the documents' texts."""
+        return tuple(document if isinstance(document, str) else document.text for document in self.documents)
+
+
+class RankedText(Shape):
+    """A document's text."""
+
+    text: str
+
+
+class RankedDocument(Shape):
+    """A document's index in the request, its relevance from 0 to 1, and its text if the request asked for texts."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[RankedText]
+
+
+class Ranking(Shape):
+    """The documents, the most relevant first."""
+
+    object: Literal["list"]
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
+def read_rerank(fields: Json) -> tuple[RerankBody, Rerank]:
+    """Check a body; return it, and the Rerank that asks the model for the scores. Raise InvalidRequest."""
+    body = validate(RerankBody, fields)
+    texts = body.texts()
+    num_chars = sum(map(len, texts)) + len(texts) * len(body.query)
+    if num_chars > MAX_CHARS:
+        raise InvalidRequest(
+            f"documents have {num_chars} characters, with the query once for each; at most {MAX_CHARS} at a time",
+            param="documents",
+        )
+    return body, Rerank(body.query, texts)
+
+
+@routes.add("POST /v1/rerank", Scope.INFER, "llama-server", body=RerankBody, answer=Ranking)
+async def rerank(request: Request) -> JSONResponse:
+    """Return the documents' relevance, the most relevant first. A client that disconnects cancels the request."""
+    service = context_of(request).service
+    body, query = await read_body(request, read_rerank, RerankBody)
+    model = body.model or service.models.default()
+    scores = await unless_disconnected(request.receive, service.rank(model, query))
+    num_tokens = sum(score.num_tokens for score in scores)
+    ranking: Ranking = {
+        "object": "list",
+        "model": model,
+        "results": _results(body, query.documents, scores),
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }
+    return JSONResponse(ranking)
+
+
+def _results(body: RerankBody, documents: Sequence[str], scores: Sequence[Score]) -> list[RankedDocument]:
+    """Return the `top_n` most relevant documents. Documents of equal relevance stay in the request's order."""
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index].relevance, index))
+    results: list[RankedDocument] = []
+    for index in order[: body.top_n]:
+        result: RankedDocument = {"index": index, "relevance_score": scores[index].relevance}
+        if body.return_documents:
+            result["document"] = {"text": documents[index]}
+        results.append(result)
+    return results

@@ -1,28 +1,37 @@
-"""Routes that list the models, and that report the daemon's health, readiness and version."""
+"""Routes that list and pull models, and that report the daemon's health, readiness and version."""
 
 from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from http import HTTPStatus
 from importlib import metadata
 from typing import Literal, NotRequired
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
+from starlette.responses import Response
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.wire.errors import error_answer
-from edgeagent.api.wire.shape import Shape
-from edgeagent.errors import ModelNotFound
+from edgeagent.api.wire.body import Settings, read_valid
+from edgeagent.api.wire.errors import Refusal, error_answer, error_body
+from edgeagent.api.wire.fields import ModelName
+from edgeagent.api.wire.route import SSE, Routes
+from edgeagent.api.wire.shape import Shape, shaped
+from edgeagent.api.wire.sse import DONE, EventStream, event, last_of, unless_disconnected
+from edgeagent.credentials.keys import Scope
+from edgeagent.errors import EdgeAgentError, ModelNotFound
 from edgeagent.router.models import NO_MODEL
 from edgeagent.service.inventory import KnownModel, known_models
 from edgeagent.service.service import status_of
+from edgeagent.store.hub.background import Pulled
+from edgeagent.store.hub.progress import Progress
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
-router = APIRouter()
+routes = Routes()
 
 
 class ModelDetails(Shape):
@@ -87,7 +96,7 @@ class Version(Shape):
     python: str
 
 
-@router.get("/v1/models")
+@routes.add("GET /v1/models", Scope.INFER, "openai", answer=ModelList)
 async def list_models(request: Request) -> JSONResponse:
     """List the models that are served, loaded or not, and then the models on this machine that a request would load."""
     context = context_of(request)
@@ -103,7 +112,7 @@ async def list_models(request: Request) -> JSONResponse:
     return JSONResponse(ModelList(object="list", data=models))
 
 
-@router.get("/v1/models/{model_id:path}")
+@routes.add("GET /v1/models/{model_id:path}", Scope.INFER, "openai", answer=Model)
 async def get_model(request: Request, model_id: str) -> JSONResponse:
     """Return one model, by any name that a request may use; a name may contain slashes."""
     context = context_of(request)
@@ -148,7 +157,7 @@ def _body(name: str, details: ModelDetails, context: Context) -> Model:
     }
 
 
-@router.api_route("/health", methods=["GET", "HEAD"])
+@routes.add("GET|HEAD /health", None, "daemon", answer=Health, unavailable=NotHealthy)
 async def health(request: Request) -> JSONResponse:
     """Report whether the default model is loaded, or will be loaded by the next request, and no stop has begun.
 
@@ -172,7 +181,7 @@ async def health(request: Request) -> JSONResponse:
     return JSONResponse(NotHealthy(error=error), HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"})
 
 
-@router.api_route("/ready", methods=["GET", "HEAD"])
+@routes.add("GET|HEAD /ready", Scope.INFER, "daemon", answer=Ready)
 async def ready(request: Request) -> JSONResponse:
     """Report whether requests can be served. The result of a test of the default model is reused for a few seconds."""
     error = await context_of(request).probe.result()
@@ -183,7 +192,7 @@ async def ready(request: Request) -> JSONResponse:
     return answer
 
 
-@router.get("/version")
+@routes.add("GET /version", Scope.INFER, "daemon", answer=Version)
 async def version(request: Request) -> JSONResponse:
     """Return the versions of edgeagent, of the llama.cpp inside, and of Python."""
     infos = [status.info for status in context_of(request).service.models.statuses() if status.info is not None]
@@ -202,3 +211,87 @@ def _installed(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+class PullBody(Settings):
+    """`model`: the model to download. `draft`: download its draft too.
+
+    `stream`: send the progress as events; if false, send one answer at the end.
+    """
+
+    model: ModelName
+    stream: bool = True
+    draft: bool = True
+
+
+class PullProgress(Shape):
+    """The progress of a pull, as an event of a stream. Bytes are sums over all files of the model.
+
+    `stage`: waiting (another process pulls the same file), downloading or verifying. `resumed_bytes`: bytes of partial
+    files that were on disk before. `sha256`: the hash that `file` must have.
+    """
+
+    object: Literal["model.pull.progress"]
+    stage: str
+    file: str
+    done_bytes: int
+    total_bytes: int
+    resumed_bytes: int
+    sha256: str
+
+
+class PulledFile(Shape):
+    """A model that is now on this machine. `is_current` is false if the hub did not say whether a newer version exists.
+
+    `downloaded_bytes`: the bytes that this pull has downloaded.
+    """
+
+    id: str
+    size_bytes: int
+    downloaded_bytes: int
+    is_current: bool
+
+
+class ModelPull(PulledFile):
+    """The pulled model. A stream sends `model.pull.progress` events first.
+
+    `draft`: the draft model. It is null if it was not requested, does not exist, or could not be downloaded.
+    """
+
+    object: Literal["model.pull"]
+    draft: PulledFile | None
+
+
+@routes.add("POST /v1/models/pull", Scope.MODELS, "openai", body=PullBody, answer=ModelPull, streams=SSE)
+async def pull(request: Request) -> Response:
+    """Download a model and its draft if they are not on this machine. A client that disconnects cancels the download.
+
+    The next pull continues an unfinished download. While a pull runs, another one is refused with BackendUnavailable.
+    """
+    asked = await read_valid(request, PullBody)
+    steps = context_of(request).pulls.run(asked.model, with_draft=asked.draft)
+    if asked.stream:
+        # A refusal comes instead of the first step, and gets its status.
+        return EventStream(_events(await anext(steps), steps))
+    return JSONResponse(_shown(await unless_disconnected(request.receive, last_of(steps))))
+
+
+def _shown(step: Progress | Pulled) -> PullProgress | ModelPull:
+    if isinstance(step, Progress):
+        return shaped(PullProgress, step, object="model.pull.progress")
+    pulled, draft = step
+    brought = None if draft is None else shaped(PulledFile, draft, id=draft.name)
+    return shaped(ModelPull, pulled, id=pulled.name, object="model.pull", draft=brought)
+
+
+async def _events(
+    first: Progress | Pulled, steps: AsyncGenerator[Progress | Pulled, None]
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(steps):
+        yield event(_shown(first))
+        try:
+            async for step in steps:
+                yield event(_shown(step))
+        except EdgeAgentError as error:
+            yield event(Refusal(error=error_body(error)))
+    yield DONE

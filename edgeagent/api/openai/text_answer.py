@@ -12,9 +12,8 @@ from typing import Literal, NotRequired
 
 from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.openai.text_body import CompletionCreate
-from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
+from edgeagent.api.wire.generation import ChatUsage, TextLogprobs, legacy_logprobs
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import ChatUsage
 from edgeagent.types import Finished, PromptProgress, PromptText, Started, Step, TextDelta, TokenLogprob, replace
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
-from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, NumTopLogprobs, Stops, validate
-from edgeagent.api.wire.known_fields import KnownFields
+from edgeagent.api.wire.body import validate
+from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, NumTopLogprobs, Stops
 from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -32,6 +32,8 @@ TextsOrTokens = Annotated[
 class CompletionBody(ExtendedBody):
     """The body of a completion of raw text. All fields but the prompt may be null. Unknown fields are ignored."""
 
+    without_effect = ("response_fields", "user")
+
     prompt: TextsOrTokens
     suffix: str | None = None
     echo: bool | None = None
@@ -40,9 +42,6 @@ class CompletionBody(ExtendedBody):
     max_tokens: MaxTokens | None = None
     stop: Stops | None = None
     logprobs: NumTopLogprobs | None = None
-
-
-KNOWN = KnownFields.of(CompletionBody, "response_fields", "user")
 
 
 @dataclass(frozen=True, slots=True)

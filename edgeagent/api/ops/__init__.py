@@ -1,1 +1,1 @@
-"""Routes that manage the daemon: status, load, unload, reload, stop, metrics, cache, pulls and the egress ledger."""
+"""Routes that manage the daemon: status, load, unload, reload, stop, metrics, cache and the egress ledger."""

@@ -9,16 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from edgeagent import cache_folder
 from edgeagent.api.context import context_of
-from edgeagent.api.openai.chat_body import KNOWN, read_chat
-from edgeagent.api.ops.owner_fields import OwnerBody, read_fields, read_merged
-from edgeagent.api.wire.fields import Body, ModelName, validate
+from edgeagent.api.openai.chat_body import ChatBody, read_chat
+from edgeagent.api.wire.body import Body, OwnerBody, known_names, read_fields, read_merged, validate
+from edgeagent.api.wire.fields import ModelName
+from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape, shaped
+from edgeagent.credentials.keys import Scope
 from edgeagent.errors import (
     BackendUnavailable,
     InternalError,
@@ -58,7 +60,7 @@ async def purge_cache(service: Service, folder: Path, client: str | None) -> Non
         raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None
 
 
-router = APIRouter(prefix="/edgeagent/cache")
+routes = Routes()
 
 Name = Annotated[str, Field(max_length=64)]
 
@@ -83,7 +85,7 @@ class WarmBody(Body):
 
 
 # The fields of WarmBody, and all known fields of a chat completion.
-_WARM_NAMES = frozenset({*WarmBody.model_fields, *KNOWN.names})
+_WARM_NAMES = frozenset({*WarmBody.model_fields, *known_names(ChatBody)})
 
 
 class CachePart(Shape):
@@ -120,7 +122,7 @@ class Warmed(Shape):
     num_cached_tokens: int
 
 
-@router.get("")
+@routes.add("GET /edgeagent/cache", Scope.ADMIN, "daemon", answer=CacheReport)
 async def get_cache(request: Request) -> JSONResponse:
     """List the cached blocks on disk by model and client. The counts of each tier of the cache are in the status."""
     await read_fields(request, OwnerBody)
@@ -132,7 +134,7 @@ async def get_cache(request: Request) -> JSONResponse:
     return JSONResponse(CacheReport(dir=str(folder), parts=[cast(CachePart, part.described()) for part in parts]))
 
 
-@router.post("/purge")
+@routes.add("POST /edgeagent/cache/purge", Scope.ADMIN, "daemon", answer=Purged, fields=PurgeBody)
 async def purge(request: Request) -> JSONResponse:
     """Delete cached prompts in memory and on disk; running requests continue."""
     body = await read_fields(request, PurgeBody)
@@ -141,7 +143,7 @@ async def purge(request: Request) -> JSONResponse:
     return JSONResponse(Purged(status="purged"))
 
 
-@router.post("/warm")
+@routes.add("POST /edgeagent/cache/warm", Scope.ADMIN, "daemon", body=WarmBody, answer=Warmed)
 async def warm(request: Request) -> JSONResponse:
     """Compute a prompt and cache it, so that the first request with this prompt need not compute it."""
     service = context_of(request).service

@@ -7,14 +7,15 @@ import time
 from collections import deque
 from typing import Annotated, Literal, NotRequired
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field
 
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.ops.owner_fields import OwnerBody, read_fields
-from edgeagent.api.wire.fields import Query, between
+from edgeagent.api.wire.body import OwnerBody, Query, between, read_fields
+from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Shape, shaped
+from edgeagent.credentials.keys import Scope
 from edgeagent.egress import Row
 from edgeagent.egress.rows import folder_of, purge, read_rows
 from edgeagent.egress.spending import Spent
@@ -25,7 +26,7 @@ from edgeagent.remotes.keys import KeyFinder
 from edgeagent.router.checkup import check
 from edgeagent.types import RemoteStatus, RouteMode
 
-router = APIRouter(prefix="/edgeagent/egress")
+routes = Routes()
 
 
 class EndpointReport(Shape):
@@ -131,7 +132,7 @@ class EgressQuery(Query):
     limit: Annotated[int, between(1, 1000)] = 100
 
 
-@router.get("")
+@routes.add("GET /edgeagent/egress", Scope.ADMIN, "daemon", answer=EgressRows, query=EgressQuery)
 async def get_egress(request: Request) -> JSONResponse:
     """Return the newest rows of the egress ledger since a time, in the order of time. They have no content."""
     query = await read_fields(request, EgressQuery)
@@ -143,7 +144,7 @@ async def get_egress(request: Request) -> JSONResponse:
     return JSONResponse(EgressRows(rows=[shaped(EgressRow, row) for row in rows]))
 
 
-@router.post("/purge")
+@routes.add("POST /edgeagent/egress/purge", Scope.ADMIN, "daemon", answer=EgressPurged)
 async def purge_egress(request: Request) -> JSONResponse:
     """Delete all rows of the egress ledger. What was spent today still counts for the budgets."""
     await read_fields(request, OwnerBody)
@@ -183,7 +184,7 @@ class RemoteTest(Shape):
     endpoints: list[EndpointTest]
 
 
-@router.post("/test")
+@routes.add("POST /edgeagent/egress/test", Scope.ADMIN, "daemon", answer=RemoteTest, fields=RemoteChoice)
 async def test_remote(request: Request) -> JSONResponse:
     """Try a remote with a greeting: each endpoint's name, connection, TLS, models, and one token."""
     asked = await read_fields(request, RemoteChoice)

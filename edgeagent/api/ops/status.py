@@ -8,22 +8,30 @@ import time
 from http import HTTPStatus
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
-from edgeagent.api.ops.owner_fields import ModelChoice, OwnerBody, read_fields
 from edgeagent.api.ops.remotes import RouteReport, route_report
-from edgeagent.api.wire.fields import KeepAlive
+from edgeagent.api.wire.body import OwnerBody, read_fields
+from edgeagent.api.wire.fields import MAX_NAME_CHARS, KeepAlive
+from edgeagent.api.wire.route import TEXT, Routes
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.credentials.keys import Scope
 from edgeagent.metrics.exposition import CONTENT_TYPE, Snapshot, exposition
 from edgeagent.types import CacheStatus, MemoryKind, ModelInfo, ModelStatus, SettingChoice, WorkerState, WorkerStatus
 
-router = APIRouter(prefix="/edgeagent")
+routes = Routes()
+
+
+class ModelChoice(OwnerBody):
+    """`model`: a name of the model; without it, the default model."""
+
+    model: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
 class LoadBody(ModelChoice):
@@ -238,7 +246,7 @@ class Unloaded(Shape):
     num_live_requests: int
 
 
-@router.get("/status")
+@routes.add("GET /edgeagent/status", Scope.ADMIN, "daemon", answer=Status)
 async def get_status(request: Request) -> JSONResponse:
     """Return what runs: models and their workers, live requests, tokens a second, devices, connections."""
     await read_fields(request, OwnerBody)
@@ -265,7 +273,9 @@ async def get_status(request: Request) -> JSONResponse:
     return JSONResponse(report)
 
 
-@router.post("/reload")
+@routes.add(
+    "POST /edgeagent/reload", Scope.ADMIN, "daemon", answer=Reloading, status=HTTPStatus.ACCEPTED, fields=ModelChoice
+)
 async def reload(request: Request) -> JSONResponse:
     """Load a model again, also if it failed or is quarantined. Requests of a running model continue."""
     asked = await read_fields(request, ModelChoice)
@@ -275,7 +285,7 @@ async def reload(request: Request) -> JSONResponse:
     return JSONResponse(reloading, HTTPStatus.ACCEPTED)
 
 
-@router.post("/load")
+@routes.add("POST /edgeagent/load", Scope.ADMIN, "daemon", answer=Loaded, fields=LoadBody)
 async def load(request: Request) -> JSONResponse:
     """Load a model and answer when it is ready. `keep_alive`: how long it stays loaded without use, from now on."""
     asked = await read_fields(request, LoadBody)
@@ -286,7 +296,7 @@ async def load(request: Request) -> JSONResponse:
     return JSONResponse(Loaded(status="loaded", model=name, took_s=round(time.monotonic() - began_s, 3)))
 
 
-@router.post("/unload")
+@routes.add("POST /edgeagent/unload", Scope.ADMIN, "daemon", answer=Unloaded, fields=ModelChoice)
 async def unload(request: Request) -> JSONResponse:
     """End a model's worker, which frees its memory. A worker that serves requests ends after its last request."""
     asked = await read_fields(request, ModelChoice)
@@ -301,7 +311,7 @@ async def unload(request: Request) -> JSONResponse:
     return JSONResponse(unloaded, HTTPStatus.ACCEPTED if num_live else HTTPStatus.OK)
 
 
-@router.post("/stop")
+@routes.add("POST /edgeagent/stop", Scope.ADMIN, "daemon", answer=Stopping, status=HTTPStatus.ACCEPTED)
 async def stop(request: Request) -> JSONResponse:
     """Ask the daemon to finish live requests and stop. The answer comes before the stop."""
     await read_fields(request, OwnerBody)
@@ -357,10 +367,7 @@ def _cache(cache: CacheStatus) -> TierReport:
     return shaped(TierReport, cache, read_bytes_per_s=round(cache.read_bytes_per_s))
 
 
-metrics_router = APIRouter()
-
-
-@metrics_router.get("/metrics")
+@routes.add("GET /metrics", Scope.ADMIN, "daemon", text=TEXT)
 async def get_metrics(request: Request) -> Response:
     """Return every measurement in Prometheus's text format."""
     context = context_of(request)

@@ -15,9 +15,9 @@ from pydantic_core import PydanticCustomError
 
 from edgeagent.api.responses.event_json import Echo
 from edgeagent.api.responses.events import new_id
-from edgeagent.api.responses.items.as_json import with_id
-from edgeagent.api.responses.items.input_items import InputBody, item_notices, to_items
+from edgeagent.api.responses.items import InputBody, item_notices, to_items, with_id
 from edgeagent.api.responses.tools import OfferedTools, ResponsesTools, offered_tools, tool_notices
+from edgeagent.api.wire.body import FieldWarning, Settings, validate, warning_about
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     Count,
@@ -27,7 +27,7 @@ from edgeagent.api.wire.fields import (
     Name,
     NumTopLogprobs,
     SamplingBody,
-    Settings,
+    Schema,
     Stops,
     TemplateKwargs,
     drafts_of,
@@ -35,10 +35,7 @@ from edgeagent.api.wire.fields import (
     template_kwargs,
     tier_of,
     tool_choice_of,
-    validate,
 )
-from edgeagent.api.wire.known_fields import FieldWarning, KnownFields
-from edgeagent.api.wire.messages import Schema
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import Conversation
 from edgeagent.conversation.items import Item, ReferenceItem
@@ -114,6 +111,14 @@ class ContextManagement(Settings):
 class CreateResponseBody(SamplingBody, InputBody):
     """The body of a request that creates a response. All fields may be null. Unknown fields are ignored."""
 
+    without_effect = (
+        *("access_programs", "background_options", "client_metadata", "conversation", "image", "moderation", "prompt"),
+        *("prompt_cache_retention", "stream_options"),
+        # Fields of a WebSocket frame.
+        *("stream_id", "type"),
+    )
+    notices = (tool_notices, item_notices)
+
     model: ModelName | None = None
     instructions: str | None = None
     previous_response_id: Annotated[Name, Field(min_length=1)] | None = None
@@ -149,16 +154,6 @@ class CreateResponseBody(SamplingBody, InputBody):
     cache_prompt: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     edgeagent: EdgeagentBody | None = None
-
-
-KNOWN = KnownFields.of(
-    CreateResponseBody,
-    *("access_programs", "background_options", "client_metadata", "conversation", "image", "moderation", "prompt"),
-    *("prompt_cache_retention", "stream_options"),
-    # Fields of a WebSocket frame.
-    *("stream_id", "type"),
-    notices=(tool_notices, item_notices),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +284,7 @@ def read_create(fields: Json) -> ResponseCreate:
     choice, output = _read_choice(body.tool_choice, offered.tools), _read_format(body.text)
     # Items and tools are kept in types of our own. Pydantic models of them would be large, and slow to free.
     body = body.model_copy(update={"input": None, "tools": None})
-    return ResponseCreate(body, items, offered, choice, output, KNOWN.warning(fields))
+    return ResponseCreate(body, items, offered, choice, output, warning_about(CreateResponseBody, fields))
 
 
 def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:

@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 
-from edgeagent.api.responses.items.as_json import OutputItem, OutputText, ReasoningText
-from edgeagent.api.wire.logprobs import Scored
+from edgeagent.api.responses.items import OutputItem, OutputText, ReasoningText
+from edgeagent.api.wire.generation import LlamaTimings, ResponseUsage, Run, RunsAt, Scored
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import LlamaTimings, ResponseUsage, Run, RunsAt
 from edgeagent.types import RouteMode
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun, ServerEvent
-from edgeagent.api.responses.items.as_json import ItemStatus, OutputItem, call_of
+from edgeagent.api.responses.items import ItemStatus, OutputItem, call_of
 from edgeagent.api.responses.open_items import (
     OpenCall,
     OpenCompaction,
@@ -31,9 +31,16 @@ from edgeagent.api.responses.open_items import (
 )
 from edgeagent.api.responses.tools import NO_TOOLS, OfferedTools
 from edgeagent.api.wire.errors import error_body
-from edgeagent.api.wire.placement import warnings_of
+from edgeagent.api.wire.generation import (
+    Run,
+    RunsAt,
+    edgeagent_body,
+    placement_body,
+    responses_usage,
+    timings_body,
+    warnings_of,
+)
 from edgeagent.api.wire.shape import Json
-from edgeagent.api.wire.usage import Run, RunsAt, edgeagent_body, placement_body, responses_usage, timings_body
 from edgeagent.conversation.items import CompactionItem, Item, MessageItem, ReasoningItem
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import (

@@ -27,7 +27,7 @@ from edgeagent.api.responses.event_json import (
     ReasoningTextDone,
     ServerEvent,
 )
-from edgeagent.api.responses.items.as_json import (
+from edgeagent.api.responses.items import (
     CUSTOM_INPUT,
     ItemStatus,
     OutputCompaction,
@@ -40,7 +40,7 @@ from edgeagent.api.responses.items.as_json import (
     call_of,
     custom_arguments,
 )
-from edgeagent.api.wire.logprobs import Scored, token_logprobs
+from edgeagent.api.wire.generation import Scored, token_logprobs
 from edgeagent.conversation.items import CallItem
 from edgeagent.types import TokenLogprob
 

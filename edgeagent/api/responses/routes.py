@@ -14,39 +14,47 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic_core import from_json, to_json
 
-from edgeagent.api.context import Context, context_of
+from edgeagent.api.context import Context, Responses, context_of
 from edgeagent.api.gate.access import client_of
-from edgeagent.api.responses.body import KNOWN, ResponseCreate, read_create
+from edgeagent.api.responses.body import CreateResponseBody, ResponseCreate, read_create
 from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.events import TERMINAL, ResponseState, events_after, last_number, new_id, set_delivery
-from edgeagent.api.responses.items.as_json import item_body
-from edgeagent.api.responses.state import Responses
-from edgeagent.api.responses.turn import Drive, LiveTurn, Turn, begin_turn, drive, find_turn, run_turn
+from edgeagent.api.responses.items import item_body
+from edgeagent.api.responses.turn import (
+    Drive,
+    LiveTurn,
+    Turn,
+    begin_turn,
+    drive,
+    find_turn,
+    run_turn,
+)
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.answer_stream import AnswerStream, AnswerWriter
-from edgeagent.api.wire.fields import MAX_INT32, Name, Query, between, validate
-from edgeagent.api.wire.json_body import read_body
-from edgeagent.api.wire.placement import put_headers
+from edgeagent.api.wire.body import Query, between, read_body, validate
+from edgeagent.api.wire.fields import MAX_INT32, Name
+from edgeagent.api.wire.generation import DeliveryTime, ResponseUsage, put_headers, responses_usage
+from edgeagent.api.wire.route import SSE, Routes
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.usage import DeliveryTime, ResponseUsage, responses_usage
 from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.conversation.items import Item
 from edgeagent.credentials.grants import until_revoked
+from edgeagent.credentials.keys import Scope
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, NotFound, Unauthorized
 from edgeagent.types import Step
 
-router = APIRouter()
+routes = Routes()
 
 
-@router.post("/v1/responses")
+@routes.add("POST /v1/responses", Scope.INFER, "openai", body=CreateResponseBody, answer=ResponseBody, streams=SSE)
 async def create_response(request: Request) -> Response:
     """Create one response, streamed or whole. It is cancelled if the client disconnects, unless `background` is set."""
-    create = await read_body(request, read_create, KNOWN)
+    create = await read_body(request, read_create, CreateResponseBody)
     is_streamed = bool(create.body.stream)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
@@ -215,10 +223,10 @@ class Compaction(Shape):
     usage: ResponseUsage
 
 
-@router.post("/v1/responses/compact")
+@routes.add("POST /v1/responses/compact", Scope.INFER, "openai", body=CreateResponseBody, answer=Compaction)
 async def compact(request: Request) -> Response:
     """Return a shortened conversation, as the input of a new conversation."""
-    create = await read_body(request, _read_compaction, KNOWN)
+    create = await read_body(request, _read_compaction, CreateResponseBody)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     items = turn.conversation.items
@@ -239,10 +247,10 @@ async def compact(request: Request) -> Response:
     return JSONResponse(compaction)
 
 
-@router.post("/v1/responses/input_tokens")
+@routes.add("POST /v1/responses/input_tokens", Scope.INFER, "openai", body=CreateResponseBody, answer=InputTokens)
 async def count_input_tokens(request: Request) -> Response:
     """Return how many tokens a request's prompt has, with its tools and the conversation that it continues."""
-    create = await read_body(request, read_create, KNOWN)
+    create = await read_body(request, read_create, CreateResponseBody)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     num_tokens = 0 if turn.is_empty else await num_input_tokens(turn.request, context.service)
@@ -295,7 +303,9 @@ class PageQuery(Query):
     limit: Annotated[int, between(1, 100)] = 20
 
 
-@router.get(_STORED)
+@routes.add(
+    "GET /v1/responses/{response_id}", Scope.INFER, "openai", answer=ResponseBody, streams=SSE, query=EventsQuery
+)
 async def get_response(request: Request, response_id: str) -> Response:
     """Return a response, or what exists of it so far. A background response can also be sent as a stream.
 
@@ -322,7 +332,7 @@ def _starting_after(request: Request) -> int | None:
     return None
 
 
-@router.delete(_STORED)
+@routes.add("DELETE /v1/responses/{response_id}", Scope.INFER, "openai", answer=ResponseDeleted)
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response. Its continuations keep what they inherited. A running response must end first."""
     if _live(request, response_id):
@@ -332,7 +342,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
     return JSONResponse(ResponseDeleted(id=response_id, object="response", deleted=True))
 
 
-@router.post(_STORED + "/cancel")
+@routes.add("POST /v1/responses/{response_id}/cancel", Scope.INFER, "openai", answer=ResponseBody)
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a response that is being generated on any route, and return it. A finished response does not change."""
     live = _live(request, response_id)
@@ -345,7 +355,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     return JSONResponse(live.turn.events.so_far())
 
 
-@router.get(_STORED + "/input_items")
+@routes.add("GET /v1/responses/{response_id}/input_items", Scope.INFER, "openai", answer=ItemPage, query=PageQuery)
 async def list_input_items(request: Request, response_id: str) -> Response:
     """Return a page of the items that a response answered, with inherited items. By default the latest come first."""
     live = _live(request, response_id)

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
-from edgeagent.api.responses.items.as_json import CUSTOM_INPUT
-from edgeagent.api.wire.fields import MAX_TOOLS, Body, Settings, validate
-from edgeagent.api.wire.messages import Function, HostedTool, ToolName, left_out, tools_by_type, tools_of
+from edgeagent.api.responses.items import CUSTOM_INPUT
+from edgeagent.api.wire.body import Body, Settings, validate
+from edgeagent.api.wire.fields import MAX_TOOLS, Function, HostedTool, ToolName, left_out, tools_by_type, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem
 from edgeagent.errors import InvalidRequest

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from edgeagent.api.wire.errors import to_client_error
-from edgeagent.api.wire.placement import started_in
+from edgeagent.api.wire.generation import started_in
 from edgeagent.api.wire.sse import PING_INTERVAL_S, Stream
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.client_sink import ClientSink

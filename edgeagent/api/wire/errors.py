@@ -1,5 +1,8 @@
 """Which HTTP status, type and headers each error gets, and the body that carries it: in OpenAI's form, or in Ollama's.
 
+The text of an error is where the error is raised. `error_answer` makes each answer over HTTP, `ollama_refusal` the last
+line of Ollama's streams, and `error_event` the event of a WebSocket.
+
 WIRE_FORMS has a row for each class of errors.py, and a test checks that. The message of an InternalError is not sent to
 clients, because it is not written for them. Paths of files are sent only to clients that manage models or the daemon.
 """
@@ -96,6 +99,7 @@ WIRE_FORMS: dict[type[EdgeAgentError], WireForm] = {
     errors.TemplateTooSlow: WireForm(400, "invalid_request_error"),
     # 501 would be retried by openai clients, and a missing feature stays missing.
     errors.NotSupported: WireForm(400, "invalid_request_error"),
+    errors.MethodNotAllowed: WireForm(405, "invalid_request_error"),
     errors.PayloadTooLarge: WireForm(413, "invalid_request_error"),
     errors.NotFound: WireForm(404, "not_found_error"),
     errors.ModelNotFound: WireForm(404, "not_found_error"),
@@ -130,14 +134,10 @@ _NO_PATH_MESSAGE = (
 )
 
 
-def wire_form(error: EdgeAgentError) -> WireForm:
+def wire_form(error: EdgeAgentError | type[EdgeAgentError]) -> WireForm:
     """Return the form of an error: the row of its class in WIRE_FORMS, or of the nearest ancestor that has a row."""
-    return wire_form_of_class(type(error))
-
-
-def wire_form_of_class(error: type[EdgeAgentError]) -> WireForm:
-    """Return the form of a class of errors: its row in WIRE_FORMS, or that of the nearest ancestor that has a row."""
-    return next(WIRE_FORMS[cls] for cls in error.__mro__ if cls in WIRE_FORMS)
+    kind = error if isinstance(error, type) else type(error)
+    return next(WIRE_FORMS[cls] for cls in kind.__mro__ if cls in WIRE_FORMS)
 
 
 def error_codes() -> dict[str, type[EdgeAgentError]]:
@@ -173,21 +173,18 @@ def _message(error: EdgeAgentError) -> str:
     return error.message
 
 
-def refusal(path: str, error: Error) -> Refusal | OllamaRefusal:
-    """Return the body of the HTTP answer to a request for `path` that failed. Ollama's routes get only the message."""
-    if path.startswith(OLLAMA_PREFIX):
-        return OllamaRefusal(error=error["message"])
-    return Refusal(error=error)
-
-
 def ollama_refusal(error: EdgeAgentError) -> OllamaRefusal:
     """Return the body that answers a failed request on Ollama's routes. It is also the last line of a failed stream."""
     return {"error": _OLLAMA_BUSY if isinstance(error, errors.Overloaded) else error_body(error)["message"]}
 
 
-def error_answer(path: str, error: EdgeAgentError) -> JSONResponse:
-    """Return the HTTP answer for an error, in the form of the API that the path belongs to."""
-    status = http_status(error)
+def error_answer(path: str, error: EdgeAgentError, status: int | None = None) -> JSONResponse:
+    """Return the HTTP answer for an error, in the form of the API that the path belongs to.
+
+    `status`: the HTTP status, if it is not the usual one of the error.
+    """
+    if status is None:
+        status = http_status(error)
     if not path.startswith(OLLAMA_PREFIX):
         return JSONResponse(Refusal(error=error_body(error)), status, error_headers(error))
     if isinstance(error, errors.Overloaded):

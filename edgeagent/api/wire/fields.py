@@ -1,34 +1,33 @@
-"""Request fields that several routes share: types with bounds, their check, and the choice of tools."""
+"""Fields that several protocols share: their types with bounds, messages, tools, and what they mean to the engine."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, final
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationError,
+    PlainValidator,
+    Tag,
+    TypeAdapter,
     WithJsonSchema,
-    model_validator,
 )
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import PydanticCustomError
 
+# pydantic makes no schema of typing's TypedDict before Python 3.12.
+from typing_extensions import TypedDict
+
+from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Settings, between
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS
 from edgeagent.durations import seconds_of
-from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
+from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.policy import strictest
-from edgeagent.strict_json import kind_of
 from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolChoice
 
 MAX_INT32 = 2**31 - 1
@@ -55,38 +54,8 @@ ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 
-NOT_SUPPORTED = "not_supported"
-"""The type of a validation error that becomes a NotSupported."""
-NO_VARIANT_PREFIX = "no_variant_"
-"""How the type of a validation error begins; the name of a union's discriminator field follows.
-
-The error means that no member of the union has the value of this field.
-"""
-
-_IN_A_TOOL = re.compile(r"(tools|functions)\[\d+\]\.")
 # llama.cpp reads this seed as "choose one at random".
 _RANDOM_SEED = 2**32 - 1
-
-M = TypeVar("M", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class between:  # noqa: N801 it reads as an annotation: Annotated[int, between(1, 8)]
-    """A check that a number lies in a range, ends included; the message names the range."""
-
-    low: float
-    high: float
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Json:
-        return {**handler(schema), "minimum": self.low, "maximum": self.high}
-
-    def _check(self, value: float) -> float:
-        if not self.low <= value <= self.high:
-            raise PydanticCustomError("range", "must be from {low} to {high}", {"low": self.low, "high": self.high})
-        return value
 
 
 def _one_or_many(value: object) -> object:
@@ -146,95 +115,6 @@ KeepAlive = Annotated[
 ]
 """How long a model stays loaded without use, in seconds: a number, or a duration such as 5m. Infinity means forever."""
 TemplateKwargs = dict[str, bool | int | float | str | None]
-
-
-class Body(BaseModel):
-    """The fields of a body. Unknown fields are ignored. No value is converted: true and "1" are not numbers."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-# Numbers that mean the same as no number, where vLLM, llama-server or Ollama take them so.
-NEUTRAL_NUMBERS: dict[str, tuple[int, ...]] = {
-    "dimensions": (0, -1),
-    "max_output_tokens": (-1,),
-    "max_tool_calls": (-1,),
-    "repeat_penalty": (0,),
-    "seed": (-1,),
-    "top_n": (0, -1),
-}
-# Optional fields in which an empty value has a meaning of its own.
-MEANT_EMPTY = frozenset({"input", "json_schema", "format", "samplers"})
-
-
-class Settings(Body):
-    """A body, or an object in it, in which an optional field with a neutral value is as if it were absent.
-
-    Neutral are null, the empty string, and for some fields an empty list or object or a number; see `is_neutral`. The
-    forms of settings pages and typed clients send them. A whole number such as 40.0 is read as an integer.
-    """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, fields: object) -> object:
-        if not isinstance(fields, dict):
-            return fields
-        kinds = _field_kinds(cls)
-        return {
-            name: int(value) if isinstance(value, float) and name in kinds.whole and value.is_integer() else value
-            for name, value in fields.items()
-            if not is_neutral(cls, name, value)
-        }
-
-
-def is_neutral(body: type[Settings], name: str, value: object) -> bool:
-    """Whether the field `name` of a body is optional, and with this value as if it were absent."""
-    kinds = _field_kinds(body)
-    if name not in kinds.optional or value is None:
-        return name in kinds.optional
-    if isinstance(value, str | list | dict):
-        return not value and name not in MEANT_EMPTY and (value == "" or name in kinds.many)
-    return not isinstance(value, bool) and value in NEUTRAL_NUMBERS.get(name, ())
-
-
-@dataclass(frozen=True, slots=True)
-class _FieldKinds:
-    """The names of a body's fields, as clients send them: the optional ones, those for whole numbers, those for many.
-
-    `many`: the field holds a list or an object.
-    """
-
-    optional: frozenset[str]
-    whole: frozenset[str]
-    many: frozenset[str]
-
-
-@cache
-def _field_kinds(body: type[BaseModel]) -> _FieldKinds:
-    types = {field.alias or name: set(_types_in(field.annotation)) for name, field in body.model_fields.items()}
-    optional = frozenset(field.alias or name for name, field in body.model_fields.items() if not field.is_required())
-    whole = frozenset(name for name, found in types.items() if int in found)
-    return _FieldKinds(optional, whole, frozenset(name for name, found in types.items() if any(map(_is_many, found))))
-
-
-def _types_in(annotation: object) -> Iterator[type]:
-    origin = get_origin(annotation)
-    for found in (annotation, origin):
-        if isinstance(found, type):
-            yield found
-    if origin not in (list, dict):  # the types in a list are not the field's own
-        for part in get_args(annotation):
-            yield from _types_in(part)
-
-
-def _is_many(kind: type) -> bool:
-    return issubclass(kind, list | dict | BaseModel)
-
-
-class Query(Body):
-    """The query parameters of a route. Unknown parameters are ignored. Numbers and booleans are read from text."""
-
-    model_config = ConfigDict(strict=False)
 
 
 class EdgeagentBody(Settings):
@@ -315,93 +195,6 @@ def _token(key: str) -> int:
     return int(key)
 
 
-def validate(model: type[M], fields: object, path: str = "") -> M:
-    """Check `fields` against a pydantic model, and return an instance of it.
-
-    Raise InvalidRequest, or its subclass NotSupported or InvalidToolSchema, for the first wrong field. The message says
-    what the field must be. `path` is put before the field's name.
-    """
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)[0], path) from error
-
-
-def _refusal(details: ErrorDetails, path: str) -> InvalidRequest:
-    if details["type"].startswith(NO_VARIANT_PREFIX):
-        details = _no_variant_details(details)
-    for part in details["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part not in ("str", "bool", "int", "float") and not part.startswith("#"):  # a union's branch, not a field
-            path += f".{part}" if path else part
-    value = details["input"]
-    if details["type"] == NOT_SUPPORTED:
-        return NotSupported(f"{path}: {details['msg']}", param=path)
-    demand = _demand(details)
-    if demand.startswith("must be") or (demand.startswith("must") and isinstance(value, str)):
-        demand = f"{demand}, not {_shown(value)}"
-    error = InvalidToolSchema if _IN_A_TOOL.match(path) else InvalidRequest
-    return error(f"{path} {demand}", param=path)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict | list):
-        return kind_of(value)
-    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)[:80]
-
-
-def _no_variant_details(details: ErrorDetails) -> ErrorDetails:
-    """Return the details of the error for a value that matches no member of a union.
-
-    Either the value is not an object, or its discriminator field is missing, wrong or not supported.
-    """
-    value, field = details["input"], details["type"].removeprefix(NO_VARIANT_PREFIX)
-    if not isinstance(value, dict):
-        return {**details, "type": "dict_type"}
-    place = (*details["loc"], field)
-    if field not in value:
-        return {**details, "type": "missing", "loc": place}
-    if field == "type" and isinstance(value[field], str):
-        # Another type is a feature of other servers; another role is a mistake.
-        message = f"the type {value[field][:64]!r} is not supported; send {details['msg']}"
-        return {**details, "type": NOT_SUPPORTED, "msg": message}
-    return {**details, "loc": place, "input": value[field], "msg": f"must be one of {details['msg']}"}
-
-
-def _demand(details: ErrorDetails) -> str:
-    """Return what a field must be, in the words of JSON instead of Python's."""
-    limits = details.get("ctx", {})
-    match details["type"]:
-        case "missing":
-            return "is required"
-        case "model_type" | "dict_type":
-            return "must be an object"
-        case "extra_forbidden":
-            return "is unknown"
-        case "list_type":
-            return "must be a list"
-        case "bool_type" | "bool_parsing":
-            return "must be true or false"
-        case "int_parsing" | "int_parsing_size" | "float_parsing":
-            return "must be a number"
-        case "too_long":
-            return f"must hold at most {_counted(limits['max_length'], 'item')}"
-        case "too_short":
-            return f"must hold at least {_counted(limits['min_length'], 'item')}"
-        case "string_too_long":
-            return f"must have at most {_counted(limits['max_length'], 'character')}"
-        case "string_too_short":
-            return f"must have at least {_counted(limits['min_length'], 'character')}"
-        case "string_pattern_mismatch":
-            return f"must match {limits['pattern'].strip('^$')}"
-    return details["msg"].replace("Input should be", "must be")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def tool_choice_of(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> ToolChoice:
     """Return a checked tool choice. `names` are the only tools that may be called; empty: all tools may be called.
 
@@ -441,3 +234,186 @@ def template_kwargs(effort: str | None, extra: TemplateKwargs | None) -> str:
         if effort != "none":
             kwargs["reasoning_effort"] = effort
     return json.dumps(kwargs | (extra or {}), separators=(",", ":"))
+
+
+def discriminated_by(field: str, tags: Mapping[str, str], default: str = "", other: str | None = None) -> Discriminator:
+    """Return the discriminator of a union: the value of `field` says which type of the union is meant.
+
+    `tags` maps each value to the tag of its type. A tag begins with #. `default` is the value if the field is missing.
+    `other`: the tag for any other string; None if there is no type for it.
+    """
+
+    def tag_of(value: Any) -> str | None:
+        kind = value.get(field, default) if isinstance(value, dict) else None
+        return tags.get(kind, other) if isinstance(kind, str) else None
+
+    return Discriminator(tag_of, custom_error_type=f"{NO_VARIANT_PREFIX}{field}", custom_error_message=", ".join(tags))
+
+
+# A conversation has many parts, and pydantic makes a dict in half the time of a model.
+@final
+class TextPart(TypedDict):
+    """Text in a message or an item."""
+
+    type: Literal["text", "input_text", "output_text", "summary_text"]
+    text: str
+
+
+@final
+class RefusalPart(TypedDict):
+    """A refusal, in an earlier message of the model."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+_PART_TAGS = {**dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "#text"), "refusal": "#refusal"}
+Part = Annotated[
+    Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")], discriminated_by("type", _PART_TAGS)
+]
+_PARTS: TypeAdapter[list[Part]] = TypeAdapter(Annotated[list[Part], Field(fail_fast=True)])
+
+
+def _text_of(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise PydanticCustomError("content", "must be a string or a list of parts")
+    parts = _PARTS.validate_python(content)
+    return "".join([part["text"] if "text" in part else part["refusal"] for part in parts])
+
+
+def _output_text_of(content: object) -> str:
+    if not isinstance(content, list):
+        return _text_of(content or "")
+    return "".join([_note(part) or _text_of([part]) for part in content])
+
+
+def _note(part: object) -> str:
+    """Return what stands for a part of a tool's result that is not text; "" for text."""
+    match part:
+        case {"type": str(kind)} if kind not in _PART_TAGS:
+            return f"[{kind.removeprefix('input_').removesuffix('_url')[:64]} left out: only text can be read here]"
+    return ""
+
+
+OutputContent = Annotated[str, PlainValidator(_output_text_of, json_schema_input_type=str | list[Part | Json])]
+"""The text of a tool's result. Other parts, such as images, are replaced by a note."""
+
+Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
+"""A message's text. It is sent as a string, or as a list of texts and refusals, which are joined."""
+
+
+def _schema_text(schema: object) -> str:
+    if not isinstance(schema, dict):
+        raise PydanticCustomError("schema", "must be a JSON schema, an object")
+    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    if len(text.encode()) > MAX_SCHEMA_BYTES:
+        raise PydanticCustomError("schema", "is larger than {most} bytes", {"most": MAX_SCHEMA_BYTES})
+    level: list[object] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            return text
+    raise PydanticCustomError("schema", "is nested deeper than {most} levels", {"most": MAX_SCHEMA_DEPTH})
+
+
+def _children(node: object) -> Sequence[object]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return node if isinstance(node, list) else ()
+
+
+Schema = Annotated[str, PlainValidator(_schema_text, json_schema_input_type=Json)]
+"""A JSON schema as text, checked for size and depth. The worker checks later whether it can become a grammar."""
+
+
+def _parameters_text(schema: object) -> str:
+    kind = schema.get("type", "object") if isinstance(schema, dict) else "object"
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        message = "must describe an object: its type is {kind}, not 'object'"
+        raise PydanticCustomError("schema", message, {"kind": "null" if kind is None else repr(kind)[:40]})
+    return _schema_text(schema)
+
+
+Parameters = Annotated[str, PlainValidator(_parameters_text, json_schema_input_type=Json)]
+"""A JSON schema of a function's arguments, as text. It must describe an object."""
+
+
+def _arguments_text(arguments: object) -> str:
+    if isinstance(arguments, dict):
+        return json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        raise PydanticCustomError("arguments", "must be a JSON object, or its text")
+    return arguments
+
+
+Arguments = Annotated[str, PlainValidator(_arguments_text, json_schema_input_type=str | Json)]
+"""The arguments of an earlier call: a JSON object, or its text, as the clients of all APIs send one or the other."""
+
+
+def read_schema(schema: object, path: str) -> str:
+    """Return a JSON schema as text, for a field that no pydantic model reads; raise InvalidRequest, naming `path`."""
+    try:
+        return _schema_text(schema)
+    except PydanticCustomError as error:
+        raise InvalidRequest(f"{path} {error.message()}", param=path) from None
+
+
+ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
+
+
+class PlainFunction(Body):
+    """A function the model may call."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: Annotated[
+        Parameters | None,
+        Field(description="A JSON schema of the arguments, an object. At most 64 KiB and 32 levels deep."),
+    ] = None
+
+
+class Function(PlainFunction):
+    """A function the model may call. With `strict`, a keyword that cannot be followed is refused, not ignored."""
+
+    strict: bool | None = None
+
+
+def tools_of(functions: Iterable[PlainFunction], field: str = "tools") -> tuple[Tool, ...]:
+    """Return a field's functions as tools; raise InvalidToolSchema if two have the same name."""
+    tools: dict[str, Tool] = {}
+    for index, function in enumerate(functions):
+        name, strict = function.name, isinstance(function, Function) and bool(function.strict)
+        if name in tools:
+            raise InvalidToolSchema(f"{field}[{index}]: a second tool named {name!r}", param=f"{field}[{index}]")
+        schema = function.parameters
+        if schema is None:
+            schema = '{"type":"object","properties":{}}'
+        tools[name] = Tool(name, function.description or "", schema, strict)
+    return tuple(tools.values())
+
+
+class HostedTool(Body):
+    """A tool of a type that another server runs itself, such as web_search. It is left out, and a warning names it."""
+
+    type: Name
+
+
+def tools_by_type(*served: str) -> Discriminator:
+    """Return the discriminator of tools: the tag of a served type is # and the type, that of any other #hosted."""
+    return discriminated_by("type", {kind: f"#{kind}" for kind in served}, default="function", other="#hosted")
+
+
+def left_out(tool: object, path: str) -> str:
+    """Return what a warning says of a tool whose type is not served."""
+    kind = tool.get("type") if isinstance(tool, dict) else ""
+    return f"{path} is left out: tools of type {str(kind)[:64]} are not run here"
+
+
+def hosted_tools(fields: Mapping[str, object]) -> Iterator[str]:
+    """Yield what a warning says of the tools of a request that offers functions only."""
+    tools = fields.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, dict) and tool.get("type", "function") != "function":
+            yield left_out(tool, f"tools[{index}]")

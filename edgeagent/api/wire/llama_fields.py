@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from edgeagent.api.wire.body import Settings, between
 from edgeagent.api.wire.fields import (
     MAX_INT32,
     EdgeagentBody,
@@ -21,14 +22,12 @@ from edgeagent.api.wire.fields import (
     Name,
     NumTopLogprobs,
     SamplingBody,
-    Settings,
-    between,
+    Schema,
     drafts_of,
     route_of,
     tier_of,
     with_adapter,
 )
-from edgeagent.api.wire.messages import Schema
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (

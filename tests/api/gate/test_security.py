@@ -18,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from edgeagent import metrics
 from edgeagent.api.gate.access import CLIENT_KEY, PEER_KEY, Access, client_of, is_page
 from edgeagent.api.gate.security import Policy, Security
+from edgeagent.api.routes import PATHS
 from edgeagent.config import ServerConfig
 from edgeagent.credentials.decision import UNKNOWN_USER, Listener, Sender, User
 from edgeagent.credentials.grants import GRANT, Grant, Grants
@@ -81,7 +82,7 @@ class Door:
     def __init__(self, folder: Path, **server: Any) -> None:
         self.app = App()
         keys = KeyRing(folder)
-        policy = Policy(ServerConfig(allowed_origins=(PAGE, OTHER_PAGE), **server), keys)
+        policy = Policy(ServerConfig(allowed_origins=(PAGE, OTHER_PAGE), **server), keys, PATHS)
         self._security = Security(self.app, policy, Grants(keys))
 
     async def ask(self, scope: Scope, *parts: Message | Callable[[], Message]) -> list[Message]:
@@ -430,7 +431,7 @@ async def test_a_token_among_the_subprotocols_is_taken_out(tmp_path: Path, door:
 async def test_wrong_tokens_change_no_other_answer(tmp_path: Path) -> None:
     right = ensure_token(tmp_path)
     removed = add_client(tmp_path, "kiosk", [Right.INFER])
-    access = Access(KeyRing(tmp_path), is_token_required=False)
+    access = Access(PATHS, KeyRing(tmp_path), is_token_required=False)
     remove_client(tmp_path, "kiosk")
     for _ in range(100):
         assert isinstance((await access.authorize(request(bearer("edge_wrong"))))[0], Unauthorized)
@@ -444,7 +445,7 @@ def basic(text: str) -> tuple[str, str]:
 
 async def test_in_which_forms_a_token_counts_as_shown(tmp_path: Path) -> None:
     token = add_client(tmp_path, "kiosk", [Right.INFER])
-    access = Access(KeyRing(tmp_path), is_token_required=False)
+    access = Access(PATHS, KeyRing(tmp_path), is_token_required=False)
 
     async def key_status(*headers: tuple[str, str]) -> KeyStatus:
         return (await access.authorize(request(*headers)))[1].keys.status

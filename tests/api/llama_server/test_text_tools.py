@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edgeagent.api.llama_server import text_tools as text_routes
+from edgeagent.api.llama_server import tools as text_routes
 from edgeagent.errors import Overloaded
 from edgeagent.types import (
     Detokenize,

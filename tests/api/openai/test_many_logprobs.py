@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgeagent.api.openai import text_answer as text_completion
-from edgeagent.api.wire.logprobs import TextLogprobs, legacy_logprobs
+from edgeagent.api.wire.generation import TextLogprobs, legacy_logprobs
 from edgeagent.types import Delta, PromptText, Started, TokenLogprob
 from tests.backends.fake import FakeBackend, finished
 from tests.daemon.running import running

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.api.responses import state
-from edgeagent.api.responses.state import ITEM_FORMAT, Responses
+from edgeagent.api import context as state
+from edgeagent.api.context import ITEM_FORMAT, Responses
 from edgeagent.conversation import database
 from edgeagent.conversation.history import StoredResponse
 from edgeagent.conversation.store import FILE, ResponseStore

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
 from edgeagent.api.responses.events import ResponseEvents, events_after, new_response
-from edgeagent.api.responses.items.as_json import item_body
-from edgeagent.api.responses.items.input_items import read_items
+from edgeagent.api.responses.items import item_body, read_items
 from edgeagent.api.responses.open_items import StringReader
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallOutputItem

@@ -10,31 +10,27 @@ import pytest
 from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
+from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Query, between, validate
 from edgeagent.api.wire.fields import (
     MAX_INT32,
     MAX_NAME_CHARS,
     MAX_SEED,
     MAX_STOP_BYTES,
     MAX_STOPS,
-    NOT_SUPPORTED,
-    Body,
     Count,
     EdgeagentBody,
     Fraction,
     MaxTokens,
     ModelName,
-    Query,
     SamplingBody,
     Stops,
     TemplateKwargs,
-    between,
     drafts_of,
     keep_alive_s,
     route_of,
     template_kwargs,
     tier_of,
     tool_choice_of,
-    validate,
     with_adapter,
 )
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported

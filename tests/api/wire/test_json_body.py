@@ -5,27 +5,40 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from edgeagent.api.wire.fields import Body
-from edgeagent.api.wire.json_body import MAX_INLINE_BYTES, read_body, read_valid, run_inline_or_in_thread
-from edgeagent.api.wire.known_fields import SCOPE_KEY, FieldWarning, KnownFields, WarningLog
+from edgeagent.api.wire.body import (
+    MAX_INLINE_BYTES,
+    WARNINGS_KEY,
+    Body,
+    WarningLog,
+    Warnings,
+    read_body,
+    read_valid,
+    run_inline_or_in_thread,
+    warnings_for,
+)
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest
 
-KNOWN = KnownFields(frozenset({"model", "input"}))
+
+class Known(Body):
+    model: object = None
+    input: object = None
 
 
 def request_of(body: bytes) -> Request:
     async def receive() -> Message:
         return {"type": "http.request", "body": body}
 
-    app = SimpleNamespace(state=SimpleNamespace(context=SimpleNamespace(warnings=WarningLog())))
-    return Request({"type": "http", "headers": [], "app": app, SCOPE_KEY: []}, receive)
+    return Request({"type": "http", "headers": [], WARNINGS_KEY: Warnings(WarningLog())}, receive)
+
+
+def told(request: Request) -> list[str]:
+    return [text.decode() for _, text in warnings_for(request).headers()]
 
 
 class Numbered(Body):
@@ -109,10 +122,8 @@ async def test_the_size_chooses_the_thread(num_bytes: int) -> None:
 
 async def test_unknown_fields_are_told_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     request = request_of(b'{"inptu":"my secret","model":"m"}')
-    assert await read_body(request, lambda fields: fields["model"], KNOWN) == "m"
-    assert request.scope[SCOPE_KEY] == [
-        FieldWarning("unknown fields: inptu (did you mean input?)", "1 unknown field, perhaps meant as input")
-    ]
+    assert await read_body(request, lambda fields: fields["model"], Known) == "m"
+    assert told(request) == ["unknown fields: inptu (did you mean input?)"]
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "1 unknown field, perhaps meant as input" in record.getMessage()
@@ -122,17 +133,17 @@ async def test_unknown_fields_are_told_and_logged(caplog: pytest.LogCaptureFixtu
 async def test_a_refused_body_has_its_unknown_fields_told_too(caplog: pytest.LogCaptureFixture) -> None:
     request = request_of(b'{"inptu":"a"}')
     with pytest.raises(KeyError):
-        await read_body(request, lambda fields: fields["input"], KNOWN)
-    assert [warning.text for warning in request.scope[SCOPE_KEY]] == ["unknown fields: inptu (did you mean input?)"]
+        await read_body(request, lambda fields: fields["input"], Known)
+    assert told(request) == ["unknown fields: inptu (did you mean input?)"]
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("known", [None, KNOWN])
+@pytest.mark.parametrize("known", [None, Known])
 async def test_nothing_is_told_without_an_unknown_field(
-    known: KnownFields | None, caplog: pytest.LogCaptureFixture
+    known: type[Body] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     fields = {"model": "m"} if known else {"anything": 1}
     request = request_of(json.dumps(fields).encode())
     assert await read_body(request, lambda fields: fields, known) == fields
-    assert request.scope[SCOPE_KEY] == []
+    assert told(request) == []
     assert caplog.records == []

@@ -22,7 +22,7 @@ from edgeagent.api.openai import chat_body as schemas
 from edgeagent.api.openai import embeddings as schemas_embeddings
 from edgeagent.api.openai import text_body as schemas_completions
 from edgeagent.api.responses import body as schemas_responses
-from edgeagent.api.wire.known_fields import LOG_EVERY_S, MAX_NAMED, FieldWarning, KnownFields, WarningLog
+from edgeagent.api.wire.body import LOG_EVERY_S, MAX_NAMED, Body, FieldWarning, WarningLog, warning_about
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
 
@@ -129,29 +129,29 @@ async def test_names_are_bounded_and_escaped(daemon: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "params"),
+    ("body", "params"),
     [
-        (schemas.KNOWN, chat_create_params.CompletionCreateParamsBase),
-        (schemas.KNOWN, chat_create_params.CompletionCreateParamsStreaming),
-        (schemas_completions.KNOWN, completion_create_params.CompletionCreateParamsBase),
-        (schemas_embeddings.KNOWN, embedding_create_params.EmbeddingCreateParams),
-        (schemas_responses.KNOWN, response_create_params.ResponseCreateParamsBase),
-        (schemas_responses.KNOWN, response_create_params.ResponseCreateParamsStreaming),
+        (schemas.ChatBody, chat_create_params.CompletionCreateParamsBase),
+        (schemas.ChatBody, chat_create_params.CompletionCreateParamsStreaming),
+        (schemas_completions.CompletionBody, completion_create_params.CompletionCreateParamsBase),
+        (schemas_embeddings.EmbeddingsBody, embedding_create_params.EmbeddingCreateParams),
+        (schemas_responses.CreateResponseBody, response_create_params.ResponseCreateParamsBase),
+        (schemas_responses.CreateResponseBody, response_create_params.ResponseCreateParamsStreaming),
     ],
 )
-async def test_no_field_of_openais_apis_is_unknown(known: KnownFields, params: type) -> None:
-    assert known.warning(dict.fromkeys(params.__annotations__)) is None
+async def test_no_field_of_openais_apis_is_unknown(body: type[Body], params: type) -> None:
+    assert warning_about(body, dict.fromkeys(params.__annotations__)) is None
 
 
 @pytest.mark.parametrize(
-    ("known", "request_type"),
+    ("body", "request_type"),
     [
-        (schemas_ollama.KNOWN_CHAT, "ChatRequest"),
-        (schemas_ollama.KNOWN_GENERATE, "GenerateRequest"),
-        (ollama_embed.KNOWN, "EmbedRequest"),
-        (ollama_embed.KNOWN_OLDER, "EmbeddingsRequest"),
+        (schemas_ollama.OllamaChatBody, "ChatRequest"),
+        (schemas_ollama.OllamaGenerateBody, "GenerateRequest"),
+        (ollama_embed.OllamaEmbedBody, "EmbedRequest"),
+        (ollama_embed.OllamaEmbeddingsBody, "EmbeddingsRequest"),
     ],
 )
-async def test_no_field_of_ollamas_api_is_unknown(known: KnownFields, request_type: str) -> None:
+async def test_no_field_of_ollamas_api_is_unknown(body: type[Body], request_type: str) -> None:
     fields = getattr(ollama._types, request_type).model_fields
-    assert known.warning(dict.fromkeys(fields) | {"options": dict.fromkeys(ollama.Options.model_fields)}) is None
+    assert warning_about(body, dict.fromkeys(fields) | {"options": dict.fromkeys(ollama.Options.model_fields)}) is None

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from edgeagent.api.wire.logprobs import legacy_logprobs, token_logprobs
+from edgeagent.api.wire.generation import legacy_logprobs, token_logprobs
 from edgeagent.types import TokenLogprob
 
 RIVALS = (TokenLogprob(1, b"b", -2.0), TokenLogprob(2, b"\xc3", -3.0))

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Tag
 
-from edgeagent.api.wire.fields import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, Body, validate
-from edgeagent.api.wire.messages import (
+from edgeagent.api.wire.body import Body, validate
+from edgeagent.api.wire.fields import (
+    MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
     Content,
     Function,
     Parameters,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.api.wire.usage import edgeagent_body
+from edgeagent.api.wire.generation import edgeagent_body
 from edgeagent.types import Handover, Timings
 
 BEFORE = {"queue": 1.0, "load": 0.0, "render": 2.0, "cache": 3.0, "prefill": 4.0}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, WebSocket
+from fastapi import WebSocket
 from pydantic_core import to_json
 from starlette.websockets import WebSocketDisconnect
 
@@ -29,11 +29,13 @@ from edgeagent.api.responses.socket.outbox import (
 )
 from edgeagent.api.responses.socket.session import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Session, Start
 from edgeagent.api.responses.turn import run_turn
+from edgeagent.api.wire.body import run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.errors import to_client_error
-from edgeagent.api.wire.json_body import run_inline_or_in_thread
+from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import StoreResult
 from edgeagent.credentials.grants import until_revoked
+from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.service.client_sink import ClientSink, start_now
 from edgeagent.types import Step
@@ -47,11 +49,11 @@ KEEP_S = 5.0
 STALL_S = 10.0
 CLOSE_S = 1.0
 
-router = APIRouter()
+routes = Routes()
 
 
-@router.websocket("/v1/responses")
-@router.websocket("/v1")
+@routes.add_socket("/v1/responses", Scope.INFER)
+@routes.add_socket("/v1", Scope.INFER)
 async def serve_socket(websocket: WebSocket) -> None:
     """Serve one client until it disconnects. The path `/v1` is for clients that connect to their base URL unchanged."""
     await Connection(websocket, context_of(websocket)).run()
@@ -77,7 +79,6 @@ class Connection:
         self._service = context.service
         self._live = context.service.live
         self._store = context.responses.store
-        self._warnings = context.warnings
         self._partition = client_of(websocket)
         self._session = Session(
             context.service,
@@ -141,7 +142,7 @@ class Connection:
             else:
                 frame = await run_inline_or_in_thread(len(text), partial(read_frame, text))
                 if isinstance(frame, CreateFrame) and frame.warning:
-                    self._warnings.write(frame.warning)
+                    warnings_for(self._websocket).log.write(frame.warning)
                 self._perform(self._session.receive(frame))
             # Many frames may have arrived at once. `receive` does not let others run while there are more.
             await asyncio.sleep(0)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
-from edgeagent.api.wire.json_body import parse_object
-from edgeagent.api.wire.known_fields import FieldWarning
+from edgeagent.api.wire.body import FieldWarning, parse_object
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, NotSupported
 

@@ -17,7 +17,7 @@ from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.socket.frames import RefusedFrame
 from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import LiveTurn, Turn
-from edgeagent.api.wire.usage import DeliveryTime
+from edgeagent.api.wire.generation import DeliveryTime
 from edgeagent.errors import InvalidRequest
 from edgeagent.service.live_requests import LiveRequest
 

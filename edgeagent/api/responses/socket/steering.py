@@ -18,8 +18,7 @@ from edgeagent.api.responses.event_json import (
     SteerError,
 )
 from edgeagent.api.responses.events import new_id
-from edgeagent.api.responses.items.as_json import with_id
-from edgeagent.api.responses.items.input_items import read_items
+from edgeagent.api.responses.items import read_items, with_id
 from edgeagent.conversation.items import CallItem, Item, MessageItem
 from edgeagent.errors import EdgeAgentError
 

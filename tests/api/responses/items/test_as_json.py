@@ -8,8 +8,7 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from edgeagent.api.responses.items.as_json import decode_items, encode_items, item_body, with_id
-from edgeagent.api.responses.items.input_items import read_items
+from edgeagent.api.responses.items import decode_items, encode_items, item_body, read_items, with_id
 from edgeagent.conversation.items import (
     CallItem,
     CallOutputItem,

@@ -6,12 +6,12 @@ import itertools
 import json
 from typing import Any
 
+from edgeagent.api.context import ITEM_FORMAT
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.responses.socket.outbox import Close, Send
 from edgeagent.api.responses.socket.session import Action, Cancel, Drop, End, Fetch, Queue, Session, Start
-from edgeagent.api.responses.state import ITEM_FORMAT
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.database import Limits, ResponseDatabase
 from edgeagent.conversation.history import ConnectionHistory, StoreResult

@@ -1,15 +1,26 @@
-"""How token counts and stage times look on the wire: OpenAI's usage, llama-server's timings, edgeagent's own object."""
+"""What each wire says of a generation: its token counts and times, where it runs, its log probabilities, its warnings.
+
+The counts and times have the forms of OpenAI, of llama-server (`timings`) and of edgeagent. The place and the warnings
+are in headers of the answer. A stream has them in an early event, and the place again at its end, because a generation
+may move.
+"""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NotRequired
+from urllib.parse import quote
 
+from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from edgeagent.api.wire.shape import Shape
-from edgeagent.types import Placement, Timings, Usage
+from edgeagent.api.wire.body import WARNING_HEADER
+from edgeagent.api.wire.errors import printable
+from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.types import Placement, Started, Timings, TokenLogprob, Usage
 
 
 class ResponseUsage(Shape):
@@ -202,3 +213,149 @@ class DeliveryTime:
     def mean_ms(self) -> float:
         """The mean delivery time in milliseconds per step; 0 if no step was counted."""
         return 1000.0 * self.total_s / max(self.num, 1)
+
+
+# JSON has no -inf. OpenAI writes this number for a token with probability 0.
+_MIN_LOGPROB = -9999.0
+
+
+class Rival(Shape):
+    """A token, its bytes, and its log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class Scored(Rival):
+    """A token that was generated, and its alternatives: the likeliest tokens at its position."""
+
+    top_logprobs: list[Rival]
+
+
+class ChatLogprobs(Shape):
+    """The log probabilities of an answer's tokens."""
+
+    content: list[Scored]
+    refusal: None
+
+
+class LlamaRival(Rival):
+    """A token with its id, as llama-server writes it."""
+
+    id: int
+
+
+class LlamaScored(LlamaRival):
+    """A token that was generated, and the likeliest tokens at its position, as llama-server writes them."""
+
+    top_logprobs: list[LlamaRival]
+
+
+class TextLogprobs(Shape):
+    """Log probabilities of tokens, in lists of equal length. The first token of a prompt has null.
+
+    `text_offset` counts characters. `top_logprobs` is null if none were requested.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Scored]:
+    """Return the JSON of tokens: each token's log probability, and its alternatives with their log probabilities."""
+    return [{**_body(token), "top_logprobs": [_body(alternative) for alternative in token.top]} for token in tokens]
+
+
+def llama_logprobs(tokens: Sequence[TokenLogprob]) -> list[LlamaScored]:
+    """Return the JSON of tokens as `token_logprobs` does, with the tokens' ids."""
+    return [
+        {**_llama_body(token), "top_logprobs": [_llama_body(alternative) for alternative in token.top]}
+        for token in tokens
+    ]
+
+
+def _llama_body(token: TokenLogprob) -> LlamaRival:
+    return {"id": token.token, **_body(token)}
+
+
+def _body(token: TokenLogprob) -> Rival:
+    return {
+        "token": token.piece.decode(errors="replace"),
+        "logprob": max(token.logprob, _MIN_LOGPROB),
+        "bytes": list(token.piece),
+    }
+
+
+def legacy_logprobs(tokens: Sequence[TokenLogprob], num_alternatives: int) -> TextLogprobs:
+    """Return the field `logprobs` of a completion. The first token of a prompt has None instead of a log probability.
+
+    Each token is among its own alternatives, as in OpenAI's API. If `num_alternatives` is 0, `top_logprobs` is None.
+    """
+    return {
+        "tokens": [_name(token) for token in tokens],
+        "token_logprobs": [None if math.isnan(token.logprob) else max(token.logprob, _MIN_LOGPROB) for token in tokens],
+        "top_logprobs": [_alternatives(token) for token in tokens] if num_alternatives else None,
+        "text_offset": [token.start for token in tokens],
+    }
+
+
+def _alternatives(token: TokenLogprob) -> dict[str, float] | None:
+    if math.isnan(token.logprob):
+        return None
+    return {_name(alternative): max(alternative.logprob, _MIN_LOGPROB) for alternative in (*token.top, token)}
+
+
+def _name(token: TokenLogprob) -> str:
+    """Return a token's text, or `bytes:` and hex codes if its bytes are not whole characters.
+
+    OpenAI does the same. So different tokens have different names.
+    """
+    try:
+        return token.piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.piece)
+
+
+# The characters that are not quoted: printable ASCII without the percent sign. A remote's names may have others.
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+
+MAX_WARNINGS = 8
+_MAX_WARNING_CHARS = 600
+
+
+def warnings_of(started: Started) -> list[str]:
+    """Return the first MAX_WARNINGS of an answer's warnings, each cut and safe to show."""
+    return [printable(text[:_MAX_WARNING_CHARS]) for text in started.warnings[:MAX_WARNINGS]]
+
+
+def started_body(started: Started) -> Json:
+    """Return where a generation runs and its warnings, for the first part of a stream; empty if neither is known."""
+    place = {} if started.placement is None else {**placement_body(started.placement)}
+    return {**place, "warnings": warnings_of(started)} if started.warnings else place
+
+
+def started_in(deltas: Iterable[object]) -> Started | None:
+    """Return the delta that says where a generation runs and what its warnings are; None if there is none."""
+    return next((delta for delta in deltas if isinstance(delta, Started)), None)
+
+
+def put_headers(response: Response, started: Started | None) -> None:
+    """Add the headers to `response`. Add none if the generation has not started yet."""
+    if started is None:
+        return
+    for text in warnings_of(started):
+        response.headers.append(WARNING_HEADER.decode(), text.encode("ascii", "backslashreplace").decode())
+    if (place := started.placement) is None:
+        return
+    fields = {
+        "x-edgeagent-served-by": place.served_by,
+        "x-edgeagent-reason": place.reason,
+        "x-edgeagent-model": place.model,
+        "x-edgeagent-model-sha256": place.sha256,
+        "x-edgeagent-host": place.host,
+    }
+    response.headers.update({name: quote(value, safe=_PLAIN) for name, value in fields.items() if value})
