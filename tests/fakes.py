@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -81,6 +83,12 @@ class FakeRunner:
         self.refuse_restores = False
         self.num_tokens_computed = 0
         self.num_decodes = 0
+        self.is_blocking = True
+
+    def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        self.decode(slices, min_tokens)
+
+    def wait(self) -> None: ...
 
     def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         assert slices
@@ -189,6 +197,59 @@ class FakeRunner:
         logits = np.zeros(self.num_vocab, np.float32)
         logits[next_token(prefix, self.num_vocab)] = 10.0
         return logits
+
+
+class AsynchronousRunner(FakeRunner):
+    """A runner that computes a batch when it is waited for. Until then it lets nobody touch the batch's sequences."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.is_blocking = False
+        self.submitted: Sequence[Slice] | None = None
+
+    def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        assert self.submitted is None
+        if self.refuse_next or len(slices) > self.max_slices:
+            self.refuse_next = False
+            raise OutOfCells
+        self.submitted = [replace(part, tokens=list(part.tokens)) for part in slices]
+
+    def wait(self) -> None:
+        assert self.submitted is not None
+        slices, self.submitted = self.submitted, None
+        super().decode(slices)
+
+    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        self.submit(slices, min_tokens)
+        self.wait()
+
+    def logits(self, index: int) -> Logits:
+        assert self.submitted is None, "the logits of the last batch are gone"
+        return super().logits(index)
+
+    def trim(self, seq_id: int, length: int) -> bool:
+        self._check_free(seq_id)
+        return super().trim(seq_id, length)
+
+    def rewind(self, seq_id: int, length: int) -> bool:
+        self._check_free(seq_id)
+        return super().rewind(seq_id, length)
+
+    def clear(self, seq_id: int) -> None:
+        self._check_free(seq_id)
+        super().clear(seq_id)
+
+    def copy(self, source: int, target: int, length: int) -> bool:
+        self._check_free(source)
+        self._check_free(target)
+        return super().copy(source, target, length)
+
+    def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
+        self._check_free(seq_id)
+        return super().restore(seq_id, payload, end)
+
+    def _check_free(self, seq_id: int) -> None:
+        assert all(part.seq_id != seq_id for part in self.submitted or ()), f"sequence {seq_id} is being computed"
 
 
 def warm_costs(max_batch: int, batch_s: float = 0.0) -> CostModel:

@@ -11,11 +11,13 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
 from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import BatchPart, Scheduler, boost_stalled, by_share, by_urgency, without_drafts
 from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
@@ -35,8 +37,32 @@ _WAIT_FOR_DISK_S = 0.05  # until the disk has probably written the queued blocks
 _LOAD_WAIT_S = 0.005  # how long to wait for a block from disk when there is nothing else to do
 
 
+@dataclass(slots=True)
+class _Batch:
+    """A batch that the runner computes, or has computed.
+
+    `began_s`: when its planning began. `started_s` and `submitted_s`: when `Runner.submit` began and returned, `error`:
+    what it raised. `has_switched`: whether it is the first with another adapter, which took `switch_s`. `plain_s`: how
+    long the batch would take without its drafts; None if it has none or if that is unknown.
+    """
+
+    parts: list[BatchPart]
+    shape: StepShape
+    expected_s: float | None
+    began_s: float
+    started_s: float
+    submitted_s: float = 0.0
+    has_switched: bool = False
+    switch_s: float = 0.0
+    plain_s: float | None = None
+    error: Exception | None = None
+
+
 class Engine:
-    """Runs sequences on a runner. `add` and `cancel` change the set of sequences; `step` returns the outputs."""
+    """Runs sequences on a runner. `add` and `cancel` change the set of sequences.
+
+    `submit` begins a step, and `finish` ends it. Between the two, a GPU computes. `step` is both.
+    """
 
     def __init__(
         self,
@@ -81,13 +107,18 @@ class Engine:
         self._adapters, self._turns = tuple(adapters), AdapterTurns()
         self._waiting, self._running = dict[str, Sequence](), dict[str, Sequence]()
         self._num_added = self._num_steps = 0
+        self._batch: _Batch | None = None  # submitted and not finished
+        self._finished: _Batch | None = None  # the latest finished batch, until its time is recorded
+        self._outputs: list[Output] = []  # of the next `finish`
         self._unsaved: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
-        self._step_s, self._step_tokens = 0.0, 0  # the latest step's duration and size
+        self._step_s, self._step_tokens = 0.0, 0  # the latest step's duration and size; 0 tokens: it was saved
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._running) or not all(work.is_done for work in self._idle_work)
+        if self._running or self._waiting or self._outputs or self._batch is not None:
+            return True
+        return not all(work.is_done for work in self._idle_work)
 
     def refresh(self) -> None:
         """Add all blocks on disk to the prefix trees at once. Without this call, each lookup adds a few of them."""
@@ -134,38 +165,52 @@ class Engine:
         self._waiting[spec.id] = sequence
         return sequence
 
-    def cancel(self, sequence_id: str) -> Sequence | None:
-        """End a sequence at once and return it; None if the id is unknown. Its computed tokens may stay cached."""
+    def cancel(self, sequence_id: str, num_output: int | None = None) -> Sequence | None:
+        """End a sequence at once and return it; None if the id is unknown. Its computed tokens may stay cached.
+
+        `num_output`: how many of its output tokens belong to the answer; None for all. Later ones are not cached. If a
+        batch is submitted, wait for it. Its other outputs are those of the next `finish`.
+        """
+        if self._batch is not None:
+            self._outputs = self.finish()
         sequence = self._waiting.pop(sequence_id, None)
         if sequence is None:
             sequence = self._running.pop(sequence_id, None)
-            if sequence is not None:
-                self._release(sequence)
+            if sequence is None:
+                return None
+            if num_output is not None and sequence.num_computed > sequence.num_prompt + num_output:
+                assert sequence.seq_id is not None
+                self._prefixes.cut(sequence.seq_id, sequence.num_prompt + num_output)
+            self._release(sequence)
+        self._outputs = [output for output in self._outputs if output.sequence is not sequence]
         return sequence
 
     def admit(self) -> list[Output]:
         """Start waiting sequences and continue restores. Return an output for each sequence whose restore is over.
 
-        `step` calls this too. Call it before `step` to report the cached part of a prompt before the rest is computed.
+        Call it before `submit`, and never between `submit` and `finish`.
         """
-        self.save_step()
-        boost_stalled(self._running.values(), self._waiting.values(), self._clock())
-        restored = [sequence for sequence in by_urgency(self._running.values()) if sequence.restoring is not None]
+        self._checkpoint()
+        running = self._running.values()
+        if not self._waiting and all(sequence.is_decoding for sequence in running):
+            return []  # most steps
+        boost_stalled(running, self._waiting.values(), self._clock())
+        restored = [sequence for sequence in by_urgency(running) if sequence.restoring is not None]
         outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
         is_short_of_cells = False
-        for sequence in by_share(self._waiting.values(), self._running.values()):
-            if len(self._running) >= self.max_running or (is_short_of_cells and sequence.tier is not Tier.REALTIME):
+        for sequence in by_share(self._waiting.values(), running):
+            if len(running) >= self.max_running or (is_short_of_cells and sequence.tier is not Tier.REALTIME):
                 break
-            if self._admission.must_wait(sequence, self._running.values()):
+            if self._admission.must_wait(sequence, running):
                 continue
-            if not self._admission.claim(sequence, is_alone=not self._running):
+            if not self._admission.claim(sequence, is_alone=not running):
                 if not sequence.is_boosted:
                     break
                 is_short_of_cells = True
                 continue
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence
-            self._admission.make_way(sequence, is_alone=len(self._running) == 1)
+            self._admission.make_way(sequence, is_alone=len(running) == 1)
             outputs += self._advance_admission(sequence)
         return outputs
 
@@ -184,75 +229,120 @@ class Engine:
         return [output]
 
     def step(self, has_command: Callable[[], bool] = lambda: False) -> list[Output]:
-        """Start waiting sequences as `admit` does, compute the next batch, and return the outputs.
-
-        An interrupted batch (see Runner.decode) gives no outputs. Its tokens are planned again. The next step cannot be
-        interrupted, so at least every second step completes, however many cancels arrive. If `has_command` reports a
-        waiting command, a long step is postponed, but never twice in a row.
-        """
+        """Compute the next batch, and wait for it: `admit`, `submit` and `finish`. Return all outputs."""
+        self.save_step()
         outputs = self.admit()
+        self.submit(has_command)
+        outputs += self.finish()
+        self._learn()
+        return outputs
+
+    def submit(self, has_command: Callable[[], bool] = lambda: False) -> bool:
+        """Plan the next batch and give it to the runner. Return whether it is being computed now.
+
+        A GPU computes it while this thread goes on; on a CPU it is computed when this method returns. Call `finish`
+        next. While a batch is being computed, call only `save_step` and `cancel` before it.
+
+        If `has_command` reports a waiting command, a long step is postponed, but never twice in a row.
+        """
+        assert self._batch is None, "the last batch is not finished"
         if not self._side.wait(has_command):
-            return outputs
-        outputs += self._take_side_chunks()
+            return False
+        self._outputs += self._take_side_chunks()
         began_s = self._clock()
         parts = self._plan()
         if not parts:
             self._use_idle_moment()
-            return outputs
+            return False
         self._warmer.pause()
         self._prefixes.free_saved_cells()
         shape, min_tokens = self._costs.padded(parts)
         expected_s = self.cost_model.predict(shape)
-        started_s = self._clock()
         is_urgent = any(part.sequence.tier is Tier.REALTIME for part in parts)
         if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, has_command=has_command):
-            return outputs
+            return False
+        self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock())
         try:
-            has_switched = self._turns.apply(self._runner)
-            self._runner.decode([part.slice for part in parts], min_tokens)
+            batch.has_switched = self._turns.apply(self._runner)
+            self._runner.submit([part.slice for part in parts], min_tokens)
+        except (DecodeCancelled, OutOfCells, InternalError) as error:
+            batch.error = error
+        batch.submitted_s = self._clock()
+        if self.proposals.has_drafted:
+            batch.plain_s = self._costs.plain_s(parts)
+        return not self._runner.is_blocking
+
+    def finish(self) -> list[Output]:
+        """Wait for the submitted batch, draw its tokens, and return the outputs. Return at once if there is none.
+
+        An interrupted batch (see Runner.submit) gives no outputs. Its tokens are planned again. The next step cannot be
+        interrupted, so at least every second step completes, however many cancels arrive.
+        """
+        outputs, self._outputs = self._outputs, []
+        batch, self._batch = self._batch, None
+        if batch is None:
+            return outputs
+        self._learn()
+        try:
+            if batch.error is not None:
+                raise batch.error
+            self._runner.wait()
         except DecodeCancelled:
-            self._take_back(parts)
+            self._take_back(batch.parts)
             self._num_steps += 1
             self.current_step.record(was_interrupted=True)
             return outputs
         except OutOfCells:  # nothing was computed: such steps alone would be a hang
-            return outputs + self._make_room(parts)
+            return outputs + self._make_room(batch.parts)
         except InternalError as error:
-            return outputs + self._fail(parts, error)
+            return outputs + self._fail(batch.parts, error)
         finally:
             self.current_step.end()
+        ended_s = batch.submitted_s if self._runner.is_blocking else self._clock()
         self._num_steps += 1
         self.current_step.record(was_interrupted=False)
-        self._step_s, self._step_tokens = self._clock() - started_s, shape.num_tokens
-        switch_s = self._turns.record(self._step_s, expected_s if has_switched else None)
-        self._unsaved += [(part.sequence, part.sequence.num_computed) for part in parts]
-        self._costs.observe(shape, self._step_s - switch_s, self._running.values())
-        plain_s = self._costs.plain_s(parts) if self.proposals.has_drafted else None
-        outputs += self._verify_all(parts, started_s)
-        if plain_s is not None:
-            self.proposals.note_step(len(parts), self._step_s, plain_s)
+        self._step_s, self._step_tokens = ended_s - batch.started_s, batch.shape.num_tokens
+        self._unsaved += [(part.sequence, part.sequence.num_computed) for part in batch.parts]
+        outputs += self._verify_all(batch.parts, batch.started_s)
+        if batch.plain_s is not None:
+            self.proposals.note_step(len(batch.parts), self._step_s, batch.plain_s)
+        batch.switch_s = self._turns.record(self._step_s, batch.expected_s if batch.has_switched else None)
+        self._finished = batch
         self._side.resume(self._step_s)
-        self._scheduler.record_overhead(self._clock() - began_s - self._step_s)
+        self._scheduler.record_overhead(batch.started_s - batch.began_s + self._clock() - ended_s)
         return outputs
 
     def save_step(self) -> None:
-        """Save the states and blocks of the latest step, copy some prefixes from the cells into blocks, fit the costs.
+        """Learn from the latest step, and copy some prefixes from the cells into blocks.
 
-        Without this call, the next `admit` or `step` does so. Send the new tokens first: this call takes milliseconds.
+        Send the new tokens first: it takes milliseconds if there is something to copy. If a GPU computes, call it after
+        `submit`.
         """
-        if not self._unsaved:
-            return
-        for sequence, start in self._unsaved:
-            # An ended sequence left an idle prefix, which is saved as a whole.
-            if self._running.get(sequence.id) is sequence:
-                self._admission.checkpoint(sequence, start)
-        self._unsaved.clear()
+        self._learn()
+        self._checkpoint()
+        if not self._step_tokens or (self._batch is not None and self._batch.error is not None):
+            return  # after a failed batch, the cells may be incomplete until `finish`
         has_streams = any(sequence.num_output for sequence in self._running.values())
         pause_s = self._itl_budget_s * _BUDGET_SHARE_TO_READ_OUT if has_streams else math.inf
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for prefixes in self._stores:
             prefixes.costs.fit_if_due()
             prefixes.run_after_step(self._step_s, self._step_tokens, pause_s=pause_s, is_awaited=is_awaited)
+        self._step_tokens = 0
+
+    def _checkpoint(self) -> None:
+        """Save the states of the latest step, which the next step overwrites, and mark full blocks to be saved."""
+        for sequence, start in self._unsaved:
+            # An ended sequence left an idle prefix, which is saved as a whole.
+            if self._running.get(sequence.id) is sequence:
+                self._admission.checkpoint(sequence, start)
+        self._unsaved.clear()
+
+    def _learn(self) -> None:
+        """Record how long the latest step took."""
+        batch, self._finished = self._finished, None
+        if batch is not None:
+            self._costs.observe(batch.shape, self._step_s - batch.switch_s, self._running.values())
 
     def close(self) -> None:
         """Cancel all sequences, and write idle prefixes to the disk cache, if there is one. Call no method after it."""

@@ -60,11 +60,22 @@ class Runner(Protocol):
     attention_tile: int  # how many tokens of one sequence attention computes at once; 0: no batch is padded
     min_prompt_chunk: int  # prompt chunks of fewer tokens give slightly different logits (see engine.replay)
 
-    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
-        """Compute a batch. Then `logits` returns its outputs. Raise DecodeCancelled, OutOfCells or InternalError.
+    is_blocking: bool  # `submit` returns when the batch is computed, as on a CPU
 
-        A batch of fewer than `min_tokens` is padded to that many, if enough cells are free.
+    def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        """Begin to compute a batch. Call `wait` next; until then, only idle sequences may be read or changed.
+
+        A batch of fewer than `min_tokens` is padded to that many, if enough cells are free. Raise DecodeCancelled,
+        OutOfCells or InternalError. There is nothing to wait for then.
         """
+        ...
+
+    def wait(self) -> None:
+        """Wait until the submitted batch is computed. Then `logits` returns its outputs. Raise the same errors."""
+        ...
+
+    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        """Compute a batch: `submit`, then `wait`."""
         ...
 
     def use_adapter(self, adapter: str) -> None:

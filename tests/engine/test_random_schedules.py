@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import FinishReason, MemoryKind, Tier
 from tests.engine.support import greedy, make_engine, naive, run
-from tests.fakes import FakeRunner, FakeTier
+from tests.fakes import AsynchronousRunner, FakeRunner, FakeTier
 from tests.integrity import check_integrity
 
 
@@ -20,6 +21,20 @@ class Expected:
     max_tokens: int
 
 
+def cancel(engine: Engine, rng: random.Random, expected: dict[str, Expected], outputs: dict[str, list[int]]) -> None:
+    """Cancel a random sequence, or end it as a stop string would that was found late."""
+    victim = rng.choice(list(expected))
+    num_output = rng.choice((None, len(outputs.get(victim, ()))))
+    sequence = engine.cancel(victim, num_output)
+    if sequence is None:
+        return
+    slots = engine._prefixes._slots
+    if num_output is not None and sequence.seq_id is not None and slots.is_idle(sequence.seq_id):
+        assert slots.length(sequence.seq_id) <= sequence.num_prompt + num_output
+    del expected[victim]
+
+
+@pytest.mark.parametrize("runner_class", [FakeRunner, AsynchronousRunner])
 @pytest.mark.parametrize(
     ("kind", "speculative"),
     [
@@ -32,9 +47,11 @@ class Expected:
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow(seconds=1)) for seed in range(4, 20))]
 )
-def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative: bool) -> None:
+def test_the_law_over_random_schedules(
+    seed: int, kind: MemoryKind, speculative: bool, runner_class: type[FakeRunner]
+) -> None:
     rng = random.Random(seed)
-    runner = FakeRunner(
+    runner = runner_class(
         num_cells=rng.choice((48, 96, 256, 1024)),
         num_sequences=rng.choice((4, 6, 12)),
         max_batch=rng.choice((8, 16, 64)),
@@ -65,9 +82,7 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
                 SequenceSpec(name, prompt, greedy(), max_tokens=expected[name].max_tokens, tier=rng.choice(list(Tier)))
             )
         if expected and rng.random() < 0.03:
-            victim = rng.choice(list(expected))
-            if engine.cancel(victim):
-                del expected[victim]
+            cancel(engine, rng, expected, outputs)
         if rng.random() < 0.1:
             runner.cancel_next = rng.randrange(3)
         # A sequence that is refused while it has the memory to itself fails; see `TestFailure` in `test_engine.py`.
@@ -79,7 +94,12 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         if rng.random() < 0.005:
             engine.purge()
         is_refused = runner.refuse_next
-        for output in engine.step():
+        news = engine.admit()
+        engine.submit()
+        if expected and rng.random() < 0.03:
+            cancel(engine, rng, expected, outputs)
+        engine.save_step()
+        for output in news + engine.finish():
             name = output.sequence.id
             if output.error is not None:
                 # The others were preempted for lack of cells, so this one was alone when it was refused.
@@ -116,3 +136,33 @@ def test_the_law_over_random_schedules(seed: int, kind: MemoryKind, speculative:
         engine.add(SequenceSpec(f"again {number}", prompt, greedy(), max_tokens=5))
         assert run(engine, check=True) == {f"again {number}": naive(prompt, 5)}
     engine.close()
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_worker_that_dies_between_submit_and_finish_loses_nothing(seed: int, kind: MemoryKind) -> None:
+    """The next worker goes on from what was delivered; only the disk is left of the one before."""
+    rng, disk = random.Random(seed), FakeTier()
+    prompts = {f"s{number}": [rng.randrange(1, 50) for _ in range(rng.randrange(1, 90))] for number in range(4)}
+    delivered: dict[str, list[int]] = {name: [] for name in prompts}
+    finished: dict[str, FinishReason] = {}
+    while len(finished) < len(prompts):
+        runner = AsynchronousRunner(num_cells=512, max_batch=16, memory_kind=kind)
+        engine = make_engine(runner, host_bytes=20_000, below=disk)
+        for name in prompts.keys() - finished.keys():
+            tokens = tuple(delivered[name])
+            engine.add(SequenceSpec(name, prompts[name], greedy(), max_tokens=12, delivered=tokens))
+        for _ in range(rng.randrange(2, 40)):
+            engine.admit()
+            engine.submit()
+            engine.save_step()
+            for output in engine.finish():
+                delivered[output.sequence.id] += output.tokens
+                if output.finish_reason:
+                    finished[output.sequence.id] = output.finish_reason
+            check_integrity(engine)
+        engine.admit()
+        engine.submit()
+    assert {name: (delivered[name], finished[name]) for name in prompts} == {
+        name: naive(prompt, 12) for name, prompt in prompts.items()
+    }

@@ -13,12 +13,14 @@ from edgeagent.engine import step_in_progress
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
+from edgeagent.worker.child.frame_writer import UnmadeFrames
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, FromWorker, Load, StepResult, Submit
 from tests.conftest import TinyModel
 from tests.models import MEMORIES
+from tests.worker.child.generator.fake_host import made
 
 NUM_PROMPT = 300
 # No latency target limits a chunk, so all runs have the same batches.
@@ -31,12 +33,12 @@ class Run:
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, *, cancels_during: bool) -> None:
         load = Load("tiny", str(model), None, CONFIG)
         self.host = Host(load, open_model(load))
-        self.frames: SimpleQueue[FromWorker] = SimpleQueue()
+        self.frames: SimpleQueue[FromWorker | UnmadeFrames] = SimpleQueue()
         self.loop = GeneratorLoop(self.host, self.frames)
         self.num_long = 0
         self.is_cancelled = False
         self.computed: list[dict[str, int]] = []
-        decode: Callable[[LlamaRunner, Sequence[Slice], int], None] = LlamaRunner.decode
+        submit: Callable[[LlamaRunner, Sequence[Slice], int], None] = LlamaRunner.submit
 
         def counted(runner: LlamaRunner, slices: Sequence[Slice], min_tokens: int = 0) -> None:
             self.num_long += sum(len(part.tokens) for part in slices) > 32
@@ -44,11 +46,11 @@ class Run:
             self.is_cancelled = self.is_cancelled or is_it
             if is_it and cancels_during:
                 self.loop.interrupt(Cancel("b"))
-            decode(runner, slices, min_tokens)
+            submit(runner, slices, min_tokens)
             if is_it and not cancels_during:
                 self.loop.commands.put(Cancel("b"))
 
-        monkeypatch.setattr(LlamaRunner, "decode", counted)
+        monkeypatch.setattr(LlamaRunner, "submit", counted)
         monkeypatch.setattr(step_in_progress, "_LONG_S", 0.0)  # as on a slow machine
         for index, name in enumerate("abc"):
             self._submit(name, 1 + index)
@@ -73,15 +75,13 @@ class Run:
     def scores(self) -> dict[str, list[tuple[int, float]]]:
         """Return the tokens of the requests that were not cancelled, with their log probabilities."""
         scores: dict[str, list[tuple[int, float]]] = {}
-        while not self.frames.empty():
-            frame = self.frames.get()
-            assert isinstance(frame, StepResult)
-            for item in frame.items:
-                for delta in item.deltas:
-                    if isinstance(delta, TextDelta):
-                        scores.setdefault(item.id, []).extend((each.token, each.logprob) for each in delta.logprobs)
-                    if isinstance(delta, Finished):
-                        assert (delta.reason is FinishReason.CANCELLED) == (item.id == "b")
+        frames = [frame for _ in range(self.frames.qsize()) for frame in made(self.frames.get())]
+        for item in (item for frame in frames if isinstance(frame, StepResult) for item in frame.items):
+            for delta in item.deltas:
+                if isinstance(delta, TextDelta):
+                    scores.setdefault(item.id, []).extend((each.token, each.logprob) for each in delta.logprobs)
+                if isinstance(delta, Finished):
+                    assert (delta.reason is FinishReason.CANCELLED) == (item.id == "b")
         scores.pop("b", None)
         return scores
 

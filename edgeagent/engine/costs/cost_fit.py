@@ -18,6 +18,9 @@ import bisect
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from operator import mul
+
+import numpy as np
 
 from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
 
@@ -94,21 +97,20 @@ class CostFit:
 
         Coordinate descent minimizes the weighted squares of the relative errors.
         """
-        matrix = [[0.0] * _NUM_TERMS for _ in range(_NUM_TERMS)]
-        target = [0.0] * _NUM_TERMS
-        for mean in (mean for means in self._means.values() for mean in means.values()):
-            weight = self._weight(mean)
-            scaled = [term / mean.seconds for term in mean.terms]
-            for i in range(_NUM_TERMS):
-                target[i] += weight * scaled[i]
-                for j in range(_NUM_TERMS):
-                    matrix[i][j] += weight * scaled[i] * scaled[j]
+        means = [mean for means in self._means.values() for mean in means.values()]
+        terms = np.array([mean.terms for mean in means])
+        seconds = np.array([mean.seconds for mean in means])
+        weights = np.array([self._weight(mean) for mean in means])
+        scaled = terms / seconds[:, None]
+        rows: list[list[float]] = (scaled.T @ (weights[:, None] * scaled)).tolist()
+        target: list[float] = (weights @ scaled).tolist()
         found = self._coefficients
         for _ in range(_NUM_ROUNDS):
             for i in _ORDER:
-                if matrix[i][i] > 0:
-                    rest = sum(matrix[i][j] * found[j] for j in range(_NUM_TERMS) if j != i)
-                    found[i] = max(0.0, (target[i] - rest) / matrix[i][i])
+                row = rows[i]
+                if row[i] > 0:
+                    rest = sum(map(mul, row, found)) - row[i] * found[i]
+                    found[i] = max(0.0, (target[i] - rest) / row[i])
         for size in self.sizes:
             self._update_ratio(size)
 
@@ -122,7 +124,10 @@ class CostFit:
 
     def sum_s(self, shape: StepShape) -> float:
         """Return the seconds that the formula gives for a step, without the ratio; 0 before the first fit."""
-        return self._sum(_terms(shape))
+        num_tokens, num_cells, num_pairs = shape
+        token_s, cell_s, small_s, tiled_s, step_s = self._coefficients
+        pair_s = tiled_s if num_tokens >= FLASH_TILE else small_s
+        return token_s * num_tokens + (cell_s * num_tokens * num_cells + pair_s * num_pairs) / _THOUSAND + step_s
 
     def cells_s(self, num_tokens: int, num_cells: int) -> float:
         """Return how many seconds of a step with `num_tokens` tokens are caused by `num_cells` cells in use."""
@@ -162,7 +167,7 @@ class CostFit:
         return max(mean.measurement_number for mean in self._means[self.sizes[place]].values())
 
     def _sum(self, terms: _Terms) -> float:
-        return sum(factor * term for factor, term in zip(self._coefficients, terms, strict=True))
+        return math.fsum(map(mul, self._coefficients, terms))
 
     def _weight(self, mean: _Mean) -> float:
         return float(max(_LEAST_WEIGHT, 0.5 ** ((self._num_observed - mean.measurement_number) / _HALF_LIFE)))

@@ -76,7 +76,7 @@ class CostModel:
         self.fit_if_due()
 
     def record(self, shape: StepShape, seconds: float) -> None:
-        """Add a measured step, and update the pace. Call `fit_if_due` later, since a fit takes about a millisecond.
+        """Add a measured step, and update the pace. Call `fit_if_due` later, since a fit takes some tenths of a ms.
 
         Each of the first measurements is followed by a fit at once.
         """

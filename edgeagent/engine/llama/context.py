@@ -106,6 +106,7 @@ class LlamaRunner:
         self._spare = self.num_sequences  # an additional sequence, for tokens that are not kept
         self.min_prompt_chunk = 2 if model.num_gpu_layers == 0 and model.memory_kind in CUTTABLE else 1
         self._can_fill = can_fill(model)
+        self.is_blocking = model.num_gpu_layers == 0
         self._weight_padding = padding_of_type(model.file_type)
         is_flash = self._can_fill and self.attention.flash == "on"
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
@@ -197,9 +198,16 @@ class LlamaRunner:
         self.abort_flag.clear()
 
     def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
-        """Compute a batch of at most `max_batch` tokens, and wait until it is computed.
+        """Compute a batch: `submit`, then `wait`."""
+        self.submit(slices, min_tokens)
+        self.wait()
 
-        A batch of fewer than `min_tokens` is padded to that many, if enough cells are free.
+    def wait(self) -> None:
+        """Wait until the submitted batch is computed. GPU backends return early from llama_decode."""
+        lib.llama_synchronize(self._context)
+
+    def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        """Begin to compute a batch of at most `max_batch` tokens.
 
         Raise OutOfCells before anything is computed, or InternalError. Raise DecodeCancelled after an
         interruption, or if cells ran out midway: parts may be computed, so cut each sequence to its known length.
@@ -239,8 +247,6 @@ class LlamaRunner:
             raise DecodeCancelled
         if status != 0:
             raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
-        # GPU backends return early. Without this, the step's time would be counted when its logits are read, or later.
-        lib.llama_synchronize(self._context)
         return rows
 
     def _compute(self, num_tokens: int, min_tokens: int) -> int:

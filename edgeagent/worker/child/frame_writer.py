@@ -1,88 +1,82 @@
-"""Writes frames to the pipe on a separate thread. The main thread writes directly if that cannot block.
+"""The thread that writes frames to the pipe, so that delivery never delays a step.
 
-If all frames went through the writer thread, each step's tokens would wait until the next step has begun, because the
-main thread releases the interpreter lock (GIL) only then. The two threads never write at the same time. Before a
-write, a thread takes the only item of the queue `FrameWriter.permit`; after the write, it puts the item back.
+It also makes the frames that take time to make: the texts of a step's tokens. So while the main thread computes a step,
+this thread delivers the previous one.
 """
 
 from __future__ import annotations
 
 import os
-import select
-import sys
 import threading
-from queue import Empty, SimpleQueue
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import BinaryIO, Protocol
 
+from edgeagent.short_time_slices import request_short_time_slices
 from edgeagent.worker.protocol import FromWorker, encode
 
-# A pipe that is ready on Linux accepts at least this many bytes. POSIX and macOS guarantee only 512.
-MAX_DIRECT_BYTES = 4096
+
+class UnmadeFrames(ABC):
+    """Frames that the writer's thread makes when it writes them."""
+
+    @abstractmethod
+    def make(self) -> Iterator[FromWorker]:
+        """Make the frames."""
 
 
 class Frames(Protocol):
-    """An object that accepts frames for the daemon: a queue, or an Outlet."""
+    """An object that accepts frames for the daemon."""
 
     def put(self, frame: FromWorker, /) -> None: ...
 
 
+class Outlet(Protocol):
+    """An object that accepts frames for the daemon, and also frames that are still to be made."""
+
+    def put(self, frame: FromWorker | UnmadeFrames, /) -> None: ...
+
+
 class FrameWriter(threading.Thread):
-    """The thread that writes the items of `frames` to the pipe: messages and encoded messages. None ends the thread."""
+    """The thread that writes the items of `frames` to the pipe, in order. None ends the thread.
+
+    If the daemon is gone, or if a frame cannot be made, it ends the process.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(name="writer", daemon=True)
-        self.frames: SimpleQueue[FromWorker | bytes | None] = SimpleQueue()
-        self.num_written = 0
-        self.permit: SimpleQueue[None] = SimpleQueue()
-        self.permit.put(None)
-        self.descriptor = stream.fileno()
+        self.frames: SimpleQueue[FromWorker | UnmadeFrames | None] = SimpleQueue()
         self._stream = stream  # keeps the descriptor open
+        self._descriptor = stream.fileno()
 
     def run(self) -> None:
-        while (frame := self.frames.get()) is not None:
-            self.permit.get()
-            write(self.descriptor, frame if isinstance(frame, bytes) else encode(frame))
-            self.permit.put(None)
-            if isinstance(frame, bytes):
-                self.num_written += 1
-
-
-class Outlet:
-    """Sends the main thread's frames in order.
-
-    A frame is written at once if that cannot block. Otherwise it is queued for the FrameWriter.
-    """
-
-    def __init__(self, writer: FrameWriter) -> None:
-        self._writer = writer
-        self._num_left = 0
-        self._poll = None
-        if sys.platform != "win32":
-            self._poll = select.poll()
-            self._poll.register(writer.descriptor, select.POLLOUT)
-
-    def put(self, frame: FromWorker) -> None:
-        """Send a frame without waiting for the pipe's reader."""
-        encoded = encode(frame)
-        if not self._is_written(encoded):
-            self._num_left += 1
-            self._writer.frames.put(encoded)
-
-    def _is_written(self, encoded: bytes) -> bool:
-        writer = self._writer
-        if len(encoded) > MAX_DIRECT_BYTES or writer.num_written != self._num_left:
-            return False
+        request_short_time_slices()
         try:
-            writer.permit.get_nowait()
-        except Empty:
-            return False
-        try:
-            if self._poll is None or not self._poll.poll(0):
-                return False
-            write(writer.descriptor, encoded)
-        finally:
-            writer.permit.put(None)
-        return True
+            while (item := self.frames.get()) is not None:
+                for frame in item.make() if isinstance(item, UnmadeFrames) else (item,):
+                    write(self._descriptor, encode(frame))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+    def write_now(self, frame: FromWorker) -> None:
+        """Write a frame after those that are queued, and wait until it is written."""
+        written = _Written(frame)
+        self.frames.put(written)
+        written.is_written.get()
+
+
+class _Written(UnmadeFrames):
+    """A frame whose writing is awaited."""
+
+    def __init__(self, frame: FromWorker) -> None:
+        self._frame = frame
+        self.is_written: SimpleQueue[None] = SimpleQueue()
+
+    def make(self) -> Iterator[FromWorker]:
+        yield self._frame
+        self.is_written.put(None)
 
 
 def write(descriptor: int, encoded: bytes) -> None:

@@ -119,13 +119,15 @@ class JobLoop(ABC):
             pass
 
     def turn(self) -> bool:
-        """Carry out the queued commands, then compute a step. If there is no work, first wait for a command.
+        """End the step in progress, carry out the queued commands, and begin a step. Without work, wait for a command.
 
         After a minute without whole texts, free their memory. Return False after a Stop command, True otherwise.
         """
+        is_idle = not self._has_work
+        self._finish_step()
         # Clear the flag before reading commands, so that a later interruption sets it again and is not lost.
         self._clear_abort()
-        for command in self._queued():
+        for command in self._queued(is_idle=is_idle):
             match command:
                 case Ask(ask_id, Embed() | Rerank() as query):
                     self._jobs.add(ask_id, query)
@@ -182,13 +184,16 @@ class JobLoop(ABC):
     def _read(self, query: Embed | Rerank) -> list[list[int]]:
         """Return the tokens of each text of a query; another thread calls it."""
 
+    def _finish_step(self) -> None:  # noqa: B027
+        """Wait for the step in progress, if there is one, and send its outputs."""
+
     @abstractmethod
     def _clear_abort(self) -> None:
         """Undo earlier interruptions."""
 
     @abstractmethod
     def _step(self) -> None:
-        """Compute a step, if there is work."""
+        """Begin a step, if there is work."""
 
     @abstractmethod
     def _carry_out(self, command: Any) -> None:
@@ -198,10 +203,10 @@ class JobLoop(ABC):
     def _has_work(self) -> bool:
         return self._jobs.has_work
 
-    def _queued(self) -> Iterator[Any]:
-        """Yield the queued commands. Without work, first wait for one. Commands that come later stay queued."""
+    def _queued(self, *, is_idle: bool) -> Iterator[Any]:
+        """Yield the queued commands. If idle, first wait for one. Commands that come later stay queued."""
         with contextlib.suppress(Empty):
-            yield self.commands.get(block=not self._has_work, timeout=self._wake_after_s())
+            yield self.commands.get(block=is_idle, timeout=self._wake_after_s() if is_idle else None)
             for _ in range(self.commands.qsize()):
                 yield self.commands.get_nowait()
 

@@ -5,8 +5,9 @@ Up to five threads communicate through queues:
 - The reader reads frames from stdin, and answers pings even in the middle of a step.
 - The preparer renders and tokenizes, so that a long template or prompt does not delay other streams. Only a model that
   generates has a preparer.
-- The main thread runs the engine. It writes its frames directly to stdout if that cannot block.
-- The writer writes all other frames to stdout, so that delivery never blocks the engine.
+- The main thread runs the engine.
+- The writer makes the texts of the engine's tokens and writes all frames to stdout, so that delivery never delays a
+  step.
 - The questions thread answers queries, such as Tokenize. For an Embed or a Rerank, it only tokenizes the texts.
 
 A side context has its own thread. With a disk cache, one more thread reads and writes blocks. When the daemon ends,
@@ -38,7 +39,7 @@ from edgeagent.types import Embed, PurgeCache, Rerank, WorkerStatus
 from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.loop import EncoderLoop
-from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
+from edgeagent.worker.child.frame_writer import FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady, PromptRefused
 from edgeagent.worker.child.memory_limit import MemoryLimit
@@ -206,7 +207,7 @@ def _enclose(load: Load) -> tuple[str, ...]:
 
 
 def _load(
-    message: Load, sandbox: tuple[str, ...], store: BlockStore | None, frames: Frames, link: RenderLink
+    message: Load, sandbox: tuple[str, ...], store: BlockStore | None, writer: FrameWriter, link: RenderLink
 ) -> Host | EncoderHost:
     last = -1.0
 
@@ -214,10 +215,10 @@ def _load(
         nonlocal last
         if fraction - last >= _PROGRESS_EVERY or fraction >= 1.0:
             last = fraction
-            frames.put(LoadProgress(fraction))
+            writer.write_now(LoadProgress(fraction))
 
     def report_part(part: str) -> None:
-        frames.put(LoadProgress(last, part))
+        writer.write_now(LoadProgress(last, part))  # the part may end the process
 
     started_s = time.monotonic()
     opened = open_model(message, report)
@@ -227,7 +228,7 @@ def _load(
     return Host(message, opened, sandbox, store, report_part, link.open, started_s)
 
 
-def _start(host: Host | EncoderHost, frames: Frames) -> GeneratorLoop | EncoderLoop:
+def _start(host: Host | EncoderHost, frames: Outlet) -> GeneratorLoop | EncoderLoop:
     """Make the loop for the main thread. For a model that generates, also start the preparer."""
     if isinstance(host, EncoderHost):
         return EncoderLoop(host, frames)
@@ -256,17 +257,15 @@ def main() -> int:
     reader = _Reader(sys.stdin.buffer, writer, link)
     reader.start()
     store = None if message.disk is None else start_block_store(message.disk)
-    # Write load progress on this thread: the process may crash before another thread could write it.
-    outlet = Outlet(writer)
     try:
-        host = _load(message, sandbox, store, outlet, link)
+        host = _load(message, sandbox, store, writer, link)
     except EdgeAgentError as error:
         can_retry = isinstance(error, ModelOutOfMemory) and can_take_less(message)
         writer.frames.put(LoadFailed(error.code, error.message, can_take_less=can_retry))
         writer.frames.put(None)
         writer.join()
         return 1
-    loop = _start(host, outlet)
+    loop = _start(host, writer.frames)
     keep_collections_short()
     if store is not None:
         store.is_busy = lambda: loop.status.num_running > 0

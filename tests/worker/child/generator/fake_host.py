@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.types import Delta, Embed, Finished, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
+from edgeagent.worker.child.frame_writer import UnmadeFrames
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
@@ -147,12 +148,17 @@ class FakeHost:
         self.num_aborts += 1
 
 
+def made(item: FromWorker | UnmadeFrames) -> Iterable[FromWorker]:
+    """Return an item's frames, as the writer's thread would make them."""
+    return item.make() if isinstance(item, UnmadeFrames) else (item,)
+
+
 class Bench:
     """A worker whose rounds run one by one, with the preparer's work between them."""
 
     def __init__(self, **options: Any) -> None:
         self.host = FakeHost(**options)
-        self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
+        self.frames: SimpleQueue[FromWorker | UnmadeFrames] = SimpleQueue()
         self.loop = GeneratorLoop(cast(Host, self.host), self.frames)
         self._preparer = _PromptPreparer(cast(Host, self.host), self.loop)
         self.ends: dict[str, Finished | Failed] = {}
@@ -211,23 +217,26 @@ class Bench:
     def _take_frames(self) -> None:
         while True:
             try:
-                frame = self.frames.get_nowait()
+                item = self.frames.get_nowait()
             except Empty:
                 return
-            assert frame is not None
-            self.frame_sizes.append(len(encode(frame)))
-            if isinstance(frame, AnswerPart):
-                self.answers.append(frame)
-                continue
-            if isinstance(frame, Failed):
-                self._end(frame.id, frame)
-                continue
-            assert isinstance(frame, StepResult)
-            for item in frame.items:
-                assert item.id not in self.ends, "deltas after the end"
-                self.items.setdefault(item.id, []).append(item)
-                if item.deltas and isinstance(item.deltas[-1], Finished):
-                    self._end(item.id, item.deltas[-1])
+            for frame in made(item):
+                self._take(frame)
+
+    def _take(self, frame: FromWorker) -> None:
+        self.frame_sizes.append(len(encode(frame)))
+        if isinstance(frame, AnswerPart):
+            self.answers.append(frame)
+            return
+        if isinstance(frame, Failed):
+            self._end(frame.id, frame)
+            return
+        assert isinstance(frame, StepResult)
+        for item in frame.items:
+            assert item.id not in self.ends, "deltas after the end"
+            self.items.setdefault(item.id, []).append(item)
+            if item.deltas and isinstance(item.deltas[-1], Finished):
+                self._end(item.id, item.deltas[-1])
 
     def _end(self, request_id: str, end: Finished | Failed) -> None:
         assert request_id not in self.ends, "a second end"

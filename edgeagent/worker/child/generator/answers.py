@@ -1,0 +1,272 @@
+"""Turns the engine's outputs into the frames of a step, on the writer's thread.
+
+So the text of one step is made while the engine computes the next one. A stop string is found late then: the engine may
+generate more tokens behind it, which are dropped here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from edgeagent.engine.sampling.sampler import Logprob
+from edgeagent.engine.sequence import Sequence as EngineSequence
+from edgeagent.engine.verification import Output
+from edgeagent.text.output.stream import OutputStream
+from edgeagent.text.vocabulary import Vocabulary
+from edgeagent.types import (
+    Delta,
+    Finished,
+    FinishReason,
+    PromptProgress,
+    PromptText,
+    Started,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+    Usage,
+    replace,
+)
+from edgeagent.worker.child.frame_writer import UnmadeFrames
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest
+from edgeagent.worker.protocol import FromWorker, StepItem, StepResult, Submit, failed_message
+
+# How many held-back log probabilities of a request are sent, at most. More tokens are held back only while a long text
+# may be the beginning of a tool call.
+_MAX_HELD_LOGPROBS = 64
+# The most log probabilities of one text delta in a frame; the rest goes into further deltas. Text that was held back
+# (long white space, for example) has many at once.
+_MAX_LOGPROBS = 128
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request between its Submit and its end.
+
+    The main thread sets `prepared` when the preparer has prepared the request. The writer's thread uses the rest.
+    `has_started`: its Started delta was sent. `is_over`: its end was sent.
+    """
+
+    submit: Submit
+    prepared: PreparedRequest | None = None
+    has_started: bool = False
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnded:
+    """A stop string ended the text of a request after `num_tokens` tokens. The engine may still generate it."""
+
+    request: LiveRequest
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The output of a step for a request. `progress`: how much of the prompt is computed, if the client is to know."""
+
+    request: LiveRequest
+    output: Output
+    progress: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepNews(UnmadeFrames):
+    """The outputs of a step whose tokens were drawn at `at_s`."""
+
+    answers: Answers
+    news: Sequence[News]
+    at_s: float
+
+    def make(self) -> Iterator[FromWorker]:
+        return self.answers.step_frames(self.news, self.at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled(UnmadeFrames):
+    """A request was cancelled at `at_s`. `sequence` is None if it never reached the engine."""
+
+    answers: Answers
+    request: LiveRequest
+    sequence: EngineSequence | None
+    at_s: float
+
+    def make(self) -> Iterator[FromWorker]:
+        return self.answers.cancelled_frames(self.request, self.sequence, self.at_s)
+
+
+class Answers:
+    """Makes the frames of the answers, and counts their tokens. Only the writer's thread calls it."""
+
+    def __init__(self, vocabulary: Vocabulary, on_text_ended: Callable[[TextEnded], None]) -> None:
+        """`on_text_ended` is called before the end of such a request is sent."""
+        self._vocabulary, self._on_text_ended = vocabulary, on_text_ended
+        self.num_output_tokens = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_restored: Counter[str] = Counter()  # tokens by tier
+
+    def step_frames(self, news: Sequence[News], at_s: float) -> Iterator[FromWorker]:
+        """Yield the frames of a step."""
+        items = []
+        for each in news:
+            if each.request.is_over:
+                continue
+            if each.output.error is not None:
+                each.request.is_over = True
+                yield failed_message(each.request.submit.request.id, each.output.error)
+                continue
+            item = self._item(each, at_s)
+            if item.deltas or item.tokens:
+                items.append(item)
+        yield from _step_frames(items, at_s)
+
+    def cancelled_frames(
+        self, request: LiveRequest, sequence: EngineSequence | None, at_s: float
+    ) -> Iterator[FromWorker]:
+        """Yield the frames that end a cancelled request; none if it is over already."""
+        if request.is_over:
+            return
+        request.is_over = True
+        deltas: list[Delta] = []
+        if request.prepared is not None:
+            deltas += request.prepared.output.cut()
+        deltas.append(_finished(request, sequence, FinishReason.CANCELLED))
+        yield from _step_frames([StepItem(request.submit.request.id, tuple(deltas))], at_s)
+
+    def _item(self, news: News, at_s: float) -> StepItem:
+        request, output = news.request, news.output
+        assert request.prepared is not None
+        stream, sequence = request.prepared.output, output.sequence
+        deltas: list[Delta] = []
+        if not request.has_started:
+            deltas.append(self._start(request, sequence))
+        num_before = stream.num_tokens
+        if news.progress is not None:
+            deltas.append(PromptProgress(news.progress))
+        deltas += self._echo(request.prepared, output)
+        if output.tokens:
+            deltas += stream.feed(output.tokens, [self._with_piece(logprob) for logprob in output.logprobs])
+        # A step with drafts may return tokens after a stop string; they are not part of the answer.
+        tokens = tuple(output.tokens[: stream.num_tokens - num_before])
+        self.num_output_tokens += len(tokens)
+        if output.finish_reason is not None:
+            deltas += self._end(request, output, output.finish_reason)
+        elif stream.stopped is not None:
+            self._on_text_ended(TextEnded(request, stream.num_tokens))
+            sequence.marks.last_token_s = at_s
+            deltas += self._end(request, output, FinishReason.STOP)
+        return StepItem(sequence.id, tuple(deltas), tokens, held_logprobs=stream.held_logprobs[-_MAX_HELD_LOGPROBS:])
+
+    def _start(self, request: LiveRequest, sequence: EngineSequence) -> Started:
+        assert request.prepared is not None
+        request.has_started = True
+        self.num_prompt_tokens += sequence.num_prompt
+        self.num_cached_tokens += sequence.num_cached
+        self.num_restored.update(sequence.num_restored)
+        num_dropped, warnings = request.prepared.num_dropped_items, request.prepared.warnings
+        return Started(sequence.num_prompt, sequence.num_cached, num_dropped, warnings=warnings)
+
+    def _end(self, request: LiveRequest, output: Output, reason: FinishReason) -> Iterator[Delta]:
+        """Yield the last deltas of a request."""
+        assert request.prepared is not None
+        request.is_over = True
+        stream = request.prepared.output
+        if reason is FinishReason.STOP and request.submit.request.max_tokens == 0:
+            reason = FinishReason.LENGTH
+        yield from stream.cut() if reason is FinishReason.LENGTH else stream.finish()
+        if output.end_logprob is not None and request.submit.request.echo:
+            # Harnesses that score texts expect an entry for each token of prompt and answer, with that of its end.
+            yield TextDelta("", (replace(self._with_piece(output.end_logprob), start=stream.num_shown),))
+        yield _finished(request, output.sequence, _reason(reason, stream))
+
+    def _echo(self, prepared: PreparedRequest, output: Output) -> tuple[PromptText, ...]:
+        """Return the prompt's text once, if the client asked for an echo of it; () otherwise.
+
+        The text is returned with the answer's first tokens, or with the request's end if the answer has no tokens.
+        """
+        if prepared.echo is None:
+            return ()
+        prepared.echo.add([self._with_piece(logprob) for logprob in output.prompt_logprobs])
+        has_begun = output.tokens or output.finish_reason is not None
+        return prepared.echo.take() if has_begun else ()
+
+    def _with_piece(self, logprob: Logprob) -> TokenLogprob:
+        top = tuple(self._with_piece(alternative) for alternative in logprob.top)
+        return TokenLogprob(logprob.token, self._vocabulary.piece(logprob.token), logprob.logprob, top)
+
+
+def _finished(request: LiveRequest, sequence: EngineSequence | None, reason: FinishReason) -> Finished:
+    """Return the terminal delta; `sequence` is None if the request never reached the engine."""
+    prepared = request.prepared
+    if sequence is None or prepared is None:
+        waited_ms = (time.monotonic() - request.submit.accepted_at_s) * 1000 - request.submit.load_ms
+        return Finished(reason, Usage(), Timings(queue_ms=max(0.0, waited_ms), load_ms=request.submit.load_ms))
+    marks, submit = sequence.marks, request.submit
+    load_s, render_s = submit.load_ms / 1000, prepared.render_ms / 1000
+    claimed_s = marks.claimed_s or time.monotonic()
+    prefilled_s = marks.first_token_s or time.monotonic()
+    return Finished(
+        reason=reason,
+        usage=Usage(
+            num_prompt_tokens=sequence.num_prompt,
+            num_cached_tokens=sequence.num_cached,
+            num_output_tokens=prepared.output.num_tokens + prepared.corrected_count_difference,
+            num_reasoning_tokens=prepared.output.num_reasoning_tokens,
+        ),
+        timings=Timings(
+            queue_ms=max(0.0, claimed_s - submit.accepted_at_s - load_s - render_s - marks.cache_s) * 1000,
+            load_ms=submit.load_ms,
+            render_ms=prepared.render_ms,
+            cache_ms=marks.cache_s * 1000,
+            prefill_ms=(prefilled_s - marks.prefill_s) * 1000 if marks.prefill_s else 0.0,
+            first_token_ms=(marks.first_token_s - submit.accepted_at_s) * 1000 if marks.first_token_s else 0.0,
+            decode_ms=(marks.last_token_s - marks.first_token_s) * 1000,
+            num_draft_tokens=sequence.num_drafted,
+            num_accepted_tokens=sequence.num_accepted,
+        ),
+        stop=prepared.output.stopped or "",
+    )
+
+
+def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
+    """Return why an answer ended. A stop string in the text gives STOP; with tool calls, STOP becomes TOOL_CALLS."""
+    if stream.stopped is not None:
+        reason = FinishReason.STOP
+    return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason
+
+
+def _step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
+    """Yield the frames of a step.
+
+    First come the parts of long items, one part in each frame. The last frame has the rest of all items. A part ends
+    with a PromptText of any size, or with a TextDelta of _MAX_LOGPROBS log probabilities.
+    """
+    last = []
+    for item in items:
+        *parts, rest = _split(item)
+        last.append(rest)
+        for part in parts:
+            yield StepResult(at_s, (part,))
+    if last:
+        yield StepResult(at_s, tuple(last))
+
+
+def _split(item: StepItem) -> list[StepItem]:
+    """Return the parts of an item in order, then its rest, which is small enough for a frame with other items."""
+    parts: list[StepItem] = []
+    deltas: list[Delta] = []
+    for delta in item.deltas:
+        rest = delta
+        if isinstance(delta, PromptText):
+            parts.append(StepItem(item.id, (*deltas, delta), is_part=True))
+            deltas = []
+            continue
+        while isinstance(rest, TextDelta) and len(rest.logprobs) > _MAX_LOGPROBS:
+            part = (*deltas, TextDelta(rest.text, rest.logprobs[:_MAX_LOGPROBS]))
+            parts.append(StepItem(item.id, part, is_part=True))
+            deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
+        deltas.append(rest)
+    return [*parts, StepItem(item.id, tuple(deltas), item.tokens, held_logprobs=item.held_logprobs)]
