@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -212,7 +211,7 @@ class AsynchronousRunner(FakeRunner):
         if self.refuse_next or len(slices) > self.max_slices:
             self.refuse_next = False
             raise OutOfCells
-        self.submitted = [replace(part, tokens=list(part.tokens)) for part in slices]
+        self.submitted = [part._replace(tokens=list(part.tokens)) for part in slices]
 
     def wait(self) -> None:
         assert self.submitted is not None

@@ -138,13 +138,13 @@ class Admission:
         if sequence.keeps_prefix:
             assert sequence.seq_id is not None
             is_boundary = sequence.num_computed in sequence.chunk_ends
-            self._prefixes.save(sequence.seq_id, start, sequence.spec.cache_priority, is_boundary=is_boundary)
+            self._prefixes.save(sequence.seq_id, start, sequence.cache_priority, is_boundary=is_boundary)
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence. If `keeps_prefix`, its computed tokens stay in the cells as an idle prefix."""
         assert sequence.seq_id is not None
         self._prefixes.release(
-            sequence.seq_id, sequence.restoring, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority
+            sequence.seq_id, sequence.restoring, keep=sequence.keeps_prefix, priority=sequence.cache_priority
         )
         sequence.restoring = None
 

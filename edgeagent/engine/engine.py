@@ -190,7 +190,8 @@ class Engine:
 
         Call it before `submit`, and never between `submit` and `finish`.
         """
-        self._checkpoint()
+        if self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+            self._checkpoint()  # the next step would overwrite the states
         running = self._running.values()
         if not self._waiting and all(sequence.is_decoding for sequence in running):
             return []  # most steps

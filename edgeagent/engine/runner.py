@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,7 @@ Logits = NDArray[np.float32]
 CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Consecutive tokens of one sequence in a batch: tokens[i] goes to position start + i.
 
     The last `num_logits` tokens give logits. The last `num_drafts` tokens are drafts: `Runner.rewind` can remove them.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.retrials import Retrials
@@ -58,8 +58,7 @@ _OVERHEAD_WEIGHT = 0.1  # of the latest step's overhead
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPart:
+class BatchPart(NamedTuple):
     """The part of a batch that belongs to one sequence: its next `num_tokens` known tokens, then its `drafts`.
 
     The last `num_logits` of these tokens give a row of logits each:
@@ -100,7 +99,7 @@ def _part_of(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) 
 
 def without_drafts(parts: Items[BatchPart]) -> list[BatchPart]:
     """Return the parts of a batch without their drafts."""
-    return [replace(part, drafts=(), num_logits=part.num_logits - len(part.drafts)) for part in parts]
+    return [part._replace(drafts=(), num_logits=part.num_logits - len(part.drafts)) for part in parts]
 
 
 def rank(sequence: Sequence) -> int:
@@ -180,14 +179,16 @@ class Scheduler:
         each gets an equal part of the budget. A group is the sequences of one adapter, or a side context.
         `others_decode`: a sequence of another group decodes.
         """
-        decoding = [sequence for sequence in running if sequence.is_decoding]
+        decoding: list[Sequence] = []
+        prompts: list[Sequence] = []
+        for sequence in running:
+            (decoding if sequence.is_decoding else prompts).append(sequence)
         parts = []
         room = self._max_batch - len(decoding)
         for sequence in decoding:
             proposed = drafts.get(sequence.id, ())[:room]
             room -= len(proposed)
             parts.append(_part_of(sequence, 1, proposed))
-        prompts = [sequence for sequence in running if not sequence.is_decoding]
         if not prompts:
             return parts  # most steps: no prediction is needed
         base = StepShape(sum(1 + len(part.drafts) for part in parts), num_cells, sum(part.num_pairs for part in parts))

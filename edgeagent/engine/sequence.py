@@ -128,8 +128,11 @@ class Sequence:
     chunk_ends: list[int] = field(default_factory=list)  # where chunks of its prompt end, ascending
     batch_ends: BatchEnds = field(default_factory=BatchEnds)  # of the batches that gave its output
 
+    id: str = field(init=False)
+    cache_priority: CachePriority = field(init=False)
+
     def __post_init__(self) -> None:
-        self.tier = self.spec.tier
+        self.id, self.cache_priority, self.tier = self.spec.id, self.spec.cache_priority, self.spec.tier
         if self.spec.sampler.is_repeatable:
             self.batch_ends = BatchEnds.of_steps(self.num_prompt, self.spec.step_lengths)
 
@@ -147,11 +150,6 @@ class Sequence:
             min_prompt_chunk=min_prompt_chunk,
             advanced_s=now_s,
         )
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.spec.id
 
     @property
     def num_usable(self) -> int:
@@ -243,4 +241,5 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether only the last generated token is left to compute, so that the next step gives another token."""
-        return self.num_pending == 1 and self.num_output > 0
+        num_tokens = len(self.tokens)
+        return num_tokens - self.num_computed == 1 and num_tokens > self.num_prompt

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Items
-from dataclasses import replace
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.step_shape import StepShape
@@ -58,7 +57,7 @@ class StepCosts:
         """
         if not all(part.sequence.is_decoding for part in parts):
             return None
-        return self._prefixes.costs.predict(self.shape([replace(part, drafts=()) for part in parts]))
+        return self._prefixes.costs.predict(self.shape([part._replace(drafts=()) for part in parts]))
 
     def observe(self, shape: StepShape, step_s: float, running: Collection[Sequence]) -> None:
         """Record how long a step took, and update `rates` if that is due.

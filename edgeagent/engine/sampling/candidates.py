@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeagent.engine.sampling.truncation import Floats, Indices, largest, ranked, total_of
+from edgeagent.engine.sampling.truncation import Floats, Indices, largest, ranked
 from edgeagent.errors import InternalError
 
 # Up to this many of the likeliest tokens are sorted. A cut of sorted tokens only shortens the array.
@@ -25,8 +25,6 @@ class Candidates:
     - `lowest`: the cut of min-p. Tokens with smaller logits may not be drawn.
     - `weights`, `target`: the cut of top-p; `weights` is None if there is none. The weights are those at temperature 1,
       0 outside the mask. The nucleus is the likeliest tokens whose weights together reach `target`.
-    - `slack`: how much larger the target may be, since the smallest weights of `whole`, which has all logits, were not
-      added to it. See `settled`.
     - `shifted`: the logits minus the peak, if they were computed for `weights`.
     """
 
@@ -38,13 +36,6 @@ class Candidates:
     shifted: Floats | None = None
     weights: Floats | None = None
     target: float = 0.0
-    slack: float = 0.0
-    whole: Floats | None = None
-
-    def settled(self, share: float) -> Candidates:
-        """Return the candidates with an exact target. `share`: that of top-p."""
-        assert self.whole is not None
-        return replace(self, target=share * total_of(np.exp(self.whole - self.peak)), slack=0.0)
 
     def select(self, found: Indices) -> Candidates:
         """Return the candidates at the indices `found`, without those that the mask excludes. Other cuts remain."""
@@ -52,8 +43,7 @@ class Candidates:
             found = found.compress(self.mask.take(found))
         ids = found if self.ids is None else self.ids.take(found)
         weights = None if self.weights is None else self.weights.take(found)
-        values = self.values.take(found)
-        return Candidates(ids, values, self.peak, None, self.lowest, None, weights, self.target)
+        return Candidates(ids, self.values.take(found), self.peak, None, self.lowest, None, weights, self.target)
 
     @property
     def is_cut(self) -> bool:
@@ -92,7 +82,7 @@ def likeliest(candidates: Candidates, k: int) -> Candidates:
 
 def peak_of(values: Floats) -> np.float32:
     """Return the largest logit; raise InternalError if it is not finite."""
-    peak: np.float32 = values.max()
+    peak: np.float32 = values[values.argmax()]  # for a vocabulary of 152,000, `max` takes 38 µs and `argmax` 15
     if not math.isfinite(peak):
         raise InternalError(f"no token can be drawn: the largest logit is {peak}")
     return peak

@@ -36,10 +36,6 @@ from edgeagent.engine.sampling.truncation import (
 from edgeagent.errors import InternalError, InvalidRequest
 
 _SEED_BITS = 64
-# Tokens whose logits are so much below the peak have a weight of less than exp(-16) each: 1.7 % of the peak's, all
-# tokens of a vocabulary of 150,000 together. Up to _MAX_WEIGHED tokens are all weighed.
-_FAR = 16.0
-_MAX_WEIGHED = 4096
 # How many random numbers are reserved for each token. A token uses only one or a few of them, so its first one depends
 # only on the token's position in the output. So a seeded output continues identically after an interruption. The number
 # is 2^64 divided by the golden ratio; numpy's `jumped` uses 2^128 divided by it. It must be odd, since the low bits of
@@ -188,7 +184,7 @@ class Sampler:
         If the likeliest token is refused, the grammar may name a token to draw instead.
         """
         if self._constraint is None:
-            return _greedy(values) if self._is_greedy else self._pick(self._near(all_of(values)))
+            return _greedy(values) if self._is_greedy else self._pick(self._cut(all_of(values)))
         best = _greedy(values)
         if self._constraint.allows(best):
             if self._is_greedy:
@@ -202,34 +198,11 @@ class Sampler:
                     return token
         elif (other := self._constraint.instead_of(best)) is not None:
             return other
-        return self._pick(self._near(self._allowed(values)))
+        return self._pick(self._cut(self._allowed(values)))
 
     @property
     def _cuts_by_rank(self) -> bool:
         return 0 < self._params.top_k < self._num_vocab or self._params.top_p < 1
-
-    def _near(self, candidates: Candidates) -> Candidates:
-        """Return `_cut(candidates)`, or for top-p without top-k only the candidates near the peak, if these suffice.
-
-        To weigh the whole vocabulary for the target of top-p takes most of the time of a draw. So tokens far below the
-        peak are only counted: each of them has a weight between 0 and exp(-_FAR).
-        """
-        params, peak, num = self._params, candidates.peak, len(candidates.values)
-        is_by_share = params.top_p < 1 and not 0 < params.top_k < num and not self._is_greedy
-        if not is_by_share or candidates.mask is not None or num <= _MAX_WEIGHED:
-            return self._cut(candidates)
-        found = few_at_least(candidates.values, float(peak) - _FAR)
-        if found is None:
-            return self._cut(candidates)
-        values = candidates.values.take(found)
-        weights = np.exp(values - peak)
-        total, far = total_of(weights), (num - len(found)) * math.exp(-_FAR)
-        target, slack = params.top_p * total, params.top_p * far
-        if target <= 1.0 or target + slack > total:
-            return self._cut(candidates)
-        ids = found if candidates.ids is None else candidates.ids.take(found)
-        lowest = -math.inf if self._floor is None else float(peak + self._floor)
-        return Candidates(ids, values, peak, None, lowest, None, weights, target, slack, candidates.values)
 
     def _pick(self, candidates: Candidates) -> int:
         """Draw one of the candidates, within the cuts that are still to be made.
@@ -255,10 +228,7 @@ class Sampler:
             if weights is None:
                 break
             ahead = ahead_of(weights, index)
-            sum_ahead = total_of(np.multiply(weights, ahead))
-            if candidates.target <= sum_ahead < candidates.target + candidates.slack:
-                candidates = candidates.settled(self._params.top_p)
-            if sum_ahead < candidates.target:
+            if total_of(np.multiply(weights, ahead)) < candidates.target:
                 break
             tempered = np.multiply(tempered, ahead)
         return index if candidates.ids is None else int(candidates.ids[index])

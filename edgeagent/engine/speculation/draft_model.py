@@ -177,7 +177,7 @@ class DraftModel:
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self.prefixes.release(
-                draft.seq_id, draft.restoring, keep=sequence.keeps_prefix, priority=sequence.spec.cache_priority
+                draft.seq_id, draft.restoring, keep=sequence.keeps_prefix, priority=sequence.cache_priority
             )
 
     def _begin(self, sequence: Sequence) -> _Draft | None:
@@ -222,7 +222,7 @@ class DraftModel:
     def _save_ends(self, sequence: Sequence, draft: _Draft) -> None:
         """Let the prefix cache save the sequence's new full blocks, if its prefix may be kept."""
         if sequence.keeps_prefix:
-            self.prefixes.save(draft.seq_id, draft.num_marked, sequence.spec.cache_priority)
+            self.prefixes.save(draft.seq_id, draft.num_marked, sequence.cache_priority)
         draft.num_marked = draft.num_recorded
 
     def _draft_all(
