@@ -1,6 +1,6 @@
 """Ends open requests and sockets when the token that allowed them is no longer valid.
 
-While a token allows work, `Grants` checks ten times a second whether the token is still valid. The work registers a
+While a token allows work, `Grants` checks twice a second whether the token is still valid. The work registers a
 function with the token's grant. The grant calls this function to end the work. The context variable GRANT
 holds the grant in the request's task, and in the tasks that this task starts.
 """
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from edgeagent.credentials.keys import CheckedKeys, Client, Keys
 from edgeagent.errors import Unauthorized
 
-_CHECK_S = 0.1
+_CHECK_S = 0.5  # what a token allows must end within a second
 
 End = Callable[[], None]
 T = TypeVar("T")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from edgeagent import metrics
 from edgeagent.errors import ModelNotFound
 from edgeagent.types import (
     Finished,
     ReasoningDelta,
+    Sink,
     Started,
     Step,
     TextDelta,
@@ -25,14 +27,17 @@ ABANDONED = "abandoned"
 _OUTPUT = frozenset({TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta})
 
 
-class Meter:
+class Meter(Sink):
     """The measurements of one generation, which counts as live until `end`. Call `end` once.
 
-    `model` is the name of a served model.
+    It measures each step, and then passes it on to `sink`. `label` returns the name of a served model; the model's
+    canonical name may become known only after the request has arrived.
     """
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    def __init__(self, label: Callable[[], str], sink: Sink) -> None:
+        self._label = label
+        self._sink = sink
+        self.model = model = label()
         self.began_s = time.monotonic()
         self.first_s: float | None = None
         self.last_s = 0.0
@@ -44,17 +49,6 @@ class Meter:
         self._gaps = metrics.inter_token_seconds.labels(model)
         metrics.live_requests.labels(model, "waiting").inc()
 
-    def rename(self, model: str) -> None:
-        """Count the generation under another name of its model. Do nothing after the first step.
-
-        The model's canonical name may become known only after the request has arrived.
-        """
-        if self.has_begun or model == self.model:
-            return
-        metrics.live_requests.labels(self.model, "waiting").dec()
-        metrics.live_requests.labels(model, "waiting").inc()
-        self.model, self._gaps = model, metrics.inter_token_seconds.labels(model)
-
     @property
     def usage(self) -> Usage:
         """The token counts of the Finished delta, or of the steps so far if there is none yet."""
@@ -63,8 +57,8 @@ class Meter:
         started = self.started or Started(0, 0)
         return Usage(started.num_prompt_tokens, started.num_cached_tokens, self.num_tokens)
 
-    def step(self, step: Step) -> None:
-        """Count a step. Called for every step of a stream; it takes about half a microsecond."""
+    def put(self, step: Step) -> None:
+        """Count a step, in about half a microsecond, and pass it on."""
         if not self.has_begun:
             self._begin(step)
         if step.deltas and type(step.deltas[-1]) is Finished:
@@ -77,6 +71,10 @@ class Meter:
             else:
                 self._gaps.observe(step.at_s - self.last_s)
             self.last_s = step.at_s
+        self._sink.put(step)
+
+    async def room(self) -> None:
+        await self._sink.room()
 
     def end(self, code: str = ABANDONED) -> str:
         """Count the end of the generation. Return its finish reason, or `code` if it has none.
@@ -84,6 +82,8 @@ class Meter:
         `code` is an error's code, or ABANDONED if the client left.
         """
         self.ended_s = time.monotonic()
+        if not self.has_begun:
+            self._rename()
         metrics.live_requests.labels(self.model, "running" if self.has_begun else "waiting").dec()
         end = self.finished.reason.value if self.finished is not None else code
         # The requested model does not exist, and `model` is then the name of the default model, which was not used.
@@ -95,7 +95,15 @@ class Meter:
             metrics.refused_total.labels(code).inc()
         return end
 
+    def _rename(self) -> None:
+        """Count the generation under its model's present name."""
+        if (model := self._label()) != self.model:
+            metrics.live_requests.labels(self.model, "waiting").dec()
+            metrics.live_requests.labels(model, "waiting").inc()
+            self.model, self._gaps = model, metrics.inter_token_seconds.labels(model)
+
     def _begin(self, step: Step) -> None:
+        self._rename()
         self.has_begun = True
         if step.deltas and isinstance(step.deltas[0], Started):
             self.started = step.deltas[0]

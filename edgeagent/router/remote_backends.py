@@ -18,7 +18,7 @@ from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import ProbePermit, RemoteStatus, RouteMode, remote_backend
 
 # A change must take effect within a second, for running streams too.
-_TICK_S = 0.3
+_TICK_S = 0.5
 
 logger = logging.getLogger(__name__)
 

@@ -49,8 +49,8 @@ def _resumed(work: Coroutine[Any, Any, None], waiting: object) -> Generator[obje
 class ClientSink(Sink):
     """A sink that gives each step to `deliver`. It holds steps before it is opened, and while `deliver` waits.
 
-    `deliver` must not raise. Many held steps are merged, so a client that reads slowly gets fewer and longer deltas,
-    and no other client waits for it.
+    What `deliver` raises, `put` or `room` raises. Many held steps are merged, so a client that reads slowly gets fewer
+    and longer deltas, and no other client waits for it.
     """
 
     def __init__(self, deliver: Callable[[Step], Awaitable[None]], arrived: asyncio.Event | None = None) -> None:
@@ -77,7 +77,7 @@ class ClientSink(Sink):
         """Wait until the sink is open and holds no step."""
         await self._opened.wait()
         while self._is_delivering and self._delivering is not None:
-            await asyncio.wait({self._delivering})
+            await asyncio.shield(self._delivering)
 
     @property
     def first(self) -> Step | None:

@@ -25,7 +25,6 @@ from edgeagent.types import (
     Rerank,
     Score,
     Sink,
-    Step,
     TextPrompt,
     WorkerState,
 )
@@ -75,10 +74,10 @@ class LiveService:
         request = self._with_caller(request)
         self.live.begin(request.id)
         self._num_total += 1
-        meter, code = Meter(self._label(request.model)), ABANDONED
+        meter, code = Meter(partial(self._label, request.model), sink), ABANDONED
         try:
             with until_revoked(partial(self.cancel, request.id)):
-                await self._service.generate(request, _Measured(meter, sink, partial(self._label, request.model)))
+                await self._service.generate(request, meter)
         except EdgeAgentError as error:
             code = error.code
             raise
@@ -87,7 +86,6 @@ class LiveService:
             raise
         finally:
             self.live.end(request.id)
-            meter.rename(self._label(request.model))
             self._settle(request, meter, code)
 
     async def embed(self, model: str, query: Embed) -> Sequence[Embedding]:
@@ -174,24 +172,6 @@ class LiveService:
         logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
         if self._trace is not None:
             self._trace(request, meter, end)
-
-
-class _Measured(Sink):
-    """A sink that measures each step and passes it on. `label` returns the model's canonical name once it is known."""
-
-    def __init__(self, meter: Meter, sink: Sink, label: Callable[[], str]) -> None:
-        self._meter = meter
-        self._sink = sink
-        self._label = label
-
-    def put(self, step: Step) -> None:
-        if not self._meter.has_begun:
-            self._meter.rename(self._label())
-        self._meter.step(step)
-        self._sink.put(step)
-
-    async def room(self) -> None:
-        await self._sink.room()
 
 
 def _place(meter: Meter) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from websockets.asyncio.client import connect
 from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import Overloaded
 from edgeagent.metrics.meter import Meter
+from edgeagent.service.client_sink import Ending
 from edgeagent.types import GenerateRequest, Started, Step, TextDelta
 from tests.backends.fake import FakeBackend, Gate, echo
 from tests.daemon.running import TOKEN, Running, running
@@ -144,9 +145,9 @@ async def test_it_is_an_owner_s_where_tokens_are_asked_for() -> None:
 
 def test_a_token_costs_little() -> None:
     """The time limit is generous, for noisy machines: 50 times what a token takes."""
-    meter = Meter("cost")
-    meter.step(Step((Started(1, 0), TextDelta("a")), (1,), at_s=1.0))
+    meter = Meter(lambda: "cost", Ending())
+    meter.put(Step((Started(1, 0), TextDelta("a")), (1,), at_s=1.0))
     step = Step((TextDelta("a"),), (1,), at_s=1.01)
-    seconds = min(timeit.repeat(lambda: meter.step(step), number=1000, repeat=5)) / 1000
+    seconds = min(timeit.repeat(lambda: meter.put(step), number=1000, repeat=5)) / 1000
     meter.end()
     assert seconds < 50e-6

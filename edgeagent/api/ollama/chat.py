@@ -336,10 +336,8 @@ class _Lines(AnswerWriter):
 
     def write(self, index: int, step: Step) -> bytes:
         del index
-        return b"".join(line(each) for delta in step.deltas for each in self._answer.lines(delta))
-
-    def delivered(self, step: Step) -> None:
         self._answer.delivered(step)
+        return b"".join(line(each) for delta in step.deltas for each in self._answer.lines(delta))
 
     async def end(self) -> bytes:
         return b""

@@ -194,13 +194,11 @@ class Chunks(AnswerWriter):
         self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
     def write(self, index: int, step: Step) -> bytes:
+        self._answer.delivered(step)
         return b"".join(map(event, self.of(index, step)))
 
     def is_long(self, step: Step) -> bool:
         return num_logprobs(step) > MAX_INLINE_LOGPROBS
-
-    def delivered(self, step: Step) -> None:
-        self._answer.delivered(step)
 
     async def end(self) -> bytes:
         return b"".join(map(event, self.closing())) + self.end_mark

@@ -70,15 +70,6 @@ class Compacted:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionStep:
-    """A step of a response that summarizes its conversation first. It does not come from an engine."""
-
-    deltas: tuple[Compacting | Compacted, ...]
-    tokens: tuple[int, ...] = ()
-    at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class ResponseState:
     """The state of a response: its object, its finished items, and its open item (None if no item is open)."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
@@ -22,7 +22,7 @@ from edgeagent.api.context import Context, Responses, context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses.body import CreateResponseBody, ResponseCreate, read_create
 from edgeagent.api.responses.event_json import ResponseBody
-from edgeagent.api.responses.events import TERMINAL, ResponseState, events_after, last_number, new_id, set_delivery
+from edgeagent.api.responses.events import TERMINAL, ResponseState, events_after, last_number, new_id
 from edgeagent.api.responses.items import item_body
 from edgeagent.api.responses.turn import (
     Drive,
@@ -34,10 +34,10 @@ from edgeagent.api.responses.turn import (
     run_turn,
 )
 from edgeagent.api.wire import sse
-from edgeagent.api.wire.answer_stream import AnswerStream, AnswerWriter
+from edgeagent.api.wire.answer_stream import AnswerStream
 from edgeagent.api.wire.body import Query, between, read_body, validate
 from edgeagent.api.wire.fields import MAX_INT32, Name
-from edgeagent.api.wire.generation import DeliveryTime, ResponseUsage, put_headers, responses_usage
+from edgeagent.api.wire.generation import ResponseUsage, put_headers, responses_usage
 from edgeagent.api.wire.route import SSE, Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, summarize
@@ -45,8 +45,7 @@ from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.conversation.items import Item
 from edgeagent.credentials.grants import until_revoked
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, NotFound, Unauthorized
-from edgeagent.types import Step
+from edgeagent.errors import BackendUnavailable, InvalidRequest, NotFound, Unauthorized
 
 routes = Routes()
 
@@ -68,7 +67,7 @@ async def create_response(request: Request) -> Response:
         response = JSONResponse(turn.events.response)
         put_headers(response, turn.events.started)
         return response
-    stream = AnswerStream(_Events(live, context), lambda sinks: run_turn(turn, context.service, sinks[0]))
+    stream = AnswerStream(Drive(live, context), lambda sinks: run_turn(turn, context.service, sinks[0]))
     await sse.unless_disconnected(request.receive, stream.wait_for_first_step())
     put_headers(stream, stream.started)
     return stream
@@ -82,44 +81,6 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
     history = ConnectionHistory()
     found = await context.responses.store.find(history.missing(create.previous_id, create.items), partition)
     return begin_turn(create, context.service, history, found, partition=partition)
-
-
-class _Events(AnswerWriter):
-    """Writes the events of a turn. A failure is an event too."""
-
-    def __init__(self, live: LiveTurn, context: Context) -> None:
-        self.id = live.id
-        self._drive = Drive(live, context)
-        self._delivery_time = DeliveryTime()
-
-    def opening(self) -> bytes:
-        return _written(self._drive.begin())
-
-    def write(self, index: int, step: Step) -> bytes:
-        del index
-        return _written(self._drive.step(step))
-
-    def delivered(self, step: Step) -> None:
-        self._delivery_time.add(step.at_s)
-
-    async def end(self) -> bytes:
-        return await self._end(None)
-
-    async def fail(self, error: EdgeAgentError) -> bytes:
-        return await self._end(error)
-
-    async def _end(self, error: EdgeAgentError | None) -> bytes:
-        events = await self._drive.end(error)
-        if events[-1]["type"] in TERMINAL and self._delivery_time.num:
-            set_delivery(events[-1], self._delivery_time.mean_ms)
-        return _written(events) + sse.DONE
-
-    def close(self) -> None:
-        self._drive.close()
-
-
-def _written(events: Sequence[Json]) -> bytes:
-    return b"".join(sse.event(event, event["type"]) for event in events)
 
 
 def start_background(turn: Turn, context: Context, *, is_streamed: bool) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -19,15 +19,18 @@ from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import (
     Compacted,
     Compacting,
-    CompactionStep,
     NewId,
     ResponseEvents,
     new_id,
     new_response,
+    set_delivery,
 )
+from edgeagent.api.wire.answer_stream import AnswerWriter
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.fields import with_adapter
+from edgeagent.api.wire.generation import DeliveryTime
 from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.sse import DONE, event
 from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, num_to_summarize, summarize
 from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult, Transcript
 from edgeagent.conversation.items import CompactionItem, Item
@@ -37,6 +40,7 @@ from edgeagent.service.live_requests import LiveRequest, LiveRequests
 from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
     ChatPrompt,
+    Delta,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -150,20 +154,20 @@ def _defaults(service: Service, model: str) -> SamplingParams:
 async def run_turn(turn: Turn, service: Service, sink: Sink) -> None:
     """Run a turn to its end, and put its steps into the sink. Raise the EdgeAgentError that ends it.
 
-    The steps include CompactionSteps.
+    If the conversation is summarized first, two steps say so, with the deltas Compacting and Compacted.
     """
     if turn.is_empty:
         sink.put(Step((unrun(FinishReason.STOP, "empty prompt"),)))
         return
     if await _is_too_long(turn, service):
         item_id = new_id("cmp")
-        sink.put(cast("Step", CompactionStep((Compacting(item_id),))))
+        sink.put(Step(cast("tuple[Delta]", (Compacting(item_id),))))
         try:
             item = await _compact(turn, service, item_id)
         except SummaryCancelled as cancelled:
             sink.put(Step((cancelled.end,)))
             return
-        sink.put(cast("Step", CompactionStep((Compacted(item),))))
+        sink.put(Step(cast("tuple[Delta]", (Compacted(item),))))
     await service.generate(turn.request, sink)
 
 
@@ -221,25 +225,36 @@ def find_turn(live: LiveRequests, response_id: str, partition: str) -> LiveTurn 
     return found if isinstance(found, LiveTurn) else None
 
 
-class Drive(Sink):
+class Drive(AnswerWriter, Sink):
     """Applies the steps of a turn to its events, and stores the response before its terminal event is sent.
 
-    Call `end` once, and `close` always. From the first step until `close`, clients find the turn by its id.
+    As an AnswerWriter, it writes the events. As a Sink, it is for a turn whose events are not sent. From the first step
+    until `close`, clients find the turn by its id. A failure is an event too.
     """
 
     def __init__(self, live: LiveTurn, context: Context) -> None:
+        self.id = live.id
         self._live = live
         self._events = live.turn.events
         self._context = context
         self._last: list[Json] = []  # the events of the step that ends the turn
+        self._delivery_time = DeliveryTime()
 
-    def begin(self) -> list[Json]:
-        """Let clients find the turn. Return the opening events, or none if they have been made before."""
+    def opening(self) -> bytes:
         self._context.service.live.show(self._live)
-        return [] if self._events.has_begun else self._events.created()
+        return b"" if self._events.has_begun else _written(self._events.created())
 
-    def step(self, step: Step) -> list[Json]:
-        """Apply a step, and return its events. `end` returns those of the last step."""
+    def write(self, index: int, step: Step) -> bytes:
+        del index
+        self._delivery_time.add(step.at_s)
+        return _written(self._apply(step))
+
+    def put(self, step: Step) -> None:
+        if not self._live.is_visible:
+            self.opening()
+        self._apply(step)
+
+    def _apply(self, step: Step) -> list[Json]:
         begun = self._events.in_progress() if self._events.is_queued else []
         made = begun + self._events.step(step.deltas)
         self._live.wake_followers()
@@ -248,28 +263,29 @@ class Drive(Sink):
         self._last += made
         return []
 
-    def put(self, step: Step) -> None:
-        """Apply a step of a turn whose events are not sent."""
-        if not self._live.is_visible:
-            self.begin()
-        self.step(step)
+    async def end(self) -> bytes:
+        return await self.fail(InternalError("the backend ended without finishing"))
 
-    async def end(self, error: EdgeAgentError | None) -> list[Json]:
-        """Store the response, and return the events that end it. `error`: the turn's failure; None if it has none."""
+    async def fail(self, error: EdgeAgentError) -> bytes:
+        """Store the response, and return its last events. `error` is that of a response that is not over."""
         if not self._events.is_over:
-            self._last = self._events.fail(error or InternalError("the backend ended without finishing"))
+            self._last = self._events.fail(error)
+        elif self._delivery_time.num:
+            set_delivery(self._last[-1], self._delivery_time.mean_ms)
         await _keep(self._live.turn, self._context)
-        return self._last
+        return _written(self._last) + DONE
 
     def close(self) -> None:
-        """Let clients find the response only in the store from now on."""
         self._context.service.live.hide(self._live)
+
+
+def _written(events: Sequence[Json]) -> bytes:
+    return b"".join(event(each, each["type"]) for each in events)
 
 
 async def drive(live: LiveTurn, context: Context) -> None:
     """Run a turn to its end, and store its response. Raise an error only if it comes before the first step."""
     drive = Drive(live, context)
-    failure: EdgeAgentError | None = None
     try:
         try:
             await run_turn(live.turn, context.service, drive)
@@ -277,7 +293,9 @@ async def drive(live: LiveTurn, context: Context) -> None:
             failure = to_client_error(live.turn.request.id, error)
             if not live.is_visible:
                 raise failure from None
-        await drive.end(failure)
+            await drive.fail(failure)
+        else:
+            await drive.end()
     finally:
         drive.close()
 

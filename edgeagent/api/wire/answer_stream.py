@@ -40,16 +40,12 @@ class AnswerWriter(ABC):
 
     @abstractmethod
     def write(self, index: int, step: Step) -> bytes:
-        """Return the bytes of a step of the generation `index`."""
+        """Return the bytes of a step of the generation `index`, which are sent at once."""
 
     def is_long(self, step: Step) -> bool:
         """Whether `write` takes milliseconds for a step, so that it is called in a thread."""
         del step
         return False
-
-    @abstractmethod
-    def delivered(self, step: Step) -> None:
-        """Measure how long a step took from the engine. Called once the step is written."""
 
     @abstractmethod
     async def end(self) -> bytes:
@@ -130,7 +126,6 @@ class AnswerStream(Stream):
             make = partial(self._writer.write, index, step)
             if written := await asyncio.to_thread(make) if self._writer.is_long(step) else make():
                 await self.write(written)
-            self._writer.delivered(step)
         except Exception as error:
             self._failure = error
             self._generating.cancel()

@@ -21,7 +21,6 @@ class Texts(AnswerWriter):
     ping_interval_s = None
 
     def __init__(self) -> None:
-        self.num_delivered = 0
         self.is_closed = False
 
     def opening(self) -> bytes:
@@ -35,9 +34,6 @@ class Texts(AnswerWriter):
 
     def is_long(self, step: Step) -> bool:
         return text_of(step) == "long"
-
-    def delivered(self, step: Step) -> None:
-        self.num_delivered += 1
 
     async def end(self) -> bytes:
         return b">"

@@ -36,7 +36,7 @@ from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import StoreResult
 from edgeagent.credentials.grants import until_revoked
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import InternalError
 from edgeagent.service.client_sink import ClientSink, start_now
 from edgeagent.types import Step
 
@@ -309,26 +309,21 @@ class Connection:
         admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, live)
         sink = ClientSink(partial(self._on_step, live))
         sink.open()
-        # It has no effect after a terminal event. It ends the request if the backend sent no Finished.
-        error: EdgeAgentError = InternalError("the backend ended without finishing")
         try:
-            try:
-                await run_turn(live.turn, self._service, sink)
-            except Exception as failure:
-                error = to_client_error(live.id, failure)
+            await run_turn(live.turn, self._service, sink)
             await sink.room()
-            self._perform(self._session.failed(live, error))
+            # This has no effect after a terminal event. It ends the request if the backend sent no Finished.
+            self._perform(self._session.failed(live, InternalError("the backend ended without finishing")))
+        except Exception as error:
+            await sink.room()
+            self._perform(self._session.failed(live, to_client_error(live.id, error)))
         finally:
             admission.cancel()
             await sink.close()
 
     async def _on_step(self, live: LaneTurn, step: Step) -> None:
         """Send the events of a step. If the client reads too slowly, the next steps of this request wait."""
-        try:
-            self._perform(self._session.step(live, step))
-        except Exception as error:
-            self._service.cancel(live.id)
-            self._perform(self._session.failed(live, to_client_error(live.id, error)))
+        self._perform(self._session.step(live, step))
         if self._outbox.is_full and live.is_under_way:
             await self._wait_for_room()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from edgeagent.api.responses.body import ResponseCreate
-from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, CompactionStep, NewId, new_id
+from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, NewId, new_id
 from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import (
@@ -237,7 +237,7 @@ class Session:
             self._begin(live)
         return self._take()
 
-    def step(self, live: LaneTurn, step: Step | CompactionStep) -> list[Action]:
+    def step(self, live: LaneTurn, step: Step) -> list[Action]:
         """Return the actions for one step of a live request. A step after the terminal event is ignored."""
         if live.is_under_way:
             live.has_steps = True
