@@ -5,28 +5,29 @@ from __future__ import annotations
 import asyncio
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 from edgeagent.types import Delta, Finished, ReasoningDelta, Sink, Step, TextDelta, ToolCallDelta
 
 MAX_HELD_STEPS = 64
 
+Deliver = Callable[[Step], Coroutine[Any, Any, None]]
 
-def start_now(work: Awaitable[None]) -> asyncio.Task[None] | None:
+
+def start_now(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
     """Run a coroutine up to its first wait. Return None if it has ended, else a task that runs the rest of it.
 
     A server's `send` waits only while the client's socket is full. So a step is usually written without waking a task.
     Before its first wait, the coroutine must not use its task, as asyncio.timeout does.
     """
-    coroutine = cast(Coroutine[Any, Any, None], work)
     try:
-        waiting = coroutine.send(None)
+        waiting = work.send(None)
     except StopIteration:
         return None
-    return asyncio.create_task(_rest(coroutine, waiting))
+    return asyncio.create_task(_rest(work, waiting))
 
 
 async def _rest(work: Coroutine[Any, Any, None], waiting: object) -> None:
@@ -53,7 +54,9 @@ class ClientSink(Sink):
     and longer deltas, and no other client waits for it.
     """
 
-    def __init__(self, deliver: Callable[[Step], Awaitable[None]], arrived: asyncio.Event | None = None) -> None:
+    def __init__(
+        self, deliver: Callable[[Step], Coroutine[Any, Any, None]], arrived: asyncio.Event | None = None
+    ) -> None:
         """`arrived` is set when a step arrives before `open`."""
         self._deliver = deliver
         self._arrived = arrived

@@ -240,7 +240,11 @@ class Chunks(AnswerWriter):
 
 def num_logprobs(step: Step) -> int:
     """Return how many log probabilities a step has, without the alternatives."""
-    return sum(len(delta.logprobs) for delta in step.deltas if isinstance(delta, TextDelta | PromptText))
+    num = 0
+    for delta in step.deltas:
+        if isinstance(delta, TextDelta | PromptText):
+            num += len(delta.logprobs)
+    return num
 
 
 def reworded(error: EdgeAgentError, params: Mapping[str, str]) -> EdgeAgentError:

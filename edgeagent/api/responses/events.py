@@ -151,7 +151,7 @@ class ResponseEvents:
         self._make_id = make_id
         self._clock = clock
         self._num_events = 0
-        self._events: list[ServerEvent] = []
+        self._events: list[Any] = []  # ServerEvents
         self._unsent_placement: RunsAt | None = None  # where the response runs, until the next event says it
         self._open: OpenItem | None = None
         self._output: list[OutputItem] = []
@@ -258,7 +258,7 @@ class ResponseEvents:
         self._events.append(event)
 
     def _take(self) -> list[Json]:
-        events, self._events = cast("list[Json]", self._events), []
+        events, self._events = self._events, []
         return events
 
     def _emit_response(self, kind: str) -> None:

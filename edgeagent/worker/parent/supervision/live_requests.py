@@ -286,7 +286,7 @@ class ModelRequests:
 
     def _on_item(self, item: StepItem, at_s: float) -> None:
         live = self._sent(item.id)
-        if any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
+        if len(item.deltas) > 1 and any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
             raise ProtocolError(f"deltas of request {item.id!r} after its end")
         # Text without its tokens could not be continued, so all parts are delivered together with the last one.
         live.pending_deltas += _note_start(live, item.deltas)
