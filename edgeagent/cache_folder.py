@@ -1,6 +1,7 @@
-"""The folder of cached blocks on disk: its file names, its records of models and clients, and the removal of blocks.
+"""The cache on disk: the folder of each model, its file names, its records of models and clients, and the removal.
 
-The engine's block store writes and reads the blocks. The daemon and the command line use this module to list and remove
+Each model has a folder of its own in the cache folder. Only the worker that holds the folder's lock writes there. The
+engine's block store writes and reads the blocks. The daemon and the command line use this module to list and remove
 blocks without the engine. This module does not read the content of blocks. The file name of a block holds everything
 that an index needs. It contains no client's name, and reveals nothing about a prompt without the installation's secret.
 """
@@ -8,7 +9,9 @@ that an index needs. It contains no client's name, and reveals nothing about a p
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -16,7 +19,8 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
@@ -35,6 +39,25 @@ _NAME = re.compile(
     r"-(?P<start>[0-9a-f]{1,8})-(?P<length>[0-9a-f]{1,8})-(?P<importance>[0-9])\.kv"
 )
 _RECORD_NAME = re.compile(r"[0-9a-f]{16}\.about")
+_MODEL_FOLDER = re.compile(r"[A-Za-z0-9._+-]+-[0-9a-f]{16}")
+_MAX_STEM = 64  # characters of a folder's name that come from the model's file name
+# The year 2242. A later time in the state file is not believed.
+_NO_TIME_S = 2.0**33
+
+
+class Importance(IntEnum):
+    """Why a block is kept; a more important one is written sooner and kept longer."""
+
+    VOLATILE = -1
+    """For memory only; never written to disk."""
+    NORMAL = 1
+    """Part of a prompt or an answer. Most new blocks have this importance."""
+    REUSED = 2
+    """Used by a second request."""
+    SYSTEM = 3
+    """A system prompt or tool definitions."""
+    PINNED = 4
+    """Must stay until it is purged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +66,8 @@ class BlockName:
 
     `key` identifies the block. `parent` is the beginning of the previous block's key; for the first block of a prefix
     it begins with the root. `root` stands for one model, one client and one set of settings; all blocks of these have
-    the same root. The block has `length` tokens and begins at the token `start`. `importance` is one digit, see
-    `engine.cache.block.Importance`.
+    the same root. The block has `length` tokens and begins at the token `start`. `importance` is one digit, the
+    value of an Importance.
     """
 
     root: bytes
@@ -71,16 +94,79 @@ class BlockName:
         return self.parent.startswith(self.root)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlockFile:
-    """A block's file. `used_s`: when the block was last used, in seconds of the block store's own clock.
+    """A block's file. `used_s`: when the block was last used, by the folder's own clock; see SavedState.
 
-    The file's modification time stores `used_s`. The block store saves its clock in STATE_FILE.
+    The file's modification time stores `used_s`. `is_draft`: the file belongs to a draft model, as its head says.
     """
 
     name: BlockName
     num_bytes: int
     used_s: float
+    is_draft: bool = False
+
+    @property
+    def importance(self) -> Importance:
+        """The block's importance. A higher value, written by a newer version of edgeagent, counts as PINNED."""
+        return Importance(min(max(self.name.importance, Importance.NORMAL), Importance.PINNED))
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What a folder's STATE_FILE keeps from one process to the next.
+
+    - `now_s`: the folder's own time, which measures the ages of blocks and never goes back. While a process runs, it
+      follows a clock that cannot be set. It was saved when the wall clock showed `wall_s`.
+    - `allowance_bytes`: how many bytes could be written at `allowance_at_s`, by the folder's time.
+    - `read_bytes_per_s`: the measured rate of reads; 0 if none is known.
+    """
+
+    now_s: float
+    wall_s: float
+    allowance_bytes: float
+    allowance_at_s: float
+    read_bytes_per_s: float
+
+    def now_after(self, wall_s: float, max_gap_s: float) -> float:
+        """Return the folder's time when the wall clock shows `wall_s`.
+
+        It advanced as the wall clock did, but by at most `max_gap_s`. So a wrong wall clock can neither expire all
+        blocks nor keep them forever.
+        """
+        return self.now_s + min(max(0.0, wall_s - self.wall_s), max_gap_s)
+
+
+def read_state(folder: Path) -> SavedState | None:
+    """Return the state that a process saved in a folder; None if there is no valid one."""
+    try:
+        fields = json.loads(read_private(folder / STATE_FILE) or b"")
+        state = SavedState(**{name: float(fields[name]) for name in SavedState.__slots__})
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    has_times = max(state.now_s, state.wall_s, state.allowance_at_s) < _NO_TIME_S
+    return state if has_times and all(0 <= value < math.inf for value in asdict(state).values()) else None
+
+
+def encode_state(state: SavedState) -> bytes:
+    """Return a state as the content of its file. Nothing is written."""
+    return json.dumps(asdict(state)).encode()
+
+
+def model_folder(cache_dir: Path, model: Path, secret: bytes) -> Path:
+    """Return the folder of the blocks of the model at a path. Each installation, by its secret, has its own."""
+    digest = hashlib.blake2b(os.fsencode(model.absolute()), key=secret, digest_size=8, person=b"edgeagent folder")
+    stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", model.stem)[:_MAX_STEM] or "model"
+    return cache_dir / f"{stem}-{digest.hexdigest()}"
+
+
+def model_folders(cache_dir: Path) -> list[Path]:
+    """Return the folders of all models; none if there is no cache folder. Raise OSError if it cannot be listed."""
+    if not cache_dir.is_dir():
+        return []
+    with os.scandir(cache_dir) as entries:
+        found = [entry for entry in entries if _MODEL_FOLDER.fullmatch(entry.name)]
+        return [cache_dir / entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,19 +334,28 @@ class FolderShare:
         }
 
 
-def list_parts(folder: Path) -> list[FolderShare]:
-    """Return the totals of a folder's blocks, one FolderShare for each root. The most recently used share is first.
+def list_parts(cache_dir: Path) -> list[FolderShare]:
+    """Return the totals of the cache's blocks, one FolderShare for each root. The most recently used share is first.
 
     A model and client with blocks for several settings have several shares. The result is empty if there is no folder.
-    Raise OSError if the folder cannot be listed.
+    Raise OSError if a folder cannot be listed.
     """
-    if not folder.is_dir():
-        return []
-    records, now_s = read_root_records(folder), _store_time(folder)
+    parts = [part for folder in _folders(cache_dir) for part in _parts_of(folder)]
+    return sorted(parts, key=lambda part: part.unused_s)
+
+
+def _folders(cache_dir: Path) -> list[Path]:
+    """Return all folders with blocks. Older versions kept those of all models in the cache folder itself."""
+    return [cache_dir, *model_folders(cache_dir)] if cache_dir.is_dir() else []
+
+
+def _parts_of(folder: Path) -> list[FolderShare]:
+    records, state, wall_s = read_root_records(folder), read_state(folder), time.time()
+    now_s = wall_s if state is None else state.now_after(wall_s, math.inf)
     roots: dict[bytes, list[BlockFile]] = {}
     for found in scan(folder):
         roots.setdefault(found.name.root, []).append(found)
-    parts = [
+    return [
         FolderShare(
             record=records.get(root),
             num_blocks=len(blocks),
@@ -270,37 +365,29 @@ def list_parts(folder: Path) -> list[FolderShare]:
         )
         for root, blocks in roots.items()
     ]
-    return sorted(parts, key=lambda part: part.unused_s)
 
 
-def _store_time(folder: Path) -> float:
-    """Return the approximate time of the block store's clock; the wall clock's time if the store has saved none."""
-    now_s = time.time()
-    try:
-        state = json.loads(read_private(folder / STATE_FILE) or b"")
-        return float(state["now_s"]) + max(0.0, now_s - float(state["wall_s"]))
-    except (ConfigError, ValueError, KeyError, TypeError, RecursionError):
-        return now_s
-
-
-def purge_unfinished(folder: Path) -> None:
-    """Remove the files that a worker had not finished when it died. No worker may use the folder.
+def purge_unfinished(cache_dir: Path) -> None:
+    """Remove the files that a worker had not finished when it died. No worker may use the cache.
 
     Raise OSError if a file cannot be removed.
     """
-    for name in list_names(folder) if folder.is_dir() else ():
-        if temporary_owner(name) is not None:
-            (folder / name).unlink(missing_ok=True)
+    for folder in _folders(cache_dir):
+        for name in list_names(folder):
+            if temporary_owner(name) is not None:
+                (folder / name).unlink(missing_ok=True)
 
 
-def purge(folder: Path, client: str | None = None) -> int:
+def purge(cache_dir: Path, client: str | None = None) -> int:
     """Remove all blocks, or those of one client, with their RootRecords. Return how many blocks were removed.
 
     A process that is reading a removed block gets a cache miss. Blocks whose client is unknown are always removed, even
     if `client` is given. Raise OSError if a file cannot be removed.
     """
-    if not folder.is_dir():
-        return 0
+    return sum(_purge(folder, client) for folder in _folders(cache_dir))
+
+
+def _purge(folder: Path, client: str | None) -> int:
     records = read_root_records(folder)
     num_removed = 0
     for name in list_names(folder):
@@ -312,6 +399,18 @@ def purge(folder: Path, client: str | None = None) -> int:
         if client is None or record is None or record.client == client:
             (folder / name).unlink(missing_ok=True)
             num_removed += block is not None
+    return num_removed
+
+
+def remove_files(folder: Path) -> int:
+    """Remove all files of the cache from a folder that no worker uses. Return how many blocks were removed.
+
+    Subfolders and other files stay. Raise OSError if a file cannot be removed.
+    """
+    num_removed = _purge(folder, None)
+    for name in list_names(folder):
+        if name in (STATE_FILE, LOCK_FILE) or temporary_owner(name) is not None:
+            (folder / name).unlink(missing_ok=True)
     return num_removed
 
 

@@ -37,7 +37,7 @@ ROWS: list[set[str]] = [
     {"config"},
     {"config_sources", "metrics", "runtime_file", "state_files", "fit"},
     {"credentials", "cache_folder", "remotes"},
-    {"machine_policy"},
+    {"machine_policy", "cache_retention"},
     {"engine", "text", "store", "egress"},
     {"worker"},
     {"quantize"},

@@ -27,10 +27,10 @@ def build(config: Config) -> Router:
     from edgeagent.store.names.variants import split_paths
     from edgeagent.store.resolve import Library
     from edgeagent.store.verified import VerifiedFiles, known_sha256, sha256_of
+    from edgeagent.worker.parent.pool.cache_shares import CacheShares
     from edgeagent.worker.parent.pool.loading import ModelSource
     from edgeagent.worker.parent.pool.pool import Pool
     from edgeagent.worker.parent.pool.tuning_store import TuningStore
-    from edgeagent.worker.parent.supervision.disk_cache import prepare_disk_cache
 
     remote_access, targets, uses = RemoteAccess(config), targets_of(config.router), LastUse(config.state_dir)
     verified = VerifiedFiles(config.state_dir)
@@ -54,7 +54,7 @@ def build(config: Config) -> Router:
         validate,
         offer=library.resolve_for_client if config.load.on_demand else None,
         tuning_store=TuningStore(config.state_dir.absolute() / "calibrations"),
-        disk_cache=lambda: prepare_disk_cache(config),
+        cache=CacheShares(config),
         size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
         validate_adapter=check_adapter,
         difference=first_difference,

@@ -43,12 +43,23 @@ MAX_RENDERER_BYTES = 256 << 20
 """The most memory that the renderer may take, in addition to what it has at its start."""
 
 
-class DiskCache(Struct, frozen=True):
-    """The folder of cached blocks, its limits, and the secret that keys and seals the blocks.
+class DiskShare(Struct, frozen=True):
+    """A model's share of the disk cache: how many bytes its blocks may take, and how many it may write in an hour.
 
-    - `max_bytes`: the limit of the folder's size. `min_free_bytes`: how much of the disk must stay free.
+    0 bytes an hour means no limit.
+    """
+
+    max_bytes: int
+    max_bytes_per_hour: int
+
+
+class DiskCache(Struct, frozen=True):
+    """The folder of a model's cached blocks, its limits, and the secret that keys and seals the blocks.
+
+    - `max_bytes`: the limit of the folder's size, until a Ping brings another share. `min_free_bytes`: how much of the
+      disk must stay free.
     - `max_unused_s`: blocks that were unused for this many seconds are evicted.
-    - `max_bytes_per_hour`: the limit of writes; 0 means no limit.
+    - `max_bytes_per_hour`: the limit of writes, until a Ping brings another share; 0 means no limit.
     - `close_s`: for how many seconds a stopping worker may still write queued blocks.
     """
 
@@ -146,9 +157,13 @@ class Drop(Struct, frozen=True, tag="drop"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Ask for a Pong. The worker's reader thread answers, even in the middle of a long step."""
+    """Ask for a Pong. The worker's reader thread answers, even in the middle of a long step.
+
+    `disk` is the model's share of the disk cache from now on; None if it does not change.
+    """
 
     nonce: int
+    disk: DiskShare | None = None
 
 
 class RenderAnswer(Struct, frozen=True, tag="rendered"):

@@ -152,8 +152,8 @@ def test_a_cache_folder_that_is_deleted_comes_back(tmp_path: Path) -> None:
         assert stat.S_IMODE(cache.stat().st_mode) == 0o700
         assert ask(daemon, "When do you open?")[0] == first
         wait_for_disk(cache.parent, 256)
-        wait_until_healthy_with(lambda: len(list(cache.glob("*.kv"))))
-        assert {"lock", "state.json"} <= {path.name for path in cache.iterdir()}
+        wait_until_healthy_with(lambda: len(list(cache.rglob("*.kv"))))
+        assert {"lock", "state.json"} <= {path.name for path in cache.rglob("*")}
     assert len(target_parts(cache)) == 1
     with serving(cache.parent, "builtin") as daemon:
         assert ask(daemon, "When do you open?")[1] >= 256
@@ -171,7 +171,7 @@ def test_nobody_finds_what_was_anothers_nor_what_was_not_to_be_kept(tmp_path: Pa
     assert {part.record and part.record.client for part in parts} == {"me"}
     (part,) = target_parts(state_dir / "cache")
     assert part.num_tokens > 256
-    files = [path.read_bytes() for path in (state_dir / "cache").iterdir()]
+    files = [path.read_bytes() for path in (state_dir / "cache").rglob("*") if path.is_file()]
     assert not [content for content in files if b"museum" in content or b"xylophone" in content]
     with serving(state_dir, "builtin") as daemon:
         # Names and salts chosen by the client change nothing.
@@ -200,7 +200,7 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
         while "disk" not in capsys.readouterr().out:
             assert main(["cache", "stats", *folder]) == 0
         assert main(["cache", "purge", *folder]) == 0
-        assert not list((state_dir / "cache").glob("*.kv"))
+        assert not list((state_dir / "cache").rglob("*.kv"))
         assert ask(daemon, "When do you open?", theirs)[1] == 0
     assert main(["cache", "list", *folder]) == 0
     assert "them" in capsys.readouterr().out
@@ -315,7 +315,7 @@ def _survive(tmp_path: Path, num_kills: int) -> None:
         finally:
             killer.cancel()
             kill(daemon)
-        files = sorted((state_dir / "cache").glob("*.kv"))
+        files = sorted((state_dir / "cache").rglob("*.kv"))
         if files and chance.random() < 0.3:
             _spoil(chance.choice(files), chance)
     # A daemon that ran until its blocks were written leaves its prompt to the next daemon. No file is damaged here.

@@ -54,7 +54,9 @@ def kiosk(tmp_path_factory: pytest.TempPathFactory, config: Path) -> Iterator[Da
 def kept(state_dir: Path) -> set[str]:
     """Return the files of the state folder that may hold conversations."""
     files = (path.relative_to(state_dir) for path in state_dir.rglob("*") if path.is_file())
-    return {str(path) for path in files if re.match(r"responses|history|cache/(?!state.json|lock)", str(path))}
+    return {
+        str(path) for path in files if re.match(r"responses|history|cache/.*(?<!/state.json)(?<!/lock)$", str(path))
+    }
 
 
 def talk(daemon: Daemon, token: str) -> None:

@@ -5,20 +5,10 @@ from __future__ import annotations
 # The module, the unchanged line of the source, and the text that replaces a part of it.
 HARMLESS: dict[tuple[str, str, str], str] = {
     (
-        "edgeagent/engine/cache/disk/retention.py",
+        "edgeagent/cache_retention.py",
         "break",
         "continue",
     ): "The blocks are in the order of their rules: what follows is passed over one by one.",
-    (
-        "edgeagent/engine/cache/disk/write_budget.py",
-        "self._allowance_left, self._looked_at_s = 1.0, 0.0",
-        "2.0",
-    ): "What is left is never told as more than all.",
-    (
-        "edgeagent/engine/cache/disk/write_budget.py",
-        "if self._granted_bytes < num_bytes:",
-        "(self._granted_bytes <= num_bytes)",
-    ): "The next grant comes one block sooner, or not at all where nothing is left.",
     (
         "edgeagent/engine/cache/disk/files.py",
         '_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)',
@@ -54,16 +44,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "self._missing_bytes = 0  # the size of the block that found no room",
         "1",
     ): "Set with `room_trouble`, and read only with it.",
-    (
-        "edgeagent/engine/cache/disk/folder.py",
-        "self._seen_ns = 0  # time of the folder's last change that the index contains",
-        "1",
-    ): "`open` sets it before anything reads it.",
-    (
-        "edgeagent/engine/cache/disk/write_budget.py",
-        "self._allowance_left, self._looked_at_s = 1.0, 0.0",
-        "1.0",
-    ): "All is left, whenever that was seen.",
     (
         "edgeagent/engine/cache/slots.py",
         "break",
@@ -156,12 +136,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "(free_bytes - num_bytes <= limits.min_free_bytes)",
     ): "One byte decides which of two reasons is told.",
     (
-        "edgeagent/engine/cache/disk/write_budget.py",
-        "has_times = max(state.now_s, state.wall_s, state.allowance_at_s) < _NO_TIME_S",
-        "(max(state.now_s, state.wall_s, state.allowance_at_s) <= _NO_TIME_S)",
-    ): "One second in the year 2242.",
-    (
-        "edgeagent/engine/cache/disk/retention.py",
+        "edgeagent/engine/cache/disk/store.py",
         "keep = 0.9 if self._seconds < 1 else 0.5",
         "(self._seconds <= 1)",
     ): "Of exactly one second of reading either weight is as good.",
@@ -205,9 +180,4 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "content = read_private(path, max_bytes=MAX_CLIENTS * 512)",
         "513",
     ): "More than the longest rows take, which is all that the bound has to be.",
-    (
-        "edgeagent/engine/cache/disk/retention.py",
-        "self._num_bytes, self._seconds = bytes_per_s, 1.0 if bytes_per_s > 0 else 0.0",
-        "1",
-    ): "No disk reads a byte a second.",
 }

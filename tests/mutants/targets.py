@@ -103,6 +103,7 @@ TARGETS = (
         ("tests/engine",),
     ),
     Target("edgeagent/engine/cache/disk/*.py", _STORE, _DISK),
+    Target("edgeagent/cache_retention.py", ("tests/test_cache_retention.py",), _STORE),
     Target("edgeagent/engine/cache/block.py", _CACHE, ("tests/engine",)),
     Target(
         "edgeagent/engine/cache/block_table.py",

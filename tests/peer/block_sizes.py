@@ -20,8 +20,8 @@ from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, Blo
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Files
 from edgeagent.engine.cache.disk.folder import Limits
+from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.disk.write_budget import WriteBudget
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
@@ -34,8 +34,8 @@ KEYRING = Keyring(b"block sizes", bytes(32))
 
 def make_store(folder: Path) -> BlockStore:
     files = Files(folder)
-    budget = WriteBudget(files, bytes_per_hour=0, max_gap_s=3600.0)
-    store = BlockStore(files, Seal(bytes(32)), budget, Limits(max_bytes=8 << 30), close_s=600.0)
+    state = FolderState(files, bytes_per_hour=0, max_gap_s=3600.0)
+    store = BlockStore(files, Seal(bytes(32)), state, Limits(max_bytes=8 << 30), close_s=600.0)
     store.max_pending_bytes = 8 << 30
     return store
 

@@ -13,10 +13,9 @@ from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Found, Head, Importan
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Files
-from edgeagent.engine.cache.disk.folder import Limits
-from edgeagent.engine.cache.disk.retention import IndexEntry
+from edgeagent.engine.cache.disk.folder import FoundBlock, Limits
+from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.disk.write_budget import WriteBudget
 
 NUM_BLOCKS = 10_000
 CHAIN_BLOCKS = 25
@@ -29,8 +28,8 @@ def lookup_ms(num_tokens: int) -> float:
     keyring, secret = Keyring(b"model", bytes(32)), bytes(32)
     with tempfile.TemporaryDirectory() as folder:
         files = Files(Path(folder))
-        ledger, limits = WriteBudget(files, bytes_per_hour=0, max_gap_s=1.0), Limits(1 << 40, 0, 1e9)
-        store = BlockStore(files, Seal(secret), ledger, limits, close_s=1.0)
+        state, limits = FolderState(files, bytes_per_hour=0, max_gap_s=1.0), Limits(1 << 40, 0, 1e9)
+        store = BlockStore(files, Seal(secret), state, limits, close_s=1.0)
         chains = [_fill(store, keyring, seed) for seed in range(NUM_BLOCKS // CHAIN_BLOCKS)]
         blocks = BlockTable(keyring, 0, store, can_cut=True)
         blocks.poll()
@@ -51,7 +50,7 @@ def _fill(store: BlockStore, keyring: Keyring, seed: int) -> array[int]:
     for start in range(0, len(tokens), MAX_BLOCK_TOKENS):
         key = keyring.key(parent, tokens[start : start + MAX_BLOCK_TOKENS])
         name = BlockName(root[:ROOT_BYTES], parent[:PARENT_BYTES], key, start, MAX_BLOCK_TOKENS, int(Importance.REUSED))
-        store._index.add(IndexEntry(name, BLOCK_BYTES, float(seed)))
+        store._folder._add(FoundBlock(name, BLOCK_BYTES, float(seed)))
         own = tokens[start : start + MAX_BLOCK_TOKENS]
         store._results[False].put(Found(Head(root, parent, key, start, own), BLOCK_BYTES))
         parent = key

@@ -29,6 +29,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import InvalidRequest
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import MemoryKind
+from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import DiskCache
@@ -93,6 +94,17 @@ def home(request: pytest.FixtureRequest, tiny_model: TinyModel) -> Iterator[Home
     shutil.rmtree(folder)
 
 
+class _OneFolder(CacheShares):
+    """Gives the worker a folder whose owner is the worker's user."""
+
+    def __init__(self, config: Config, disk: DiskCache) -> None:
+        super().__init__(config)
+        self._disk = disk
+
+    def prepare(self, model: Path) -> DiskCache:
+        return self._disk
+
+
 @pytest.fixture
 async def make(home: Home) -> AsyncIterator[Make]:
     made: list[Pool] = []
@@ -100,14 +112,14 @@ async def make(home: Home) -> AsyncIterator[Make]:
     disk = DiskCache(str(home.folder / "cache"), bytes(32), 64 << 20, 0, 3600.0, 0, 1.0)
 
     def make_one(**engine: Any) -> Pool:
-        config = Config(engine=EngineConfig(threads=1, calibration_s=0, **engine))
+        config = Config(state_dir=home.folder / "state", engine=EngineConfig(threads=1, calibration_s=0, **engine))
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "tests.robust.intruder")
         if home.user != os.getuid():
             command += (str(home.user),)
         made.append(
             Pool(
                 config,
-                ModelSource(lambda _: Files(home.model), validate_model, disk_cache=lambda: disk),
+                ModelSource(lambda _: Files(home.model), validate_model, cache=_OneFolder(config, disk)),
                 command=command,
             )
         )

@@ -194,6 +194,7 @@ def _kill_at_random(folder: Path, num_kills: int, num_writers: int = 1) -> int:
                 assert is_same(store.read(key), block)
                 num_sound += 1
         assert not [path for path in folder.iterdir() if path.name.startswith("tmp-")]
+        close_now(store)  # so that the next writers can use the folder
     return num_sound
 
 

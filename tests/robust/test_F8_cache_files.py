@@ -249,7 +249,7 @@ def test_a_folder_in_the_place_of_the_stores_own_files_is_told_and_borne(tmp_pat
     store.work()
     assert str(folder / name) in (store.stats().trouble or "")
     assert all(is_same(store.read(block.key), block) for block in others)
-    assert store._budget.left_now < 0.9, "what was written counts"
+    assert store._folder.state.allowance_left < 0.9, "what was written counts"
     (folder / name / "mine").rmdir()
     (folder / name).rmdir()
     for _ in range(2):
@@ -279,7 +279,7 @@ def test_a_folder_in_the_place_of_a_blocks_next_name_leaves_it_its_name(tmp_path
     folder, file = _plant(tmp_path, _content())
     store = make_store(folder)
     store.work()
-    held = store._index.find(BLOCK.key)
+    held = store._folder.find(BLOCK.key)
     assert held is not None
     in_the_way = folder / replace(held.name, importance=int(Importance.PINNED)).file_name
     in_the_way.mkdir()
@@ -310,24 +310,6 @@ def test_a_block_whose_beginning_is_damaged_is_written_anew(tmp_path: Path, impo
     (file,) = folder.glob("*.kv")
     assert is_same(Seal(SECRET).decode(file.read_bytes(), BLOCK.key), BLOCK)
     assert store.stats().num_blocks == 1
-
-
-def test_a_damaged_block_that_another_process_replaced_is_found(tmp_path: Path) -> None:
-    folder, file = _plant(tmp_path, _content())
-    _damaged_head(folder)
-    times = Times()
-    store = make_store(folder, times)
-    store.work()
-    os.utime(file, (1.0, 1.0))
-    for good in (False, True):
-        (folder / "new").write_bytes(_content() if good else file.read_bytes())
-        os.utime(folder / "new", (2e9, 2e9) if good else (1.0, 1.0))
-        (folder / "new").replace(file)
-        for _ in range(2):
-            times.pass_s(20)
-            store.work()
-        assert [head.key for head in store.take_found(9)] == ([BLOCK.key] if good else [])
-    assert is_same(store.read(BLOCK.key), BLOCK)
 
 
 def test_blocks_of_another_installation_stay(tmp_path: Path) -> None:

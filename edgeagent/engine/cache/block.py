@@ -19,10 +19,11 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
+
+from edgeagent.cache_folder import Importance as Importance
 
 BlockKey = bytes
 """32 bytes that stand for a prefix. Equal keys mean the same prefix, partition, model and settings."""
@@ -54,23 +55,6 @@ def choose_block_tokens(token_bytes: float) -> int:
     while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:
         num_tokens //= 2
     return num_tokens
-
-
-class Importance(IntEnum):
-    """Why a block is kept; a more important one is written sooner and kept longer."""
-
-    VOLATILE = -1
-    """For memory only; never written to disk."""
-    ONCE = 0
-    """Used once. The engine gives no block this importance."""
-    NORMAL = 1
-    """Part of a prompt or an answer. Most new blocks have this importance."""
-    REUSED = 2
-    """Used by a second request."""
-    SYSTEM = 3
-    """A system prompt or tool definitions."""
-    PINNED = 4
-    """Must stay until it is purged."""
 
 
 @dataclass(frozen=True, slots=True)

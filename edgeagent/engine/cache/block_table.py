@@ -47,10 +47,9 @@ _MAX_HOST_BYTES = 2 << 30
 # At most this many results of the disk are taken before one lookup; a block that was found there takes 10 µs.
 _MAX_RESULTS = 200
 _CLOSE_POLL_S = 0.05  # when the process ends
-# The factor on a block's cost, compared with a block that was used once.
+# The factor on a block's cost, compared with a block of importance VOLATILE.
 _FACTORS = {
     Importance.VOLATILE: 1.0,
-    Importance.ONCE: 1.0,
     Importance.NORMAL: 1.5,
     Importance.REUSED: 2.0,
     Importance.SYSTEM: 4.0,
@@ -292,7 +291,7 @@ class BlockTable:
         """Keep a block in memory, and evict others to make room. Return False if it is not accepted.
 
         A block that was not accepted may be added again. Add parents before their children: a block whose parent is
-        gone is not accepted. The block is also written to disk, unless its importance is ONCE or VOLATILE.
+        gone is not accepted. The block is also written to disk, unless its importance is VOLATILE.
         """
         self._num_offered += 1
         if block.key in self._in_memory:
@@ -510,11 +509,7 @@ class BlockTable:
                 self._needs_writes = bool(self._pending) and not self._is_stalled
                 return False
             entry = self._entries[victim]
-            if entry.on_disk is _OnDisk.NO:
-                self._hand_down(victim)
             if entry.on_disk is _OnDisk.PENDING and self.disk is not None:
-                if not self._may_evict_pending:
-                    continue  # it stays until it is written
                 self.disk.withdraw(victim)
             self._floor = max(self._floor, entry.priority)
             self._num_evicted += 1

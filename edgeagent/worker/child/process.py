@@ -77,6 +77,7 @@ class _Served:
     host: Host | EncoderHost
     loop: GeneratorLoop | EncoderLoop
     questions: Questions
+    store: BlockStore | None
 
 
 class _Reader(threading.Thread):
@@ -115,8 +116,10 @@ class _Reader(threading.Thread):
                     os._exit(0)
                 case RenderAnswer():
                     self._link.on_answer(message)
-                case Ping(nonce):
+                case Ping(nonce, share):
                     served = self._served
+                    if share is not None and served is not None and served.store is not None:
+                        served.store.set_share(share.max_bytes, share.max_bytes_per_hour)
                     self._writer.frames.put(Pong(nonce, WorkerStatus() if served is None else self._status(served)))
                 case Load():
                     _complain("a second Load; ignored")
@@ -271,7 +274,7 @@ def main() -> int:
         store.is_busy = lambda: loop.status.num_running > 0
     questions = Questions(host.answer, writer.frames, loop.read_texts)
     questions.start()
-    reader.serve(_Served(host, loop, questions))
+    reader.serve(_Served(host, loop, questions, store))
     writer.frames.put(Ready(host.info, host.notes, host.saved_tuning, host.warnings))
     loop.run()
     writer.frames.put(None)

@@ -50,7 +50,6 @@ def test_importances_are_the_same_in_every_version() -> None:
     """File names contain them."""
     assert {importance.name: importance.value for importance in Importance} == {
         "VOLATILE": -1,
-        "ONCE": 0,
         "NORMAL": 1,
         "REUSED": 2,
         "SYSTEM": 3,
@@ -68,7 +67,7 @@ def test_instructions_count_as_such_up_to_their_end() -> None:
     assert [priority.at(end) for end in (256, 300, 301)] == [Importance.SYSTEM, Importance.SYSTEM, Importance.NORMAL]
     assert CachePriority(Importance.PINNED, num_system=300).at(256) is Importance.PINNED
     assert CachePriority(Importance.VOLATILE, num_system=300).at(256) is Importance.VOLATILE
-    assert CachePriority(Importance.ONCE).at(1) is Importance.ONCE
+    assert CachePriority(Importance.REUSED).at(1) is Importance.REUSED
 
 
 def test_instructions_end_a_block_where_what_is_left_of_them_is_worth_one() -> None:

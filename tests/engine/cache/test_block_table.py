@@ -34,7 +34,7 @@ def block(parent: Block | str, tokens: list[int], num_bytes: int = SIZE) -> Bloc
     return Block(parent.root, parent.key, KEYS.key(parent.key, tokens), start, array("i", tokens), payload)
 
 
-def offer(tier: BlockTable, *blocks: Block, importance: Importance = Importance.ONCE) -> None:
+def offer(tier: BlockTable, *blocks: Block, importance: Importance = Importance.VOLATILE) -> None:
     for each in blocks:
         tier.add(each, importance)
         check_integrity(tier)
@@ -59,7 +59,7 @@ def test_the_least_recently_used_of_equals_goes_first() -> None:
     tier = make(3 * SIZE)
     blocks = [block("", [n]) for n in range(4)]
     offer(tier, *blocks[:3])
-    tier.raise_importance([blocks[0].key], Importance.ONCE)
+    tier.raise_importance([blocks[0].key], Importance.VOLATILE)
     offer(tier, blocks[3])
     assert held(tier, *blocks) == [True, False, True, True]
 
@@ -75,7 +75,7 @@ def test_a_late_block_is_worth_more_where_attention_is_slow(doubling_depth: floa
     first = block("", [*range(100)])
     late, early = block(first, [*range(100)]), block("", [7] * 110)
     offer(tier, first, late, early, block("", [8]))
-    tier.raise_importance([early.key, late.key], Importance.ONCE)
+    tier.raise_importance([early.key, late.key], Importance.VOLATILE)
     offer(tier, block("", [9] * 120))
     offer(tier, block("", [10] * 120))
     assert held(tier, late, early) == [is_late_kept, not is_late_kept]
@@ -131,16 +131,16 @@ def test_a_longer_sibling_replaces_its_beginnings() -> None:
     assert held(exact, short, other, long) == [True, True, True]
 
 
-def test_what_goes_is_offered_below_with_its_ancestors_first() -> None:
+def test_what_is_kept_is_offered_below_at_once_with_its_ancestors_first() -> None:
     below = FakeTier()
     tier = make(2 * SIZE, below=below)
     first = block("", [1])
     second = block(first, [2])
-    offer(tier, first, second)
-    assert below.offered == []
-    offer(tier, block("", [9]))
+    offer(tier, first)
+    tier.raise_importance([first.key], Importance.NORMAL)
+    offer(tier, second, importance=Importance.NORMAL)
     assert [each for each, _ in below.offered] == [first, second]
-    offer(tier, block("", [10]))
+    offer(tier, block("", [9]), block("", [10]))
     assert held(tier, first, second) == [False, False]
     offer(tier, block(second, [3]))
     assert tier.stats().num_dropped == 0, "its parent is held below"
@@ -148,12 +148,16 @@ def test_what_goes_is_offered_below_with_its_ancestors_first() -> None:
     assert tier.stats().num_dropped == 1
 
 
-def test_what_is_used_again_is_offered_below_at_once_and_all_the_rest_at_the_end() -> None:
+def test_what_the_disk_lost_is_offered_again_when_it_is_used_and_at_the_end() -> None:
     below = FakeTier()
     tier = make(9 * SIZE, below=below)
     blocks = [block("", [n]) for n in range(3)]
-    offer(tier, *blocks)
+    offer(tier, *blocks, importance=Importance.NORMAL)
     offer(tier, block("", [8]), importance=Importance.VOLATILE)
+    tier.poll()
+    below.blocks.clear()
+    below.offered.clear()
+    tier.poll()
     tier.use([blocks[1].key])
     tier.use([blocks[1].key])
     assert below.offered == [(blocks[1], Importance.REUSED)]
@@ -185,7 +189,7 @@ def test_integrity_over_random_offers() -> None:
             made = block(parent, [rng.randrange(3) for _ in range(rng.randrange(1, 4))], rng.randrange(500, 3000))
             known.append(made)
             tier.add(made, rng.choice(list(Importance)[:-1]))
-            tier.raise_importance([rng.choice(known).key], Importance.ONCE)
+            tier.raise_importance([rng.choice(known).key], Importance.VOLATILE)
             tier.use([rng.choice(known).key])
             if rng.random() < 0.1:
                 tier.pin_for_lane(rng.choice("xyz"), [made.parent, made.key])
@@ -260,22 +264,22 @@ class TestHolding:
         tier = make(1000 * SIZE)
         blocks = [block("", [n]) for n in range(MAX_LANES + 1)]
         for number, each in enumerate(blocks):
-            tier.add(each, Importance.ONCE)
+            tier.add(each, Importance.VOLATILE)
             tier.pin_for_lane(f"{number}", [each.key])
         check_integrity(tier)
-        tier.add(block("", [-1], 900 * SIZE), Importance.ONCE)
+        tier.add(block("", [-1], 900 * SIZE), Importance.VOLATILE)
         assert held(tier, blocks[0], blocks[1], blocks[-1]) == [False, True, True]
 
     def test_lanes_whose_blocks_are_gone_are_not_counted(self) -> None:
         tier = make(1000 * SIZE)
         for number in range(MAX_LANES):
             gone = block("", [number])
-            tier.add(gone, Importance.ONCE)
+            tier.add(gone, Importance.VOLATILE)
             tier.pin_for_lane(f"{number}", [gone.key])
         tier.purge(None)
         blocks = [block("", [number]) for number in range(3)]
         for number, each in enumerate(blocks):
-            tier.add(each, Importance.ONCE)
+            tier.add(each, Importance.VOLATILE)
             tier.pin_for_lane(f"new {number}", [each.key])
         offer(tier, block("", [-1], 998 * SIZE))
         assert held(tier, *blocks) == [True] * 3

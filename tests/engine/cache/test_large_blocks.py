@@ -143,7 +143,7 @@ def test_a_long_prompt_is_whole_after_a_restart_and_memory_keeps_its_bound(
 
 def test_what_the_disk_does_not_take_for_long_gives_way_to_others(tmp_path: Path) -> None:
     life = live(tmp_path / "cache", 2 * KIB, 1 * MIB)
-    life.store._budget._bytes_per_hour = 100_000
+    life.store._folder.state.bytes_per_hour = 100_000
     for seed in range(6):
         life.ask(f"{seed}", prompt_of(400, seed))
         life.be_idle()

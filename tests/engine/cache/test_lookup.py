@@ -163,7 +163,7 @@ def test_of_blocks_that_go_equally_far_one_in_host_memory_is_taken() -> None:
     blocks = over(below)
     offered_below(blocks, below, None, TOKENS[:20] + array("i", [99] * 4))
     longer = blocks.make(ROOT, None, 0, TOKENS[:20] + array("i", [98] * 12), memoryview(bytes(100)))
-    assert blocks.add(longer, Importance.ONCE)
+    assert blocks.add(longer, Importance.VOLATILE)
     (reference,) = find(blocks, TOKENS)
     assert (reference.is_in_memory, reference.key, reference.end) == (True, longer.key, 20)
 

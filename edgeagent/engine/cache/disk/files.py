@@ -72,10 +72,6 @@ class Files:
         """Return the files of all blocks."""
         return list(cache_folder.scan(self.folder))
 
-    def changed_ns(self) -> int:
-        """Return when any process last created, renamed or removed a file here, in nanoseconds since 1970."""
-        return self.folder.stat().st_mtime_ns
-
     def create(self, name: str) -> BinaryIO:
         """Create and open a file, unbuffered and private to this user. Raise FileExistsError if the file exists."""
         return os.fdopen(os.open(self.folder / name, _NEW, 0o600), "wb", buffering=0)
@@ -173,10 +169,10 @@ class Files:
             num_bytes -= len(part)
         return b"".join(parts)
 
-    def open_lock(self) -> int:
-        """Open the lock file that processes with this folder share. Return its descriptor, for the caller to close."""
+    def open_lock(self) -> BinaryIO:
+        """Open the folder's lock file, for the caller to lock and close."""
         flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
-        return os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600)
+        return os.fdopen(os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600), "r+b", buffering=0)
 
     def in_the_way(self, name: str) -> str:
         """Return an error message for users: `name` is a folder and should be a file, so they must remove it."""

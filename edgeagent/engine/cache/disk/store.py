@@ -1,8 +1,7 @@
 """The disk of the prefix cache: one thread with three verbs. It writes, reads and removes the files of blocks.
 
 The engine's thread sends commands and takes results; it never waits for the disk. The thread alone knows the folder,
-and reports what was found, written, read, or is gone. Blocks outlive the process, and several processes may share the
-folder.
+and reports what was found, written, read, or is gone. Blocks outlive the process.
 
 Each block is one file, whose name contains the keys. A write ends with one rename, and an eviction is one unlink. No
 file is ever rewritten or compacted. One file for a whole conversation would save little: opening a file takes 30 µs,
@@ -42,10 +41,8 @@ from edgeagent.engine.cache.block import (
 )
 from edgeagent.engine.cache.disk.file_format import BadBlock, Seal, file_bytes, head_bytes
 from edgeagent.engine.cache.disk.files import Files
-from edgeagent.engine.cache.disk.folder import Folder, Limits, Outcome
-from edgeagent.engine.cache.disk.index import Index
-from edgeagent.engine.cache.disk.retention import IndexEntry, ReadRate
-from edgeagent.engine.cache.disk.write_budget import WriteBudget
+from edgeagent.engine.cache.disk.folder import Folder, FoundBlock, Limits, Outcome
+from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.types import CacheStatus
 
 _TICK_S = 1.0
@@ -105,11 +102,17 @@ class _Describe:
 
 
 @dataclass(frozen=True, slots=True)
+class _Share:
+    max_bytes: int
+    bytes_per_hour: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Close:
     by_s: float  # begin no write after this time of the store's clock
 
 
-_Command = _Write | _Raise | _Read | _Touch | _Remove | _Purge | _Describe | _Close
+_Command = _Write | _Raise | _Read | _Touch | _Remove | _Purge | _Describe | _Share | _Close
 
 
 @dataclass(slots=True)
@@ -121,6 +124,24 @@ class _Waiting:
     order: int
 
 
+class _ReadRate:
+    """The rate at which blocks are read and checked; recent reads count most."""
+
+    def __init__(self) -> None:
+        self._num_bytes = self._seconds = 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate; 0 before the first read."""
+        return self._num_bytes / self._seconds if self._seconds > 0 else 0.0
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Add a measured read to the rate."""
+        keep = 0.9 if self._seconds < 1 else 0.5
+        self._num_bytes = keep * self._num_bytes + num_bytes
+        self._seconds = keep * self._seconds + max(seconds, 1e-6)
+
+
 class BlockStore:
     """The blocks on disk. See BlockDisk. One thread calls `run`; methods say which other threads may call them."""
 
@@ -128,7 +149,7 @@ class BlockStore:
         self,
         files: Files,
         seal: Seal,
-        budget: WriteBudget,
+        state: FolderState,
         limits: Limits,
         *,
         close_s: float,
@@ -138,8 +159,6 @@ class BlockStore:
         self._close_s = close_s
         self._files = files
         self._seal = seal
-        self._budget = budget
-        self._limits = limits
         self._clock = clock
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._results: dict[bool, SimpleQueue[DiskResult]] = {False: SimpleQueue(), True: SimpleQueue()}
@@ -149,18 +168,18 @@ class BlockStore:
         self._pending: dict[BlockKey, Block] = {}
         self._num_offered = 0
         self._end_by_s = float("inf")
+        self._share: _Share | None = None  # the latest, of the thread that sets it
         self.max_pending_bytes = 0
         """The thread makes no rests while at least this many bytes are pending."""
         self.is_busy: Callable[[], bool] = lambda: False
         """Whether tokens are computed, so that the thread should rest between writes."""
         # Owned by the disk's thread. Other threads read attributes, whose values are replaced atomically.
-        self._index = Index()
-        self._folder = Folder(files, self._index, budget, limits, clock=clock)
+        self._folder = Folder(files, state, limits, clock=clock)
         self._waiting: dict[BlockKey, _Waiting] = {}
         self._order = itertools.count()
-        self._to_announce: deque[IndexEntry] = deque()
+        self._to_announce: deque[FoundBlock] = deque()
         self._failed: set[BlockKey] = set()  # blocks whose last read failed, though their file is there
-        self._rate = ReadRate()
+        self._rate = _ReadRate()
         self._rest_until_s = 0.0
         self._is_open = self._is_hurried = False
         self.is_stalled = False
@@ -240,7 +259,7 @@ class BlockStore:
     @property
     def read_bytes_per_s(self) -> float:
         """The rate of reads; 0 if none is known."""
-        return self._rate.bytes_per_s or self._budget.read_bytes_per_s
+        return self._rate.bytes_per_s or self._folder.state.read_bytes_per_s
 
     def hurry(self) -> bool:
         """Write without rests from now on; return whether time is left. See BlockDisk."""
@@ -279,20 +298,27 @@ class BlockStore:
         """Set the description of a partition. Call it before the partition's first block is written."""
         self._send(_Describe(root, record))
 
+    def set_share(self, max_bytes: int, bytes_per_hour: int) -> None:
+        """Set how many bytes the blocks may take, and how many may be written in an hour. 0 an hour means no limit."""
+        share = _Share(max_bytes, bytes_per_hour)
+        if share != self._share:
+            self._share = share
+            self._send(share)
+
     def stats(self) -> CacheStatus:
         """Return counts for status reports."""
         folder = self._folder
         return CacheStatus(
-            num_blocks=len(self._index),
-            num_bytes=self._index.num_bytes,
-            max_bytes=self._limits.max_bytes,
+            num_blocks=folder.num_blocks,
+            num_bytes=folder.num_bytes,
+            max_bytes=folder.max_bytes,
             num_hits=self._num_hits,
             num_misses=self._num_misses,
             num_offered=self._num_offered,
             num_dropped=self._num_lost,
             num_evicted=folder.num_evicted,
             read_bytes_per_s=self.read_bytes_per_s,
-            trouble=folder.trouble or folder.room_trouble or folder.name_trouble or self._budget.allowance_trouble,
+            trouble=folder.trouble or folder.room_trouble or folder.name_trouble or folder.state.allowance_trouble,
         )
 
     @property
@@ -400,6 +426,8 @@ class BlockStore:
                 self._purge(command)
             case _Describe(root, record):
                 self._folder.describe_partition(root, record)
+            case _Share(max_bytes, bytes_per_hour):
+                self._folder.set_share(max_bytes, bytes_per_hour)
             case _Close():
                 pass
         self._report_gone()
@@ -417,21 +445,21 @@ class BlockStore:
         self._folder.gone.clear()
 
     def _announce(self) -> None:
-        """Report the blocks that a scan found, each once, a few at a time. Report those that are gone first."""
+        """Report the blocks that were in the folder, a few at a time. Report those that are gone first."""
         self._report_gone()
         if self._folder.has_found:
             self._folder.has_found = False
-            found = [entry for entry in self._index.all() if not entry.is_announced]
+            found = [entry for entry in self._folder.all() if not entry.is_announced]
             self._to_announce = deque(sorted(found, key=lambda entry: entry.name.start))
         for _ in range(min(_HEADS_AT_ONCE, len(self._to_announce))):
             entry = self._to_announce.popleft()
-            if self._index.find(entry.name.key) is not entry or entry.is_announced:
+            if self._folder.find(entry.name.key) is not entry or entry.is_announced:
                 continue
             try:
                 content = self._files.read_head(entry.name.file_name, head_bytes(entry.name.length))
                 head = self._seal.decode_head(content, entry.name)
             except OSError:
-                continue  # tried again after the next scan
+                continue  # the engine does not learn of it before the next start
             except (ValueError, BadBlock):
                 entry.is_unreadable = True
             else:
@@ -484,11 +512,11 @@ class BlockStore:
         if block is None:  # withdrawn just now
             return
         outcome = Outcome.LOST
-        known = self._index.find(key)
-        if known is not None:  # another process wrote it
+        known = self._folder.find(key)
+        if known is not None:  # an earlier process wrote it, and the engine did not know yet
             outcome = Outcome.WRITTEN
             known.is_draft, known.is_announced = block.is_draft, True  # so that its end is reported
-        elif block.parent == block.root or self._index.find(block.parent) is not None:
+        elif block.parent == block.root or self._folder.find(block.parent) is not None:
             outcome = self._publish(block)
             self.num_written += outcome is Outcome.WRITTEN
         if outcome is Outcome.LATER:
@@ -522,7 +550,7 @@ class BlockStore:
 
     def _read(self, key: BlockKey, *, is_draft: bool) -> Block | None:
         """Read and check a block's file; return None if it is gone, damaged or unreadable."""
-        entry = self._index.find(key)
+        entry = self._folder.find(key)
         if entry is None:
             self._num_misses += 1
             self._results[is_draft].put(Gone(key))
@@ -532,7 +560,8 @@ class BlockStore:
             block = self._seal.decode(self._files.read(entry.name.file_name, entry.num_bytes), key)
         except OSError as error:
             self._num_misses += 1
-            if error.errno in _NOT_THERE:  # evicted or renamed by another process; the next scan shows which
+            if error.errno in _NOT_THERE:
+                self._folder.drop_missing()
                 self._folder.drop([entry])
             elif error.errno not in _PASSING:
                 self._note_failure(entry)
@@ -543,11 +572,11 @@ class BlockStore:
             return None
         self._failed.discard(key)
         self._rate.observe(entry.num_bytes, self._clock() - started_s)
-        self._budget.read_bytes_per_s = self._rate.bytes_per_s
+        self._folder.state.read_bytes_per_s = self._rate.bytes_per_s
         self._num_hits += 1
         return block
 
-    def _note_failure(self, entry: IndexEntry) -> None:
+    def _note_failure(self, entry: FoundBlock) -> None:
         """Note that the disk failed to read a block. After two failures in a row, report it as gone.
 
         It may then be written again. Its file stays until then, since the disk may recover.

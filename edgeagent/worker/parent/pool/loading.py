@@ -21,8 +21,9 @@ from edgeagent.errors import NOT_INSTALLED, EdgeAgentError, ModelDamaged, ModelL
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape, replace
+from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.tuning_store import TuningStore
-from edgeagent.worker.protocol import MEASUREMENTS, DiskCache, Load, adapter_part, draft_part, rewind_part
+from edgeagent.worker.protocol import MEASUREMENTS, DiskShare, Load, adapter_part, draft_part, rewind_part
 
 logger = logging.getLogger(__name__)
 
@@ -59,23 +60,24 @@ class WorkerCacheFolder:
     """The cache folder that a worker got. Each method reads the disk: call it in a thread."""
 
     def __init__(self) -> None:
-        self._path: Path | None = None
+        self.path: Path | None = None
         self._recorded = ""
 
     def record(self, path: Path | None) -> None:
         """Record the folder that a worker is about to get; None if it gets none."""
-        self._path, self._recorded = path, "" if path is None else _folder_identity(path)
+        self.path, self._recorded = path, "" if path is None else _folder_identity(path)
 
     def is_replaced(self) -> bool:
         """Create the folder again if it is missing. Return whether it differs from the worker's folder.
 
         A worker cannot use a new folder, because its sandbox is bound to the old one.
         """
-        if self._path is None:
+        if self.path is None:
             return False
         with contextlib.suppress(OSError):  # tried again at the next call
-            ensure_private(self._path)
-        return _folder_identity(self._path) not in ("", self._recorded)
+            ensure_private(self.path.parent)
+            ensure_private(self.path)
+        return _folder_identity(self.path) not in ("", self._recorded)
 
 
 def _folder_identity(path: Path) -> str:
@@ -156,7 +158,7 @@ class ModelSource:
     - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
       loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
     - `tuning_store` keeps each model's tuning from one load to the next; by default in memory only.
-    - `disk_cache` prepares and returns a worker's disk cache; None if there is none.
+    - `cache` gives each model its share of the disk cache; None if there is none.
     - `size_of` returns the size of a file in bytes, together with the other parts of a split model.
     - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
     - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
@@ -169,7 +171,7 @@ class ModelSource:
     validate: Callable[[Path], Header | None]
     offer: Callable[[str], FoundModel] | None = None
     tuning_store: TuningStore = field(default_factory=TuningStore)
-    disk_cache: Callable[[], DiskCache | None] = lambda: None
+    cache: CacheShares | None = None
     size_of: Callable[[Path], int] = file_size
     validate_adapter: Callable[[Path], None] = lambda _: None
     difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None
@@ -338,7 +340,7 @@ class LoadPreparation:
         draft = self._draft.choose(model)
         self.files = self._files(draft.path)
         self.files.record()
-        disk = self._source.disk_cache()
+        disk = None if self._source.cache is None else self._source.cache.prepare(self.path)
         self.folder.record(None if disk is None else Path(disk.folder))
         self.weigh()
         self.needed_bytes = self.least_bytes = self.weights_bytes + _WORKER_BYTES
@@ -368,6 +370,11 @@ class LoadPreparation:
             draft_by=draft.by,
             why_no_drafts=self._why_no_drafts[1] if self._why_no_drafts[0] == self._loaded_identity else "",
         )
+
+    def disk_share(self) -> DiskShare | None:
+        """Return the model's present share of the disk cache; None if its worker has no folder."""
+        cache, folder = self._source.cache, self.folder.path
+        return None if cache is None or folder is None else cache.share_of(folder)
 
     def _files(self, draft_path: Path | None) -> ModelFiles:
         return ModelFiles([self.path, *([] if draft_path is None else [draft_path]), *self.adapters.values()])

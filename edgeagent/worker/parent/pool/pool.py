@@ -384,7 +384,11 @@ class Pool:
 
     async def _look_after(self) -> None:
         """Again and again, check the machine's memory and the models' files and folders, and unload unused models."""
+        cache = self._source.cache
         while True:
+            if cache is not None:
+                cache.note_loaded(dict(filter(None, (model.cache_bytes for model in self._models.values()))))
+                await asyncio.to_thread(cache.evict_if_due)
             self.pressure = await asyncio.to_thread(read_pressure)
             if self.pressure == "memory":
                 await self._eviction.relieve()

@@ -86,6 +86,7 @@ class PoolModel:
             save_tuning=lambda saved_tuning: workers.save_tuning(self, saved_tuning),
             load_time=self._load_time,
             omit_part=self.preparation.omit_part,
+            disk_share=self.preparation.disk_share,
         )
 
     async def _prepare(self) -> Load:
@@ -154,6 +155,16 @@ class PoolModel:
     def is_forgettable(self) -> bool:
         """Whether the pool may forget the model: it is not pinned, has no worker, and was not used for ten minutes."""
         return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
+
+    @property
+    def cache_bytes(self) -> tuple[Path, int] | None:
+        """The folder of the model's cached blocks and their bytes; None if no worker writes there."""
+        status, folder = self.supervisor.status(), self.preparation.folder.path
+        if folder is None or status.state in (WorkerState.STOPPED, *UNUSABLE):
+            return None
+        if status.worker is None:
+            return folder, 0
+        return None if status.worker.disk_cache is None else (folder, status.worker.disk_cache.num_bytes)
 
     @property
     def may_have_lost_cache(self) -> bool:

@@ -1,52 +1,17 @@
-"""The daemon's side of a worker's disk cache: its folder, limits and secret, and the log of its problems."""
+"""The log of the problems that a worker has with its disk cache."""
 
 from __future__ import annotations
 
 import logging
 import re
 
-from edgeagent.cache_folder import ensure_private, ensure_secret
-from edgeagent.config import Config
-from edgeagent.errors import ConfigError
 from edgeagent.types import WorkerStatus
 from edgeagent.worker.exit_cause import one_line, read_unwritten
-from edgeagent.worker.protocol import DiskCache
 
-# Eviction by `cache.disk_bytes` comes first on a busy machine. This is for prompts that are no longer sent.
-_MAX_UNUSED_S = 7 * 86400.0
-_MIN_CLOSE_S = 1.0  # the least time for closing, even if drain_s is shorter: enough to write a conversation's end
 # The least seconds from one log entry to the next: for the same problem, and for a different one.
 _SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
 
 logger = logging.getLogger(__name__)
-
-
-def prepare_disk_cache(config: Config) -> DiskCache | None:
-    """Create the cache folder and the secret if they are missing, and return the settings of the disk cache.
-
-    Return None if no disk cache is configured. If the folder or the secret cannot be used, log why and return None.
-    """
-    if config.max_cache_bytes == 0:
-        return None
-    folder = config.cache_dir.absolute()
-    try:
-        secret = ensure_secret(config.state_dir)
-        ensure_private(folder)
-    except ConfigError as error:
-        logger.warning("nothing is cached on disk: %s", error.message)
-        return None
-    except OSError as error:
-        logger.warning("nothing is cached on disk: cannot use %s: %s", folder, error.strerror)
-        return None
-    return DiskCache(
-        folder=str(folder),
-        secret=secret,
-        max_bytes=config.max_cache_bytes,
-        min_free_bytes=config.store.min_free_bytes,
-        max_unused_s=_MAX_UNUSED_S,
-        max_bytes_per_hour=config.cache.max_bytes_per_hour,
-        close_s=max(_MIN_CLOSE_S, config.server.drain_s),
-    )
 
 
 class TroubleLog:

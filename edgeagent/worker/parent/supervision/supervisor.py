@@ -34,6 +34,7 @@ from edgeagent.worker.protocol import (
     Ask,
     Cancel,
     Delivered,
+    DiskShare,
     Drop,
     Failed,
     FromWorker,
@@ -73,13 +74,16 @@ class Supervisor:
         save_tuning: Callable[[bytes], None] = lambda _: None,
         load_time: LoadTime | None = None,
         omit_part: Callable[[str, str], bool] = lambda _part, _cause: False,
+        disk_share: Callable[[], DiskShare | None] = lambda: None,
     ) -> None:
         """`prepare` returns the Load. `save_tuning` stores a worker's tuning. `load_time` predicts how long loads take.
 
         `omit_part(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
-        load leaves this part out.
+        load leaves this part out. `disk_share` returns the model's present share of the disk
+        cache; None if it has none.
         """
         self.name = name
+        self._disk_share = disk_share
         self._save_tuning = save_tuning
         self._omit_part = omit_part
         self._prepare = prepare
@@ -281,7 +285,7 @@ class Supervisor:
             has_culprit = self._requests.blame(hang.culprit, hang.why)
             end = self._worker.hung_end(hang, self._omit_part)
             self._request_end(replace(end, has_culprit=has_culprit))
-        elif (ping := self._worker.ping()) is not None:
+        elif (ping := self._worker.ping(self._disk_share())) is not None:
             channel.send(ping)
 
     async def _end(self, channel: Channel) -> WorkerEnd:

@@ -16,7 +16,7 @@ from edgeagent.worker.parent.supervision.live_requests import EndKind
 from edgeagent.worker.parent.supervision.renderer import Renderer
 from edgeagent.worker.parent.supervision.restarts import WorkerEnd
 from edgeagent.worker.parent.supervision.watchdog import Hang, Owed, Signs, SupervisionLimits, Watchdog
-from edgeagent.worker.protocol import LoadProgress, Ping, Pong, ProtocolError, Ready, StepResult
+from edgeagent.worker.protocol import DiskShare, LoadProgress, Ping, Pong, ProtocolError, Ready, StepResult
 
 # A step may take this many times as long as the worker expects.
 _HANG_FACTOR = 20.0
@@ -112,13 +112,13 @@ class WorkerRun:
             self.status = pong.status
         self.has_worked = self.has_worked or pong.status.num_steps > 0
 
-    def ping(self) -> Ping | None:
+    def ping(self, share: DiskShare | None = None) -> Ping | None:
         """Make the next ping for the caller to send; return None while the previous ping is unanswered."""
         if self._is_pong_due:
             return None
         self._nonce += 1
         self._is_pong_due = True
-        return Ping(self._nonce)
+        return Ping(self._nonce, share)
 
     def tick(self, elapsed_s: float, signs: Signs | None, pending: PendingWork | None) -> Hang | None:
         """Count the time since the last tick; return the hang if the worker counts as hung.

@@ -28,8 +28,8 @@ from edgeagent.engine.cache.block import (
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Buffer, Files
 from edgeagent.engine.cache.disk.folder import Limits
+from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.engine.cache.disk.store import BlockStore, _Close, _Read
-from edgeagent.engine.cache.disk.write_budget import WriteBudget
 
 SECRET = b"s" * 32
 FINGERPRINT = b"model, settings, build"
@@ -103,7 +103,6 @@ for _name in (
     "prepare",
     "list_names",
     "scan",
-    "changed_ns",
     "create",
     "rename",
     "remove",
@@ -222,13 +221,23 @@ def make_store(
     bytes_per_hour: int = 0,
     close_s: float = 1.0,
     kind: Any = Store,
+    is_beside: bool = False,
 ) -> Store:
+    """Return a store on a folder. The processes of all earlier stores have ended, unless it runs beside them."""
+    if not is_beside:
+        for earlier in _earlier:
+            earlier._folder.unlock()
+        _earlier.clear()
     times = times or Times()
     files = files or Files(folder)
-    budget = WriteBudget(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, clock=times.clock, wall=times.wall)
+    state = FolderState(files, bytes_per_hour=bytes_per_hour, max_gap_s=ttl_s / 2, clock=times.clock, wall=times.wall)
     limits = Limits(max_bytes=max_bytes, min_free_bytes=min_free_bytes, ttl_s=ttl_s)
-    store: Store = kind(files, Seal(secret), budget, limits, close_s=close_s, clock=times.clock)
+    store: Store = kind(files, Seal(secret), state, limits, close_s=close_s, clock=times.clock)
+    _earlier.append(store)
     return store
+
+
+_earlier: list[Store] = []
 
 
 def close_now(store: BlockStore) -> None:

@@ -156,14 +156,14 @@ def test_times_of_use_are_kept_where_the_time_is_known(tmp_path: Path, is_time_k
         (tmp_path / "cache" / cache_folder.STATE_FILE).unlink()
     later = make_store(tmp_path / "cache", times)
     later.open()
-    ages_s = [later._folder._budget.now_s - entry.used_s for entry in later._index.all()]
+    ages_s = [later._folder.state.now_s - entry.used_s for entry in later._folder.all()]
     if is_time_known:
         assert max(ages_s) == pytest.approx(2000.0, abs=5.0)
         assert min(ages_s) == pytest.approx(100.0, abs=5.0)
     else:
         assert 0 <= min(ages_s) <= max(ages_s) <= 1.0
     in_folder = {found.name: found.used_s for found in cache_folder.scan(tmp_path / "cache")}
-    assert in_folder == pytest.approx({entry.name: entry.used_s for entry in later._index.all()}, abs=0.001)
+    assert in_folder == pytest.approx({entry.name: entry.used_s for entry in later._folder.all()}, abs=0.001)
 
 
 def test_an_importance_that_is_no_higher_renames_nothing(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_an_importance_that_is_no_higher_renames_nothing(tmp_path: Path) -> None
     store.work()
     files.fault = lambda number, name: operations.append(name)
     folder = store._folder
-    for importance in (Importance.ONCE, Importance.REUSED):
+    for importance in (Importance.NORMAL, Importance.REUSED):
         folder.set_importance(block.key, importance)
     folder.set_importance(other.key, Importance.PINNED)
     assert "rename" not in operations
@@ -282,22 +282,6 @@ def test_a_block_that_is_as_large_as_all_may_be_takes_the_place_of_another(tmp_p
         store.work()
     assert (store.num_bytes(first.key), store.num_bytes(second.key)) == (None, file_bytes(second))
     assert store.stats().trouble is None
-
-
-def test_who_writes_without_a_pause_sees_what_another_process_wrote(tmp_path: Path) -> None:
-    times = Times()
-    store, other = (make_store(tmp_path / "cache", times) for _ in range(2))
-    store.open()
-    (theirs,) = make_chain(1)
-    other.offer(theirs, Importance.NORMAL)
-    other.work()
-    for seed in range(1, 4):
-        store.offer(make_chain(1, seed=seed)[0], Importance.NORMAL)
-    for _ in range(2):
-        times.pass_s(module._SCAN_EVERY_S)
-        store._turn(0.0)
-    assert store._pending != {}, "it has not been idle"
-    assert store.num_bytes(theirs.key) == file_bytes(theirs)
 
 
 def test_a_label_is_written_with_the_first_block_of_its_root_alone(tmp_path: Path) -> None:
@@ -418,5 +402,5 @@ def test_a_block_that_is_being_read_on_windows_is_no_trouble(tmp_path: Path, mon
         assert store._folder.trouble is None
     store.offer(other, Importance.NORMAL)
     store.work()
-    assert store.stats().trouble is None and other.key in {entry.name.key for entry in store._index.all()}
+    assert store.stats().trouble is None and other.key in {entry.name.key for entry in store._folder.all()}
     close_now(store)

@@ -96,11 +96,11 @@ def test_a_block_is_written_once(folder: Path) -> None:
 
 def test_importance_rises_and_outlives_the_process(folder: Path) -> None:
     store, (block,) = make_store(folder), make_chain(1)
-    store.offer(block, Importance.ONCE)
+    store.offer(block, Importance.NORMAL)
     store.offer(block, Importance.SYSTEM)  # while the first offer is still waiting
     store.work()
     assert [found.name.importance for found in cache_folder.scan(folder)] == [Importance.SYSTEM]
-    store.offer(block, Importance.ONCE)
+    store.offer(block, Importance.NORMAL)
     store.offer(block, Importance.PINNED)
     store.work()
     assert [found.name.importance for found in cache_folder.scan(folder)] == [Importance.PINNED]
@@ -238,10 +238,10 @@ def test_bytes_per_hour_are_bounded_over_restarts(folder: Path) -> None:
         close_now(store)
         return store.num_written
 
-    assert offer_all(Importance.ONCE) <= 9  # leaves half of the budget to more important blocks
-    assert troubles == [None]
-    assert offer_all(Importance.SYSTEM) in (6, 7, 8)
-    assert "cache.max_bytes_per_hour" in (troubles[-1] or "")
+    assert offer_all(Importance.NORMAL) == 12  # leaves a quarter of the allowance to more important blocks
+    assert "only important prefixes are written now" in (troubles[-1] or "")
+    assert offer_all(Importance.SYSTEM) == 4
+    assert "100% of" in (troubles[-1] or "")
     assert offer_all(Importance.SYSTEM) == 0
     times.pass_s(1800)
     assert offer_all(Importance.SYSTEM) in (7, 8)
@@ -345,28 +345,6 @@ def test_a_file_that_is_gone_is_no_longer_found(folder: Path) -> None:
     next(folder.glob("*.kv")).unlink()
     assert store.read(block.key) is None
     assert store.num_bytes(block.key) is None
-
-
-def test_a_reader_that_meets_a_change_of_name_does_not_delete_the_block(folder: Path) -> None:
-    files, (block,) = FaultyFiles(folder), make_chain(1)
-    store = make_store(folder, files=files)
-    store.offer(block, Importance.NORMAL)
-    store.work()
-    (path,) = folder.glob("*.kv")
-    has_read = False
-
-    def read_after_rename(number: int, name: str) -> None:
-        nonlocal has_read
-        if name == "changed_ns" and not path.exists() and not has_read:
-            has_read = True
-            assert store.read(block.key) is None, "the index has the old name for a moment"
-
-    files.fault = read_after_rename
-    store.offer(block, Importance.SYSTEM)
-    store.work()
-    store.work()
-    assert has_read
-    assert is_same(store.read(block.key), block)
 
 
 def test_a_writer_that_broke_gets_no_more_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,23 +456,53 @@ def test_a_folder_that_cannot_be_made_anew_is_told(tmp_path: Path, monkeypatch: 
     assert store.trouble is None
 
 
-def test_two_processes_on_one_folder_find_what_the_other_wrote(folder: Path) -> None:
+def test_a_second_process_waits_until_the_first_has_ended(folder: Path) -> None:
     times, chain = Times(), make_chain(3)
-    first, second = make_store(folder, times), make_store(folder, times)
-    first.open()
-    second.open()
-    for block in chain:
+    first = make_store(folder, times)
+    for block in chain[:2]:
         first.offer(block, Importance.NORMAL)
     first.work()
-    assert list(second.take_found(9)) == []
-    for _ in range(2):
-        times.pass_s(11)
-        second.work()
-    assert [head.key for head in second.take_found(2)] == [block.key for block in chain[:2]]
-    assert [head.tokens for head in second.take_found(9)] == [chain[2].tokens]
-    assert list(second.take_found(9)) == []
+    second = make_store(folder, times, is_beside=True)
+    second.open()
+    second.offer(chain[2], Importance.NORMAL)
+    second.work()
+    assert (second.stats().num_blocks, second.is_stalled) == (0, True)
+    assert "another process uses" in (second.trouble or "")
+    close_now(first)
+    times.pass_s(1)
+    second.work()
+    second.work()
+    assert second.trouble is None
+    assert [head.key for head in second.take_found(9)] == [block.key for block in chain[:2]]
     assert all(is_same(second.read(block.key), block) for block in chain)
-    assert list(first.take_found(9)) == [], "it knows what it wrote"
+
+
+def test_a_share_that_becomes_smaller_is_kept_at_once(folder: Path) -> None:
+    times, chain = Times(), make_chain(8)
+    size = file_bytes(chain[0])
+    store = make_store(folder, times, max_bytes=8 * size, bytes_per_hour=16 * size)
+    for block in chain:
+        store.offer(block, Importance.SYSTEM)
+    store.work()
+    store.set_share(4 * size, 8 * size)
+    store.work()
+    assert (store.stats().num_blocks, store.stats().max_bytes) == (3, 4 * size), "one more than has to"
+    assert [store.num_bytes(block.key) is None for block in chain] == [False] * 3 + [True] * 5
+    assert store._folder.state.allowance_left == 1.0, "8 of 16 blocks were left, and 8 are all now"
+
+
+def test_files_that_another_program_removed_are_no_longer_found(folder: Path) -> None:
+    store, chain = make_store(folder), make_chain(4)
+    for block in chain:
+        store.offer(block, Importance.NORMAL)
+    store.work()
+    for path in folder.glob("*.kv"):
+        if chain[3].key.hex() not in path.name:
+            path.unlink()
+    assert store.read(chain[1].key) is None
+    store.work()
+    assert [store.num_bytes(block.key) is None for block in chain] == [True, True, True, False]
+    assert store.stats().num_blocks == 1
 
 
 def test_a_model_and_its_draft_are_each_told_of_their_own_blocks(folder: Path) -> None:
@@ -510,7 +518,7 @@ def test_a_model_and_its_draft_are_each_told_of_their_own_blocks(folder: Path) -
     assert all(is_same(second.read(block.key), block) for block in (*chain, *drafts))
     assert second.stats().num_bytes == sum(path.stat().st_size for path in folder.glob("*.kv"))
     for store in (first, second):  # one wrote the blocks, the other read their headers
-        assert {entry.name.key for entry in store._index.all() if entry.is_draft} == {block.key for block in drafts}
+        assert {entry.name.key for entry in store._folder.all() if entry.is_draft} == {block.key for block in drafts}
     assert second.purge(drafts[0].root) == 3
     assert all(is_same(second.read(block.key), block) for block in chain)
 

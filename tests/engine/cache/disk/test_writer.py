@@ -18,7 +18,6 @@ from edgeagent.engine.cache.disk.file_format import file_bytes
 from edgeagent.engine.cache.disk.folder import Outcome
 from edgeagent.engine.cache.disk.store import _Close, _Command
 from tests.engine.cache.disk.stores import (
-    BLOCK_TOKENS,
     NO_SPACE,
     FaultyFiles,
     Store,
@@ -123,7 +122,7 @@ def test_what_matters_most_is_written_first(store: Store, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(store._folder, "write", noted)
     chains = [make_chain(2, seed=seed) for seed in range(3)]
-    for chain, importance in zip(chains, (Importance.ONCE, Importance.NORMAL, Importance.SYSTEM), strict=True):
+    for chain, importance in zip(chains, (Importance.NORMAL, Importance.REUSED, Importance.SYSTEM), strict=True):
         for block in chain:
             store.offer(block, importance)
     store.work()
@@ -253,56 +252,6 @@ def test_it_waits_too_while_the_allowance_does_not_cover_the_next_block(tmp_path
     assert store.left_out_bytes == chain[1].num_bytes
     assert len(commands.waits) == 2
     assert not store.is_broken
-
-
-def test_what_a_scan_found_is_given_out_once(store: Store) -> None:
-    assert not store._folder.has_found
-    store._folder.has_found = True
-    store.work()
-    assert not store._folder.has_found
-
-
-def test_what_is_forgotten_or_there_already_is_not_written_again(tmp_path: Path, times: Times) -> None:
-    operations: list[str] = []
-    files = FaultyFiles(tmp_path / "cache", lambda number, name: operations.append(name))
-    store, other = make_store(tmp_path / "cache", times, files=files), make_store(tmp_path / "cache", times)
-    (theirs,) = make_chain(1, num_tokens=BLOCK_TOKENS // 2)
-    store.offer(theirs, Importance.NORMAL)
-    store.work()
-    other.offer(theirs, Importance.SYSTEM)
-    other.work()
-    times.pass_s(1.0)
-    store._folder._scan()
-    operations.clear()
-    times.pass_s(store_module._PARTIAL_DELAY_S)
-    store.work()
-    assert (store.num_written, store.is_pending(theirs.key), are_on_disk(store, theirs)) == (0, False, [True])
-    assert "create" not in operations
-    (forgotten,) = make_chain(1, seed=1)
-    store.offer(forgotten, Importance.NORMAL)
-    store.purge()
-    store.work()
-    assert (store.num_written, store.is_pending(forgotten.key)) == (0, False)
-    assert "create" not in operations
-
-
-def test_a_block_that_another_process_wrote_and_removed_is_reported_as_gone(tmp_path: Path, times: Times) -> None:
-    folder = tmp_path / "cache"
-    store, other = make_store(folder, times), make_store(folder, times)
-    (theirs,) = make_chain(1, num_tokens=BLOCK_TOKENS // 2)
-    store.offer(theirs, Importance.NORMAL)
-    store.work()
-    other.offer(theirs, Importance.SYSTEM)
-    other.work()
-    store._folder._scan()
-    other.purge()
-    other.work()
-    times.pass_s(store_module._PARTIAL_DELAY_S)
-    store.work()
-    for _ in range(2):
-        times.pass_s(60.0)
-        store.work()
-    assert store.num_bytes(theirs.key) is None
 
 
 def test_who_waits_until_it_is_open_goes_on_whether_it_opens_or_breaks(
@@ -441,15 +390,15 @@ def test_what_matters_most_is_still_first_after_others_were_taken_back(
     store = make_store(tmp_path / "cache", times, files=files)
     store.open()
     files.fault = failing(NO_SPACE)
-    *pinned, once, system, normal = (make_chain(1, seed=seed)[0] for seed in range(15))
-    for block in (*pinned, once, system):
+    *pinned, normal, system, reused = (make_chain(1, seed=seed)[0] for seed in range(15))
+    for block in (*pinned, normal, system):
         store.offer(
-            block, Importance.ONCE if block is once else Importance.SYSTEM if block is system else Importance.PINNED
+            block, Importance.NORMAL if block is normal else Importance.SYSTEM if block is system else Importance.PINNED
         )
     store.work()
     for block in pinned:
         store.withdraw(block.key)
-    store.offer(normal, Importance.NORMAL)
+    store.offer(reused, Importance.REUSED)
     store.work()
     files.fault = lambda number, name: None
     write = store._folder.write
@@ -462,21 +411,39 @@ def test_what_matters_most_is_still_first_after_others_were_taken_back(
     times.pass_s(31)
     store.work()
     store.work()
-    assert written == [system.key, normal.key, once.key]
+    assert written == [system.key, reused.key, normal.key]
 
 
-def test_each_block_of_another_process_is_announced_once_and_none_of_its_own(tmp_path: Path, times: Times) -> None:
-    ours, theirs = make_store(tmp_path / "cache", times), make_store(tmp_path / "cache", times)
-    mine, foreign = make_chain(2), make_chain(2, seed=1)
-    seen = []
-    for number in range(2):
-        ours.offer(mine[number], Importance.NORMAL)
-        ours.work()
-        ours.offer(mine[number], Importance.SYSTEM)  # this renames its file
-        theirs.offer(foreign[number], Importance.NORMAL)
-        theirs.work()
-        for _ in range(3):
-            times.pass_s(20)
-            ours.work()
-        seen.append([head.key for head in ours.take_found(99)])
-    assert seen == [[block.key] for block in foreign]
+def test_what_is_there_already_or_was_forgotten_is_not_written_again(tmp_path: Path, times: Times) -> None:
+    (known,), (forgotten,) = make_chain(1), make_chain(1, seed=1)
+    earlier = make_store(tmp_path / "cache", times)
+    earlier.offer(known, Importance.NORMAL)
+    close_now(earlier)
+    operations: list[str] = []
+    files = FaultyFiles(tmp_path / "cache", lambda number, name: operations.append(name))
+    store = make_store(tmp_path / "cache", times, files=files)
+    store.open()
+    operations.clear()
+    store.write(known, Importance.NORMAL, is_full=True)  # the engine did not take the results of the start yet
+    store.work()
+    assert (store.num_written, store.is_pending(known.key), are_on_disk(store, known)) == (0, False, [True])
+    store.offer(forgotten, Importance.NORMAL)
+    store.purge()
+    store.work()
+    assert (store.num_written, store.is_pending(forgotten.key)) == (0, False)
+    assert "create" not in operations
+
+
+def test_what_was_there_is_announced_once_and_nothing_of_its_own(tmp_path: Path, times: Times) -> None:
+    before, after = make_chain(2), make_chain(2, seed=1)
+    earlier = make_store(tmp_path / "cache", times)
+    for block in before:
+        earlier.offer(block, Importance.NORMAL)
+    close_now(earlier)
+    store = make_store(tmp_path / "cache", times)
+    for block in after:
+        store.offer(block, Importance.NORMAL)
+    for _ in range(3):
+        times.pass_s(20)
+        store.work()
+    assert [head.key for head in store.take_found(99)] == [block.key for block in before]

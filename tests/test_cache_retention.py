@@ -1,21 +1,19 @@
-"""Which blocks are written, and which are evicted first."""
+"""Which blocks are written, which are evicted first, and what is evicted of models that no worker uses."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeagent.cache_folder import BlockName
-from edgeagent.engine.cache.block import Importance
-from edgeagent.engine.cache.disk.retention import (
-    IndexEntry,
-    ReadRate,
-    choose_victims,
-    is_worth_writing,
-)
+from edgeagent.cache_folder import BlockFile, BlockName, Importance, model_folder
+from edgeagent.cache_retention import choose_victims, evict_unused
+from edgeagent.engine.cache.disk.folder import is_worth_writing
+from tests.engine.cache.disk.stores import SECRET, Times, close_now, make_chain, make_store
 from tests.examples import examples
 
 DAY_S = 86400.0
@@ -24,14 +22,14 @@ NOW_S = 100 * DAY_S
 
 def entry(
     key: int, parent: int = 0, *, age_s: float = 0.0, importance: Importance = Importance.NORMAL, root: int = 0
-) -> IndexEntry:
+) -> BlockFile:
     """Return a block of 100 bytes; parent 0 is the root."""
     name_of = {True: bytes([root + 200] * 16)}.get(parent == 0, bytes([parent] * 16))
     name = BlockName(bytes([root + 200] * 8), name_of, bytes([key] * 32), key, 256, int(importance))
-    return IndexEntry(name, 100, NOW_S - age_s)
+    return BlockFile(name, 100, NOW_S - age_s)
 
 
-def victims(*blocks: IndexEntry, num_bytes: int = 0, max_bytes: int = 1000, ttl_s: float = 7 * DAY_S) -> list[int]:
+def victims(*blocks: BlockFile, num_bytes: int = 0, max_bytes: int = 1000, ttl_s: float = 7 * DAY_S) -> list[int]:
     chosen = choose_victims(blocks, num_bytes=num_bytes, max_bytes=max_bytes, now_s=NOW_S, ttl_s=ttl_s)
     return [block.name.key[0] for block in chosen]
 
@@ -39,7 +37,7 @@ def victims(*blocks: IndexEntry, num_bytes: int = 0, max_bytes: int = 1000, ttl_
 @pytest.mark.parametrize(
     ("left", "written"),
     [
-        (1.0, {"ONCE", "NORMAL", "REUSED", "SYSTEM", "PINNED"}),
+        (1.0, {"NORMAL", "REUSED", "SYSTEM", "PINNED"}),
         (0.4, {"NORMAL", "REUSED", "SYSTEM", "PINNED"}),
         (0.2, {"REUSED", "SYSTEM", "PINNED"}),
         (0.05, {"SYSTEM", "PINNED"}),
@@ -87,12 +85,12 @@ def test_what_matters_stays_longer() -> None:
 
 @pytest.mark.parametrize(
     ("importance", "times"),
-    [(Importance.VOLATILE, 1.0), (Importance.NORMAL, 1.5), (Importance.REUSED, 3.0), (Importance.SYSTEM, 8.0)],
+    [(Importance.NORMAL, 1.0), (Importance.REUSED, 2.0), (Importance.SYSTEM, 5.0)],
 )
 def test_how_much_longer_what_matters_stays(importance: Importance, times: float) -> None:
-    once = entry(1, age_s=1000, importance=Importance.ONCE)
+    normal = entry(1, age_s=1000, importance=Importance.NORMAL)
     for age_s, first in ((times * 1000 - 10, 1), (times * 1000 + 10, 2)):
-        blocks = [once, entry(2, age_s=age_s, importance=importance)]
+        blocks = [normal, entry(2, age_s=age_s, importance=importance)]
         assert victims(*blocks, num_bytes=100, max_bytes=300) == [first]
 
 
@@ -148,7 +146,7 @@ def test_a_flood_leaves_another_partition_its_share() -> None:
     num_bytes=st.integers(0, 4000),
 )
 def test_what_is_left_can_be_reached(blocks: list[tuple[int, float, Importance, int]], num_bytes: int) -> None:
-    everything: list[IndexEntry] = []
+    everything: list[BlockFile] = []
     for key, (parent, age_s, importance, root) in enumerate(blocks, 1):
         roots = {block.name.key[0]: block.name.root[0] - 200 for block in everything}
         parent = parent if parent < key else 0
@@ -165,26 +163,94 @@ def test_what_is_left_can_be_reached(blocks: list[tuple[int, float, Importance, 
     assert is_enough or not choose_victims(others, num_bytes=1, max_bytes=1000, now_s=NOW_S, ttl_s=1e9)
 
 
-def test_the_first_second_of_reads_counts_nearly_alike() -> None:
-    rate = ReadRate()
-    rate.observe(1000, 0.4)
-    rate.observe(3000, 0.4)
-    assert rate.bytes_per_s == pytest.approx((0.9 * 1000 + 3000) / (0.9 * 0.4 + 0.4))
+SIZE = 2188  # of a block's file
 
 
-def test_after_the_first_second_what_was_read_before_counts_half() -> None:
-    rate = ReadRate()
-    rate.observe(1000, 1.5)
-    rate.observe(3000, 0.5)
-    assert rate.bytes_per_s == pytest.approx((0.5 * 1000 + 3000) / (0.5 * 1.5 + 0.5))
+@dataclass(slots=True)
+class Cache:
+    """A cache folder with a folder of two blocks for each model."""
+
+    dir: Path
+    times: Times = field(default_factory=Times)
+
+    def add(self, model: str, *, importance: Importance = Importance.NORMAL, is_loaded: bool = False) -> Path:
+        folder = model_folder(self.dir, Path(model), SECRET)
+        store = make_store(folder, self.times, is_beside=True)
+        for block in make_chain(2, seed=len(model)):
+            store.offer(block, importance)
+        store.work()
+        if not is_loaded:
+            close_now(store)
+        return folder
+
+    def evict(self, max_bytes: int = 1 << 30, min_free_bytes: int = 0) -> int:
+        limits = {"max_bytes": max_bytes, "min_free_bytes": min_free_bytes}
+        return evict_unused(self.dir, **limits, ttl_s=7 * DAY_S, wall=self.times.wall)
 
 
-def test_recent_reads_count_most() -> None:
-    rate = ReadRate()
-    assert rate.bytes_per_s == 0
-    rate.observe(3_000_000, 0.003)
-    assert rate.bytes_per_s == pytest.approx(1e9)
-    for _ in range(50):
-        rate.observe(3_000_000, 0.3)
-    assert rate.bytes_per_s == pytest.approx(1e7, rel=0.1)
-    assert ReadRate(5e8).bytes_per_s == 5e8
+def num_blocks(folder: Path) -> int:
+    return len(list(folder.glob("*.kv")))
+
+
+def test_the_models_that_were_unused_for_longest_give_way_and_loaded_ones_stay(tmp_path: Path) -> None:
+    cache, folders = Cache(tmp_path), []
+    for name in ("a", "bb", "ccc"):
+        folders.append(cache.add(name, is_loaded=name == "a"))
+        cache.times.pass_s(3600.0)
+    assert cache.evict() == 4 * SIZE
+    assert cache.evict(max_bytes=3 * SIZE) == 3 * SIZE
+    assert [num_blocks(folder) for folder in folders] == [2, 1, 2]
+    assert cache.evict(max_bytes=0) == 0
+    assert [num_blocks(folder) for folder in folders] == [2, 0, 0]
+
+
+def test_what_is_pinned_gives_way_to_nothing(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    folder = cache.add("a", importance=Importance.PINNED)
+    cache.times.pass_s(30 * DAY_S)
+    assert cache.evict(max_bytes=0, min_free_bytes=1 << 60) == 2 * SIZE
+    assert num_blocks(folder) == 2
+
+
+def test_a_disk_that_is_short_of_space_gets_it_back(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    folder = cache.add("a")
+    assert cache.evict(min_free_bytes=1 << 60) == 0
+    assert num_blocks(folder) == 0
+
+
+@pytest.mark.parametrize("step_s", [-365 * DAY_S, 365 * DAY_S])
+def test_unused_models_age_by_the_wall_clock_within_a_bound(tmp_path: Path, step_s: float) -> None:
+    cache = Cache(tmp_path)
+    folder = cache.add("a")
+    cache.times.wall.at_s += step_s
+    assert cache.evict() == 2 * SIZE, "the clock was wrong"
+    for _ in range(8):
+        cache.times.wall.at_s += DAY_S
+        cache.evict()
+    assert num_blocks(folder) == 0
+
+
+def test_a_model_whose_time_is_lost_begins_anew(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    folder = cache.add("a")
+    (folder / "state.json").unlink()
+    cache.times.wall.at_s += 365 * DAY_S
+    assert cache.evict() == 2 * SIZE
+    cache.times.wall.at_s += 6 * DAY_S
+    assert cache.evict() == 2 * SIZE
+    later = make_store(folder, cache.times)
+    later.open()
+    assert later.stats().num_blocks == 2, "a worker goes on from the same time"
+
+
+def test_an_empty_folder_is_removed_a_day_later(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    folder, kept = cache.add("a"), cache.add("bb")
+    (kept / "notes.txt").write_text("mine")
+    cache.times.wall.at_s = time.time()  # by which the folders were changed
+    cache.evict(max_bytes=0)
+    assert folder.is_dir(), "a worker may be about to use it"
+    cache.times.wall.at_s += 1.1 * DAY_S
+    assert cache.evict() == 0
+    assert [path.name for path in tmp_path.rglob("*")] == [kept.name, "notes.txt"]
