@@ -43,6 +43,13 @@ _NUM_ROUNDS = 60
 _MANY_EARLIER = 256
 _DOUBLING_DEPTHS = (256.0, 65536.0)
 _MIN_S = 1e-4  # a shorter mean time is raised to this
+# A mean that is so many times longer than a new measurement of its kind was disturbed: the first step of a model may
+# wait for its weights to be read. It is replaced. A mean that is too short is corrected slowly, since the new
+# measurement may be the disturbed one.
+_DISTURBED = 4.0
+# The most that a ratio corrects the formula. Kernel tiles need a factor of 10 at most. A first step that was disturbed
+# once gave a ratio of 307.
+_MAX_RATIO = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class CostFit:
         means = self._means.setdefault(size, {})
         key = (_level(shape.num_cells), _level(shape.num_pairs / shape.num_tokens))
         known, num = means.get(key), 1
-        if known is not None:
+        if known is not None and known.seconds <= _DISTURBED * seconds:
             num = known.num + 1
             weight = max(_WEIGHT, 1 / num)
             a, b, c, d, e = (old + weight * (new - old) for old, new in zip(known.terms, terms, strict=True))
@@ -180,7 +187,8 @@ class CostFit:
                 weight = self._weight(mean)
                 total += weight * math.log(mean.seconds / fitted_s)
                 weights += weight
-        self._ratios[size] = math.exp(total / weights) if weights else 1.0
+        ratio = math.exp(total / weights) if weights else 1.0
+        self._ratios[size] = min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
 
     def _forget(self) -> None:
         if sum(map(len, self._means.values())) <= _MAX_KINDS:

@@ -114,6 +114,16 @@ def test_an_outlier_is_forgotten() -> None:
     assert costs.predict(alone(8)) == pytest.approx(machine.seconds(alone(8)), rel=0.3)
 
 
+def test_a_disturbed_first_step_is_forgotten_at_once() -> None:
+    costs = CostModel(512)
+    costs.observe(StepShape.alone(1, 0), 5.0)  # the weights were still being read
+    costs.observe(StepShape.alone(32, 0), 0.3)
+    assert (costs.predict(StepShape.alone(16, 0)) or 0.0) < 5.0
+    costs.observe(StepShape.alone(1, 0), 0.02)
+    assert costs.predict(StepShape.alone(1, 0)) == pytest.approx(0.02, rel=0.5)
+    assert (costs.predict(StepShape.alone(512, 0)) or 0.0) < 30.0
+
+
 def test_a_machine_that_became_slow_is_believed_for_all_sizes() -> None:
     costs, machine = CostModel(512), Machine()
     learn(costs, machine, 100)
