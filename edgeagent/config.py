@@ -200,10 +200,8 @@ class EngineConfig(Section, frozen=True):
     """Type of the K cache (auto: f16, or q8_0 if memory is short)."""
     kv_type_v: KvType = "auto"
     """Type of the V cache (auto: as for K). Quantized types need flash attention."""
-    calibration_s: Annotated[float, Meta(ge=0, le=60)] = 2.0
+    calibration_s: Annotated[float, NOT_AN_OPTION] = 2.0
     """Most seconds that a load may measure which form of attention suits this machine (0: measure nothing)."""
-    side_prefill: bool = True
-    """Compute a long prompt beside streams in a context of its own (CPU only). Its KV cells take twice the memory."""
     cache_memory_bytes: Annotated[int, Meta(ge=-1)] = -1
     """Host memory for cached prefixes outside the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     cache_type: Literal["exact", "q8_0"] = "exact"
@@ -299,14 +297,10 @@ class StoreConfig(Section, frozen=True):
 
 
 class RouterConfig(Section, frozen=True):
-    """Latency targets of each tier. A request may run on a remote if this machine is predicted to miss them."""
+    """Latency targets. A request may run on a remote if this machine is predicted to miss them."""
 
     flag_prefix: ClassVar[str] = "target-"
 
-    realtime_first_token_s: LatencyTarget = 0.5
-    """Seconds within which a realtime request's first token should come. If that is unsure, a remote is asked too."""
-    realtime_token_s: LatencyTarget = 0.1
-    """Seconds from one token of a realtime answer to the next."""
     interactive_first_token_s: LatencyTarget = 3.0
     """Seconds within which an interactive request's first token should come."""
     interactive_token_s: LatencyTarget = 0.2

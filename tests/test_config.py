@@ -121,6 +121,7 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, variab
         ("engine.load_timeout_s", "--load-timeout-s", "a load fails after five minutes without progress"),
         ("cache.min_free_bytes", "--cache-min-free-bytes", "store.min_free_bytes holds for the cache too"),
         ("engine.draft_ngrams", "--no-draft-ngrams", "set draft to ngram"),
+        ("engine.side_prefill", "--no-side-prefill", "a long prompt beside streams has a context of its own"),
     ],
 )
 def test_a_removed_option_says_what_holds_instead(
@@ -177,7 +178,7 @@ def test_a_bad_value_names_the_option_the_value_and_its_source(
         ("store.min_free_bytes", str(2**63)),
         ("router.interactive_token_s", "0"),
         ("router.interactive_first_token_s", "inf"),
-        ("router.realtime_first_token_s", "nan"),
+        ("router.interactive_token_s", "nan"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_starts(option: str, value: str) -> None:

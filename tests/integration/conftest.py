@@ -47,7 +47,7 @@ def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = ("-m", "
     attention, answers do not change with the sizes of steps, which follow the machine's speed.
     """
     log = state_dir.with_suffix(".log")
-    flags = ("--threads", "1", "--calibration-s", "0", "--flash-attention", "off", *flags)
+    flags = ("--threads", "1", "--flash-attention", "off", *flags)
     command = [sys.executable, *program, "serve", *flags, "--port", "0", "--state-dir", str(state_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGEAGENT_")}
     with log.open("wb") as output:

@@ -113,7 +113,7 @@ def between(folder: Path, rounds: int) -> None:
 
 def demand(folder: Path, rounds: int) -> None:
     """Print the time from a request for the bundled pair to its first token, while the pair is not loaded."""
-    with serving(folder, "--calibration-s", "2") as client:
+    with serving(folder) as client:
         times = []
         for _ in range(rounds + 1):
             times.append(client.first_token_s("builtin"))

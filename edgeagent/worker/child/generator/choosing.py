@@ -76,7 +76,7 @@ def choose(
 
     `layers` are the layers in the file's header, if known. With `is_replacing`, nothing is measured, and flash
     attention stays on or off as before; see Load. `on_measure` is called before measuring. Nothing is measured either
-    if only one form is possible, if --calibration-s is 0, or if too little memory is free.
+    if only one form is possible, if `calibration_s` is 0, or if too little memory is free.
     """
     candidates, num_cells = attention_candidates(model, config), num_cells_of(model, config)
     num_threads = config.threads or num_usable_cores()

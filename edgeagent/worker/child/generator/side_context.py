@@ -40,7 +40,7 @@ def side_contexts(
     token_bytes: float,
     free_bytes: Callable[[], int] | None = None,
 ) -> OpenSideContext | None:
-    """Return a function that opens a side context for the model of `runner`; None if that is off or would not work.
+    """Return a function that opens a side context for the model of `runner`; None if that would not work.
 
     Side contexts do not work for sliding windows and recurrent states, which cannot be copied in parts. They do not
     work on a GPU, which calls no abort callback, or if waiting threads do not sleep (`barriers_sleep`). The returned
@@ -48,7 +48,7 @@ def side_contexts(
     `free_bytes` returns the free memory; by default, that of the machine minus a margin.
     """
     is_on_cpu = runner.memory_kind is MemoryKind.FULL_ATTENTION and runner.model.num_gpu_layers == 0
-    if not config.side_prefill or not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
+    if not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
         return None
 
     def open_context(tokens: Sequence[int], num_known: int, chunk: int) -> LlamaSideContext | None:

@@ -53,12 +53,6 @@ def test_threads_that_would_spin_are_not_paused(
         runner.close()
 
 
-def test_it_can_be_switched_off(tiny_model: Callable[[MemoryKind], Path]) -> None:
-    runner = make_runner(tiny_model(MemoryKind.FULL_ATTENTION))
-    assert side_contexts(runner, replace(CONFIG, side_prefill=False), 1024.0) is None
-    runner.close()
-
-
 def test_memory_must_be_there_for_the_cells_twice(tiny_model: Callable[[MemoryKind], Path]) -> None:
     runner = make_runner(tiny_model(MemoryKind.FULL_ATTENTION))
     needed = 2 * (len(TOKENS) + 256) * 1024 + (256 << 20)
@@ -95,15 +89,14 @@ def test_a_prompt_beside_streams_is_answered_as_without(
     tiny_model: Callable[[MemoryKind], Path], monkeypatch: pytest.MonkeyPatch, num_cached: int
 ) -> None:
     """On a real model; the thresholds are removed, since a tiny model's prompt is never worth a context."""
-    monkeypatch.setattr(side_prefill, "MIN_ALONE_S", 0.0)
     monkeypatch.setattr(side_prefill, "MIN_GAIN", -1e9)  # whatever was measured
     monkeypatch.setattr(side_prefill, "MAX_STEP_S", math.inf)  # a disturbed first step makes all chunks seem slow
     chance = random.Random(1)
     prompt = [chance.randrange(20, 100) for _ in range(900)]
     answers = {}
     for is_aside in (True, False):
-        config = replace(CONFIG, side_prefill=is_aside)
-        load = Load("tiny", str(tiny_model(MemoryKind.FULL_ATTENTION)), None, config)
+        monkeypatch.setattr(side_prefill, "MIN_ALONE_S", 0.0 if is_aside else math.inf)
+        load = Load("tiny", str(tiny_model(MemoryKind.FULL_ATTENTION)), None, CONFIG)
         host = Host(load, open_model(load))
         engine, sampling = host.engine, host.model.default_sampling()
 
