@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # For daemons that a command starts; the one that `serve` starts here calibrates as for a new user.
-UNCALIBRATED = {"EDGEAGENT_ENGINE__CALIBRATION_S": "0"}
+UNCALIBRATED = {"EDGEAGENT_ENGINE__FLASH_ATTENTION": "off"}
 
 
 def _run(*command: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:

@@ -47,7 +47,7 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 PASTE = "\x1b[200~{}\x1b[201~"
 WAIT_S = 30.0
 # For daemons that the command starts.
-UNCALIBRATED = {"EDGEAGENT_ENGINE__CALIBRATION_S": "0"}
+UNCALIBRATED = {"EDGEAGENT_ENGINE__FLASH_ATTENTION": "off"}
 
 
 class Terminal:
