@@ -30,6 +30,7 @@ ROWS: list[set[str]] = [
         "sizes",
         "usable",
         "file_lock",
+        "keepalive",
         "load_stage",
         "__init__",
     },

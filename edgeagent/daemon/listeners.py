@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from edgeagent.daemon.state import ExitCode, StartError
+from edgeagent.keepalive import end_if_vanished
 from edgeagent.runtime_file import bracketed
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def bind(host: str, port: int) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
         else:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _end_vanished(listener)
+        end_if_vanished(listener, VANISHED_S, NUM_PROBES)
         listener.bind(address)
         # From now on a client that connects before the daemon is ready waits in the queue and is not refused.
         listener.listen(BACKLOG)
@@ -290,26 +291,6 @@ def bind(host: str, port: int) -> socket.socket:
             raise StartError(_why_port_unavailable(host, port, error.errno), ExitCode.PORT_TAKEN) from error
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
-
-
-def _end_vanished(listener: socket.socket) -> None:
-    """Let the system end connections whose client has been silent for VANISHED_S. Accepted sockets inherit the options.
-
-    Probes find a client that is sent nothing. TCP_USER_TIMEOUT is for what is sent and not acknowledged: without it,
-    Linux repeats it for a quarter of an hour.
-    """
-    probe_s = VANISHED_S // (NUM_PROBES + 1)
-    options = {
-        "TCP_KEEPIDLE": probe_s,
-        "TCP_KEEPALIVE": probe_s,  # macOS has this name for TCP_KEEPIDLE
-        "TCP_KEEPINTVL": probe_s,
-        "TCP_KEEPCNT": NUM_PROBES,
-        "TCP_USER_TIMEOUT": VANISHED_S * 1000,
-    }
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in options.items():
-        if (option := getattr(socket, name, None)) is not None:
-            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _why_port_unavailable(host: str, port: int, number: int) -> str:

@@ -15,8 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "edgeagent"
 # the wall clock.
 MAY_TELL_THE_DATE = (
     "api/",
-    "backends/remote/attempt.py",  # Retry-After may be a date
-    "backends/remote/run.py",  # pseudonyms change each day
+    "backends/remote/run.py",  # Retry-After may be a date, and pseudonyms change each day
     "backends/remote/transport.py",  # used where no clock reveals that the machine slept
     "cache_folder.py",
     "cache_retention.py",

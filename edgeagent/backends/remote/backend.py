@@ -17,7 +17,6 @@ from edgeagent.backends.prompts import num_prompt_tokens
 from edgeagent.backends.remote.access import FindKey
 from edgeagent.backends.remote.body import unsupported
 from edgeagent.backends.remote.cluster import Cluster
-from edgeagent.backends.remote.control import Cause
 from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import COUNT_AGAINST_HEALTH, Failure
 from edgeagent.backends.remote.probe import check
@@ -97,7 +96,7 @@ class RemoteBackend:
         Called when requests may no longer be sent to this remote.
         """
         for run in list(self._live.values()):
-            run.control.end(Cause.WITHDRAWN, reason)
+            run.end(reason)
         for task in self._probing:
             task.cancel()
         if self._probing:
@@ -266,15 +265,14 @@ class RemoteBackend:
     def cancel(self, request_id: str) -> None:
         """Cancel a request; its sink still gets a Finished(cancelled)."""
         if (run := self._live.get(request_id)) is not None:
-            run.control.end(Cause.CANCELLED)
+            run.end()
 
     async def generate(
         self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> None:
         """Run a request; see the contract in backends.base.Backend.
 
-        Raise Forbidden, and send nothing, if `permit` is None or does not cover this request. While the client does not
-        read, nothing is read from the remote.
+        Raise Forbidden, and send nothing, if `permit` is None or does not cover this request.
         """
         if permit is None:
             raise Forbidden(f"there is no permit to send this to remote {self.remote.name!r}", served_by=self.name)
@@ -282,14 +280,10 @@ class RemoteBackend:
         run = self._accept(request, permit, so_far)
         self._live[request.id] = run
         try:
-            sink.put(await run.begin())
-            while not run.is_over:
-                await sink.room()
-                sink.put(await run.next())
+            await run.run(sink)
         finally:
             del self._live[request.id]
             self._used_s = self._clock()
-            await run.close()
 
     def _accept(self, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None) -> Run:
         cluster = self._served()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import email.utils
+from datetime import UTC
 from enum import StrEnum
 from typing import Any
 
@@ -151,3 +153,21 @@ def failure_of_body(status: int, body: bytes, retry_after_s: float | None) -> Fa
         return failure_from(said.get("error") or said, status, retry_after_s)
     text = body.decode("utf-8", errors="replace").strip()
     return failure_of_status(status, retry_after_s, "" if text.startswith("<") else text)
+
+
+def retry_after_s(headers: dict[str, str], now_s: float) -> float | None:
+    """Return how many seconds the response headers ask to wait before a retry; None if they do not say.
+
+    Retry-After holds seconds or a date (RFC 9110, 10.2.3). OpenAI's retry-after-ms holds milliseconds.
+    """
+    for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        text = headers.get(name, "").strip()
+        if text.replace(".", "", 1).isascii() and text.replace(".", "", 1).isdigit():
+            return float(text) * factor
+    try:
+        date = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
+    except (ValueError, OverflowError):
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, date.timestamp() - now_s)

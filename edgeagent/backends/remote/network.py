@@ -6,23 +6,25 @@ httpcore uses `Network` as its network backend.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 import hmac
 import ipaddress
-import math
 import socket
 import ssl
-import sys
 import threading
 import time
+from asyncio.staggered import staggered_race
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import httpcore
 from msgspec import Struct
 
 from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.keepalive import end_if_vanished
 
 NOWHERE = ("192.0.2.1", 9)
 """An address that no machine has (RFC 5737), for a remote to which there was no connection yet."""
@@ -32,6 +34,7 @@ NAME_S = 2.0
 _MAX_LOOKUPS = 16
 # RFC 8305 recommends 250 ms.
 _STAGGER_S = 0.25
+_NUM_PROBES = 2
 _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # only on Linux
 Connection = tuple["_Reader", asyncio.StreamWriter]
 
@@ -83,8 +86,7 @@ class Network(httpcore.AsyncNetworkBackend):
         self.stages = Stages(resolved_s - began_s, time.monotonic() - resolved_s)
         there, here = (writer.get_extra_info(name) for name in ("peername", "sockname"))
         self.peer, self.local = (there[0], there[1]) if there else NOWHERE, here[0] if here else ""
-        for option in (*_lost_after(self._connect_s), *_probed_after(self._connect_s)):
-            _set(writer.get_extra_info("socket"), option)
+        end_if_vanished(writer.get_extra_info("socket"), self._connect_s, _NUM_PROBES)
         return _Stream(reader, writer, self)
 
     async def secure(self, writer: asyncio.StreamWriter, context: ssl.SSLContext, hostname: str | None) -> None:
@@ -131,7 +133,8 @@ class _Stream(httpcore.AsyncNetworkStream):
         except OSError as error:
             raise httpcore.ReadError(_reason(error)) from None
         if _QUICK_ACK is not None:
-            _set(self._socket, (socket.IPPROTO_TCP, _QUICK_ACK, 1))
+            with contextlib.suppress(OSError):  # the connection has ended
+                self._socket.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
@@ -212,7 +215,9 @@ async def _resolve(host: str, port: int) -> list[str]:
     allowed = [address for address in found if _may_be(host, address)]
     if not allowed:
         raise Failure(Kind.UNREACHABLE, "its name resolves to an address that a remote may not have")
-    return _alternating(allowed)
+    # The first address of the other IP version comes second, since one version may be broken here (RFC 8305).
+    other = next((each for each in allowed if (":" in each) != (":" in allowed[0])), None)
+    return allowed if other is None else list(dict.fromkeys([allowed[0], other, *allowed]))
 
 
 _lookups: set[threading.Thread] = set()
@@ -225,29 +230,19 @@ async def _look_up(host: str, port: int) -> list[str]:
     """
     if len(_lookups) >= _MAX_LOOKUPS:
         raise OSError(f"{_MAX_LOOKUPS} earlier lookups still hang")
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[list[str]] = loop.create_future()
-
-    def tell(found: list[str] | OSError) -> None:
-        if answer.done():
-            return
-        if isinstance(found, OSError):
-            answer.set_exception(found)
-        else:
-            answer.set_result(found)
+    answer: concurrent.futures.Future[list[str]] = concurrent.futures.Future()
 
     def ask() -> None:
-        found: list[str] | OSError
         try:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+            tell = partial(answer.set_result, list(dict.fromkeys(str(info[4][0]) for info in infos)))
         except OSError as error:
-            found = error
+            tell = partial(answer.set_exception, error)
         except UnicodeError:
-            found = OSError("it is not a valid host name")
+            tell = partial(answer.set_exception, OSError("it is not a valid host name"))
         _lookups.discard(thread)
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits
-            loop.call_soon_threadsafe(tell, found)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the answer came too late
+            tell()
 
     thread = threading.Thread(target=ask, name="edgeagent-dns", daemon=True)
     _lookups.add(thread)
@@ -256,7 +251,7 @@ async def _look_up(host: str, port: int) -> list[str]:
     except RuntimeError as error:  # the system gives no more threads
         _lookups.discard(thread)
         raise OSError(str(error)) from error
-    return await answer
+    return await asyncio.wrap_future(answer)
 
 
 def _may_be(host: str, address: str) -> bool:
@@ -275,37 +270,28 @@ def _may_be(host: str, address: str) -> bool:
     return ip.is_loopback == (host == "localhost" or host.endswith(".localhost"))
 
 
-def _alternating(addresses: list[str]) -> list[str]:
-    """Put the first address of the other IP version second, since one version may be broken here (RFC 8305)."""
-    is_first_ipv6 = ":" in addresses[0]
-    other = next((address for address in addresses if (":" in address) != is_first_ipv6), None)
-    if other is None:
-        return addresses
-    return [addresses[0], other, *(address for address in addresses[1:] if address != other)]
-
-
 async def _connect_first(addresses: list[str], port: int) -> Connection:
     """Return a connection to the first of the addresses that answers; raise OSError if none does.
 
     The next attempt starts when an earlier one fails, or after a quarter of a second. Earlier attempts continue.
     """
-    waiting = list(addresses)
-    running: set[asyncio.Task[Connection]] = set()
+    opened: list[Connection] = []
+    chosen: Connection | None = None
+
+    async def attempt(address: str) -> Connection:
+        opened.append(await _connect(address, port))
+        return opened[-1]
+
     try:
-        while True:
-            if waiting:
-                running.add(asyncio.create_task(_connect(waiting.pop(0), port)))
-            timeout_s = _STAGGER_S if waiting else None
-            done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            # Several may end at once: one that failed must not hide one that succeeded.
-            for task in sorted(done, key=lambda task: task.exception() is not None):
-                if task.exception() is None or not (waiting or running):
-                    running |= done - {task}
-                    return task.result()
+        chosen, _, errors = await staggered_race([partial(attempt, each) for each in addresses], _STAGGER_S)
     finally:
-        for task in running:
-            task.add_done_callback(_close_late)
-            task.cancel()
+        # Several may succeed at once, and one may succeed in the moment of a cancel.
+        for reader, writer in opened:
+            if chosen is None or chosen[0] is not reader:
+                writer.transport.abort()
+    if chosen is None:
+        raise next((error for error in errors if isinstance(error, OSError)), OSError("it was given up"))
+    return chosen
 
 
 async def _connect(address: str, port: int) -> Connection:
@@ -313,46 +299,6 @@ async def _connect(address: str, port: int) -> Connection:
     protocol = asyncio.StreamReaderProtocol(reader)
     transport, _ = await loop.create_connection(lambda: protocol, address, port)
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-
-
-def _close_late(task: asyncio.Task[Connection]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result()[1].transport.abort()
-
-
-def _set(connection: socket.socket | None, option: tuple[int, int, int]) -> None:
-    """Set a socket option, if the connection has not ended and the system has this option."""
-    if connection is not None:
-        with contextlib.suppress(OSError):
-            connection.setsockopt(*option)
-
-
-def _lost_after(seconds: float) -> list[tuple[int, int, int]]:
-    """Return the socket option that ends a connection if sent data stays unacknowledged for this many seconds.
-
-    The list is empty if the system has no such option. Without it, requests would use a dead connection of the pool for
-    up to a quarter of an hour, for example after a change of network. A server that is slow to answer is not affected,
-    since its kernel acknowledges the data.
-    """
-    if sys.platform == "linux":
-        return [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))]
-    if sys.platform == "darwin":
-        return [(socket.IPPROTO_TCP, 0x80, math.ceil(seconds))]  # TCP_RXT_CONNDROPTIME
-    return [(socket.IPPROTO_TCP, 5, math.ceil(seconds))] if sys.platform == "win32" else []  # TCP_MAXRT
-
-
-def _probed_after(seconds: float) -> list[tuple[int, int, int]]:
-    """Return the keepalive options that detect a dead other side within about this many seconds.
-
-    While this side only receives an answer, it sends no data, so the option of `_lost_after` has no effect. If the
-    network path breaks at that time, the keepalive options end the answer sooner than the idle timeout would. They do
-    not affect a server that is slow to answer.
-    """
-    each = max(1, int(seconds / 3))
-    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # macOS's name
-    values = ((idle, each), ("TCP_KEEPINTVL", each), ("TCP_KEEPCNT", 2))
-    found = [(socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in values if hasattr(socket, name)]
-    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *found]
 
 
 def _check_pin(secure: ssl.SSLObject, pin: str) -> None:

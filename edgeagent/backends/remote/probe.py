@@ -10,14 +10,12 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
 from edgeagent.backends.remote.access import Headers
-from edgeagent.backends.remote.control import Control, OutOfTime
 from edgeagent.backends.remote.dialect import VLLM, dialect_of
 from edgeagent.backends.remote.endpoint import Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
@@ -82,14 +80,14 @@ async def check(endpoint: Endpoint, ledger: Ledger, permit: ProbePermit, headers
             await _read_metrics(endpoint, permit)
 
 
-async def identify(endpoint: Endpoint, ledger: Ledger, permit: ProbePermit, headers: Headers, control: Control) -> None:
+async def identify(endpoint: Endpoint, ledger: Ledger, permit: ProbePermit, headers: Headers) -> None:
     """Ask which models an endpoint has, and learn the kind of server from their `owned_by`.
 
-    Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list; RequestEnded if
-    the request of `control` is ended meanwhile; RemoteUnavailable if the probe cannot be recorded.
+    Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list; RemoteUnavailable
+    if the probe cannot be recorded.
     """
     with _recorded(endpoint, ledger, permit):
-        await _identify(endpoint, permit, headers, control)
+        await _identify(endpoint, permit, headers)
 
 
 @contextmanager
@@ -105,8 +103,8 @@ def _recorded(endpoint: Endpoint, ledger: Ledger, permit: ProbePermit) -> Iterat
         ledger.end(row, outcome)
 
 
-async def _identify(endpoint: Endpoint, permit: ProbePermit, headers: Headers, control: Control | None = None) -> None:
-    status, body = await _get(endpoint, permit, Call("/models", headers=headers), control)
+async def _identify(endpoint: Endpoint, permit: ProbePermit, headers: Headers) -> None:
+    status, body = await _get(endpoint, permit, Call("/models", headers=headers))
     if status in (401, 403):
         raise Failure(Kind.REFUSED_KEY, f"it refused the key (HTTP {status})", status=status)
     if status >= 500:
@@ -152,25 +150,19 @@ async def _read_metrics(endpoint: Endpoint, permit: ProbePermit) -> None:
     endpoint.kv_usage = min(max(values.get(b"kv_cache_usage_perc", [0.0])), 1.0)
 
 
-async def _get(
-    endpoint: Endpoint, permit: ProbePermit, call: Call, control: Control | None = None
-) -> tuple[int, bytes]:
-    until_s = asyncio.get_running_loop().time() + _PROBE_S
+async def _get(endpoint: Endpoint, permit: ProbePermit, call: Call) -> tuple[int, bytes]:
     try:
-        return await (control or Control()).wait(until_s, partial(_ask, endpoint, permit, call))
-    except OutOfTime:
+        async with asyncio.timeout(_PROBE_S):
+            exchange = await endpoint.transport.open(permit, call)
+            try:
+                body = await exchange.read_all(_MAX_BYTES)
+            finally:
+                await exchange.close()
+    except TimeoutError:
         raise Failure(Kind.TIMEOUT, f"no answer to {call.path} within {_PROBE_S:g} s") from None
-
-
-async def _ask(endpoint: Endpoint, permit: ProbePermit, call: Call) -> tuple[int, bytes]:
-    exchange = await endpoint.transport.open(permit, call)
-    try:
-        body = await exchange.read_all(_MAX_BYTES)
-        if 300 <= exchange.status < 400:
-            raise Failure(Kind.REDIRECT, f"it redirects elsewhere (HTTP {exchange.status})", status=exchange.status)
-        return exchange.status, body
-    finally:
-        await exchange.close()
+    if 300 <= exchange.status < 400:
+        raise Failure(Kind.REDIRECT, f"it redirects elsewhere (HTTP {exchange.status})", status=exchange.status)
+    return exchange.status, body
 
 
 def is_too_long(refusal: str) -> bool:

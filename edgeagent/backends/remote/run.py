@@ -6,20 +6,25 @@ import asyncio
 import logging
 import random
 import time
-from functools import partial
+from dataclasses import dataclass, field
 
 from edgeagent.backends.prompts import num_prompt_tokens
 from edgeagent.backends.remote.access import KEY_IS_MENDED, Headers, quotes_key
 from edgeagent.backends.remote.answer import NO_TOKEN, ChatReader
-from edgeagent.backends.remote.attempt import Attempt
 from edgeagent.backends.remote.body import Body, Target, offered, tokens_left, write_body
 from edgeagent.backends.remote.cluster import Cluster
-from edgeagent.backends.remote.control import Cause, Control, OutOfTime, RequestEnded
 from edgeagent.backends.remote.dialect import EDGEAGENT
 from edgeagent.backends.remote.endpoint import Endpoint
-from edgeagent.backends.remote.failures import MAY_GO_ELSEWHERE, WAS_NOT_SENT, Failure, Kind
+from edgeagent.backends.remote.failures import (
+    MAY_GO_ELSEWHERE,
+    WAS_NOT_SENT,
+    Failure,
+    Kind,
+    failure_of_body,
+    retry_after_s,
+)
 from edgeagent.backends.remote.probe import identify, is_too_long, told_context
-from edgeagent.backends.remote.transport import Call
+from edgeagent.backends.remote.transport import Call, CallStages, Exchange
 from edgeagent.egress.spending import settled
 from edgeagent.errors import (
     ConfigError,
@@ -44,6 +49,7 @@ from edgeagent.types import (
     Permit,
     Placement,
     ProbePermit,
+    Sink,
     Started,
     Step,
     Timings,
@@ -61,10 +67,32 @@ _MAX_CHARS_PER_TOKEN = 8
 # A request that is refused before its answer begins costs nothing.
 _REFUSALS = frozenset({Kind.OVERLOADED, Kind.REFUSED_KEY, Kind.REJECTED, Kind.NO_MODEL, Kind.REDIRECT})
 _MAX_DELAY_S = 0.2
+_MAX_ERROR_BYTES = 64 * 1024
+_EVENT_STREAM = "text/event-stream"
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt to run the request at one endpoint.
+
+    `row` is the open row in the ledger. `began_s`, `first_s` (of the first content) and
+    `heard_s` (of the last event, or of the beginning) are times of the backend's clock; 0 if not reached.
+    """
+
+    endpoint: Endpoint
+    began_s: float
+    heard_s: float
+    first_s: float = 0.0
+    row: int | None = None
+    answer: ChatReader = field(default_factory=ChatReader)
+    stages: CallStages = field(default_factory=CallStages)
+    exchange: Exchange | None = None
+    is_over: bool = False
+    is_settled: bool = False
 
 
 class Run:
-    """One request at a remote. Call `begin`, then `next` until a step ends with Finished. Always call `close`."""
+    """One request at a remote. `end` ends it from outside."""
 
     def __init__(
         self, cluster: Cluster, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None = None
@@ -77,113 +105,108 @@ class Run:
         self._model = cluster.model_there(request.model)
         self._num_prompt_tokens = num_prompt_tokens(request) + (0 if so_far is None else so_far.num_tokens)
         self._session = cluster.pseudonyms.session(request, time.time())
-        self._attempt: Attempt | None = None
-        self._endpoint: Endpoint | None = None
-        self._row: int | None = None
-        self._num_delivered_tokens = 0
+        self._attempt: _Attempt | None = None
         self._key_headers: Headers = ()
+        self._num_delivered_tokens = 0
         self._began_s = cluster.clock()
-        self._first_s = 0.0
-        self._heard_s = self._began_s
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         limits = [self._remote.limits.total_s, *([request.timeout_s] if request.timeout_s is not None else [])]
-        self._ends_at_s = loop.time() + min(limits)
-        self.control = Control()
-        self.is_over = False
+        self._ends_at_s = self._loop.time() + min(limits)
+        self._scope = asyncio.timeout_at(self._ends_at_s)
+        self._ended: str | None = None
+        self._is_over = False
 
-    async def begin(self) -> Step:
-        """Try endpoints until one answers, and return the step with the first content.
+    def end(self, reason: str = "") -> None:
+        """End the request as withdrawn for a reason, or as cancelled without one. Later calls do nothing."""
+        if self._ended is None and not self._is_over and not self._scope.expired():
+            self._ended = reason
+            self._scope.reschedule(0)
 
-        The step ends with Finished if the answer is complete by then, if no more tokens are allowed, or if the request
-        was cancelled. Raise an EdgeAgentError if no endpoint answers.
+    async def run(self, sink: Sink) -> None:
+        """Put the answer's steps into the sink, the first with content and the last with Finished.
+
+        Raise an EdgeAgentError if the answer fails. While the sink has no room, nothing is read from the remote.
         """
-        if tokens_left(self._request, self._so_far) == 0 and self._so_far is not None:
-            return self._finish(FinishReason.LENGTH)
         try:
-            return await self._try_endpoints()
-        except RequestEnded:
-            return self._end_early()
+            async with self._scope:
+                sink.put(await self._begin())
+                while not self._is_over:
+                    await sink.room()
+                    assert self._attempt is not None
+                    sink.put(self._step(self._attempt, await self._more(self._attempt)))
+        except TimeoutError:
+            if self._ended is None:
+                raise self._failed(Failure(Kind.TIMEOUT, "its answer did not end within the time limit")) from None
+            if self._ended:
+                self._settle("withdrawn")
+                raise self._unavailable(self._ended) from None
+            sink.put(self._finish(FinishReason.CANCELLED))
         except Failure as failure:
-            raise self._error(failure) from None
+            raise self._failed(failure) from None
         except ConfigError as error:
-            raise RemoteUnavailable(f"{self._cluster.name}: {error.message}", served_by=self._cluster.name) from None
+            raise self._unavailable(f"{self._cluster.name}: {error.message}") from None
+        finally:
+            self._is_over = True
+            self._settle("cancelled")
+            await self._close()
 
-    async def next(self) -> Step:
-        """Return the next step; the last one ends with Finished. Raise an EdgeAgentError if the answer fails."""
-        assert self._attempt is not None and self._endpoint is not None
-        try:
-            deltas = await self._attempt.next()
-        except RequestEnded:
-            return self._end_early()
-        except Failure as failure:
-            self._blame(self._endpoint, failure)
-            self._close_row(failure.kind.value)
-            raise self._error(failure) from None
-        self._heard_s = self._cluster.clock()
-        self._endpoint.breaker.hear(self._heard_s)
-        return self._step(deltas)
+    async def _begin(self) -> Step:
+        """Try the endpoints in their order, until one answers. At most MAX_TRIES attempts may reach one.
 
-    async def close(self) -> None:
-        """End the request in any state. If its row in the ledger is still open, close it as cancelled."""
-        self._close_row("cancelled")
-        await self._leave()
-
-    async def _try_endpoints(self) -> Step:
-        """Try the endpoints in their order, until one answers. At most MAX_TRIES attempts may reach one."""
+        Return the step with the first content. It ends with Finished if the answer is complete by then.
+        """
+        if self._so_far is not None and tokens_left(self._request, self._so_far) == 0:
+            return self._finish(FinishReason.LENGTH)
         num_sent, before = 0, None
         last = Failure(Kind.UNREACHABLE, "none of its endpoints may get requests now")
         for endpoint in self._cluster.order(self._model, self._num_prompt_tokens, self._session):
             if before is endpoint and num_sent:
-                await self._pause()
+                # Requests that failed at the same time do not retry at the same time.
+                await asyncio.sleep(random.random() * _MAX_DELAY_S)  # noqa: S311 - jitter
             if before is not None and not endpoint.breaker.accepts_last_resort(self._cluster.clock()):
                 continue
             if before is not None and _is_too_long(last) and not self._is_longer(endpoint, before):
                 continue
+            self._key_headers, now_s = self._cluster.access.headers(), self._cluster.clock()
+            attempt = self._attempt = _Attempt(endpoint, now_s, now_s)
+            endpoint.begin(now_s)
             try:
-                return await self._try(endpoint)
+                return await self._try(attempt)
             except Failure as failure:
-                self._blame(endpoint, failure)
-                self._close_row(failure.kind.value)
-                await self._leave()
-                last, before = failure, endpoint
                 num_sent += failure.kind not in WAS_NOT_SENT
                 may_go_on = failure.kind in MAY_GO_ELSEWHERE or _is_too_long(failure)
-                if not may_go_on or num_sent >= MAX_TRIES or self._is_out_of_time():
-                    break
+                if not may_go_on or num_sent >= MAX_TRIES:
+                    raise
+                self._blame(attempt, failure)
+                await self._close()
+                last, before = failure, endpoint
         raise last
 
     def _is_longer(self, endpoint: Endpoint, other: Endpoint) -> bool:
         """Whether an endpoint is known to have a longer context than another."""
         return endpoint.context(self._model) > other.context(self._model)
 
-    def _blame(self, endpoint: Endpoint, failure: Failure) -> None:
-        """Record an endpoint's failure, unless the whole request timed out.
+    def _blame(self, attempt: _Attempt, failure: Failure) -> None:
+        """Record the failure of an attempt: in the ledger, and as the endpoint's, unless the whole time is over.
 
         If the endpoint refused the prompt as too long, also record the context length that the refusal names.
         """
         if _is_too_long(failure):
-            endpoint.note_context(self._model, told_context(failure.detail))
-        if not (failure.kind is Kind.TIMEOUT and self._is_out_of_time()):
-            self._cluster.note_failure(endpoint, failure, self._key_headers, self._heard_s)
+            attempt.endpoint.note_context(self._model, told_context(failure.detail))
+        if not self._scope.expired():
+            self._cluster.note_failure(attempt.endpoint, failure, self._key_headers, attempt.heard_s)
+        self._settle(failure.kind.value)
 
-    def _is_out_of_time(self) -> bool:
-        return asyncio.get_running_loop().time() >= self._ends_at_s
-
-    async def _try(self, endpoint: Endpoint) -> Step:
+    async def _try(self, attempt: _Attempt) -> Step:
         """Send the request to one endpoint; return the step with the first content."""
-        cluster = self._cluster
-        headers = self._key_headers = cluster.access.headers()
-        began_s = self._heard_s = cluster.clock()
-        endpoint.begin(began_s)
-        self._endpoint = endpoint
+        cluster, endpoint = self._cluster, attempt.endpoint
         if self._so_far is not None and not endpoint.is_identified:
             # Only some servers can continue an answer.
             leave = ProbePermit(self._remote.name, self._permit.mode)
-            await identify(endpoint, cluster.ledger, leave, headers, self.control)
+            await identify(endpoint, cluster.ledger, leave, self._key_headers)
         body, max_tokens = self._limited_body(endpoint)
-        reader = self._reader(max_tokens)
-        self._attempt = Attempt(endpoint.transport, reader, self.control, self._remote.limits, self._ends_at_s)
-        self._row = cluster.ledger.begin(
+        attempt.answer = self._reader(max_tokens)
+        attempt.row = cluster.ledger.begin(
             self._permit,
             endpoint.transport.host,
             self._model,
@@ -191,20 +214,80 @@ class Run:
             self._num_prompt_tokens,
             max_tokens or 0,
         )
-        deltas = await self._attempt.begin(self._permit, self._call(body, headers))
-        self._check_model(endpoint, reader)
-        now_s = self._first_s = self._heard_s = cluster.clock()
-        endpoint.note_content(self._num_prompt_tokens, now_s - began_s, now_s)
-        usage = reader.usage or Usage()
+        deltas = await self._first_content(attempt, body)
+        self._check_model(endpoint, attempt.answer)
+        now_s = attempt.first_s = attempt.heard_s = cluster.clock()
+        endpoint.note_content(self._num_prompt_tokens, now_s - attempt.began_s, now_s)
+        usage = attempt.answer.usage or Usage()
         placement = Placement(
             cluster.name,
-            reader.model or self._model,
+            attempt.answer.model or self._model,
             self._permit.reason,
             endpoint.transport.host,
             endpoint.region,
         )
         started = Started(usage.num_prompt_tokens, usage.num_cached_tokens, placement=placement)
-        return self._step(deltas, started)
+        return self._step(attempt, [started, *deltas])
+
+    async def _first_content(self, attempt: _Attempt, body: Body) -> list[Delta]:
+        """Send the body; return the first content, or an empty list if the answer is complete and empty."""
+        limit_s, transport = self._remote.limits.first_token_s, attempt.endpoint.transport
+        call = Call(body.path, body.content, self._headers(), self._request.id)
+        deltas: list[Delta] = []
+        try:
+            async with asyncio.timeout(limit_s):
+                exchange = attempt.exchange = await transport.open(self._permit, call, attempt.stages)
+                await self._check_head(exchange)
+                while not (deltas or attempt.is_over):
+                    deltas = await self._read(attempt, exchange)
+        except TimeoutError:
+            raise Failure(Kind.TIMEOUT, f"no content within {limit_s:g} s") from None
+        return deltas
+
+    async def _more(self, attempt: _Attempt) -> list[Delta]:
+        """Return more content, or an empty list at the end of the answer. Any event restarts the idle timeout."""
+        assert attempt.exchange is not None
+        answer, deltas, limit_s = attempt.answer, list[Delta](), self._remote.limits.idle_s
+        try:
+            async with asyncio.timeout(limit_s) as idle:
+                while not (deltas or attempt.is_over):
+                    num_events = answer.num_events
+                    deltas = await self._read(attempt, attempt.exchange)
+                    if answer.num_events > num_events:
+                        idle.reschedule(self._loop.time() + limit_s)
+        except TimeoutError:
+            raise Failure(Kind.TIMEOUT, f"no more events within {limit_s:g} s") from None
+        attempt.heard_s = self._cluster.clock()
+        attempt.endpoint.breaker.hear(attempt.heard_s)
+        return deltas
+
+    async def _read(self, attempt: _Attempt, exchange: Exchange) -> list[Delta]:
+        """Return the content of the next bytes, which may be none. At the end of the answer, set `is_over`."""
+        answer = attempt.answer
+        if answer.fault is not None:
+            raise answer.fault
+        if not answer.has_end_marker and (chunk := await exchange.read()):
+            deltas = answer.feed(chunk)
+            if deltas or not answer.has_end_marker:
+                return deltas
+        last = answer.end()
+        attempt.is_over = True
+        return last
+
+    async def _check_head(self, exchange: Exchange) -> None:
+        """Raise a Failure unless the response has status 200 and is an event stream."""
+        if exchange.status == 200 and exchange.content_type == _EVENT_STREAM:
+            return
+        try:
+            body = await exchange.read_all(_MAX_ERROR_BYTES)
+        except Failure:
+            body = b""
+        if exchange.status != 200:
+            raise failure_of_body(exchange.status, body, retry_after_s(exchange.headers, time.time()))
+        if exchange.content_type == "application/json" and b'"error"' in body:
+            raise failure_of_body(0, body, None)
+        what = "a web page (a network's sign-in page?)" if b"<html" in body[:1024].lower() else "no event stream"
+        raise Failure(Kind.GARBLED, f"it answered with {what} ({exchange.content_type[:64] or 'of no type'})")
 
     def _limited_body(self, endpoint: Endpoint) -> tuple[Body, int | None]:
         """Return the body, and the most tokens that the answer may have; None if there is no limit.
@@ -239,54 +322,44 @@ class Run:
         target = Target(self._model, endpoint.dialect, salt, in_words=can_go_on == "inexact")
         return write_body(request, target, self._so_far)
 
-    def _call(self, body: Body, headers: Headers) -> Call:
+    def _headers(self) -> Headers:
         num_hops = (HOPS_HEADER, str(self._request.num_hops + 1))
-        headers = (*headers, ("Accept", "text/event-stream"), ("X-Session-ID", self._session), num_hops)
-        return Call(body.path, body.content, headers, self._request.id)
+        return (*self._key_headers, ("Accept", _EVENT_STREAM), ("X-Session-ID", self._session), num_hops)
 
     def _check_model(self, endpoint: Endpoint, answer: ChatReader) -> None:
         """Raise a Failure if another of the endpoint's listed models answered. Accept a name that is not listed."""
         if answer.model != self._model and answer.model in endpoint.models and self._model in endpoint.models:
             raise Failure(Kind.WRONG_MODEL, "it answered with another model than the requested one")
 
-    async def _pause(self) -> None:
-        """Wait a random time, so that requests that failed at the same time do not retry at the same time."""
-        delay_s = random.random() * _MAX_DELAY_S  # noqa: S311 - jitter
-        try:
-            await self.control.wait(self._ends_at_s, partial(asyncio.sleep, delay_s))
-        except OutOfTime:
-            raise Failure(Kind.TIMEOUT, "no time is left for a retry") from None
+    def _step(self, attempt: _Attempt, deltas: list[Delta]) -> Step:
+        if attempt.is_over:
+            assert attempt.answer.finish is not None
+            return self._finish(attempt.answer.finish, deltas)
+        return Step(tuple(deltas), self._new_tokens(), time.monotonic())
 
-    def _step(self, deltas: list[Delta], started: Started | None = None) -> Step:
-        assert self._attempt is not None
-        answer = self._attempt.answer
-        all_deltas: list[Delta] = [*([started] if started is not None else []), *deltas]
-        if self._attempt.is_over:
-            assert answer.finish is not None
-            return self._finish(answer.finish, all_deltas)
-        return Step(tuple(all_deltas), self._new_tokens(answer), time.monotonic())
+    def _new_tokens(self) -> tuple[int, ...]:
+        num_before, self._num_delivered_tokens = self._num_delivered_tokens, self._num_tokens
+        return (NO_TOKEN,) * (self._num_delivered_tokens - num_before)
 
-    def _new_tokens(self, answer: ChatReader) -> tuple[int, ...]:
-        num_new, self._num_delivered_tokens = answer.num_tokens - self._num_delivered_tokens, answer.num_tokens
-        return (NO_TOKEN,) * num_new
+    @property
+    def _num_tokens(self) -> int:
+        return self._attempt.answer.num_tokens if self._attempt is not None else 0
 
     def _finish(self, reason: FinishReason, deltas: list[Delta] | None = None) -> Step:
         """End the request and return its last step."""
-        self.is_over = True
-        now_s = self._cluster.clock()
-        answer = self._attempt.answer if self._attempt is not None else ChatReader()
-        usage = answer.usage or Usage(num_output_tokens=answer.num_tokens)
-        if self._endpoint is not None and self._first_s:
-            self._endpoint.note_tokens(answer.num_tokens - 1, now_s - self._first_s, now_s)
-        self._close_row("cancelled" if reason is FinishReason.CANCELLED else "completed")
-        timings = Timings(
-            first_token_ms=1000 * (self._first_s - self._began_s) if self._first_s else 0.0,
-            decode_ms=1000 * (now_s - self._first_s) if self._first_s else 0.0,
-            route=self._cluster.name,
-            reason=self._permit.reason,
-        )
+        self._is_over = True
+        now_s, attempt = self._cluster.clock(), self._attempt
+        usage = Usage(num_output_tokens=self._num_tokens)
+        timings = Timings(route=self._cluster.name, reason=self._permit.reason)
+        if attempt is not None:
+            usage = attempt.answer.usage or usage
+            if attempt.first_s:
+                first_ms, decode_s = 1000 * (attempt.first_s - self._began_s), now_s - attempt.first_s
+                timings = replace(timings, first_token_ms=first_ms, decode_ms=1000 * decode_s)
+                attempt.endpoint.note_tokens(self._num_tokens - 1, decode_s, now_s)
+        self._settle("cancelled" if reason is FinishReason.CANCELLED else "completed")
         finished = Finished(reason, self._total(usage), timings)
-        return Step((*(deltas or ()), finished), self._new_tokens(answer), time.monotonic())
+        return Step((*(deltas or ()), finished), self._new_tokens(), time.monotonic())
 
     def _total(self, usage: Usage) -> Usage:
         """Return the token counts of the whole answer."""
@@ -303,42 +376,49 @@ class Run:
     @property
     def _num_before_in_prompt(self) -> int:
         """How many tokens of the earlier part of the answer the remote counts as prompt: all, but edgeagent none."""
-        is_counted = self._endpoint is None or self._endpoint.dialect is not EDGEAGENT
+        is_counted = self._attempt is None or self._attempt.endpoint.dialect is not EDGEAGENT
         return self._so_far.num_tokens if self._so_far is not None and is_counted else 0
 
-    def _end_early(self) -> Step:
-        """Return the last step of a cancelled request; raise RemoteUnavailable if the permit was withdrawn."""
-        if self.control.cause is Cause.CANCELLED:
-            return self._finish(FinishReason.CANCELLED)
-        self._close_row("withdrawn")
-        raise RemoteUnavailable(
-            self.control.message, served_by=self._cluster.name, num_delivered_tokens=self._num_delivered_tokens
-        ) from None
-
-    def _close_row(self, outcome: str) -> None:
-        row, self._row = self._row, None
-        if row is None:
+    def _settle(self, outcome: str) -> None:
+        """Close the current attempt's row in the ledger, if it is open, and count the attempt as ended."""
+        attempt = self._attempt
+        if attempt is None or attempt.is_settled:
+            return
+        attempt.is_settled = True
+        attempt.endpoint.end()
+        if attempt.row is None:
             return
         num_prompt, num_output, differs = 0, 0, False
-        if self._attempt is not None and self._attempt.was_sent and (self._first_s or outcome not in _REFUSALS):
-            answer = self._attempt.answer
+        if attempt.stages.sent_s and (attempt.first_s or outcome not in _REFUSALS):
+            answer = attempt.answer
             num_here = num_prompt_tokens(self._request) + self._num_before_in_prompt
             num_there = max(answer.num_tokens, answer.num_chars // _MAX_CHARS_PER_TOKEN)
             num_prompt, num_output, differs = settled(answer.usage, num_here, num_there)
         if differs:
             logger.warning("%s states fewer tokens than were counted here", self._cluster.name)
-        self._cluster.ledger.end(row, outcome, num_prompt, num_output, differs=differs)
+        self._cluster.ledger.end(attempt.row, outcome, num_prompt, num_output, differs=differs)
 
-    async def _leave(self) -> None:
+    async def _close(self) -> None:
+        """Stop the remote, if the answer of the current attempt is not complete."""
         attempt, self._attempt = self._attempt, None
-        endpoint, self._endpoint = self._endpoint, None
-        if endpoint is not None:
-            endpoint.end()
-        if attempt is not None:
-            await attempt.close()
+        if attempt is not None and attempt.exchange is not None:
+            await attempt.exchange.close(is_done=attempt.is_over and not attempt.answer.is_cut)
 
-    def _error(self, failure: Failure) -> EdgeAgentError:
-        """Convert a failure to an error for the router and the client. Only a rejection shows the remote's own text."""
+    def _unavailable(self, message: str, retry_after_s: float | None = None) -> RemoteUnavailable:
+        return RemoteUnavailable(
+            message,
+            retry_after_s=retry_after_s,
+            served_by=self._cluster.name,
+            num_delivered_tokens=self._num_delivered_tokens,
+        )
+
+    def _failed(self, failure: Failure) -> EdgeAgentError:
+        """Record the failure that ends the request, and return the error for the router and the client.
+
+        Only a rejection shows the remote's own text.
+        """
+        if self._attempt is not None:
+            self._blame(self._attempt, failure)
         name, num_delivered_tokens = self._cluster.name, self._num_delivered_tokens
         message = f"{name}: {failure.message}"
         if failure.kind is Kind.TIMEOUT and self._is_own_timeout():
@@ -357,12 +437,7 @@ class Run:
             return ModelNotFound(message, served_by=name)
         if failure.kind is Kind.REFUSED_KEY:
             message += f"; it gets no requests until {KEY_IS_MENDED}"
-        return RemoteUnavailable(
-            message,
-            retry_after_s=self._retry_after_s(failure),
-            served_by=name,
-            num_delivered_tokens=num_delivered_tokens,
-        )
+        return self._unavailable(message, self._retry_after_s(failure))
 
     def _retry_after_s(self, failure: Failure) -> float | None:
         if failure.retry_after_s is None and failure.kind in (Kind.OVERLOADED, Kind.UNREACHABLE):
@@ -371,7 +446,7 @@ class Run:
 
     def _is_own_timeout(self) -> bool:
         timeout_s = self._request.timeout_s
-        return self._is_out_of_time() and timeout_s is not None and timeout_s <= self._remote.limits.total_s
+        return self._scope.expired() and timeout_s is not None and timeout_s <= self._remote.limits.total_s
 
 
 def _is_too_long(failure: Failure) -> bool:

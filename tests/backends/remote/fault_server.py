@@ -115,7 +115,12 @@ class FaultServer:
             while (asked := await _read_request(reader)) is not None:
                 self.asked.append(asked)
                 self.arrived.set()
-                if not await self._answer(asked, reader, writer):
+                try:
+                    is_kept = await self._answer(asked, reader, writer)
+                except ConnectionError:
+                    asked.left.set()
+                    raise
+                if not is_kept:
                     return
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass

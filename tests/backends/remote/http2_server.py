@@ -54,8 +54,11 @@ class Http2Server:
         writer.write(state.data_to_send())
         try:
             while data := await reader.read(65_536):
-                for event in state.receive_data(data):
-                    self._take(event, state, writer)
+                events = state.receive_data(data)
+                reset = {each.stream_id for each in events if isinstance(each, h2.events.StreamReset)}
+                for event in events:
+                    if not (isinstance(event, h2.events.StreamEnded) and event.stream_id in reset):
+                        self._take(event, state, writer)
                 writer.write(state.data_to_send())
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):

@@ -12,8 +12,7 @@ import pytest
 
 from edgeagent.backends.remote import network
 from edgeagent.backends.remote.answer import MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, ChatReader, EchoGuard
-from edgeagent.backends.remote.attempt import retry_after_s
-from edgeagent.backends.remote.failures import Failure
+from edgeagent.backends.remote.failures import Failure, retry_after_s
 from edgeagent.backends.remote.network import Network
 from edgeagent.errors import Overloaded, RemoteUnavailable
 from edgeagent.remotes import Limits

@@ -13,7 +13,7 @@ import httpcore
 import pytest
 
 from edgeagent.backends.remote import network, transport
-from edgeagent.backends.remote.attempt import retry_after_s
+from edgeagent.backends.remote.failures import retry_after_s
 from edgeagent.backends.remote.transport import Call
 from edgeagent.errors import RemoteUnavailable
 from edgeagent.metrics import REGISTRY
