@@ -93,7 +93,7 @@ def _joined(words: list[str], place: int) -> tuple[list[str], int]:
 
 
 def _downloaded() -> Iterator[str]:
-    from edgeagent.store.names.variants import canonical_name, variants
+    from edgeagent.store.names.parsing import canonical_name, variants
 
     # The layout of the shared cache is documented and stable: models--org--repo/snapshots/<commit>/<file>.
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")

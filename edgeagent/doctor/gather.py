@@ -17,7 +17,7 @@ from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import Runtime, find_daemon, read_token
 from edgeagent.store.gguf.header import validate_adapter
 from edgeagent.store.hub.cache import HubCache
-from edgeagent.store.hub.reach import hub_address, why_unreachable
+from edgeagent.store.hub.client import hub_address, why_unreachable
 from edgeagent.store.resolve import Library
 
 AskReady = Callable[[Runtime], str | None]

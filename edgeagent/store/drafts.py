@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.errors import EdgeAgentError, ModelNotFound
-from edgeagent.store.gguf.header import ADAPTER, GgufHeader
-from edgeagent.store.gguf.vocabulary import first_difference
+from edgeagent.store.gguf.header import ADAPTER, GgufHeader, first_difference
 from edgeagent.store.names.catalog import builtin_model, load_catalog
 from edgeagent.store.resolve import Found, Library, ResolvedModel, current_header
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from edgeagent.config import DEFAULT_STATE_DIR, Config, StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
+from edgeagent.store.file_records import VerifiedFiles
 from edgeagent.store.gguf.header import ADAPTER, GgufHeader, read_header, validate_model
 from edgeagent.store.hub.cache import HubCache, named_sha256
 from edgeagent.store.names.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, model_name
@@ -22,13 +23,17 @@ from edgeagent.store.names.parsing import (
     CatalogName,
     HubName,
     LocalPath,
+    choose,
+    is_companion,
     is_file_name,
     is_path,
     parse_name,
+    split_names,
+    split_paths,
+    split_stem,
+    variants,
     without_latest,
 )
-from edgeagent.store.names.variants import choose, is_companion, split_names, split_paths, split_stem, variants
-from edgeagent.store.verified import VerifiedFiles
 
 MAX_DEPTH = 4
 MAX_FILES = 10_000

@@ -22,7 +22,7 @@ import pytest
 
 from edgeagent.remotes.file import remove_remote
 from edgeagent.runtime_file import write_private
-from edgeagent.store.verified import file_sha256
+from edgeagent.store.file_records import file_sha256
 from tests.cluster.endless_model import LOCAL_NAME, write_endless_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.patience import patient

@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgeagent.bench.stats import median
+from edgeagent.store.file_records import file_sha256
 from edgeagent.store.hub.cache import HubCache
-from edgeagent.store.verified import file_sha256
 from tests.hub_server import hub_server, sha256
 from tests.store.gguf_bytes import small_model
 

@@ -15,7 +15,7 @@ from edgeagent.remotes.file import add_remote
 from edgeagent.router import build
 from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.router.route_chooser import RouteChooser
-from edgeagent.store.verified import sha256_of
+from edgeagent.store.file_records import sha256_of
 from edgeagent.types import RouteMode, TextDelta, replace
 from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, faults, half, stream

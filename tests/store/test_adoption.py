@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.store import adoption
-from edgeagent.store.adoption import adoptable
+from edgeagent.store import library_editor
+from edgeagent.store.library_editor import adoptable
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import small_model, split_model
 
@@ -18,7 +18,7 @@ MODEL = small_model()
 
 @pytest.fixture(autouse=True)
 def no_system_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(adoption, "_OLLAMA_SYSTEM_FOLDER", tmp_path / "nowhere")
+    monkeypatch.setattr(library_editor, "_OLLAMA_SYSTEM_FOLDER", tmp_path / "nowhere")
 
 
 def manifest(home: Path, path: str, digest: str, **layer: object) -> Path:

@@ -10,11 +10,10 @@ import pytest
 
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
-from edgeagent.store.adoption import Adoptable
+from edgeagent.store.file_records import LastUse
 from edgeagent.store.gguf.header import read_header
 from edgeagent.store.hub.cache import HubCache, Pruner
-from edgeagent.store.last_use import LastUse
-from edgeagent.store.library_editor import LibraryEditor
+from edgeagent.store.library_editor import Adoptable, LibraryEditor
 from edgeagent.store.names.own import OwnNames, OwnNamesFile
 from edgeagent.store.resolve import Library, current_header
 from tests.hub_server import sha256

@@ -82,7 +82,7 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(
     library = Library(store, state_dir)
     library.resolve(REPO)
     with monkeypatch.context() as patched:
-        patched.setattr("edgeagent.store.verified.file_sha256", None)
+        patched.setattr("edgeagent.store.file_records.file_sha256", None)
         library.resolve(REPO)
     os.utime(path, ns=(1, 1))
     assert library.resolve(REPO).path == path

@@ -16,8 +16,7 @@ from msgspec import structs
 from edgeagent.config import Config, EngineConfig, StoreConfig
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelNotFound
 from edgeagent.store.drafts import DraftFinder
-from edgeagent.store.gguf.header import read_header, validate_model
-from edgeagent.store.gguf.vocabulary import first_difference
+from edgeagent.store.gguf.header import first_difference, read_header, validate_model
 from edgeagent.store.resolve import Library
 from edgeagent.types import MemoryKind, ModelInfo, WorkerState, replace
 from edgeagent.worker.child.generator.host import Host

@@ -29,7 +29,7 @@ from edgeagent.config_sources import load_config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, PayloadTooLarge
 from edgeagent.runtime_file import find_daemon
 from edgeagent.state_files import HISTORY_FILE
-from edgeagent.store.last_use import LastUse
+from edgeagent.store.file_records import LastUse
 from edgeagent.store.names.parsing import is_path, near_names
 from edgeagent.store.resolve import Library
 

@@ -17,7 +17,7 @@ from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
 from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon
-from edgeagent.store.verified import lend_records
+from edgeagent.store.file_records import lend_records
 
 # How often a daemon is asked whether its model is ready, since no event reports that. There is no timeout here: the
 # daemon gives up a load that makes no progress, and the wait ends when the daemon ends.

@@ -16,8 +16,7 @@ from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settin
 from edgeagent.errors import ConfigError, EdgeAgentError
 
 if TYPE_CHECKING:
-    from edgeagent.store.adoption import Adoptable
-    from edgeagent.store.library_editor import LibraryEditor, Removal
+    from edgeagent.store.library_editor import Adoptable, LibraryEditor, Removal
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
@@ -132,8 +131,7 @@ def import_models(
     Without SOURCE it lists the models of these programs. The files still belong to them: a model that they delete is
     gone here too. If a program knows a file's sha256, the file is checked first.
     """
-    from edgeagent.store.adoption import SOURCES, adoptable
-    from edgeagent.store.library_editor import LibraryEditor
+    from edgeagent.store.library_editor import SOURCES, LibraryEditor, adoptable
 
     editor = LibraryEditor(settings_of(models_dir, state_dir, config))
     found = [model for source in sources or SOURCES for model in adoptable(_checked(source))]
@@ -165,7 +163,7 @@ def _chosen(found: Sequence[Adoptable], names: Sequence[str]) -> list[Adoptable]
 
 
 def _checked(source: str) -> str:
-    from edgeagent.store.adoption import SOURCES
+    from edgeagent.store.library_editor import SOURCES
 
     if source not in SOURCES and not Path(source).exists():
         raise ConfigError(f"{source} is not one of {', '.join(SOURCES)}, and no such file or folder exists")

@@ -140,7 +140,7 @@ def _records(settings: Config) -> list[dict[str, Any]]:
 
 
 def _record(model: LocalModel, settings: Config) -> dict[str, Any]:
-    from edgeagent.store.last_use import LastUse
+    from edgeagent.store.file_records import LastUse
 
     header = model.header
     return {

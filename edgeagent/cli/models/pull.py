@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-    from edgeagent.store.hub.progress import Progress
-    from edgeagent.store.hub.pull import PulledModel, Puller
+    from edgeagent.store.hub.pull import Progress, PulledModel, Puller
 
 JSON_INTERVAL_S = 0.5
 LINE_STEP_PERCENT = 10

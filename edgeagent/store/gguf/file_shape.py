@@ -17,7 +17,6 @@ from edgeagent.types import FileShape, LayerShape
 
 # Encoders whose files may lack the key `attention.causal`.
 _ENCODERS = ("gemma-embedding", "t5encoder")
-_STATES = ("ssm.", "wkv.", "rwkv.", "shortconv.", "kda.", "token_shift_count")
 
 
 def memory_kind(metadata: Metadata, architecture: str) -> str:
@@ -30,18 +29,17 @@ def memory_kind(metadata: Metadata, architecture: str) -> str:
     - "sliding window": attention that covers only the latest tokens in some layers or in all.
     - "attention": full attention.
     """
-    prefix = f"{architecture}."
+    number = _Numbers(metadata, architecture)
     if is_encoder(metadata, architecture):
         return "encoder"
-    heads = metadata.get(f"{prefix}attention.head_count_kv", metadata.get(f"{prefix}attention.head_count", 0))
-    has_attention = any(heads.values) if isinstance(heads, Array) else bool(heads)
-    if any(key.startswith(tuple(prefix + state for state in _STATES)) for key in metadata):
-        return "hybrid" if has_attention else "recurrent"
-    if f"{prefix}full_attention_interval" in metadata:
+    if number.has_any(*_STATE_KEYS):
+        heads = number.of_layers("attention.head_count_kv", number("attention.head_count"), _MAX_LAYERS)
+        return "hybrid" if any(heads) else "recurrent"
+    if number.has_any("full_attention_interval"):
         return "hybrid"
-    if metadata.get(f"{prefix}attention.kv_lora_rank"):
+    if number("attention.kv_lora_rank"):
         return "latent"
-    return "sliding window" if metadata.get(f"{prefix}attention.sliding_window") else "attention"
+    return "sliding window" if number("attention.sliding_window", most=_MAX_CONTEXT) else "attention"
 
 
 def is_encoder(metadata: Metadata, architecture: str) -> bool:

@@ -8,30 +8,34 @@ data.
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from edgeagent.errors import ModelDamaged, ModelNotFound
-from edgeagent.store.gguf.byte_reader import ByteReader, open_model_file
 from edgeagent.store.gguf.file_shape import memory_kind, merge_shapes, read_shape
 from edgeagent.store.gguf.tables import (
     CHAT_TEMPLATE,
+    FILE_TYPES,
     MAX_KEYS,
     MAX_TENSORS,
     MAX_TENSORS_OUTSIDE_LAYERS,
     MAX_TENSORS_PER_LAYER,
     STRING,
     Array,
+    ByteReader,
     Metadata,
     Tensors,
+    open_model_file,
     read_alignment,
     read_metadata,
     read_tensors,
     shown,
 )
-from edgeagent.store.gguf.tensor_types import FILE_TYPES
-from edgeagent.store.names.variants import MAX_SPLITS, split_paths
+from edgeagent.store.names.parsing import MAX_SPLITS, split_paths
 from edgeagent.types import FileShape
 
 MAX_LAYERS = 512
@@ -312,3 +316,42 @@ def _text(reader: ByteReader, metadata: Metadata, key: str) -> str:
 def _printable(text: str) -> str:
     # The text comes from an untrusted file, and is written to terminals and logs.
     return "".join(char if char.isprintable() else " " for char in text[:200]).strip()
+
+
+_LENGTH = struct.Struct("<Q")
+
+
+def first_difference(model: GgufHeader, draft: GgufHeader) -> str | None:
+    """Return a text with the first token that differs between two models; None if all tokens are the same.
+
+    The result is also None if a file has no vocabulary. A file that was changed after its header was read is not
+    detected. Raise OSError if a file cannot be read.
+    """
+    mine, theirs = (_tokens_of(header) for header in (model, draft))
+    if mine == theirs or not mine or not theirs:
+        return None
+    for number, (one, other) in enumerate(zip_longest(_tokens(mine), _tokens(theirs))):
+        if one != other:
+            return f"token {number} is {_shown(one)} in {model.path} and {_shown(other)} in {draft.path}"
+    return None
+
+
+def _tokens_of(header: GgufHeader) -> bytes:
+    """Return the bytes of the token array in the file."""
+    place = header.tokens_at
+    with header.path.open("rb") as file:
+        file.seek(place.start)
+        return file.read(len(place))
+
+
+def _tokens(array: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + _LENGTH.size <= len(array):
+        (num_bytes,) = _LENGTH.unpack_from(array, at)
+        at += _LENGTH.size
+        yield array[at : at + num_bytes]
+        at += num_bytes
+
+
+def _shown(token: bytes | None) -> str:
+    return "missing" if token is None else shown(token.decode("utf-8", "replace"))

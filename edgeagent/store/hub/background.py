@@ -13,8 +13,7 @@ from pathlib import Path
 from edgeagent.config import StoreConfig
 from edgeagent.credentials.grants import revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
-from edgeagent.store.hub.progress import OnProgress, Progress
-from edgeagent.store.hub.pull import PulledModel, Puller
+from edgeagent.store.hub.pull import OnProgress, Progress, PulledModel, Puller
 
 logger = logging.getLogger(__name__)
 

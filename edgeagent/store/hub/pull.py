@@ -1,8 +1,9 @@
 """Pulls models from the hub into the shared cache. The steps: choose, check space, resume, verify, publish.
 
 A file gets its name in the cache only after its sha256 was computed here and is correct. huggingface_hub provides a
-file's address, the headers and the HTTP client. Its own hf_hub_download is not used, because it keeps no partial file
-from one process to the next, and publishes a file without hashing it.
+file's address, the headers and the HTTP client. Its own downloads are not used: hf_hub_download publishes a file
+without hashing it, and http_get writes pieces of 10 MB, so a cancelled pull would wait for a piece, and a killed one
+lose it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from edgeagent import __version__
@@ -23,14 +24,70 @@ from edgeagent.config import StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.machine_policy.file import PolicyFile
 from edgeagent.sizes import size_text
+from edgeagent.store.file_records import VerifiedFiles, file_sha256
 from edgeagent.store.hub.cache import HubCache
-from edgeagent.store.hub.errors import HubUnreachable, describe, is_transient, translated
-from edgeagent.store.hub.listing import RemoteFile, list_files
-from edgeagent.store.hub.progress import OnProgress, ProgressReporter
+from edgeagent.store.hub.client import HubUnreachable, RemoteFile, describe, is_transient, list_files, translated
 from edgeagent.store.names.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
-from edgeagent.store.names.parsing import BuiltinName, CatalogName, HubName, LocalPath, parse_name
-from edgeagent.store.names.variants import choose, variants
-from edgeagent.store.verified import VerifiedFiles, file_sha256
+from edgeagent.store.names.parsing import BuiltinName, CatalogName, HubName, LocalPath, choose, parse_name, variants
+
+Stage = Literal["waiting", "downloading", "verifying"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The progress of a pull. Bytes are sums over all files of the model.
+
+    stage: what happens with `file`. "waiting" means that another process is pulling the same file.
+    done_bytes: the bytes of all finished files, and those of `file` that are on disk. While `file` is verified, its
+    bytes count again from 0 as they are read.
+    resumed_bytes: how many bytes of partial files were on disk before their download began. Files that were complete
+    are not counted.
+    sha256: the hash that the content of `file` must have.
+    """
+
+    stage: Stage
+    file: str
+    done_bytes: int
+    total_bytes: int
+    resumed_bytes: int
+    sha256: str = ""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class ProgressReporter:
+    """Adds up the progress of a model's files, which are downloaded one after the other."""
+
+    def __init__(self, files: tuple[RemoteFile, ...], on_progress: OnProgress | None) -> None:
+        self.total_bytes = sum(file.size for file in files)
+        self.downloaded_bytes = 0
+        self._on_progress = on_progress
+        self._finished_bytes = 0
+        self._resumed_bytes = 0
+        self._have = 0
+
+    def begin(self, have: int) -> None:
+        """Record that a download begins, with `have` bytes of its file already on disk."""
+        self._have = have
+        self._resumed_bytes += have
+
+    def finish(self, file: RemoteFile) -> None:
+        """Record that a file is complete."""
+        self._finished_bytes += file.size
+        self._have = 0
+
+    def show(self, stage: Stage, file: RemoteFile, have: int) -> None:
+        """Report the progress. `have` is how many bytes of this file are on disk, or were verified."""
+        if stage == "downloading":
+            # If the server cannot resume, the download starts over, and all of `have` was received just now.
+            self.downloaded_bytes += have - self._have if have >= self._have else have
+            self._have = have
+        if self._on_progress is not None:
+            done_bytes = self._finished_bytes + have
+            total_bytes, resumed_bytes = self.total_bytes, self._resumed_bytes
+            self._on_progress(Progress(stage, file.name, done_bytes, total_bytes, resumed_bytes, file.sha256))
+
 
 if TYPE_CHECKING:
     import httpx2

@@ -11,8 +11,17 @@ from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
 from edgeagent.errors import ModelNotFound, StoreError
-from edgeagent.store.names.parsing import CatalogName, HubName, is_file_name, is_repo_name, is_short_name, near_names
-from edgeagent.store.names.variants import Variant, canonical_name, quant_label
+from edgeagent.store.names.parsing import (
+    CatalogName,
+    HubName,
+    Variant,
+    canonical_name,
+    is_file_name,
+    is_repo_name,
+    is_short_name,
+    near_names,
+    quant_label,
+)
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHA256 = re.compile(r"[0-9a-f]{64}")

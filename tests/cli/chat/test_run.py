@@ -19,7 +19,7 @@ from edgeagent.cli.chat import line_reader, run
 from edgeagent.client import Address
 from edgeagent.errors import ModelNotFound
 from edgeagent.runtime_file import Runtime
-from edgeagent.store.last_use import LastUse
+from edgeagent.store.file_records import LastUse
 from edgeagent.store.names.catalog import builtin_model
 from tests.cli.conftest import StartStub
 from tests.client.daemon_stub import DaemonStub, sending, text_events

@@ -15,9 +15,9 @@ from edgeagent.cli.daemon.temporary import load_in_progress, temporary_daemon, w
 from edgeagent.client import Address
 from edgeagent.config import StoreConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
+from edgeagent.store.file_records import lend_records
 from edgeagent.store.names.own import NAMES_FILE, OwnNamesFile, with_alias
 from edgeagent.store.resolve import Library
-from edgeagent.store.verified import lend_records
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import typer
 
 from edgeagent.cli import main
 from edgeagent.config import StoreConfig
-from edgeagent.store import adoption
+from edgeagent.store import library_editor
 from edgeagent.store.hub.cache import HubCache
 from tests.cli.conftest import Run
 from tests.hub_server import sha256
@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(adoption, "_OLLAMA_SYSTEM_FOLDER", tmp_path / "nowhere")
+    monkeypatch.setattr(library_editor, "_OLLAMA_SYSTEM_FOLDER", tmp_path / "nowhere")
     blob(tmp_path, CONTENT)
     manifest(tmp_path, "registry.ollama.ai/library/theirs/1b", sha256(CONTENT))
     return tmp_path

@@ -9,7 +9,7 @@ import pytest
 
 from edgeagent.config import StoreConfig
 from edgeagent.store import resolve as resolve_module
-from edgeagent.store.last_use import LastUse
+from edgeagent.store.file_records import LastUse
 from edgeagent.store.names.own import OwnNamesFile, with_alias
 from tests.cli.conftest import Run
 from tests.store.gguf_bytes import MODEL_KEYS, STRING, U32, GgufBytes, key, small_model

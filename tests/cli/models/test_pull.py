@@ -19,8 +19,7 @@ from edgeagent.cli.display import size_text
 from edgeagent.cli.models.pull import BarDisplay, JsonDisplay, LineDisplay
 from edgeagent.errors import StoreError
 from edgeagent.store.hub.cache import HubCache
-from edgeagent.store.hub.progress import Progress
-from edgeagent.store.hub.pull import PulledModel
+from edgeagent.store.hub.pull import Progress, PulledModel
 from tests.hub_server import HubServer, hub_server, sha256
 from tests.store.gguf_bytes import small_model
 

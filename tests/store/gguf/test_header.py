@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound
-from edgeagent.store.gguf import byte_reader
+from edgeagent.store.gguf import tables
 from edgeagent.store.gguf.header import Split, read_header, validate_adapter, validate_model
-from edgeagent.store.gguf.tensor_types import TENSOR_TYPES
-from edgeagent.store.names.variants import split_paths
+from edgeagent.store.gguf.tables import TENSOR_TYPES
+from edgeagent.store.names.parsing import split_paths
 from tests.examples import examples
 from tests.store.gguf_bytes import (
     ARRAY,
@@ -83,7 +83,7 @@ def test_block_sizes_agree_with_the_reference_library() -> None:
 
 
 def test_strings_longer_than_the_window_and_arrays_across_windows(tmp_path: Path) -> None:
-    long = "x" * (byte_reader._WINDOW_BYTES + 5)
+    long = "x" * (tables._WINDOW_BYTES + 5)
     tokens = ["t" * (index % 50) for index in range(80_000)]
     keys = (
         key("tokenizer.chat_template", STRING, long),
@@ -230,15 +230,15 @@ def test_reading_a_hostile_header_needs_little_memory(tmp_path: Path) -> None:
 
 
 def test_too_many_strings_in_all_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_reader, "MAX_ARRAY_STRINGS", 5)
+    monkeypatch.setattr(tables, "MAX_ARRAY_STRINGS", 5)
     keys = (array("one", STRING, ["", "", ""]), array("two", STRING, ["", "", ""]))
     with pytest.raises(ModelLoadFailed, match="more than 5 strings"):
         read_header(GgufBytes(keys=keys).write(tmp_path / "strings.gguf"))
 
 
 def test_a_header_larger_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = byte_reader._WINDOW_BYTES
-    monkeypatch.setattr(byte_reader, "MAX_HEADER_BYTES", limit)
+    limit = tables._WINDOW_BYTES
+    monkeypatch.setattr(tables, "MAX_HEADER_BYTES", limit)
     keys = (key("text", STRING, "x" * limit),)
     with pytest.raises(ModelLoadFailed, match=f"larger than {limit}"):
         read_header(GgufBytes(keys=keys).write(tmp_path / "large.gguf"))

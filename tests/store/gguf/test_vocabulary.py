@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.store.gguf.header import GgufHeader, read_header
-from edgeagent.store.gguf.vocabulary import first_difference
+from edgeagent.store.gguf.header import GgufHeader, first_difference, read_header
 from tests.store.gguf_bytes import I32, MODEL_KEYS, STRING, GgufBytes, array
 
 

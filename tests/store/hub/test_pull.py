@@ -18,9 +18,8 @@ from edgeagent.file_lock import try_lock
 from edgeagent.store.hub import pull
 from edgeagent.store.hub import pull as hub_module
 from edgeagent.store.hub.cache import HubCache
-from edgeagent.store.hub.errors import HubUnreachable
-from edgeagent.store.hub.progress import Progress
-from edgeagent.store.hub.pull import Puller
+from edgeagent.store.hub.client import HubUnreachable
+from edgeagent.store.hub.pull import Progress, Puller
 from edgeagent.store.names import catalog
 from edgeagent.store.names.catalog import CatalogEntry
 from edgeagent.store.resolve import Library
@@ -136,7 +135,7 @@ def test_a_second_pull_asks_once_and_reads_nothing(
     first = puller.pull(REPO)
     hub.requests.clear()
     monkeypatch.setattr(hub_module, "file_sha256", None)
-    monkeypatch.setattr("edgeagent.store.verified.file_sha256", None)
+    monkeypatch.setattr("edgeagent.store.file_records.file_sha256", None)
     second = puller.pull(REPO)
     assert (second.paths, second.downloaded_bytes) == (first.paths, 0)
     assert [request.path for request in hub.requests] == [f"/api/models/{REPO}"]

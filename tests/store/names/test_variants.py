@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.errors import ModelNotFound
-from edgeagent.store.names.parsing import HubName
-from edgeagent.store.names.variants import PREFERRED, Variant, canonical_name, choose, quant_label, variants
+from edgeagent.store.names.parsing import PREFERRED, HubName, Variant, canonical_name, choose, quant_label, variants
 
 LABELS = {
     "qwen2.5-0.5b-instruct-q4_k_m.gguf": "Q4_K_M",

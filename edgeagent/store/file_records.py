@@ -1,4 +1,4 @@
-"""The sha256 of model files: which files were found to have the right one, and hashes that are computed when asked for.
+"""What the state folder records about model files: which have the right sha256, and when each was last loaded.
 
 A verified file is recorded on disk, so that it is hashed only once. Other hashes are not stored there, where they could
 be forged. No network.
@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -168,3 +169,35 @@ def _stamp(path: Path, sha256: str) -> _Stamp | None:
     except OSError:
         return None
     return _Stamp(status.st_size, status.st_mtime_ns, status.st_ino, sha256)
+
+
+_FOLDER = "last-use"
+
+
+class LastUse:
+    """The times of the models' last loads. Without a writable state folder nothing is stored."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / _FOLDER
+
+    def note(self, model: Path) -> None:
+        """Record that a model is loaded now."""
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._mark(model).touch(mode=0o600)
+
+    def age_s(self, model: Path) -> float | None:
+        """Return the seconds since a model was last loaded; None if unknown."""
+        try:
+            return max(0.0, time.time() - self._mark(model).stat().st_mtime)
+        except OSError:
+            return None
+
+    def forget(self, model: Path) -> None:
+        """Forget when a model was last loaded."""
+        with suppress(OSError):
+            self._mark(model).unlink()
+
+    def _mark(self, model: Path) -> Path:
+        # A digest of the path, because a path can be too long for a file name.
+        return self._folder / hashlib.sha256(str(model.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.store import verified as hashes
-from edgeagent.store.verified import VerifiedFiles, known_sha256
+from edgeagent.store import file_records as hashes
+from edgeagent.store.file_records import VerifiedFiles, known_sha256
 
 
 def sha256(content: bytes) -> str:
