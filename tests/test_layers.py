@@ -152,7 +152,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "store": {
         "names": set(),
         "gguf": {"names"},
-        "hub": {"names", "verified"},
+        "hub": {"names", "file_records"},
     },
     "text": {
         "template": {"long_text", "tool_format", "vocabulary"},
