@@ -155,7 +155,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "hub": {"names", "file_records"},
     },
     "text": {
-        "template": {"long_text", "tool_format", "vocabulary"},
+        "template": {"tool_format", "vocabulary"},
         "output": {"tool_format", "vocabulary"},
         "schema": {"partition_cache"},
         "grammar": {"partition_cache", "schema", "tool_format", "vocabulary"},

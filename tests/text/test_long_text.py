@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.text import long_text
-from edgeagent.text.long_text import LongTextVocabulary, any_of
-from edgeagent.text.vocabulary import special_texts
+from edgeagent.text import vocabulary as module
+from edgeagent.text.vocabulary import LongTextVocabulary, any_of, special_texts
 from tests.text.fake_vocabulary import FakeVocabulary
 
 VOCABULARY = FakeVocabulary(("<a>", "<ab>", "b><"), user_defined=("<t>", "    ", "t><t"), bos_text="<s>", adds_bos=True)
@@ -30,8 +29,8 @@ def test_parts_give_the_tokens_of_the_whole(parse_special: bool, add_bos: bool, 
     text = "".join(parts)
     expected = VOCABULARY.tokenize(text, parse_special=parse_special, add_bos=add_bos)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_text, "_LONG", 0)
-        patch.setattr(long_text, "_MAX_SPECIALS", 2)
+        patch.setattr(module, "_LONG", 0)
+        patch.setattr(module, "_MAX_SPECIALS", 2)
         vocabulary = LongTextVocabulary(VOCABULARY, SPECIAL)
         assert vocabulary.tokenize(text, parse_special=parse_special, add_bos=add_bos) == expected
 

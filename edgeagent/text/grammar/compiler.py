@@ -11,15 +11,13 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
-from edgeagent.text.grammar.call_ban import BannedText, CallBan, banned_texts
-from edgeagent.text.grammar.call_grammar import CallRules, callable_tools
+from edgeagent.text.grammar.calls import BannedText, CallBan, CallRules, banned_texts, callable_tools
 from edgeagent.text.grammar.constraint import Constraint, GrammarPlan
 from edgeagent.text.grammar.fault import LIMITS, grammar_fault, reason
 from edgeagent.text.grammar.json_guard import TokenStarts
 from edgeagent.text.partition_cache import PartitionCache
-from edgeagent.text.schema.check import SchemaError, followable
 from edgeagent.text.schema.closing import Schema, WorkLimit
-from edgeagent.text.schema.reading import ReadSchema, SchemaReader, Wanted
+from edgeagent.text.schema.reading import ReadSchema, SchemaError, SchemaReader, Wanted, followable
 from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, call_opener
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, TextFormat, Tool, ToolChoice

@@ -12,8 +12,7 @@ import string
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from edgeagent.text.output.calls import read_calls
-from edgeagent.text.output.json_stream import MalformedError, Reader
+from edgeagent.text.output.calls import MalformedError, Reader, read_calls
 from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, call_opener
 from edgeagent.types import ReasoningDelta, ToolCallDelta, ToolCallStarted
 

@@ -6,21 +6,286 @@ a warning names them: an unused tool must not cost an agent its answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
 
+from edgeagent.strict_json import kind_of
 from edgeagent.text.partition_cache import PartitionCache
-from edgeagent.text.schema.check import SchemaError, followable, object_schema, parse_schema
-from edgeagent.text.schema.closing import Schema, WorkLimit
+from edgeagent.text.schema.closing import (
+    MAX_CHAIN,
+    Schema,
+    TooManyReferencesError,
+    WorkLimit,
+    close_objects,
+    map_schemas,
+    resolve,
+)
 from edgeagent.text.schema.faults import (
     Fault,
+    Place,
     Try,
     forbidden_keywords,
+    path_of,
     pattern_faults,
     plain_faults,
     unknown_keywords,
     without,
 )
+
+MAX_COMPARED = 64
+
+
+def choices_as_any_of(root: Schema) -> Schema:
+    """Return the schema with anyOf in place of each oneOf whose schemas are known to exclude one another.
+
+    The grammar compiler accepts no other oneOf, and does not follow references to see that. pydantic writes a union of
+    classes as a oneOf of references.
+
+    A oneOf is kept if there is an anyOf beside it, or if it has more than MAX_COMPARED schemas.
+    """
+
+    def change(schema: Any) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        branches = schema.get("oneOf")
+        if isinstance(branches, list) and "anyOf" not in schema and _exclude_one_another(root, branches):
+            schema = {"anyOf" if key == "oneOf" else key: value for key, value in schema.items()}
+        return map_schemas(schema, change)
+
+    changed: Schema = change(root)
+    return changed
+
+
+def _exclude_one_another(root: Schema, branches: list[Any]) -> bool:
+    if len(branches) > MAX_COMPARED:
+        return False
+    targets = [_target(root, branch) for branch in branches]
+    return all(_are_disjoint(one, other) for one, other in combinations(targets, 2))
+
+
+def _target(root: Schema, branch: Any) -> Schema:
+    """Return a branch, or the schema that it refers to. If that is unclear, return {}, which accepts anything."""
+    for _ in range(8):
+        if not isinstance(branch, dict):
+            return {}
+        if "$ref" not in branch:
+            return branch
+        branch = resolve(root, branch["$ref"])
+    return {}
+
+
+def _are_disjoint(one: Schema, other: Schema) -> bool:
+    types = _types(one), _types(other)
+    if types[0] and types[1] and not types[0] & types[1]:
+        return True
+    given = _properties(one), _properties(other)
+    shared = given[0].keys() & given[1].keys() & set(_required(one)) & set(_required(other))
+    if shared and types == ({"object"}, {"object"}):
+        values = [(_values(given[0][name]), _values(given[1][name])) for name in shared]
+        return any(left and right and not left & right for left, right in values)
+    return False
+
+
+def _types(schema: Schema) -> set[str]:
+    """Return the types that a value of the schema can have; empty if it can have any. "integer" counts as "number"."""
+    types = schema.get("type")
+    found = {str(item) for item in (types if isinstance(types, list) else [types]) if item is not None}
+    return {"number" if name == "integer" else name for name in found}
+
+
+def _properties(schema: Schema) -> Schema:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _required(schema: Schema) -> list[str]:
+    found = schema.get("required")
+    return [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+
+
+def _values(schema: Any) -> set[str]:
+    """Return the values of a schema's `const` or `enum` if all are texts; otherwise an empty set."""
+    if not isinstance(schema, dict):
+        return set()
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    # Numbers are left out because they have several spellings. Branches nearly always differ by a text.
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        return set()
+    return set(values)
+
+
+MAX_SCHEMA_BYTES = 64 << 10
+MAX_SCHEMA_DEPTH = 32
+
+# Formats that the grammar compiler supports. The value is the maximum length of the text in characters; None if the
+# compiler itself sets a limit. JSON Schema lets a validator ignore other formats, so they are removed.
+_FORMATS: dict[str, int | None] = {
+    "date-time": 35,
+    "time": 24,
+    "duration": 32,
+    "email": 64,  # validators take no more before the @, and a small model does not end an address by itself
+    "hostname": 253,
+    **dict.fromkeys(("date", "ipv4", "ipv6", "uuid", "uri")),
+}
+# Keywords without effect on the values that fit a schema.
+_ANNOTATIONS = frozenset({"$schema", "$id", "$defs", "definitions", "title", "description"})
+# One blank, or one line break and an indentation: the forms in which models have seen JSON. Without a limit a small
+# model may write blanks forever.
+GAP = r"\x20|\n(\x20{0,16}|\t{1,4})"
+
+
+# In these keywords, null is a value. In all others it means that the keyword is absent, as serializers write it.
+_NULL_IS_A_VALUE = frozenset({"const", "default", "example"})
+
+
+class SchemaError(ValueError):
+    """A schema that cannot be used, and why. The text names the keyword and its path."""
+
+
+def parse_schema(text: str) -> Schema:
+    """Return the schema in a JSON text, without keywords whose value is null.
+
+    Raise SchemaError if it is too large, too deep or not a JSON object.
+    """
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_SCHEMA_BYTES:
+        raise SchemaError(f"the schema has {size} bytes; at most {MAX_SCHEMA_BYTES}")
+    try:
+        schema = json.loads(text)
+    except RecursionError:
+        raise SchemaError(f"the schema is nested deeper than {MAX_SCHEMA_DEPTH}") from None
+    except ValueError as error:
+        raise SchemaError(f"the schema is not valid JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise SchemaError(f"the schema must be a JSON object, not {kind_of(schema)}")
+    _check_depth(schema)
+    given: Schema = _without_nulls(schema)
+    return given
+
+
+def object_schema(schema: Schema) -> Schema:
+    """Return the schema restricted to objects.
+
+    Raise SchemaError if the schema allows no object, or if its `$ref` leads in a circle.
+    """
+    chain = [schema]
+    while True:
+        kind = chain[-1].get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            raise SchemaError(f"`type` at # is {str(kind)[:40]!r}; the arguments of a tool must be an object")
+        if "$ref" not in chain[-1]:
+            break
+        if len(chain) > MAX_CHAIN:
+            raise SchemaError(f"`$ref` at # leads in a circle, or through more than {MAX_CHAIN} schemas")
+        found = resolve(schema, chain[-1]["$ref"])
+        if not isinstance(found, dict):
+            return schema
+        chain.append(found)
+    rest = {key: value for key, value in schema.items() if key != "$ref"}
+    if len(chain) == 2 and not rest.keys() & chain[1].keys() - _ANNOTATIONS:
+        # The schema may refer to itself. The compiler cannot follow that through a $ref beside other keywords.
+        return {**chain[1], **rest, "type": "object"}
+    return {**schema, "type": "object"}
+
+
+def followable(schema: Schema, *, lenient: bool, limit: WorkLimit | None = None) -> Schema:
+    """Return the schema in the form that is compiled: with closed objects and the compiler's options.
+
+    lenient: the compiler ignores keywords that it does not support. limit: bounds the work; pass the same object for
+    all schemas of a request. Raise SchemaError if references lead through too many schemas, or if anyOf and oneOf name
+    too many keys.
+    """
+    try:
+        schema = close_objects(choices_as_any_of(_adapted(schema)), limit)
+    except TooManyReferencesError as error:
+        raise SchemaError(str(error)) from error
+    except RecursionError:
+        # Each reference may add as many layers as a schema can have.
+        raise SchemaError("references beside allOf, anyOf or oneOf lead through too many layers") from None
+    options = {"whitespace_pattern": GAP, "lenient": lenient, "json_allow_general_unicode_escapes": True}
+    return {**schema, "x-guidance": options}
+
+
+def _check_depth(schema: object) -> None:
+    layer: list[tuple[Place, object]] = [((), schema)]
+    for _ in range(MAX_SCHEMA_DEPTH + 1):
+        layer = [((*place, key), child) for place, value in layer for key, child in _children(value)]
+        if not layer:
+            return
+    raise SchemaError(f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} at {path_of(layer[0][0])}")
+
+
+def _children(value: object) -> Iterable[tuple[str | int, object]]:
+    match value:
+        case dict():
+            return value.items()
+        case list():
+            return enumerate(value)
+        case _:
+            return ()
+
+
+def _without_nulls(schema: Any) -> Any:
+    """Return a schema without keywords that are null, in all subschemas too. A subschema that is null allows all."""
+    if schema is None:
+        return True
+    if not isinstance(schema, dict):
+        return schema
+    given = {key: value for key, value in schema.items() if value is not None or key in _NULL_IS_A_VALUE}
+    for key in ("required", "allOf", "anyOf", "oneOf"):
+        if isinstance(given.get(key), list):
+            given[key] = [item for item in given[key] if item is not None]
+    if isinstance(given.get("type"), list):  # YAML's null for "null"
+        given["type"] = ["null" if name is None else name for name in given["type"]]
+    return map_schemas(given, _without_nulls)
+
+
+def _adapted(schema: Any) -> Any:
+    """Return a schema with its keywords adapted to the compiler, in all subschemas too.
+
+    Unknown formats, options of the compiler and `uniqueItems: false` are removed.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: value for key, value in schema.items() if key != "x-guidance"}
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
+    return _with_named_keys(_with_format(map_schemas(schema, _adapted)))
+
+
+def _with_format(schema: Schema) -> Schema:
+    """Return the schema without an unknown format. Add a `maxLength` if nothing else limits the text."""
+    name = schema.get("format")
+    if not isinstance(name, str):
+        return schema
+    if name not in _FORMATS:
+        return {key: value for key, value in schema.items() if key != "format"}
+    bound, longest = _FORMATS[name], schema.get("maxLength")
+    if bound is None or "pattern" in schema or (isinstance(longest, int) and longest <= bound):
+        return schema
+    return {**schema, "maxLength": bound}
+
+
+def _with_named_keys(schema: Schema) -> Schema:
+    """Return the schema with `propertyNames` replaced by keywords that the compiler knows, if they mean the same."""
+    names = schema.get("propertyNames")
+    if not isinstance(names, dict) or "properties" in schema or "patternProperties" in schema:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+    rule = {key: value for key, value in names.items() if key not in ("type", "title", "description", "$schema")}
+    values = rest.get("additionalProperties", True)
+    match rule:
+        case {} if not rule and names.get("type", "string") == "string":
+            return rest
+        case {"enum": [*keys], **others} if not others and all(isinstance(key, str) for key in keys):
+            return {**rest, "properties": dict.fromkeys(keys, values), "additionalProperties": False}
+        case {"pattern": str(pattern), **others} if not others:
+            return {**rest, "patternProperties": {pattern: values}, "additionalProperties": False}
+    return schema
+
 
 MAX_CACHED = 64
 # The most keywords of one schema that are named.

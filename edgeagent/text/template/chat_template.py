@@ -1,7 +1,8 @@
 """Renders a conversation with a model's own chat template, and finds out what that template supports.
 
 If the template refuses a conversation, the messages are rearranged into a form that the template accepts. No text is
-lost.
+lost. A template is part of a model file that anyone may have made. Jinja's sandbox restricts attributes, so that a
+template has access to plain values only. Its work and its memory are limited by the renderer's process.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ from itertools import product
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.filters import FILTERS
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from edgeagent.errors import InvalidRequest
 from edgeagent.text.template.conversation import (
+    RawJson,
     Style,
     Turn,
     fold_system,
@@ -29,12 +37,69 @@ from edgeagent.text.template.conversation import (
     turns,
     write_tools,
 )
-from edgeagent.text.template.rendered import Mark, Marker, Rendered, control_pattern, tokenize_rendered
-from edgeagent.text.template.sandbox import MAX_SOURCE_CHARS, Sandbox, TemplateRaisedError
+from edgeagent.text.template.rendered import Mark, Marker, Rendered, control_pattern
 from edgeagent.text.tool_format import REASONING, ReasoningMarkers, ToolFormat
 from edgeagent.types import ChatPrompt, Message, Tool, ToolCall
 
-__all__ = ["CHATML", "ChatTemplate", "Rendered", "tokenize_rendered"]
+MAX_SOURCE_CHARS = 256 << 10
+
+_FILTERS = re.findall(
+    r"\w+",
+    "abs capitalize count d default dictsort e escape first float format groupby indent int items join last length "
+    "list lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title trim "
+    "truncate unique upper wordcount",
+)
+
+
+class TemplateRaisedError(Exception):
+    """The template called raise_exception, with this message."""
+
+
+class _Generation(Extension):
+    """Accepts the tags {% generation %} … {% endgeneration %} around text to train on, and renders the text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The Jinja environment of one template. `now` returns the time for templates that show the date."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+        )
+        self.globals = {
+            "range": range,
+            "namespace": Namespace,
+            "dict": dict,
+            "raise_exception": _raise_exception,
+            "strftime_now": lambda pattern: now().strftime(str(pattern)),
+        }
+        self.filters = {name: FILTERS[name] for name in _FILTERS} | {"tojson": _tojson}
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateRaisedError(str(message)[:1000])
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if isinstance(value, RawJson) and not (ensure_ascii or indent or separators or sort_keys):
+        return value.text
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
 
 CHATML = """\
 {%- for message in messages -%}

@@ -1,20 +1,21 @@
-"""Puts a conversation into the form that a chat template accepts, as plain dictionaries.
+"""Puts a conversation into the form that a chat template accepts, and finds where one that is too long can be cut.
 
-For a template without tools, the tools are written as text. This module does not render.
+For a template without tools, the tools are written as text. The prefix cache reuses a prompt only up to the first token
+that differs. So messages are dropped from the front in steps whose size does not depend on the conversation's end, and
+the cut stays at the same place for many turns. This module neither renders messages nor counts tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgeagent.errors import InvalidToolSchema
 from edgeagent.strict_json import kind_of, load_generated
 from edgeagent.text.template.rendered import Mark
-from edgeagent.text.template.sandbox import RawJson
 from edgeagent.types import Message, Tool, ToolCall, replace
 
 Turn = dict[str, Any]
@@ -32,6 +33,14 @@ for each call:
 <tool_call>
 {{"name": "<name of the function>", "arguments": {{<its arguments>}}}}
 </tool_call>"""
+
+
+class RawJson(dict[str, Any]):
+    """A JSON object with its original text, so that `tojson` returns exactly what the model wrote."""
+
+    def __init__(self, value: Mapping[str, Any], text: str) -> None:
+        super().__init__(value)
+        self.text = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,3 +276,69 @@ def _marked(value: Any, mark: Mark) -> Any:
             return {mark(key): _marked(item, mark) for key, item in value.items()}
         case _:
             return value
+
+
+def text_of(message: Message) -> str:
+    """Return all text of a message, to measure its length."""
+    parts = [message.content, message.reasoning]
+    parts += [text for call in message.tool_calls for text in (call.name, call.arguments)]
+    return "\n".join(filter(None, parts))
+
+
+def num_items(messages: Sequence[Message]) -> int:
+    """Return how many items of a client's input these messages stand for.
+
+    Reasoning, text and each call of a message are items of their own. An empty message is one item.
+    """
+    parts = (bool(each.reasoning) + bool(each.content) + len(each.tool_calls) for each in messages)
+    return sum(max(1, num) for num in parts)
+
+
+def cut_before(messages: Sequence[Message], place: int) -> tuple[Message, ...]:
+    """Return the conversation without the messages before `place`. System messages and the last user message stay."""
+    last = _last_of_user(messages)
+    kept = (index for index, message in enumerate(messages) if index >= place or index == last or _is_system(message))
+    return tuple(messages[index] for index in kept)
+
+
+def cut_places(messages: Sequence[Message], step: int, size: Callable[[Message], int]) -> list[int]:
+    """Return the indices where the conversation can be cut, in order: one after each step, and the last possible one.
+
+    Each step drops messages with a total size of about `step`. `size` returns a message's size, which must be the same
+    at each call. A cut is before a user's message, because templates require a conversation to begin with one. The last
+    user message is never dropped; after it, a cut is before a message of the assistant. A call and its result are
+    dropped together. The last message is never dropped.
+    """
+    places: list[int] = []
+    due, num_dropped, previous = step, 0, 0
+    for place in _possible_places(messages):
+        dropped = (message for message in messages[previous:place] if not _is_system(message))
+        num_dropped += sum(map(size, dropped))
+        previous = place
+        if num_dropped >= due:
+            places.append(place)
+            due = (num_dropped // step + 1) * step
+    if previous and previous not in places:
+        places.append(previous)
+    return places
+
+
+def _possible_places(messages: Sequence[Message]) -> Iterator[int]:
+    last = _last_of_user(messages)
+    open_calls: set[str | None] = set()
+    results = {message.tool_call_id for message in messages if message.role == "tool"}
+    for place, message in enumerate(messages):
+        is_begin = message.role == "user" if place <= last else message.role == "assistant" and place > last + 1
+        is_first = all(map(_is_system, messages[:place])) if place <= last else False
+        if is_begin and not open_calls and not is_first:
+            yield place
+        open_calls.update(call.id for call in message.tool_calls if call.id in results)
+        open_calls.discard(message.tool_call_id)
+
+
+def _last_of_user(messages: Sequence[Message]) -> int:
+    return max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
+
+
+def _is_system(message: Message) -> bool:
+    return message.role == "system"

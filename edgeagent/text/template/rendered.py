@@ -11,9 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from edgeagent.text.long_text import any_of
 from edgeagent.text.tool_format import ReasoningMarkers
-from edgeagent.text.vocabulary import Vocabulary
+from edgeagent.text.vocabulary import Vocabulary, any_of
 
 # Any text that looks like a control token. Used if the control tokens are unknown.
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^\s<>]{1,64}>|\[/?[A-Z_]{1,32}\]")

@@ -9,12 +9,11 @@ from hashlib import blake2b
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import InfillTokens, Model
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
-from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.partition_cache import PartitionCache
+from edgeagent.text.template.conversation import cut_before, cut_places, num_items, text_of
 from edgeagent.text.template.rendered import Rendered, tokenize_rendered
-from edgeagent.text.template.shortening import cut_before, cut_places, num_items, text_of
 from edgeagent.text.tool_format import KNOWN_MARKERS, ReasoningMarkers
-from edgeagent.text.vocabulary import SpecialTexts
+from edgeagent.text.vocabulary import LongTextVocabulary, SpecialTexts
 from edgeagent.types import (
     ChatPrompt,
     Detokenize,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
-from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.vocabulary import LongTextVocabulary
 from edgeagent.types import Embed, TextPrompt, TokenPrompt
 from edgeagent.worker.child.prompt import check_tokens
 

@@ -1,6 +1,6 @@
 import pytest
 
-from edgeagent.text.grammar.call_ban import CallBan
+from edgeagent.text.grammar.calls import CallBan
 from edgeagent.text.grammar.compiler import GrammarCompiler
 from edgeagent.text.tool_format import ToolFormat, call_opener
 from edgeagent.types import JsonObjectFormat, TextFormat, Tool, ToolChoice

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeagent.errors import InternalError, InvalidRequest, InvalidToolSchema, NotSupported
-from edgeagent.text.grammar.call_ban import CallBan
+from edgeagent.text.grammar.calls import CallBan
 from edgeagent.text.grammar.compiler import MAX_CACHED_GRAMMARS, GrammarCompiler
 from edgeagent.text.grammar.constraint import Constraint
 from edgeagent.text.grammar.fault import grammar_fault

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.text.output.json_stream import MalformedError, read_space, read_string, read_value
+from edgeagent.text.output.calls import MalformedError, read_space, read_string, read_value
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

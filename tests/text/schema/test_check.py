@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.text.schema.check import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, SchemaError, followable, parse_schema
+from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, SchemaError, followable, parse_schema
 from edgeagent.types import JsonSchemaFormat, Tool
 from tests.text.grammar.test_compiler import accepts, constraint
 

@@ -7,8 +7,8 @@ import jsonschema_rs
 import pytest
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.text.schema.check import SchemaError, followable, parse_schema
 from edgeagent.text.schema.closing import MAX_CHAIN, TooManyReferencesError, WorkLimit, close_objects
+from edgeagent.text.schema.reading import SchemaError, followable, parse_schema
 from edgeagent.types import JsonSchemaFormat, Tool
 from tests.clients.schemas import Sent, all_sent
 from tests.text.grammar.test_compiler import MARKED, accepts, constraint

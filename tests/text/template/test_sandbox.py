@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from jinja2 import TemplateError
 
-from edgeagent.text.template.sandbox import RawJson, Sandbox, TemplateRaisedError
+from edgeagent.text.template.chat_template import Sandbox, TemplateRaisedError
+from edgeagent.text.template.conversation import RawJson
 
 
 def render(source: str, **variables: object) -> str:

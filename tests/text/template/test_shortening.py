@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edgeagent.text.template.shortening import cut_before, cut_places, num_items, text_of
+from edgeagent.text.template.conversation import cut_before, cut_places, num_items, text_of
 from edgeagent.types import Message, ToolCall
 
 SYSTEM = Message("system", "be kind")

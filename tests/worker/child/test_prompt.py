@@ -10,8 +10,7 @@ import pytest
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest
-from edgeagent.text.long_text import LongTextVocabulary
-from edgeagent.text.vocabulary import special_texts
+from edgeagent.text.vocabulary import LongTextVocabulary, special_texts
 from edgeagent.types import (
     ChatPrompt,
     Detokenize,

@@ -8,7 +8,7 @@ import pytest
 
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
-from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.vocabulary import LongTextVocabulary
 from edgeagent.types import Embed, TextPrompt, TokenPrompt
 from edgeagent.worker.child.text_reader import TextReader
 from tests.text.fake_vocabulary import FakeVocabulary

@@ -12,8 +12,7 @@ from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.llama.encoder import Encoder
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, NotSupported
-from edgeagent.text.long_text import LongTextVocabulary
-from edgeagent.text.vocabulary import special_texts
+from edgeagent.text.vocabulary import LongTextVocabulary, special_texts
 from edgeagent.types import Embed, MemoryKind, ModelInfo, QueryAnswer, Rerank, TextQuery
 from edgeagent.worker.child.encoder.pairs import PairReader
 from edgeagent.worker.child.opening import Opened

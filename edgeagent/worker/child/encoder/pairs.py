@@ -10,8 +10,8 @@ from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest
-from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.template.rendered import Marker, Rendered, control_pattern, tokenize_rendered
+from edgeagent.text.vocabulary import LongTextVocabulary
 from edgeagent.types import Rerank
 
 _TEMPLATE_KEY = "tokenizer.chat_template.rerank"

@@ -10,10 +10,10 @@ from edgeagent.engine.sampling.constraint import TokenConstraint
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
-from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.output.respelling import RespellConstraint, num_open
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.text.tool_format import REASONING, THINK, ReasoningMarkers
+from edgeagent.text.vocabulary import LongTextVocabulary
 from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest
 from edgeagent.worker.child.prompt import ReadPrompt
 

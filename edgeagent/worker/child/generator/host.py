@@ -25,14 +25,13 @@ from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
 from edgeagent.fit.need import CONTEXT_STEP
-from edgeagent.text.grammar.call_ban import CallBan
+from edgeagent.text.grammar.calls import CallBan
 from edgeagent.text.grammar.compiler import GrammarCompiler
 from edgeagent.text.grammar.constraint import Constraint
-from edgeagent.text.long_text import LongTextVocabulary
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.text.tool_format import REASONING
-from edgeagent.text.vocabulary import special_texts
+from edgeagent.text.vocabulary import LongTextVocabulary, special_texts
 from edgeagent.types import (
     CacheStatus,
     ChatPrompt,

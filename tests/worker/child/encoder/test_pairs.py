@@ -9,7 +9,7 @@ import pytest
 
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest
-from edgeagent.text.long_text import LongTextVocabulary
+from edgeagent.text.vocabulary import LongTextVocabulary
 from edgeagent.types import Rerank
 from edgeagent.worker.child.encoder.pairs import PairReader, relevance
 from tests.text.fake_vocabulary import FakeVocabulary
