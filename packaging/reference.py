@@ -25,8 +25,8 @@ from edgeagent.cli.help import plain_record
 from edgeagent.cli.machine.config import options_table
 from edgeagent.config_sources import declared_options
 from edgeagent.daemon.transport import REFUSALS
+from edgeagent.metrics import FastHistogram
 from edgeagent.metrics.exposition import Snapshot, gauges
-from edgeagent.metrics.fast_histogram import FastHistogram
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE_BY = "<!-- Made from the code by `make documents`. Do not edit. -->"

@@ -89,7 +89,7 @@ def machine_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the path at which this process looks for the machine's policy; there is no file yet."""
     path = tmp_path / "machine" / "policy.toml"
     path.parent.mkdir(mode=0o755)
-    monkeypatch.setattr("edgeagent.machine_policy.file.policy_path", lambda: path)
+    monkeypatch.setattr("edgeagent.machine_policy.policy_path", lambda: path)
     return path
 
 

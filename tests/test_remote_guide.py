@@ -10,8 +10,7 @@ import pytest
 
 from edgeagent.api.routes import NEEDS
 from edgeagent.cli import main
-from edgeagent.machine_policy import MachinePolicy
-from edgeagent.machine_policy.file import described, load_policy
+from edgeagent.machine_policy import MachinePolicy, described, load_policy
 from edgeagent.metrics.exposition import Snapshot, exposition
 from edgeagent.remotes import Budget
 from edgeagent.types import RouteMode

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeagent.conversation.items import CallItem, CallOutputItem, CompactionItem, Item, MessageItem, compaction_item
-from edgeagent.conversation.prompt import to_messages
+from edgeagent.conversation.items import (
+    CallItem,
+    CallOutputItem,
+    CompactionItem,
+    Item,
+    MessageItem,
+    compaction_item,
+    to_messages,
+)
 from edgeagent.errors import ContextLengthExceeded
 from edgeagent.service.client_sink import Ending
 from edgeagent.service.service import Service

@@ -23,8 +23,8 @@ from edgeagent.conversation.items import (
     MessageItem,
     ReasoningItem,
     ReferenceItem,
+    extended,
 )
-from edgeagent.conversation.prompt import extended
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ResponseNotFound
 from edgeagent.router.policy import strictest
 from edgeagent.types import Message, RouteMode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeagent.config import Config
 from edgeagent.egress.ledger import Ledger
-from edgeagent.machine_policy.file import PolicyFile, under
+from edgeagent.machine_policy import PolicyFile, under
 from edgeagent.remotes import Remote
 from edgeagent.remotes.file import RemotesFile
 from edgeagent.remotes.keys import KeyFinder

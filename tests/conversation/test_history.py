@@ -27,8 +27,8 @@ from edgeagent.conversation.items import (
     MessageItem,
     ReasoningItem,
     ReferenceItem,
+    to_messages,
 )
-from edgeagent.conversation.prompt import to_messages
 from edgeagent.errors import InvalidRequest, ResponseNotFound
 
 

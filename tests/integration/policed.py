@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from edgeagent import machine_policy
 from edgeagent.cli import main
-from edgeagent.machine_policy import file
 
 if __name__ == "__main__":
     path = Path(sys.argv.pop(1))
-    file.policy_path = lambda: path
+    machine_policy.policy_path = lambda: path
     sys.exit(main())

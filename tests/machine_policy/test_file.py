@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
+from edgeagent import machine_policy as module
 from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
-from edgeagent.machine_policy import CLOSED, MachinePolicy
-from edgeagent.machine_policy import file as module
-from edgeagent.machine_policy.file import MAX_ENTRIES, RETRY_S, PolicyFile, described, load_policy, policy_path
+from edgeagent.machine_policy import (
+    CLOSED,
+    MAX_ENTRIES,
+    RETRY_S,
+    MachinePolicy,
+    PolicyFile,
+    described,
+    load_policy,
+    policy_path,
+)
 from edgeagent.remotes import Budget, EndpointConfig, Remote
 from edgeagent.types import RouteMode
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.machine_policy import CLOSED, MachinePolicy
-from edgeagent.machine_policy.file import under, why_forbidden
+from edgeagent.machine_policy import CLOSED, MachinePolicy, under, why_forbidden
 from edgeagent.remotes import EndpointConfig, Remote, Tls
 from edgeagent.remotes.check import checked
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from edgeagent import machine_policy as policy_file
 from edgeagent.backends.base import Backend
 from edgeagent.backends.remote import cluster, transport
 from edgeagent.backends.remote.backend import RemoteBackend
@@ -27,7 +28,6 @@ from edgeagent.errors import (
     RemoteUnavailable,
     WorkerCrashed,
 )
-from edgeagent.machine_policy import file as policy_file
 from edgeagent.remotes import EndpointConfig, Limits, Remote
 from edgeagent.remotes import file as remotes_file
 from edgeagent.remotes.file import RemotesFile, add_remote, remove_remote

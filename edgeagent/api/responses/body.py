@@ -38,8 +38,7 @@ from edgeagent.api.wire.fields import (
 )
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import Conversation
-from edgeagent.conversation.items import Item, ReferenceItem
-from edgeagent.conversation.prompt import with_instructions
+from edgeagent.conversation.items import Item, ReferenceItem, with_instructions
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     CachePolicy,

@@ -11,7 +11,7 @@ import typer
 from edgeagent.cli.display import table, wrapped
 from edgeagent.cli.options import with_declared_options
 from edgeagent.config_sources import LoadedConfig
-from edgeagent.machine_policy.file import PolicyFile, described
+from edgeagent.machine_policy import PolicyFile, described
 
 policy_app = typer.Typer(rich_markup_mode=None)
 

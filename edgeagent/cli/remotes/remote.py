@@ -53,7 +53,7 @@ from edgeagent.config import Config
 from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError
 from edgeagent.home import with_home
-from edgeagent.machine_policy.file import PolicyFile, under
+from edgeagent.machine_policy import PolicyFile, under
 from edgeagent.remotes import Budget, Key, Price, Remote, Terms, Tls
 from edgeagent.remotes.check import checked, host_of, is_loopback
 from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote

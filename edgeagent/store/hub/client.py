@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edgeagent.errors import EdgeAgentError, ModelNotFound, StoreError
-from edgeagent.machine_policy.file import PolicyFile
+from edgeagent.machine_policy import PolicyFile
 from edgeagent.store.hub.cache import COMMIT, SHA256
 from edgeagent.store.names.parsing import is_file_name
 

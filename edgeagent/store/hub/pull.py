@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from edgeagent import __version__
 from edgeagent.config import StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
-from edgeagent.machine_policy.file import PolicyFile
+from edgeagent.machine_policy import PolicyFile
 from edgeagent.sizes import size_text
 from edgeagent.store.file_records import VerifiedFiles, file_sha256
 from edgeagent.store.hub.cache import HubCache

@@ -17,8 +17,8 @@ from edgeagent.conversation.items import (
     ReasoningItem,
     ReferenceItem,
     compaction_item,
+    to_messages,
 )
-from edgeagent.conversation.prompt import to_messages
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Message
 

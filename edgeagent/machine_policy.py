@@ -1,7 +1,8 @@
-"""Reads the policy's file: finds it, checks its owner and content, and reads it again after changes.
+"""The machine's policy: what the administrator allows, for every user of edgeagent. It overrides every option.
 
-No option and no environment variable can name another path, so only users who may write to this path set the policy.
-While the file cannot be trusted or parsed, the policy is CLOSED: it forbids remotes and downloads. `trouble` says why.
+No option and no environment variable can name another path of its file, so only users who may write to this path set
+the policy. The file is read again after changes. While it cannot be trusted or parsed, the policy is CLOSED: it forbids
+remotes and downloads. `trouble` says why.
 """
 
 from __future__ import annotations
@@ -20,14 +21,37 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
-from edgeagent.machine_policy import CLOSED, MachinePolicy
-from edgeagent.remotes import Remote
+from edgeagent.remotes import Budget, Remote
 from edgeagent.remotes.check import check_budget, check_url, host_of, is_loopback
 from edgeagent.state_files import OncePerTurn, file_stamp, folder_stamp
 from edgeagent.types import RouteMode
+
+
+class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is allowed. A field that is not given forbids nothing.
+
+    `route`: the least strict routing mode that is allowed. `remote_hosts`: the only hosts that remotes may have, as
+    "gpu.example", "gpu.example:8443" or "*.example". `pulls`: whether models may be downloaded. `model_sha256`: the
+    hashes of the only files that may be loaded. `budget`: the limits of a day's spending on all remotes together.
+    `ca_file`: the PEM file of the only CA that is trusted for remotes. `proxy`: the proxy for every remote that is not
+    on this machine.
+    """
+
+    route: RouteMode | None = None
+    remote_hosts: tuple[str, ...] | None = None
+    pulls: bool = True
+    model_sha256: tuple[str, ...] | None = None
+    budget: Budget = Budget()
+    ca_file: str | None = None
+    proxy: str | None = None
+
+
+CLOSED = MachinePolicy(route=RouteMode.LOCAL_ONLY, remote_hosts=(), pulls=False)
+"""The policy while its file cannot be trusted or understood: nothing leaves the machine, and nothing is downloaded."""
 
 _PORTS = {"https": 443, "http": 80}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.conversation.items import CallItem, CallOutputItem, Item, MessageItem, ReasoningItem
-from edgeagent.conversation.prompt import to_messages
+from edgeagent.conversation.items import CallItem, CallOutputItem, Item, MessageItem, ReasoningItem, to_messages
 from edgeagent.types import Message, ToolCall
 
 

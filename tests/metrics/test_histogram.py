@@ -6,7 +6,7 @@ import random
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from edgeagent.metrics.fast_histogram import FastHistogram
+from edgeagent.metrics import FastHistogram
 
 BOUNDS = (0.001, 0.01, 0.5, 2.5)
 
