@@ -29,8 +29,8 @@ from edgeagent.errors import ConfigError, EdgeAgentError, InvalidRequest, ModelL
 from edgeagent.sizes import size_text
 from edgeagent.store.gguf.header import GgufHeader, validate_model
 from edgeagent.store.gguf.tables import FILE_TYPES
+from edgeagent.store.library import Found
 from edgeagent.store.names.parsing import quant_label, split_stem
-from edgeagent.store.resolve import Found
 from edgeagent.worker.child.low_priority import lower_thread_priority
 from edgeagent.worker.exit_cause import describe_exit, num_oom_kills
 from edgeagent.worker.parent.environment import worker_environment

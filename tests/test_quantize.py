@@ -16,7 +16,7 @@ from edgeagent.config import StoreConfig
 from edgeagent.errors import ConfigError, InvalidRequest, ModelLoadFailed, StoreError
 from edgeagent.quantize import TYPES, Order, QuantizePlan, being_written, check_room, plan, quantize, type_number
 from edgeagent.store.gguf.tables import FILE_TYPES
-from edgeagent.store.resolve import Found, Origin
+from edgeagent.store.library import Found, Origin
 from tests.store.gguf_bytes import GgufBytes, small_model, tensor
 
 UNQUANTIZED = GgufBytes(

@@ -18,7 +18,7 @@ from edgeagent.runtime_file import Runtime, find_daemon, read_token
 from edgeagent.store.gguf.header import validate_adapter
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.client import hub_address, why_unreachable
-from edgeagent.store.resolve import Library
+from edgeagent.store.library import Library
 
 AskReady = Callable[[Runtime], str | None]
 """A function that returns why a daemon is not ready; None if it is ready."""

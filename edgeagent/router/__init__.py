@@ -22,9 +22,9 @@ def build(config: Config) -> Router:
     from edgeagent.store.drafts import DraftFinder
     from edgeagent.store.file_records import LastUse, VerifiedFiles, known_sha256, sha256_of
     from edgeagent.store.gguf.header import first_difference, validate_adapter, validate_model
+    from edgeagent.store.library import Library
     from edgeagent.store.names.own import OwnNamesFile
     from edgeagent.store.names.parsing import split_paths
-    from edgeagent.store.resolve import Library
     from edgeagent.worker.parent.pool.cache_shares import CacheShares
     from edgeagent.worker.parent.pool.loading import ModelSource
     from edgeagent.worker.parent.pool.pool import Pool

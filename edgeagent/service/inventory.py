@@ -13,7 +13,7 @@ from pathlib import Path
 from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound
 from edgeagent.store.gguf.header import GgufHeader
-from edgeagent.store.resolve import Library, LocalModel, current_header
+from edgeagent.store.library import Library, LocalModel, current_header
 from edgeagent.types import UNUSABLE, ModelInfo, ModelStatus, WorkerState
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edgeagent.errors import EdgeAgentError, ModelNotFound
 from edgeagent.store.gguf.header import ADAPTER, GgufHeader, first_difference
+from edgeagent.store.library import Found, Library, current_header
 from edgeagent.store.names.catalog import builtin_model, load_catalog
-from edgeagent.store.resolve import Found, Library, ResolvedModel, current_header
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class DraftFinder:
     def __init__(self, library: Library) -> None:
         self._library = library
 
-    def find(self, model: ResolvedModel, header: GgufHeader) -> FoundDraft:
+    def find(self, model: Found, header: GgufHeader) -> FoundDraft:
         """Return the draft model for a model with this header. No error is raised: the model works without a draft.
 
         The first of these is used:
@@ -55,12 +55,12 @@ class DraftFinder:
             logger.exception("no draft was found for %s", model.name)
             return FoundDraft(None, f"the search for a draft failed: {error}", is_trouble=True)
 
-    def _find(self, model: ResolvedModel, header: GgufHeader) -> FoundDraft:
+    def _find(self, model: Found, header: GgufHeader) -> FoundDraft:
         if (why := _why_not(header)) is not None:
             return FoundDraft(None, why)
         if model.origin == "builtin" and (bundled := builtin_model().draft) is not None:
             return FoundDraft(bundled, "the bundled draft")
-        partner = self._partner(model.partner)
+        partner = self._partner(model.draft)
         if partner is not None and partner.path is not None:
             return partner
         for found in self._same_vocabulary(model, header):
@@ -83,7 +83,7 @@ class DraftFinder:
             return FoundDraft(None, f"the catalog's partner cannot be used: {error.message}", is_trouble=True)
         return FoundDraft(found.paths[0], "the catalog's partner")
 
-    def _same_vocabulary(self, model: ResolvedModel, header: GgufHeader) -> Iterator[Found]:
+    def _same_vocabulary(self, model: Found, header: GgufHeader) -> Iterator[Found]:
         """Yield the models of `_small` that have the same vocabulary and can draft. The best draft model is first."""
         others = []
         for found in self._small(model):
@@ -99,7 +99,7 @@ class DraftFinder:
                 others.append(found)
         yield from others
 
-    def _small(self, model: ResolvedModel) -> list[Found]:
+    def _small(self, model: Found) -> list[Found]:
         """Return the other models on this machine that have at most a quarter of a model's size, the smallest first."""
         most, own = _size(model.paths) // _SHARE, model.path.resolve()
         sized = [(_size(found.paths), found) for found in self._library.found()]

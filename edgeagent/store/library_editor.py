@@ -23,6 +23,7 @@ from edgeagent.errors import InvalidRequest, ModelDamaged, ModelNotFound, StoreE
 from edgeagent.store.file_records import LastUse, VerifiedFiles
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.store.hub.cache import HubCache
+from edgeagent.store.library import DEFAULT_NAMES, Found, Library
 from edgeagent.store.names.catalog import match_entry
 from edgeagent.store.names.own import Imported, OwnNamesFile, with_alias, with_import
 from edgeagent.store.names.parsing import (
@@ -36,7 +37,6 @@ from edgeagent.store.names.parsing import (
     split_stem,
     without_latest,
 )
-from edgeagent.store.resolve import DEFAULT_NAMES, Found, Library
 
 MAX_MODELS = 2_000
 _MAX_JSON_BYTES = 1 << 20

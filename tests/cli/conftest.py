@@ -10,7 +10,7 @@ import pytest
 
 from edgeagent.cli import main
 from edgeagent.config import StoreConfig
-from edgeagent.store import resolve as resolve_module
+from edgeagent.store import library as resolve_module
 from edgeagent.store.names.catalog import BuiltinModel
 from tests.cli.threads import in_thread
 from tests.client.daemon_stub import DaemonStub, running_stub

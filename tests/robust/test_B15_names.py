@@ -14,8 +14,8 @@ import pytest
 from edgeagent.config import StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.store.hub.cache import HubCache
+from edgeagent.store.library import Library
 from edgeagent.store.names.parsing import CatalogName, HubName, LocalPath, is_file_name, is_repo_name, parse_name
-from edgeagent.store.resolve import Library
 from tests.patience import patient
 from tests.robust.name_vectors import ABSOLUTE, TRAVERSALS, WIRE_NAMES
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edgeagent.config import Config, StoreConfig
-from edgeagent.store.resolve import Library
+from edgeagent.store.library import Library
 from edgeagent.types import Started, TextDelta
 from tests.backends.fake import FakeBackend, finished
 from tests.daemon.running import limited, running

@@ -10,7 +10,7 @@ import pytest
 from edgeagent.config import StoreConfig
 from edgeagent.store.hub import pull
 from edgeagent.store.hub.pull import Puller
-from edgeagent.store.resolve import Library
+from edgeagent.store.library import Library
 from tests.hub_server import HubServer, hub_server
 
 MakePuller = Callable[..., Puller]

@@ -10,10 +10,10 @@ from edgeagent.config import StoreConfig
 from edgeagent.store import drafts as drafts_module
 from edgeagent.store.drafts import DraftFinder, FoundDraft
 from edgeagent.store.gguf.header import read_header
+from edgeagent.store.library import Library
 from edgeagent.store.names.catalog import BuiltinModel, CatalogEntry
-from edgeagent.store.resolve import Library
 from tests.store.gguf_bytes import MODEL_KEYS, STRING, U32, GgufBytes, array, key
-from tests.store.test_resolve import put
+from tests.store.test_library import put
 
 NONE = "no model on this machine has its vocabulary and at most a quarter of its size"
 
@@ -120,7 +120,7 @@ def test_a_damaged_partner_is_told(library: Library, store: StoreConfig, monkeyp
         "little": CatalogEntry("little", "org/little", "MIT"),
     }
     monkeypatch.setattr("edgeagent.store.names.catalog.load_catalog", lambda: entries)
-    for module in (drafts_module, "edgeagent.store.resolve"):
+    for module in (drafts_module, "edgeagent.store.library"):
         monkeypatch.setattr(f"{getattr(module, '__name__', module)}.load_catalog", lambda: entries)
     put(store, "b.gguf", padded(100_000), repo="org/big")
     assert find(library, "big") == FoundDraft(None, "the catalog's partner little is not here: `edgeagent pull little`")

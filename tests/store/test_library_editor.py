@@ -13,13 +13,13 @@ from edgeagent.errors import InvalidRequest, ModelDamaged, ModelLoadFailed, Mode
 from edgeagent.store.file_records import LastUse
 from edgeagent.store.gguf.header import read_header
 from edgeagent.store.hub.cache import HubCache, Pruner
+from edgeagent.store.library import Library, current_header
 from edgeagent.store.library_editor import Adoptable, LibraryEditor
 from edgeagent.store.names.own import OwnNames, OwnNamesFile
-from edgeagent.store.resolve import Library, current_header
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import BOOL, MODEL_KEYS, U32, GgufBytes, array, key, small_model, split_model
+from tests.store.test_library import REPO, put
 from tests.store.test_library_names import lay
-from tests.store.test_resolve import REPO, put
 
 OLD, NEW = "a" * 40, "b" * 40
 

@@ -12,11 +12,11 @@ from edgeagent.config import StoreConfig
 from edgeagent.errors import EdgeAgentError, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.drafts import DraftFinder, FoundDraft
 from edgeagent.store.gguf.header import read_header
+from edgeagent.store.library import Library, ModelFolder
 from edgeagent.store.names.own import NAMES_FILE, Imported, OwnNames, OwnNamesFile, with_alias, with_import
-from edgeagent.store.resolve import Library, ModelFolder
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import MODEL_KEYS, STRING, GgufBytes, key, small_model, split_model
-from tests.store.test_resolve import REPO, put
+from tests.store.test_library import REPO, put
 
 HUB_FILE = "model-Q4_0.gguf"
 

@@ -17,7 +17,7 @@ from edgeagent.config import Config, EngineConfig, StoreConfig
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelNotFound
 from edgeagent.store.drafts import DraftFinder
 from edgeagent.store.gguf.header import first_difference, read_header, validate_model
-from edgeagent.store.resolve import Library
+from edgeagent.store.library import Library
 from edgeagent.types import MemoryKind, ModelInfo, WorkerState, replace
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model

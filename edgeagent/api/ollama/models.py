@@ -35,9 +35,9 @@ from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.store.hub.cache import named_sha256
-from edgeagent.store.hub.progress import Progress
+from edgeagent.store.hub.pull import Progress
+from edgeagent.store.library import Library
 from edgeagent.store.library_editor import LibraryEditor, Removal
-from edgeagent.store.resolve import Library
 from edgeagent.text.tool_format import declares_reasoning, declares_tools
 from edgeagent.types import ModelInfo, ModelStatus, WorkerState
 

@@ -28,7 +28,7 @@ from edgeagent.router.models import NO_MODEL
 from edgeagent.service.inventory import KnownModel, known_models
 from edgeagent.service.service import status_of
 from edgeagent.store.hub.background import Pulled
-from edgeagent.store.hub.progress import Progress
+from edgeagent.store.hub.pull import Progress
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 routes = Routes()

@@ -30,8 +30,8 @@ from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, Payl
 from edgeagent.runtime_file import find_daemon
 from edgeagent.state_files import HISTORY_FILE
 from edgeagent.store.file_records import LastUse
+from edgeagent.store.library import Library
 from edgeagent.store.names.parsing import is_path, near_names
-from edgeagent.store.resolve import Library
 
 # The characters of models' names on the hub, in the catalog and in most folders.
 _NAME = re.compile(r"[\w.:/\\~@+-]+", re.ASCII)

@@ -106,7 +106,7 @@ def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeade
     from edgeagent.errors import ModelDamaged
     from edgeagent.store.drafts import DraftFinder
     from edgeagent.store.gguf.header import validate_model
-    from edgeagent.store.resolve import Library, ResolvedModel
+    from edgeagent.store.library import Library
 
     library = Library.of(settings)
     model = library.local(name)
@@ -115,8 +115,7 @@ def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeade
     header = validate_model(model.paths[0])
     if not with_draft:
         return [header]
-    found = ResolvedModel(model.name, model.paths, model.origin, library.find(name).draft)
-    draft = DraftFinder(library).find(found, header).path
+    draft = DraftFinder(library).find(library.find(name), header).path
     return [header] if draft is None else [header, validate_model(draft)]
 
 

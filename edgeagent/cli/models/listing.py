@@ -15,8 +15,8 @@ from edgeagent.cli.models.options import ConfigFile, ModelsDir, StateDir, settin
 if TYPE_CHECKING:
     from edgeagent.config import Config, EngineConfig
     from edgeagent.store.gguf.header import GgufHeader
+    from edgeagent.store.library import LocalModel
     from edgeagent.store.names.catalog import CatalogEntry
-    from edgeagent.store.resolve import LocalModel
 
 # If only a file's size is known, its memory is estimated as twice this size, since its matrices may be kept twice, plus
 # a fixed size for the KV cells, the buffers and the process.
@@ -82,7 +82,7 @@ def show(
 ) -> None:
     """Show one model: its files, its architecture, its memory, and its entry in the catalog."""
     from edgeagent.errors import ModelNotFound
-    from edgeagent.store.resolve import Library
+    from edgeagent.store.library import Library
 
     settings = settings_of(models_dir, state_dir, config)
     entry = _entry_of(name)
@@ -106,8 +106,8 @@ def show(
 
 def list_catalog(settings: Config, *, as_json: bool) -> None:
     """Print the catalog's models, and whether each is on this machine."""
+    from edgeagent.store.library import Library
     from edgeagent.store.names.catalog import load_catalog
-    from edgeagent.store.resolve import Library
 
     here = {model.name.partition(":")[0] for model in Library.of(settings).models() if model.origin == "hub"}
     entries = load_catalog().values()
@@ -134,7 +134,7 @@ def list_catalog(settings: Config, *, as_json: bool) -> None:
 
 
 def _records(settings: Config) -> list[dict[str, Any]]:
-    from edgeagent.store.resolve import Library
+    from edgeagent.store.library import Library
 
     return [_record(model, settings) for model in Library.of(settings).models()]
 

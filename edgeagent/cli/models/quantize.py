@@ -55,7 +55,7 @@ def quantize(
     complete and checked; Ctrl-C leaves no file. The parts of a split model become one file.
     """
     from edgeagent.quantize import plan
-    from edgeagent.store.resolve import Library
+    from edgeagent.store.library import Library
 
     settings = settings_of(models_dir, state_dir, config)
     planned = plan(Library.of(settings).find(source), type_name, out, settings.store)

@@ -15,7 +15,7 @@ from edgeagent.types import ModelStatus, WorkerState, replace
 from tests.api.services import INFO, Answering
 from tests.daemon.running import TOKEN, Running, running
 from tests.store.gguf_bytes import BOOL, MODEL_KEYS, GgufBytes, key, small_model
-from tests.store.test_resolve import put
+from tests.store.test_library import put
 
 REPO = "org/model-GGUF"
 

@@ -16,8 +16,8 @@ from edgeagent.client import Address
 from edgeagent.config import StoreConfig
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.store.file_records import lend_records
+from edgeagent.store.library import Library
 from edgeagent.store.names.own import NAMES_FILE, OwnNamesFile, with_alias
-from edgeagent.store.resolve import Library
 
 
 @pytest.fixture

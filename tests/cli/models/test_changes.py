@@ -17,8 +17,8 @@ from tests.cli.conftest import Run
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import small_model
 from tests.store.test_adoption import blob, manifest
+from tests.store.test_library import REPO, put
 from tests.store.test_library_names import lay
-from tests.store.test_resolve import REPO, put
 
 CONTENT = small_model(1, 300_000)
 

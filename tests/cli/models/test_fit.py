@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.store import resolve as resolve_module
+from edgeagent.store import library as library_module
 from edgeagent.store.names import catalog
 from tests.cli.conftest import Run
 
@@ -15,7 +15,7 @@ from tests.cli.conftest import Run
 @pytest.fixture(autouse=True)
 def _real_model(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `builtin` mean the bundled model, which `run` replaces with a smaller one."""
-    monkeypatch.setattr(resolve_module, "builtin_model", catalog.builtin_model)
+    monkeypatch.setattr(library_module, "builtin_model", catalog.builtin_model)
 
 
 def test_the_bundled_model_fits(run: Run) -> None:

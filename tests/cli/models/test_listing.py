@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.store import resolve as resolve_module
+from edgeagent.store import library as resolve_module
 from edgeagent.store.file_records import LastUse
 from edgeagent.store.names.own import OwnNamesFile, with_alias
 from tests.cli.conftest import Run
 from tests.store.gguf_bytes import MODEL_KEYS, STRING, U32, GgufBytes, key, small_model
-from tests.store.test_resolve import put
+from tests.store.test_library import put
 
 
 def test_list_as_a_table(run: Run, store: StoreConfig, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from edgeagent.cli.models import quantize as quantize_command
 from edgeagent.config import Config, EngineConfig
 from edgeagent.store.gguf.header import read_header, validate_model
-from edgeagent.store.resolve import Found
+from edgeagent.store.library import Found
 from edgeagent.types import MemoryKind
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool

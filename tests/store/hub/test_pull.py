@@ -20,9 +20,9 @@ from edgeagent.store.hub import pull as hub_module
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.client import HubUnreachable
 from edgeagent.store.hub.pull import Progress, Puller
+from edgeagent.store.library import Library
 from edgeagent.store.names import catalog
 from edgeagent.store.names.catalog import CatalogEntry
-from edgeagent.store.resolve import Library
 from edgeagent.types import replace
 from tests.hub_server import HubServer, sha256
 from tests.store.gguf_bytes import small_model, split_model

@@ -1,4 +1,4 @@
-"""Resolves a model's name to verified files on this machine, and lists the models that are here. No network."""
+"""The models on this machine: finds the files that a name means, verifies them, and lists the models. No network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from edgeagent.config import DEFAULT_STATE_DIR, Config, StoreConfig
+from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
 from edgeagent.store.file_records import VerifiedFiles
 from edgeagent.store.gguf.header import ADAPTER, GgufHeader, read_header, validate_model
@@ -128,23 +128,6 @@ DEFAULT_NAMES = ("", "default")
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """The files of a model. llama.cpp gets `path`, and finds the other parts of a split model beside it.
-
-    `partner` is the catalog's name of its draft model.
-    """
-
-    name: str
-    paths: tuple[Path, ...]
-    origin: Origin = "path"
-    partner: str | None = None
-
-    @property
-    def path(self) -> Path:
-        return self.paths[0]
-
-
-@dataclass(frozen=True, slots=True)
 class LocalModel:
     """A model on this machine, as it is shown to the user. `problem` says why `header` is missing.
 
@@ -166,7 +149,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model's files, not yet verified. `sha256` is the hash of the first file if another program recorded it.
+    """A model's files. `sha256` is the hash of the first file if another program recorded it.
 
     `draft` is the catalog's name of the model's draft model. `name` is the model's canonical name on this machine. A
     model that was given by path is named after its file. A file that has only aliases is named by the first of them.
@@ -174,9 +157,14 @@ class Found:
 
     name: str
     paths: tuple[Path, ...]
-    origin: Origin
+    origin: Origin = "path"
     draft: str | None = None
     sha256: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file that llama.cpp gets. It finds the other parts of a split model beside it."""
+        return self.paths[0]
 
 
 class Library:
@@ -210,24 +198,19 @@ class Library:
         # Created on first use: finding the shared cache imports huggingface_hub, which builtin and paths do not need.
         return HubCache.of(self._store)
 
-    def resolve(self, name: str) -> ResolvedModel:
-        """Return a model's files.
+    def resolve(self, name: str) -> Found:
+        """Return a model's files, verified. "" and "default" mean the default model.
 
-        Files from the hub, and an imported file with a recorded sha256, are verified: each is read in full on its first
-        use.
-
-        A name is looked up in this order: the default; the owner's aliases, imported models and files in the models
-        folder; the result of `parse_name`. Raise ModelNotFound (with near names, or the command that pulls the model),
-        ModelDamaged, StoreError or InvalidRequest.
+        Raise the errors of `find` and `verify`.
         """
         found = self.find(self._default if name in DEFAULT_NAMES else name)
         self.verify(found, name)
-        return ResolvedModel(found.name, found.paths, found.origin, found.draft)
+        return found
 
     def verify(self, found: Found, wanted: str) -> None:
-        """Check a model's files in the same way as `resolve`; raise ModelDamaged or StoreError.
+        """Check files from the hub, and an imported file with a recorded sha256. Each is read in full on its first use.
 
-        `wanted` is the model's name in the texts of these errors.
+        `wanted` is the model's name in the texts of errors. Raise ModelDamaged or StoreError.
         """
         if found.origin == "hub":
             for path in found.paths:
@@ -237,7 +220,7 @@ class Library:
                 f"{found.paths[0]} is damaged: its sha256 is not {found.sha256}; import {wanted} again", param="model"
             )
 
-    def resolve_for_client(self, name: str) -> ResolvedModel:
+    def resolve_for_client(self, name: str) -> Found:
         """Resolve a name that a client sent. Paths are refused, except the name of the default model."""
         if name != self._default:
             self.refuse_path(name)
@@ -301,9 +284,7 @@ class Library:
         and other files that have aliases. Raise StoreError if the owner's names cannot be read.
         """
         own = self._own.read()
-        return tuple(
-            replace(_listed(each, _aliases(each, own)), adapters=self.adapters_of(each)) for each in self.found()
-        )
+        return tuple(self._listed(each, own) for each in self.found())
 
     def found(self) -> list[Found]:
         """Return the same models as `models`, without opening their files. Raise StoreError in the same case."""
@@ -328,11 +309,37 @@ class Library:
 
     def local(self, name: str) -> LocalModel:
         """Return the model that a name means, with its header, unverified. Raise the errors of `find`."""
-        found = self.find(name)
-        return replace(_listed(found, _aliases(found, self._own.read())), adapters=self.adapters_of(found))
+        return self._listed(self.find(name), self._own.read())
+
+    def _listed(self, found: Found, own: OwnNames) -> LocalModel:
+        """Return a model as it is shown to the user, with the other names of its name and its file."""
+        aliases = (*own.aliases_of(found.name), *own.aliases_of(str(found.path.resolve())))
+        own_draft = builtin_model().draft if found.origin == "builtin" else None
+        model = LocalModel(
+            found.name,
+            found.origin,
+            found.paths,
+            sum(path.stat().st_size for path in found.paths if path.exists()),
+            None,
+            aliases=tuple(alias for alias in dict.fromkeys(aliases) if alias != found.name),
+            draft=found.draft if own_draft is None else own_draft.stem,
+            adapters=self.adapters_of(found),
+        )
+        try:
+            header = current_header(found.path)
+        except EdgeAgentError as error:
+            return replace(model, problem=error.message, is_damaged=isinstance(error, ModelDamaged))
+        if header.kind == ADAPTER:
+            return replace(model, problem="it is an adapter, not a model")
+        return replace(model, header=header)
 
     def find(self, name: str) -> Found:
-        """Return the model that a name means, unverified; raise ModelNotFound, InvalidRequest or StoreError."""
+        """Return the model that a name means, unverified.
+
+        A name is looked up among the owner's aliases and imported models, the files in the models folder, and then by
+        `parse_name`. Raise ModelNotFound (with near names, or the command that pulls the model), InvalidRequest or
+        StoreError.
+        """
         owned = self._owned(name)
         if owned is not None:
             return owned
@@ -340,8 +347,7 @@ class Library:
             case BuiltinName():
                 return Found("builtin", (builtin_model().path,), "builtin")
             case LocalPath(path):
-                model = _local(path)
-                return Found(model.name, model.paths, "path")
+                return _local(path)
             case HubName() as hub_name:
                 return self.find_on_hub(hub_name, wanted=name, draft=draft_of(hub_name.repo))
             case CatalogName() as short:
@@ -414,12 +420,7 @@ class Library:
             )
 
 
-def resolve(name: str, store: StoreConfig, state_dir: Path | None = None) -> ResolvedModel:
-    """Return a model's files (see Library.resolve). If `state_dir` is None, it is the default one."""
-    return Library(store, state_dir or DEFAULT_STATE_DIR).resolve(name)
-
-
-def _local(path: Path) -> ResolvedModel:
+def _local(path: Path) -> Found:
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise ModelNotFound(f"{path} {what}: check the path", param="model")
@@ -427,27 +428,7 @@ def _local(path: Path) -> ResolvedModel:
     missing = [part.name for part in paths if not part.is_file()]
     if missing:
         raise ModelNotFound(f"{path} is one of {len(paths)} parts, and {', '.join(missing)} is missing", param="model")
-    return ResolvedModel(split_stem(path.name), paths)
-
-
-def _aliases(found: Found, own: OwnNames) -> tuple[str, ...]:
-    """Return the other names of a model: the aliases of its name and of its file."""
-    aliases = (*own.aliases_of(found.name), *own.aliases_of(str(found.paths[0].resolve())))
-    return tuple(alias for alias in dict.fromkeys(aliases) if alias != found.name)
-
-
-def _listed(found: Found, aliases: tuple[str, ...]) -> LocalModel:
-    size_bytes = sum(path.stat().st_size for path in found.paths if path.exists())
-    own_draft = builtin_model().draft if found.origin == "builtin" else None
-    draft = found.draft if own_draft is None else own_draft.stem
-    model = LocalModel(found.name, found.origin, found.paths, size_bytes, None, None, aliases, draft)
-    try:
-        header = current_header(found.paths[0])
-        if header.kind == ADAPTER:
-            return replace(model, problem="it is an adapter, not a model")
-        return replace(model, header=header)
-    except EdgeAgentError as error:
-        return replace(model, problem=error.message, is_damaged=isinstance(error, ModelDamaged))
+    return Found(split_stem(path.name), paths)
 
 
 def current_header(path: Path) -> GgufHeader:

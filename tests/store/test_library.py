@@ -9,12 +9,12 @@ import pytest
 
 from edgeagent.config import StoreConfig
 from edgeagent.errors import ModelDamaged, ModelNotFound, StoreError
-from edgeagent.store import resolve as resolve_module
+from edgeagent.store import library as library_module
 from edgeagent.store.gguf.header import GgufHeader, read_header
 from edgeagent.store.hub.cache import HubCache
+from edgeagent.store.library import Found, Library, current_header
 from edgeagent.store.names import catalog
 from edgeagent.store.names.catalog import BuiltinModel, CatalogEntry
-from edgeagent.store.resolve import Library, ResolvedModel, current_header, resolve
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import small_model, split_model
 
@@ -32,15 +32,15 @@ def put(store: StoreConfig, name: str, content: bytes, *, repo: str = REPO, comm
 
 
 def test_builtin(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve_module, "builtin_model", lambda: BuiltinModel(Path("m.gguf"), Path("d.gguf")))
-    assert library.resolve("builtin") == ResolvedModel("builtin", (Path("m.gguf"),), "builtin")
+    monkeypatch.setattr(library_module, "builtin_model", lambda: BuiltinModel(Path("m.gguf"), Path("d.gguf")))
+    assert library.resolve("builtin") == Found("builtin", (Path("m.gguf"),), "builtin")
     assert library.local("builtin").draft == "d", "it has no other name"
 
 
 def test_a_path(library: Library, tmp_path: Path) -> None:
     path = tmp_path / "My Model.gguf"
     path.write_bytes(small_model())
-    assert library.resolve(str(path)) == ResolvedModel("My Model", (path,))
+    assert library.resolve(str(path)) == Found("My Model", (path,))
     with pytest.raises(ModelNotFound, match="does not exist"):
         library.resolve(str(tmp_path / "none.gguf"))
     with pytest.raises(ModelNotFound, match="is not a file"):
@@ -51,7 +51,7 @@ def test_any_part_of_a_split_model(library: Library, tmp_path: Path) -> None:
     paths = tuple(tmp_path / f"m-{no:05d}-of-00003.gguf" for no in (1, 2, 3))
     for path, content in zip(paths, split_model(3), strict=True):
         path.write_bytes(content)
-    assert library.resolve(str(paths[1])) == ResolvedModel("m", paths)
+    assert library.resolve(str(paths[1])) == Found("m", paths)
     paths[2].unlink()
     with pytest.raises(ModelNotFound, match=r"one of 3 parts, and m-00003-of-00003.gguf is missing"):
         library.resolve(str(paths[0]))
@@ -117,9 +117,9 @@ def test_a_catalog_name_brings_the_name_of_its_draft(
         "small": CatalogEntry("small", "org/small", "MIT"),
     }
     monkeypatch.setattr(catalog, "load_catalog", lambda: entries)
-    monkeypatch.setattr(resolve_module, "load_catalog", lambda: entries)
+    monkeypatch.setattr(library_module, "load_catalog", lambda: entries)
     path = put(store, "m-Q4_0.gguf", small_model(1))
-    assert library.resolve("big") == ResolvedModel("big", (path,), "hub", "small")
+    assert library.resolve("big") == Found("big", (path,), "hub", "small")
 
 
 def test_whether_a_name_is_here(library: Library, store: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_whether_a_name_is_here(library: Library, store: StoreConfig, monkeypatc
 def test_the_list(library: Library, store: StoreConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bundled = tmp_path / "mini.gguf"
     bundled.write_bytes(small_model())
-    monkeypatch.setattr(resolve_module, "builtin_model", lambda: BuiltinModel(bundled, None))
+    monkeypatch.setattr(library_module, "builtin_model", lambda: BuiltinModel(bundled, None))
     put(store, "m-Q8_0.gguf", small_model(1))
     put(store, "broken.gguf", b"no model", repo="org/broken")
     for no, content in enumerate(split_model(2), start=1):
@@ -154,7 +154,7 @@ def test_an_empty_machine(library: Library, monkeypatch: pytest.MonkeyPatch) -> 
     def missing() -> BuiltinModel:
         raise ModelNotFound("not installed")
 
-    monkeypatch.setattr(resolve_module, "builtin_model", missing)
+    monkeypatch.setattr(library_module, "builtin_model", missing)
     assert library.models() == ()
 
 
@@ -165,11 +165,6 @@ def test_the_cache_s_place_follows_the_configuration_then_the_hub_s_own_rules(tm
     assert HubCache.of(StoreConfig()).root == Path(constants.HF_HUB_CACHE)
 
 
-def test_resolve_by_itself(store: StoreConfig, state_dir: Path) -> None:
-    path = put(store, "m.gguf", small_model())
-    assert resolve(REPO, store, state_dir).path == path
-
-
 def test_a_header_is_read_again_when_its_file_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     read: list[Path] = []
@@ -178,7 +173,7 @@ def test_a_header_is_read_again_when_its_file_has_changed(tmp_path: Path, monkey
         read.append(path)
         return read_header(path)
 
-    monkeypatch.setattr(resolve_module, "read_header", counting)
+    monkeypatch.setattr(library_module, "read_header", counting)
     path.write_bytes(small_model(1, 288))
     first = current_header(path)
     assert current_header(path) is first and len(read) == 1
