@@ -30,7 +30,7 @@ def test_the_same_tokens_at_other_places_of_the_file_are_the_same(tmp_path: Path
         (["a", "b", "AB", "<|end|>"], "token 2 is 'ab' in {one} and 'AB' in {other}"),
         (["a", "b", "ab"], "token 3 is '<|end|>' in {one} and missing in {other}"),
         (["a", b"\xff", "ab", "<|end|>"], "token 1 is 'b' in {one} and '\ufffd' in {other}"),
-        (["x" * 99, "b", "ab", "<|end|>"], "token 0 is 'a' in {one} and '" + "x" * 40 + "…' in {other}"),
+        (["x" * 99, "b", "ab", "<|end|>"], "token 0 is 'a' in {one} and '" + "x" * 40 + "'… in {other}"),
     ],
 )
 def test_the_first_token_that_differs_is_named(tmp_path: Path, tokens: list[object], words: str) -> None:
