@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from edgeagent.config import EngineConfig
 from edgeagent.types import FileShape, LayerShape
@@ -68,17 +68,7 @@ class Need:
     @property
     def total_bytes(self) -> int:
         """The sum of all parts."""
-        return sum(
-            (
-                self.weights_bytes,
-                self.repacked_bytes,
-                self.kv_bytes,
-                self.blocks_bytes,
-                self.outputs_bytes,
-                self.buffers_bytes,
-                self.worker_bytes,
-            )
-        )
+        return sum(astuple(self))
 
 
 def num_cells_wanted(shape: FileShape, config: EngineConfig) -> int:

@@ -101,8 +101,8 @@ class DraftFinder:
 
     def _small(self, model: Found) -> list[Found]:
         """Return the other models on this machine that have at most a quarter of a model's size, the smallest first."""
-        most, own = _size(model.paths) // _SHARE, model.path.resolve()
-        sized = [(_size(found.paths), found) for found in self._library.found()]
+        most, own = model.size_bytes // _SHARE, model.path.resolve()
+        sized = [(found.size_bytes, found) for found in self._library.found()]
         small = [(size, found) for size, found in sized if 0 < size <= most and found.paths[0].resolve() != own]
         return [found for _, found in sorted(small, key=lambda each: each[0])]
 
@@ -126,11 +126,3 @@ def _why_not(header: GgufHeader) -> str | None:
 
 def _can_draft(header: GgufHeader) -> bool:
     return header.kind != ADAPTER and header.memory_kind in _CUTTABLE and not header.is_embedding
-
-
-def _size(paths: tuple[Path, ...]) -> int:
-    """Return the bytes of a model's files; 0 if one is missing."""
-    try:
-        return sum(path.stat().st_size for path in paths)
-    except OSError:
-        return 0

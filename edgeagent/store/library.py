@@ -166,6 +166,11 @@ class Found:
         """The file that llama.cpp gets. It finds the other parts of a split model beside it."""
         return self.paths[0]
 
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the files that are there."""
+        return sum(path.stat().st_size for path in self.paths if path.exists())
+
 
 class Library:
     """The models on this machine. No other class decides what a model's name means.
@@ -319,7 +324,7 @@ class Library:
             found.name,
             found.origin,
             found.paths,
-            sum(path.stat().st_size for path in found.paths if path.exists()),
+            found.size_bytes,
             None,
             aliases=tuple(alias for alias in dict.fromkeys(aliases) if alias != found.name),
             draft=found.draft if own_draft is None else own_draft.stem,

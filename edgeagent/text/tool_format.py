@@ -60,26 +60,22 @@ def declares_reasoning(template: str) -> bool:
     return "reasoning_content" in template or any(pair.close in template for pair in REASONING)
 
 
-def call_opener(tool_format: ToolFormat) -> str:
-    """Return the marker that opens a call or a list of calls in this format."""
-    match tool_format:
-        case ToolFormat.HERMES:
-            return HERMES_OPEN
-        case ToolFormat.LLAMA:
-            return LLAMA_OPEN
-        case ToolFormat.MISTRAL | ToolFormat.MISTRAL_ARGS:
-            return MISTRAL_OPEN
+_MARKERS = {
+    ToolFormat.HERMES: (HERMES_OPEN, HERMES_CLOSE),
+    ToolFormat.LLAMA: (LLAMA_OPEN,),
+    ToolFormat.MISTRAL: (MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_ID),
+    ToolFormat.MISTRAL_ARGS: (MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_ID),
+}
 
 
 def markers(tool_format: ToolFormat) -> tuple[str, ...]:
     """Return all markers of calls in this format. A vocabulary may have control tokens for them."""
-    match tool_format:
-        case ToolFormat.HERMES:
-            return (HERMES_OPEN, HERMES_CLOSE)
-        case ToolFormat.LLAMA:
-            return (LLAMA_OPEN,)
-        case ToolFormat.MISTRAL | ToolFormat.MISTRAL_ARGS:
-            return (MISTRAL_OPEN, MISTRAL_ARGS, MISTRAL_ID)
+    return _MARKERS[tool_format]
+
+
+def call_opener(tool_format: ToolFormat) -> str:
+    """Return the marker that opens a call or a list of calls in this format."""
+    return _MARKERS[tool_format][0]
 
 
 def arguments_key(tool_format: ToolFormat) -> str:

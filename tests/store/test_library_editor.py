@@ -12,7 +12,8 @@ from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.store.file_records import LastUse
 from edgeagent.store.gguf.header import read_header
-from edgeagent.store.hub.cache import HubCache, Pruner
+from edgeagent.store.hub import cache as cache_module
+from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.library import Library, current_header
 from edgeagent.store.library_editor import Adoptable, LibraryEditor
 from edgeagent.store.names.own import OwnNames, OwnNamesFile
@@ -201,11 +202,10 @@ def test_what_is_left_over_is_found_and_goes(store: StoreConfig) -> None:
     partial.write_bytes(small_model(3)[:200])
     other_programs = cache.blob(REPO, "e" * 64)
     other_programs.write_bytes(b"safetensors")
-    pruner = Pruner(store)
-    found = {leftover.path: (leftover.why, leftover.size_bytes) for leftover in pruner.leftovers()}
+    found = {leftover.path: (leftover.why, leftover.size_bytes) for leftover in cache.leftovers()}
     assert found == {unused: ("used by no name", len(small_model(2))), partial: ("not finished", 200)}
-    assert all(pruner.delete(leftover) for leftover in pruner.leftovers())
-    assert pruner.leftovers() == () and used.read_bytes() == small_model(1) and other_programs.exists()
+    assert all(cache.delete(leftover) for leftover in cache.leftovers())
+    assert cache.leftovers() == () and used.read_bytes() == small_model(1) and other_programs.exists()
 
 
 @pytest.mark.parametrize("spelling", ["folder/../models", "link"])
@@ -217,7 +217,7 @@ def test_a_used_file_is_no_leftover_however_the_folder_is_spelled(
     (folder.parent / "folder").mkdir()
     (folder.parent / "link").symlink_to(folder)
     other = StoreConfig(models_dir=folder.parent / spelling.replace("models", folder.name))
-    assert Pruner(other).leftovers() == ()
+    assert HubCache.of(other).leftovers() == ()
     removed = HubCache.of(other).removable(HubCache.of(other).files(REPO).values())
     assert [path.parent.name for path in removed].count("blobs") == 1
 
@@ -227,14 +227,23 @@ def test_a_link_to_a_file_by_its_whole_path_uses_it(store: StoreConfig) -> None:
     blob = pointer.resolve()
     pointer.unlink()
     pointer.symlink_to(blob)
-    assert Pruner(store).leftovers() == ()
+    assert HubCache.of(store).leftovers() == ()
 
 
 def test_a_download_that_ends_while_leftovers_are_listed(store: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     put(store, "m-Q4_0.gguf", small_model(1))
-    gone = HubCache.of(store).partial(REPO, "a" * 64)
-    monkeypatch.setattr(HubCache, "unreferenced", lambda _: {gone: REPO})
-    assert Pruner(store).leftovers() == ()
+    cache = HubCache.of(store)
+    partial = cache.partial(REPO, "a" * 64)
+    partial.write_bytes(b"GGUF")
+    is_gguf = cache_module._is_gguf
+
+    def looked_at_last(path: Path) -> bool:
+        found = is_gguf(path)
+        path.unlink()
+        return found
+
+    monkeypatch.setattr(cache_module, "_is_gguf", looked_at_last)
+    assert cache.leftovers() == ()
 
 
 def test_a_download_under_way_is_left(store: StoreConfig) -> None:
@@ -245,11 +254,11 @@ def test_a_download_under_way_is_left(store: StoreConfig) -> None:
     put(store, "m-Q4_0.gguf", small_model(1))
     partial = cache.partial(REPO, digest)
     partial.write_bytes(b"GGUF")
-    (leftover,) = Pruner(store).leftovers()
+    (leftover,) = HubCache.of(store).leftovers()
     cache.lock(REPO, digest).parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(cache.lock(REPO, digest)):
-        assert not Pruner(store).delete(leftover)
-    assert partial.exists() and Pruner(store).delete(leftover)
+        assert not HubCache.of(store).delete(leftover)
+    assert partial.exists() and HubCache.of(store).delete(leftover)
 
 
 def test_when_a_model_was_last_loaded(tmp_path: Path) -> None:

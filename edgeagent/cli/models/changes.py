@@ -72,16 +72,16 @@ def prune(
     Shows what will be deleted and how much space that frees, and asks. Running downloads stay. Only GGUF files in the
     shared Hugging Face cache are considered.
     """
-    from edgeagent.store.hub.cache import Pruner
+    from edgeagent.store.hub.cache import HubCache
 
     settings = settings_of(models_dir, state_dir, config)
-    pruner = Pruner(settings.store)
-    leftovers = pruner.leftovers()
+    cache = HubCache.of(settings.store)
+    leftovers = cache.leftovers()
     if leftovers:
         rows = [(each.repo, size_text(each.size_bytes), each.why, each.path.name[:12]) for each in leftovers]
         typer.echo(table(LEFTOVER_COLUMNS, rows, last_left=True), err=True)
         _agree("Delete this?", yes=yes)
-    deleted = [each for each in leftovers if pruner.delete(each)]
+    deleted = [each for each in leftovers if cache.delete(each)]
     if as_json:
         records = [
             {"repo": each.repo, "path": str(each.path), "size_bytes": each.size_bytes, "why": each.why}

@@ -30,44 +30,6 @@ class Leftover:
     why: str
 
 
-class Pruner:
-    """Finds and deletes leftovers in the cache: unfinished downloads, and blobs to which no file name links.
-
-    Downloads that are still running are not deleted.
-    """
-
-    def __init__(self, store: StoreConfig) -> None:
-        self._cache = HubCache.of(store)
-
-    def leftovers(self) -> tuple[Leftover, ...]:
-        """Return the leftover files. One of them may be a download that is still running (see `delete`)."""
-        found = []
-        for path, repo in self._cache.unreferenced().items():
-            why = "not finished" if path.suffix == ".incomplete" else "used by no name"
-            with suppress(FileNotFoundError):  # the download has ended meanwhile
-                found.append(Leftover(path, repo, path.stat().st_size, why))
-        return tuple(found)
-
-    def delete(self, leftover: Leftover) -> bool:
-        """Delete a leftover, unless a process is downloading it or a file name links to it by now.
-
-        Return whether it was deleted. No error is raised.
-        """
-        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
-        lock = self._cache.lock(leftover.repo, leftover.path.name.removesuffix(".incomplete"))
-        try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            with WeakFileLock(lock, timeout=0.1):
-                # Check again under the lock: a pull may have published the file since.
-                if leftover.path in self._cache.unreferenced():
-                    leftover.path.unlink(missing_ok=True)
-                    return True
-        except (TimeoutError, OSError):
-            pass
-        return False
-
-
 SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -158,21 +120,42 @@ class HubCache:
             if not (repo / "snapshots").exists() and not (repo / "blobs").exists():
                 shutil.rmtree(repo, ignore_errors=True)
 
-    def unreferenced(self) -> dict[Path, str]:
-        """Return the unfinished downloads and the blobs to which no snapshot links, each with its repository's name.
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """Return the unfinished downloads, and the blobs to which no file name links.
 
-        Other programs keep their files in this cache too. Therefore a file is returned only if it is empty or begins
-        with "GGUF".
+        One of them may be a download that is still running (see `delete`). Other programs keep their files in this
+        cache too. Therefore a file is returned only if it is empty or begins with "GGUF".
         """
-        found = {}
+        found = []
         for repo in self.repos():
             folder = self.repo_dir(repo)
             used = _blobs_of(_pointers(folder), folder)
             for blob in sorted(folder.glob("blobs/*")):
                 is_partial = blob.name.endswith(".incomplete")
                 if (is_partial or (SHA256.fullmatch(blob.name) and blob not in used)) and _is_gguf(blob):
-                    found[blob] = repo
-        return found
+                    with suppress(FileNotFoundError):  # the download has ended meanwhile
+                        why = "not finished" if is_partial else "used by no name"
+                        found.append(Leftover(blob, repo, blob.stat().st_size, why))
+        return tuple(found)
+
+    def delete(self, leftover: Leftover) -> bool:
+        """Delete a leftover, unless a process is downloading it or a file name links to it by now.
+
+        Return whether it was deleted. No error is raised.
+        """
+        from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+        lock = self.lock(leftover.repo, leftover.path.name.removesuffix(".incomplete"))
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with WeakFileLock(lock, timeout=0.1):
+                # Check again under the lock: a pull may have published the file since.
+                if any(each.path == leftover.path for each in self.leftovers()):
+                    leftover.path.unlink(missing_ok=True)
+                    return True
+        except (TimeoutError, OSError):
+            pass
+        return False
 
     def _place(self, path: Path) -> tuple[Path, Path]:
         """Split a published file's path: return its repository's `snapshots` folder, and the path in a snapshot."""

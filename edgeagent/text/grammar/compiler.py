@@ -124,13 +124,13 @@ class GrammarCompiler:
         if not usable and isinstance(format, TextFormat):
             return CallBan(self.vocabulary, self._banned(tool_format)) if tools or has_called else None
         rules = CallRules(tool_format, usable, self.vocabulary)
-        limit, schemas = WorkLimit(), _Schemas(format, usable)
-        read = schemas.each(lambda wanted: self._reader.read(partition, wanted, limit))
+        limit = WorkLimit()
+        read = _read(format, usable, lambda wanted: self._reader.read(partition, wanted, limit))
         try:
             return self._constraint(partition, _plan(rules, read, tool_choice, parallel_tool_calls, open_reasoning))
         except _RefusedError as refused:
             why = str(refused)
-        read = schemas.each(lambda wanted: self._reader.relax(partition, wanted, why))
+        read = _read(format, usable, lambda wanted: self._reader.relax(partition, wanted, why))
         try:
             return self._constraint(partition, _plan(rules, read, tool_choice, parallel_tool_calls, open_reasoning))
         except _RefusedError as refused:  # each schema alone can be followed
@@ -194,41 +194,34 @@ class _Read:
     warnings: tuple[str, ...]
 
 
-class _Schemas:
-    """The schemas of a request as the client sent them."""
+def _read(output_format: OutputFormat, tools: Sequence[Tool], read: Callable[[Wanted], ReadSchema]) -> _Read:
+    """Read each schema of a request. If `read` raises SchemaError, raise InvalidRequest that names format or tool."""
+    warnings: list[str] = []
 
-    def __init__(self, output_format: OutputFormat, tools: Sequence[Tool]) -> None:
-        self._format = output_format
-        self._tools = tools
+    def take(wanted: Wanted, name: str) -> Schema:
+        result = read(wanted)
+        if result.warning:
+            warnings.append(f"{name}: {result.warning}")
+        return result.schema
 
-    def each(self, read: Callable[[Wanted], ReadSchema]) -> _Read:
-        """Read each schema. If `read` raises SchemaError, raise InvalidRequest that names the format or the tool."""
-        warnings: list[str] = []
-
-        def take(wanted: Wanted, name: str) -> Schema:
-            result = read(wanted)
-            if result.warning:
-                warnings.append(f"{name}: {result.warning}")
-            return result.schema
-
-        answer: Schema | None = None
-        match self._format:
-            case JsonObjectFormat():
-                answer = followable({"type": "object"}, lenient=False)
-            case JsonSchemaFormat(schema=text, name=given, strict=strict):
-                name = f"format {given[:100]!r}"
-                try:
-                    answer = take(Wanted(text, strict, is_call=False), name)
-                except SchemaError as error:
-                    raise InvalidRequest(f"{name}: {error}", param="text.format") from error
-        schemas = []
-        for tool in self._tools:
-            name = f"parameters of tool {tool.name!r}"
+    answer: Schema | None = None
+    match output_format:
+        case JsonObjectFormat():
+            answer = followable({"type": "object"}, lenient=False)
+        case JsonSchemaFormat(schema=text, name=given, strict=strict):
+            name = f"format {given[:100]!r}"
             try:
-                schemas.append(take(Wanted(tool.parameters, tool.strict, is_call=True), name))
+                answer = take(Wanted(text, strict, is_call=False), name)
             except SchemaError as error:
-                raise InvalidToolSchema(f"{name}: {error}", param="tools") from error
-        return _Read(answer, tuple(schemas), tuple(warnings))
+                raise InvalidRequest(f"{name}: {error}", param="text.format") from error
+    schemas = []
+    for tool in tools:
+        name = f"parameters of tool {tool.name!r}"
+        try:
+            schemas.append(take(Wanted(tool.parameters, tool.strict, is_call=True), name))
+        except SchemaError as error:
+            raise InvalidToolSchema(f"{name}: {error}", param="tools") from error
+    return _Read(answer, tuple(schemas), tuple(warnings))
 
 
 def _plan(
