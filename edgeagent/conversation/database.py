@@ -117,7 +117,6 @@ class ResponseDatabase:
             raise
 
     def close(self) -> None:
-        """Release the file."""
         self._connection.close()
 
     def add(self, response: StoredResponse, body: bytes) -> None:

@@ -94,7 +94,6 @@ class StoredResponse:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The conversation up to and with this response."""
         return self.context + self.output
 
     @property
@@ -103,7 +102,6 @@ class StoredResponse:
         return Transcript().extended(self.items).num_bytes if self.transcript is None else self.transcript.num_bytes
 
     def with_transcript(self) -> StoredResponse:
-        """Return the response with its transcript."""
         return self if self.transcript is not None else replace(self, transcript=Transcript().extended(self.items))
 
 

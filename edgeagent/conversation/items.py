@@ -43,7 +43,6 @@ class CallItem:
 
     @property
     def full_name(self) -> str:
-        """The tool's name as the model knows it."""
         return f"{self.namespace}.{self.name}" if self.namespace else self.name
 
 
@@ -81,7 +80,6 @@ COMPACTION_PREFIX = "edgeagent.1."
 
 
 def compaction_item(item_id: str, summary: str) -> CompactionItem:
-    """Return the item that replaces a conversation with this summary."""
     return CompactionItem(item_id, COMPACTION_PREFIX + base64.urlsafe_b64encode(summary.encode()).decode(), summary)
 
 

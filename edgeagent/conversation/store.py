@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 
 def stored_limits(server: ServerConfig) -> Limits:
-    """Return the configured limits of stored responses."""
     return Limits(max_bytes=server.max_stored_bytes, max_age_s=server.max_stored_days * 86400.0)
 
 

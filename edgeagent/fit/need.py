@@ -67,7 +67,6 @@ class Need:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all parts."""
         return sum(astuple(self))
 
 

@@ -104,7 +104,6 @@ class MemoryUse:
         return self.ram_bytes + shared <= free_memory.ram_bytes and self.fits_gpus(free_memory)
 
     def fits_gpus(self, free_memory: FreeMemory) -> bool:
-        """Whether each GPU has this much free memory."""
         return all(taken <= gpu.free_bytes for taken, gpu in zip(self.gpu_bytes, free_memory.gpus, strict=True))
 
 

@@ -133,7 +133,6 @@ class RunPlan:
 
     @property
     def draft_config(self) -> EngineConfig:
-        """The options of the draft model."""
         return replace(self.config, gpu_layers=self.layout.num_draft_gpu_layers, cpu_experts=0)
 
 

@@ -47,7 +47,6 @@ class Series:
 
     @property
     def sum(self) -> float:
-        """The sum of the values."""
         return self._sum
 
 
@@ -70,7 +69,6 @@ class FastHistogram(Collector):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The label's name as a tuple; empty if there is no label."""
         return () if self._label is None else (self._label,)
 
     def labels(self, value: str = "") -> Series:
@@ -81,7 +79,6 @@ class FastHistogram(Collector):
         return series
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the histogram with all observations."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self.label_names or None)
         for value, series in self._series.items():
             family.add_metric(() if self._label is None else (value,), series.cumulative(), series.sum)

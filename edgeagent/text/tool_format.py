@@ -56,7 +56,6 @@ def declares_tools(template: str) -> bool:
 
 
 def declares_reasoning(template: str) -> bool:
-    """Whether a chat template's source speaks of reasoning."""
     return "reasoning_content" in template or any(pair.close in template for pair in REASONING)
 
 
@@ -79,5 +78,4 @@ def call_opener(tool_format: ToolFormat) -> str:
 
 
 def arguments_key(tool_format: ToolFormat) -> str:
-    """Return the key of the arguments in a call that is written as JSON."""
     return "parameters" if tool_format is ToolFormat.LLAMA else "arguments"

@@ -88,7 +88,6 @@ class _Numbers:
         return [self(name, default)] * num_layers
 
     def has_any(self, *names: str) -> bool:
-        """Whether there is a key that begins with one of these names."""
         return any(key.startswith(tuple(self._prefix + name for name in names)) for key in self._metadata)
 
 

@@ -50,7 +50,6 @@ class ByteReader:
         return self._window_offset + self._pos
 
     def fail(self, what: str) -> Never:
-        """Raise ModelDamaged for this file."""
         raise ModelDamaged(f"{self._path} cannot be loaded: {what}", param="model")
 
     def take(self, num_bytes: int) -> bytes:

@@ -56,7 +56,6 @@ class HubCache:
         return self.repo_dir(repo) / "blobs" / sha256
 
     def partial(self, repo: str, sha256: str) -> Path:
-        """Return the path of a file while it is being downloaded."""
         return self.repo_dir(repo) / "blobs" / f"{sha256}.incomplete"
 
     def lock(self, repo: str, sha256: str) -> Path:

@@ -99,12 +99,10 @@ class OwnNamesFile:
 
 
 def with_alias(names: OwnNames, alias: str, target: str) -> OwnNames:
-    """Return the names with an alias added or replaced."""
     return replace(names, aliases={**names.aliases, alias: target})
 
 
 def with_import(names: OwnNames, name: str, model: Imported) -> OwnNames:
-    """Return the names with an imported model added or replaced."""
     return replace(names, imports={**names.imports, name: model})
 
 

@@ -209,18 +209,15 @@ class CallBan:
         self._states: list[bytes | None] = [b""] * len(banned)
 
     def copy(self) -> CallBan:
-        """Return an independent copy of the constraint."""
         twin = CallBan(self._vocabulary, self._banned)
         twin._states = list(self._states)
         return twin
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next. This has no side effect."""
         piece = self._vocabulary.piece(token)
         return not any(text.completes(state, piece) for text, state in zip(self._banned, self._states, strict=True))
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:  # noqa: ARG002
-        """Return which tokens may come next, shape (num_tokens,); None if all may. The array is new at each call."""
         refused = [text.tokens(state) for text, state in zip(self._banned, self._states, strict=True)]
         if not any(map(len, refused)):
             return None
@@ -230,16 +227,13 @@ class CallBan:
         return mask
 
     def instead_of(self, token: int) -> int | None:  # noqa: ARG002
-        """Return None: a token is drawn from the allowed ones instead."""
         return None
 
     def accept(self, token: int) -> None:
-        """Record a generated token, which must be allowed."""
         if not self._vocabulary.is_end(token):
             piece = self._vocabulary.piece(token)
             pairs = zip(self._banned, self._states, strict=True)
             self._states = [text.after(state, piece) for text, state in pairs]
 
     def forced(self) -> Sequence[int]:
-        """Return (), because there is always a choice."""
         return ()

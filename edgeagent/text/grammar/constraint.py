@@ -34,13 +34,9 @@ class TokenTools(Protocol):
     def starts(self) -> TokenStarts: ...
 
     @property
-    def quote(self) -> int | None:
-        """The token that is exactly one double quote ("), which ends JSON strings; None if there is none."""
-        ...
+    def quote(self) -> int | None: ...
 
-    def tokenize_bytes(self, text: bytes) -> list[int]:
-        """Return tokens for these bytes. They need not be the canonical tokens of the text."""
-        ...
+    def tokenize_bytes(self, text: bytes) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,6 @@ class Constraint:
         return self._plan.warnings
 
     def copy(self) -> Constraint:
-        """Return an independent copy of the constraint."""
         twin = Constraint(self._tokens, self._plan, self._prototype, self._text_prototype)
         twin._text_matcher = self._text_matcher and self._text_matcher.deep_copy()
         twin._matcher = self._matcher and self._matcher.deep_copy()
@@ -122,7 +117,6 @@ class Constraint:
         return twin
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next. This has no side effect."""
         is_end = self._tokens.vocabulary.is_end(token)
         if self._is_over:
             return is_end
@@ -194,7 +188,6 @@ class Constraint:
         self._sleep_if_done(self._matcher)
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens that must come next, in order; empty if there is a choice."""
         if self._matcher is None or self._matcher.is_accepting():
             return ()
         return self._matcher.compute_ff_tokens()

@@ -63,7 +63,6 @@ class TokenStarts:
         self.has_comma[self.commas] = True
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of a token."""
         return self._pieces[token]
 
 
@@ -85,7 +84,6 @@ class _Container:
     must_close: bool = False
 
     def copy(self) -> _Container:
-        """Return an independent copy."""
         return replace(self, text=self.text[:], keys=set(self.keys))
 
     def end_key(self) -> None:
@@ -129,7 +127,6 @@ class JsonGuard:
         self._has_overrun = False
 
     def copy(self) -> JsonGuard:
-        """Return an independent copy of the guard."""
         twin = JsonGuard(self._starts)
         twin._is_in_string, twin._is_escaped = self._is_in_string, self._is_escaped
         twin._is_exponent, twin._num_digits = self._is_exponent, self._num_digits
@@ -280,7 +277,6 @@ class JsonGuard:
 
 
 def _num_digits(piece: bytes) -> int:
-    """Return the number of digits at the beginning of a piece."""
     return next((count for count, byte in enumerate(piece) if byte not in _DIGITS), len(piece))
 
 

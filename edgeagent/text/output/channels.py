@@ -67,12 +67,10 @@ class ChannelParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the text so far ends inside reasoning."""
         return self._in_reasoning is not None
 
     @property
     def num_calls(self) -> int:
-        """How many calls have begun."""
         return self._sink.num_calls
 
     @property

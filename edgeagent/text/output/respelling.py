@@ -68,7 +68,6 @@ class RespellConstraint:
 
     @property
     def is_over(self) -> bool:
-        """Whether all of the text has been spelled again."""
         return self._place >= len(self._text)
 
     def allows(self, token: int) -> bool:
@@ -98,7 +97,6 @@ class RespellConstraint:
         return None if self._inner is None or self._place < len(self._text) else self._inner.instead_of(token)
 
     def accept(self, token: int) -> None:
-        """Record a generated token."""
         if self._place < len(self._text):
             fits = self._fits(token)
             self._place += len(self._vocabulary.piece(token)) if fits else len(self._text) + 1

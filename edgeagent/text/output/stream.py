@@ -105,7 +105,6 @@ class StopMatcher:
 
     @property
     def num_held(self) -> int:
-        """The number of characters that are held back."""
         return len(self._held)
 
     def feed(self, text: str) -> tuple[str, str | None]:
@@ -197,7 +196,6 @@ class OutputStream:
 
     @property
     def has_tool_calls(self) -> bool:
-        """Whether a call has begun."""
         return self._channels.num_calls > 0
 
     @property

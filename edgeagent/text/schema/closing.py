@@ -243,7 +243,6 @@ class _Closer:
         return self._together([keys, *(_Keys(fork.names, fork.has_properties) for fork in behind)])
 
     def _all_names(self, branches: list[Any]) -> tuple[str, ...]:
-        """Return the names of all keys that any of the branches gives to the object."""
         return self._branch_keys(branches, set()).names
 
     def _branch_keys(self, branches: list[Any], seen: set[str]) -> _Keys:
