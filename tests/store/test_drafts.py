@@ -135,7 +135,7 @@ def test_a_damaged_partner_is_told(library: Library, store: StoreConfig, monkeyp
 def test_the_bundled_draft(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = BuiltinModel(tmp_path / "m.gguf", tmp_path / "d.gguf")
     pair.path.write_bytes(padded(0))
-    for module in ("resolve", "drafts"):
+    for module in ("library", "drafts"):
         monkeypatch.setattr(f"edgeagent.store.{module}.builtin_model", lambda: pair)
     assert find(library, "builtin") == FoundDraft(pair.draft, "the bundled draft")
 

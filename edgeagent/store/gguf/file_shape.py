@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from edgeagent.store.gguf.tables import Array, Metadata, Tensors
+from edgeagent.store.gguf.tables import OUTPUT, TABLE, Array, Metadata, Tensors
 from edgeagent.types import FileShape, LayerShape
 
 # Encoders whose files may lack the key `attention.causal`.
@@ -106,8 +106,8 @@ def read_shape(metadata: Metadata, architecture: str, tensors: Tensors, *, num_b
             *number.of_layers("feed_forward_length", 0, max(1, num_layers)),
             number("expert_feed_forward_length") * number("expert_used_count"),
         ),
-        table_bytes=tensors.table_bytes,
-        output_bytes=tensors.output_bytes,
+        table_bytes=tensors.outside_bytes[TABLE],
+        output_bytes=tensors.outside_bytes[OUTPUT],
         matrix_bytes=tuple(tensors.matrix_bytes.most_common()),
         layers=tuple(
             LayerShape(tensors.layer_bytes[index], tensors.expert_bytes[index], *kept[index])

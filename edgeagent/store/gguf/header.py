@@ -70,14 +70,13 @@ class GgufHeader:
 
     `kind` is "model", "adapter" or another value of `general.type`. `tensor_types` has the number of tensors of each
     type. `tokens_at` is the range of the file's bytes that holds the vocabulary's tokens; empty if there is no
-    vocabulary. For `memory_kind` see the function of that name. `data_bytes` is the size of the tensor data.
-    `num_prediction_layers` counts the layers at the end that only predict further tokens (MTP, NextN).
+    vocabulary. For `memory_kind` see the function of that name. `num_prediction_layers` counts the layers at the end
+    that only predict further tokens (MTP, NextN).
     `is_embedding`: the model was made for embeddings or ranking, even if its memory is not that of an encoder.
     `is_ranking`: it was made for ranking. `has_infill_tokens`: the file names the tokens that mark a gap to fill.
     """
 
     path: Path
-    version: int
     architecture: str
     name: str
     quant: str
@@ -94,7 +93,6 @@ class GgufHeader:
     memory_kind: str
     split: Split | None
     size_bytes: int
-    data_bytes: int
     kind: str = "model"
     license: str = ""
     num_prediction_layers: int = 0
@@ -128,7 +126,7 @@ def read_header(path: Path) -> GgufHeader:
         _check_num_tensors(reader, metadata, num_tensors)
         alignment = read_alignment(reader, metadata)
         tensors = read_tensors(reader, num_tensors, alignment)
-        return _header(reader, path, version, metadata, num_tensors, tensors)
+        return _header(reader, path, metadata, tensors)
 
 
 def validate_model(path: Path) -> GgufHeader:
@@ -203,13 +201,10 @@ def _merged(headers: list[GgufHeader], split: Split) -> GgufHeader:
         tensor_types=tuple(counts.most_common()),
         shape=merge_shapes([header.shape for header in headers]),
         size_bytes=sum(header.size_bytes for header in headers),
-        data_bytes=sum(header.data_bytes for header in headers),
     )
 
 
-def _header(
-    reader: ByteReader, path: Path, version: int, metadata: Metadata, num_tensors: int, tensors: Tensors
-) -> GgufHeader:
+def _header(reader: ByteReader, path: Path, metadata: Metadata, tensors: Tensors) -> GgufHeader:
     architecture = _text(reader, metadata, "general.architecture")
     if architecture and _ARCHITECTURE.fullmatch(architecture) is None:
         reader.fail(f"its architecture {shown(architecture)} is not a name")
@@ -220,15 +215,14 @@ def _header(
     shape = read_shape(metadata, architecture, tensors, num_bytes=reader.size_bytes, num_vocab=num_vocab)
     return GgufHeader(
         path=path,
-        version=version,
         architecture=architecture,
         name=_printable(_text(reader, metadata, "general.name")),
         license=_printable(_text(reader, metadata, "general.license")),
         quant=_quant(reader, metadata, tensors),
         context_length=_whole(reader, metadata, f"{architecture}.context_length"),
         num_layers=num_layers,
-        num_params=tensors.num_params,
-        num_tensors=num_tensors,
+        num_params=tensors.num_params.total(),
+        num_tensors=tensors.num_by_type.total(),
         tensor_types=tuple(tensors.num_by_type.most_common()),
         tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.model")),
         pre_tokenizer=_printable(_text(reader, metadata, "tokenizer.ggml.pre")),
@@ -238,7 +232,6 @@ def _header(
         memory_kind=memory_kind(metadata, architecture),
         split=_split(reader, metadata),
         size_bytes=reader.size_bytes,
-        data_bytes=tensors.data_bytes,
         kind=_printable(_text(reader, metadata, "general.type")) or "model",
         num_prediction_layers=_whole(reader, metadata, f"{architecture}.nextn_predict_layers") or 0,
         is_embedding=bool(pooling := _whole(reader, metadata, f"{architecture}.pooling_type")),
@@ -293,7 +286,7 @@ def _quant(reader: ByteReader, metadata: Metadata, tensors: Tensors) -> str:
     label = FILE_TYPES.get(file_type & ~1024) if file_type is not None else None
     if label is not None:
         return label
-    commonest = tensors.num_params_by_type.most_common(1)
+    commonest = tensors.num_params.most_common(1)
     return commonest[0][0] if commonest else ""
 
 

@@ -14,7 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Never
 
@@ -303,8 +303,8 @@ _MAX_LAYER_ARRAY = 512
 _WHOLE_NUMBERS = (4, 5, 10, 11)
 _MAX_SHOWN_CHARS = 40
 
-_TABLE = "token_embd.weight"  # the token embeddings
-_OUTPUT = "output.weight"
+TABLE = "token_embd.weight"  # the token embeddings
+OUTPUT = "output.weight"
 _LAYER = re.compile(r"blk\.(\d{1,3})\.", re.ASCII)
 _EXPERTS = "_exps."
 
@@ -325,25 +325,33 @@ class Array:
 Metadata = dict[str, int | float | str | Array]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tensors:
-    """Sums over all tensors of a file.
+    """Sums over all tensors of a file, by type, by the layer's number, or by name (`outside_bytes`: those of no layer).
 
-    `data_bytes` is the distance from the start of the tensor data to the end of the last tensor. `matrix_bytes` holds
-    the bytes of matrices by tensor type. The token embeddings are not among them, because they are only looked up;
-    `table_bytes` is their size. `layer_bytes` and `expert_bytes` hold the bytes of each layer and of its experts, by
-    the layer's number.
+    The token embeddings are not in `matrix_bytes`, because they are only looked up. `expert_bytes` is the part of
+    `layer_bytes` that experts take.
     """
 
-    num_params: int
-    num_params_by_type: Counter[str]
-    num_by_type: Counter[str]
-    matrix_bytes: Counter[str]
-    layer_bytes: Counter[int]
-    expert_bytes: Counter[int]
-    table_bytes: int
-    output_bytes: int
-    data_bytes: int
+    num_params: Counter[str] = field(default_factory=Counter)
+    num_by_type: Counter[str] = field(default_factory=Counter)
+    matrix_bytes: Counter[str] = field(default_factory=Counter)
+    layer_bytes: Counter[int] = field(default_factory=Counter)
+    expert_bytes: Counter[int] = field(default_factory=Counter)
+    outside_bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, type_name: str, num_elements: int, num_bytes: int, *, is_matrix: bool) -> None:
+        """Add a tensor to the sums."""
+        self.num_params[type_name] += num_elements
+        self.num_by_type[type_name] += 1
+        if is_matrix and name != TABLE:
+            self.matrix_bytes[type_name] += num_bytes
+        layer = _LAYER.match(name)
+        if layer is None:
+            self.outside_bytes[name] += num_bytes
+        else:
+            self.layer_bytes[int(layer[1])] += num_bytes
+            self.expert_bytes[int(layer[1])] += num_bytes if _EXPERTS in name else 0
 
 
 def read_metadata(reader: ByteReader, num_keys: int) -> Metadata:
@@ -425,7 +433,7 @@ def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensor
     Raise ModelDamaged if the table is invalid, or if the file ends before the tensors' data.
     """
     names: set[str] = set()
-    sums = _Sums()
+    sums = Tensors()
     offset, end = 0, 0
     for _ in range(num_tensors):
         name = reader.string("a tensor's name", MAX_TENSOR_NAME_BYTES)
@@ -447,46 +455,7 @@ def read_tensors(reader: ByteReader, num_tensors: int, alignment: int) -> Tensor
             f"the file is truncated: its tensors need {data_start + end} bytes and it has {reader.size_bytes}; "
             "download it again"
         )
-    return sums.total(end)
-
-
-class _Sums:
-    """Adds up the tensors of a file."""
-
-    def __init__(self) -> None:
-        self._num_params_by_type: Counter[str] = Counter()
-        self._num_by_type: Counter[str] = Counter()
-        self._matrix_bytes: Counter[str] = Counter()
-        self._layer_bytes: Counter[int] = Counter()
-        self._expert_bytes: Counter[int] = Counter()
-        self._outside: Counter[str] = Counter()
-
-    def add(self, name: str, type_name: str, num_elements: int, num_bytes: int, *, is_matrix: bool) -> None:
-        """Add a tensor to the sums."""
-        self._num_params_by_type[type_name] += num_elements
-        self._num_by_type[type_name] += 1
-        if is_matrix and name != _TABLE:
-            self._matrix_bytes[type_name] += num_bytes
-        layer = _LAYER.match(name)
-        if layer is None:
-            self._outside[name] += num_bytes
-        else:
-            self._layer_bytes[int(layer[1])] += num_bytes
-            self._expert_bytes[int(layer[1])] += num_bytes if _EXPERTS in name else 0
-
-    def total(self, data_bytes: int) -> Tensors:
-        """Return the sums. `data_bytes` is the offset in the tensor data at which the last tensor ends."""
-        return Tensors(
-            self._num_params_by_type.total(),
-            self._num_params_by_type,
-            self._num_by_type,
-            self._matrix_bytes,
-            self._layer_bytes,
-            self._expert_bytes,
-            self._outside[_TABLE],
-            self._outside[_OUTPUT],
-            data_bytes,
-        )
+    return sums
 
 
 def _read_shape(reader: ByteReader, name: str) -> tuple[str, int, int, bool]:

@@ -7,6 +7,7 @@ marker to the end of the call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -108,12 +109,10 @@ class Constraint:
         return self._plan.warnings
 
     def copy(self) -> Constraint:
-        twin = Constraint(self._tokens, self._plan, self._prototype, self._text_prototype)
+        twin = copy(self)
         twin._text_matcher = self._text_matcher and self._text_matcher.deep_copy()
         twin._matcher = self._matcher and self._matcher.deep_copy()
-        twin._is_over, twin._has_started = self._is_over, self._has_started
-        twin._skip_until, twin._text = self._skip_until, self._text
-        twin._guard = self._guard.copy()
+        twin._guard, twin._bits = self._guard.copy(), None
         return twin
 
     def allows(self, token: int) -> bool:

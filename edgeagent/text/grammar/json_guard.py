@@ -9,6 +9,7 @@ continue it badly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -127,13 +128,8 @@ class JsonGuard:
         self._has_overrun = False
 
     def copy(self) -> JsonGuard:
-        twin = JsonGuard(self._starts)
-        twin._is_in_string, twin._is_escaped = self._is_in_string, self._is_escaped
-        twin._is_exponent, twin._num_digits = self._is_exponent, self._num_digits
-        twin._depth, twin._last, twin._is_on_new_line = self._depth, self._last, self._is_on_new_line
-        twin._num_repeats, twin._last_in_string = self._num_repeats, self._last_in_string
-        twin._end_of_string, twin._is_periodic = self._end_of_string[:], self._is_periodic
-        twin._open, twin._has_overrun = [each.copy() for each in self._open], self._has_overrun
+        twin = copy(self)
+        twin._end_of_string, twin._open = self._end_of_string[:], [each.copy() for each in self._open]
         return twin
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.store import library as resolve_module
+from edgeagent.store import library as library_module
 from edgeagent.store.file_records import LastUse
 from edgeagent.store.names.own import OwnNamesFile, with_alias
 from tests.cli.conftest import Run
@@ -43,7 +43,7 @@ def test_list_as_json(run: Run, tmp_path: Path) -> None:
 
 
 def test_list_without_models(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve_module.Library, "models", lambda _: ())
+    monkeypatch.setattr(library_module.Library, "models", lambda _: ())
     assert run("list") == (0, "No models here. `edgeagent pull org/repo` downloads one; "
                               "`edgeagent list --available` shows some.\n", "")  # fmt: skip
     assert json.loads(run("list", "--json")[1]) == []

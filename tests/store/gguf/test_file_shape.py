@@ -18,7 +18,8 @@ def tensors(**layers: int) -> Tensors:
     """Return tensors with these bytes for each layer ("blk_0"), a token table and an output matrix."""
     by_layer = Counter({int(name.removeprefix("blk_")): num_bytes for name, num_bytes in layers.items()})
     matrices = Counter({"Q4_0": sum(layers.values())})
-    return Tensors(1, Counter(), Counter(), matrices, by_layer, Counter({0: 7}), 100, 50, 1000)
+    outside = Counter({"token_embd.weight": 100, "output.weight": 50})
+    return Tensors(matrix_bytes=matrices, layer_bytes=by_layer, expert_bytes=Counter({0: 7}), outside_bytes=outside)
 
 
 def shape_of(metadata: Metadata, found: Tensors | None = None) -> FileShape:
