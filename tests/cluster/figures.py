@@ -195,16 +195,20 @@ def measured(part: Callable[[Setup], list[Figure]], llama_server: Path) -> Part:
 
 
 def table(kept: dict[str, Part]) -> Iterator[str]:
-    """Yield the lines of a Markdown table, in the order of the parts."""
+    """Yield the lines of a Markdown table, in the order of the parts. An event is named once for all of its figures."""
     parts = [kept[name] for name in PARTS if name in kept]
     commits = ", ".join(dict.fromkeys(part.commit for part in parts))
     yield f"{'; '.join(dict.fromkeys(part.machine for part in parts))}; at commit {commits}."
     yield ""
     yield "| | measured | bar | |"
     yield "|---|---|---|---|"
+    before = None
     for figure in (figure for part in parts for figure in part.figures):
         verdict = "" if figure.is_met is None else ("met" if figure.is_met else "**missed**")
-        yield f"| {figure.title} | {figure.measured} | {figure.bar or '–'} | {verdict} |"
+        event, _, what = figure.title.rpartition(": ")
+        title = what if event and event == before else figure.title
+        before = event
+        yield f"| {title} | {figure.measured} | {figure.bar or '–'} | {verdict} |"
 
 
 if __name__ == "__main__":

@@ -10,17 +10,19 @@ from tests.cluster.measures import BROKEN_TOKENS, Figure, judged, quantile
 
 
 def test_the_table_has_the_parts_in_their_order_and_says_what_is_missed() -> None:
-    figure = Figure("errors", "3", {"errors": 3}, "0", False)
+    figure = Figure("a kill: errors", "3", {"errors": 3}, "0", False)
+    gap = Figure("a kill: gap", "2 s", {"s": 2})
     plain = Figure("alone", "1 s", {"s": 1})
     first, second = list(PARTS)[:2]
-    kept = {second: Part([figure], "b", "2 cores", 1.0), first: Part([plain], "a", "2 cores", 1.0)}
+    kept = {second: Part([figure, gap], "b", "2 cores", 1.0), first: Part([plain], "a", "2 cores", 1.0)}
     assert list(table(kept)) == [
         "2 cores; at commit a, b.",
         "",
         "| | measured | bar | |",
         "|---|---|---|---|",
         "| alone | 1 s | – |  |",
-        "| errors | 3 | 0 | **missed** |",
+        "| a kill: errors | 3 | 0 | **missed** |",
+        "| gap | 2 s | – |  |",
     ]
 
 
