@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -20,6 +18,7 @@ from edgeagent.backends.remote.access import quotes_key
 from edgeagent.backends.remote.answer import usage_of
 from edgeagent.backends.remote.dialect import dialect_of
 from edgeagent.backends.remote.failures import Failure, Kind
+from edgeagent.backends.remote.probe import recorded
 from edgeagent.backends.remote.transport import Call, Exchange, Transport, tls_context
 from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ConfigError, EdgeAgentError
@@ -118,7 +117,7 @@ async def _ask_for_models(this: _Try) -> str:
     """Ask for the models, and record their names and the times. Return the first model's `owned_by`; "" if none."""
     began_s = time.monotonic()
     permit = ProbePermit(this.remote.name, this.mode)
-    with _row(this, permit):
+    with recorded(this.ledger, permit, this.transport.host):
         exchange, content = await _exchange(this, permit, Call("/models", headers=this.headers))
     checkup, stages = this.checkup, exchange.stages.connection
     checkup.name_s, checkup.connect_s = stages.name_s, stages.connect_s
@@ -155,7 +154,7 @@ async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
     request_id = f"test-{secrets.token_hex(8)}"
     permit = Permit(request_id, this.remote.name, this.mode, "remote_test")
     began_s = time.monotonic()
-    with _row(this, permit, model, content) as usage:
+    with recorded(this.ledger, permit, this.transport.host, model, len(content), 1) as usage:
         exchange, answer = await _exchange(this, permit, Call("/chat/completions", content, this.headers, request_id))
         _check_status(exchange, answer, this)
         usage += _usage(answer)
@@ -164,30 +163,7 @@ async def _ask_for_token(this: _Try, model: str, owner: str) -> None:
 
 async def _exchange(this: _Try, permit: Permit | ProbePermit, call: Call) -> tuple[Exchange, bytes]:
     async with asyncio.timeout(this.remote.limits.first_token_s):
-        exchange = await this.transport.open(permit, call)
-        try:
-            return exchange, await exchange.read_all(MAX_ANSWER_BYTES)
-        finally:
-            await exchange.close(is_done=True)
-
-
-@contextmanager
-def _row(this: _Try, permit: Permit | ProbePermit, model: str = "", content: bytes = b"") -> Iterator[list[int]]:
-    """Record in the ledger what is sent within this context. Yield a list for the tokens of prompt and answer."""
-    tokens = (1, 1) if content else (0, 0)
-    row, outcome = this.ledger.begin(permit, this.transport.host, model, len(content), *tokens), Kind.CUT.value
-    usage: list[int] = []
-    try:
-        yield usage
-        outcome = "completed"
-    except Failure as failure:
-        outcome = failure.kind.value
-        raise
-    except TimeoutError:
-        outcome = Kind.TIMEOUT.value
-        raise
-    finally:
-        this.ledger.end(row, outcome, *usage)
+        return await this.transport.fetch(permit, call, MAX_ANSWER_BYTES)
 
 
 def _usage(content: bytes) -> tuple[int, int]:

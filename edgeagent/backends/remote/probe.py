@@ -22,7 +22,7 @@ from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.transport import Call
 from edgeagent.egress.ledger import Ledger
 from edgeagent.remotes.check import is_model_name
-from edgeagent.types import ProbePermit
+from edgeagent.types import Permit, ProbePermit
 
 _PROBE_S = 5.0
 _MAX_BYTES = 1 << 20
@@ -70,7 +70,7 @@ async def check(endpoint: Endpoint, ledger: Ledger, permit: ProbePermit, headers
     which carry the key. Raise a Failure if a request fails, or if the endpoint says that it cannot serve. Raise
     RemoteUnavailable, and send nothing, if the probe cannot be recorded.
     """
-    with _recorded(endpoint, ledger, permit):
+    with recorded(ledger, permit, endpoint.transport.host):
         status = await _health(endpoint, permit)
         if status is None or not endpoint.is_identified:
             await _identify(endpoint, permit, headers)
@@ -86,21 +86,31 @@ async def identify(endpoint: Endpoint, ledger: Ledger, permit: ProbePermit, head
     Raise a Failure if the endpoint cannot be reached, refuses the key, fails, or sends no valid list; RemoteUnavailable
     if the probe cannot be recorded.
     """
-    with _recorded(endpoint, ledger, permit):
+    with recorded(ledger, permit, endpoint.transport.host):
         await _identify(endpoint, permit, headers)
 
 
 @contextmanager
-def _recorded(endpoint: Endpoint, ledger: Ledger, permit: ProbePermit) -> Iterator[None]:
-    row, outcome = ledger.begin(permit, endpoint.transport.host, "", 0), "cancelled"
+def recorded(
+    ledger: Ledger, permit: Permit | ProbePermit, host: str, model: str = "", num_bytes: int = 0, num_reserved: int = 0
+) -> Iterator[list[int]]:
+    """Record in the ledger what is sent within this context. Yield a list for the tokens of prompt and answer.
+
+    `num_reserved` tokens are reserved for each of them.
+    """
+    row = ledger.begin(permit, host, model, num_bytes, num_reserved, num_reserved)
+    outcome, usage = "cancelled", list[int]()
     try:
-        yield
+        yield usage
         outcome = "completed"
     except Failure as failure:
         outcome = failure.kind.value
         raise
+    except TimeoutError:
+        outcome = Kind.TIMEOUT.value
+        raise
     finally:
-        ledger.end(row, outcome)
+        ledger.end(row, outcome, *usage)
 
 
 async def _identify(endpoint: Endpoint, permit: ProbePermit, headers: Headers) -> None:
@@ -153,11 +163,7 @@ async def _read_metrics(endpoint: Endpoint, permit: ProbePermit) -> None:
 async def _get(endpoint: Endpoint, permit: ProbePermit, call: Call) -> tuple[int, bytes]:
     try:
         async with asyncio.timeout(_PROBE_S):
-            exchange = await endpoint.transport.open(permit, call)
-            try:
-                body = await exchange.read_all(_MAX_BYTES)
-            finally:
-                await exchange.close()
+            exchange, body = await endpoint.transport.fetch(permit, call, _MAX_BYTES)
     except TimeoutError:
         raise Failure(Kind.TIMEOUT, f"no answer to {call.path} within {_PROBE_S:g} s") from None
     if 300 <= exchange.status < 400:

@@ -218,6 +218,14 @@ class Transport:
         self._measure(stages, is_request=bool(call.request_id))
         return Exchange(response, stages, self._tasks, partial(self._leave, used))
 
+    async def fetch(self, permit: Permit | ProbePermit, call: Call, max_bytes: int) -> tuple[Exchange, bytes]:
+        """Send a call and return the exchange, which is closed, with the whole body; see `open`."""
+        exchange = await self.open(permit, call)
+        try:
+            return exchange, await exchange.read_all(max_bytes)
+        finally:
+            await exchange.close(is_done=True)
+
     def _measure(self, stages: CallStages, *, is_request: bool) -> None:
         seconds: dict[str, float] = {}
         if stages.is_new:

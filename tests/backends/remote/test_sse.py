@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeagent.backends.remote.answer import Event, EventReader
 from edgeagent.backends.remote.failures import Failure
-from edgeagent.backends.remote.sse import Event, EventReader
 from tests.backends.remote.streams import cut
 
 MANY = (
