@@ -333,7 +333,7 @@ class Config(Section, frozen=True):
     model: str = "builtin"
     """The model to serve: builtin, a .gguf path, org/repo[:QUANT], a catalog name, or a name that you gave a model."""
     draft: Draft = "auto"
-    """What drafts tokens: auto (a suitable model, if one is here), none, ngram (the text itself) or a model."""
+    """What drafts tokens: auto (the text itself, and a suitable model if one is here), none, ngram or a model."""
     state_dir: UserPath = DEFAULT_STATE_DIR
     """Folder for the token, the runtime file and caches; private to the user."""
     route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"

@@ -47,9 +47,9 @@ _MIN_S = 1e-4  # a shorter mean time is raised to this
 # wait for its weights to be read. It is replaced. A mean that is too short is corrected slowly, since the new
 # measurement may be the disturbed one.
 _DISTURBED = 4.0
-# The most that a ratio corrects the formula. Kernel tiles need a factor of 10 at most. A first step that was disturbed
-# once gave a ratio of 307.
-_MAX_RATIO = 16.0
+# The most that a ratio of fewer than SURE measurements corrects the formula. Kernel tiles need a factor of 10 at most,
+# and a first step that was disturbed gave a ratio of 307.
+_MAX_RATIO, SURE = 16.0, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +81,18 @@ class CostFit:
         self.sizes: list[int] = []
         """The measured sizes (see `size_of`), in ascending order."""
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Add a measured step, and update the ratio of its size. `seconds`: how long the step took."""
+    def observe(self, shape: StepShape, seconds: float, num: int = 1) -> None:
+        """Add a measured step, and update the ratio of its size. `seconds`: how long the step took.
+
+        `num`: how many measurements it is the mean of, if it is the first one of its kind.
+        """
         self._num_observed += 1
         size, terms = size_of(shape.num_tokens), _terms(shape)
         if size not in self._means:
             bisect.insort(self.sizes, size)
         means = self._means.setdefault(size, {})
         key = (_level(shape.num_cells), _level(shape.num_pairs / shape.num_tokens))
-        known, num = means.get(key), 1
+        known = means.get(key)
         if known is not None and known.seconds <= _DISTURBED * seconds:
             num = known.num + 1
             weight = max(_WEIGHT, 1 / num)
@@ -188,7 +191,9 @@ class CostFit:
                 total += weight * math.log(mean.seconds / fitted_s)
                 weights += weight
         ratio = math.exp(total / weights) if weights else 1.0
-        self._ratios[size] = min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
+        if sum(mean.num for mean in self._means[size].values()) < SURE:
+            ratio = min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
+        self._ratios[size] = ratio
 
     def _forget(self) -> None:
         if sum(map(len, self._means.values())) <= _MAX_KINDS:

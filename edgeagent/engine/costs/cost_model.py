@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
+from edgeagent.engine.costs.cost_fit import SURE, CostFit, interpolated, size_of
 from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.costs.step_shape import StepShape
 
@@ -108,7 +108,7 @@ class CostModel:
     def learn(self, steps: Items[tuple[StepShape, float]]) -> None:
         """Start with the steps that an earlier process measured. The pace of that process is not used."""
         for shape, seconds in steps:
-            self._fit.observe(shape, seconds)
+            self._fit.observe(shape, seconds, SURE)
         if steps:
             self._fit.fit()
 

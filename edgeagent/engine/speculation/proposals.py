@@ -59,7 +59,9 @@ class Drafters:
 
     `planning_share`: the part of the time that planning may take while drafts do not pay. Planning a step takes some
     tenths of a millisecond; for the smallest models, that is half of a step's time. `are_even`: all sequences of a step
-    must get equally many tokens, because different numbers need more passes over the weights.
+    must get equally many tokens, because different numbers need more passes over the weights. `spares_repeatable`: a
+    sequence whose answer can be repeated exactly (see Sampler.is_repeatable) gets drafts only if its client asks, since
+    a step of several tokens is rounded differently.
     """
 
     model: DraftModel | None = None
@@ -68,6 +70,7 @@ class Drafters:
     max_forced: int = 0  # the most tokens forced by a grammar in one step
     planning_share: float = 0.005
     are_even: bool = False
+    spares_repeatable: bool = False
 
     def within(self, max_tokens: int, *, are_even: bool) -> Drafters:
         """Return a copy for a runner that can take back at most `max_tokens` of a sequence (0: no drafts)."""
@@ -254,7 +257,7 @@ class Proposals:
             if sequence.id not in self._states:
                 self._states[sequence.id] = _DraftingState()
                 self._must_plan = True  # a catch-up is cheapest at the beginning of an answer
-        free = [sequence for sequence in decoding if sequence.id not in forced and sequence.spec.draft_tokens != 0]
+        free = [sequence for sequence in decoding if sequence.id not in forced and self._may_draft(sequence)]
         # If a sequence gets no tokens, and all must get equally many, none gets any.
         if not free or (self._drafters.are_even and len(free) + len(forced) < len(rooms)):
             return forced
@@ -530,6 +533,12 @@ class Proposals:
         if source not in known:
             known[source] = Acceptance(self.experience.shared(source, sequence.spec.sampler.kind))
         return known[source]
+
+    def _may_draft(self, sequence: Sequence) -> bool:
+        asked = sequence.spec.draft_tokens
+        if asked is None:
+            return not (self._drafters.spares_repeatable and sequence.spec.sampler.is_repeatable)
+        return asked > 0
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:
         # They are verified like drafts: other tokens may give the same text, and the sampler decides.

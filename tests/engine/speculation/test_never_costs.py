@@ -24,7 +24,7 @@ from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from tests.engine.speculation.test_proposals import Repeating, ScriptedDraft, decoding, tiles
 from tests.engine.support import END, greedy
-from tests.fakes import ALWAYS, FakeClock, FakeRunner, warm_costs
+from tests.fakes import ALWAYS, FakeClock, FakeRunner, next_token, warm_costs
 
 
 class Periodic(FakeRunner):
@@ -308,3 +308,72 @@ def test_planning_takes_its_share_of_the_time_while_nothing_is_drafted(step_s: f
         assert proposals.propose([sequence]) == {}
         clock.advance(step_s)
     assert slow.num_calls == pytest.approx(num_plans, abs=2)
+
+
+class Copying(Timed):
+    """A model that repeats its prompt of 200 tokens; every fifth token is another one if `is_wrong`."""
+
+    is_wrong = False
+
+    def _logits_after(self, prefix: list[int]) -> Logits:
+        logits = np.zeros(self.num_vocab, np.float32)
+        is_replaced = self.is_wrong and len(prefix) % 5 == 0
+        logits[prefix[-200] if not is_replaced else 1 + (prefix[-200] + len(prefix)) % 49] = 9.0
+        return logits
+
+
+class Mixing(Copying):
+    """A model with six different tokens: the last three nearly always occurred before, and others follow them."""
+
+    def _logits_after(self, prefix: list[int]) -> Logits:
+        logits = np.zeros(self.num_vocab, np.float32)
+        logits[1 + next_token(prefix, 6)] = 9.0
+        return logits
+
+
+def answers_s(runner_class: type[Copying], base_s: float, token_s: float, drafters: Drafters | None) -> float:
+    """Return how long three answers of 600 tokens take, one after another."""
+    clock = FakeClock()
+    runner = runner_class(num_cells=4096, max_batch=512, max_outputs=512, end_token=-1)
+    runner.clock, runner.base_s, runner.token_s = clock, base_s, token_s
+    prefixes = PrefixStore(runner, costs=runner.costs(), clock=clock)
+    engine = Engine(runner, max_running=4, drafters=drafters, prefixes=prefixes, clock=clock)
+    chance, took_s = random.Random(3), 0.0
+    for name in "abc":
+        prompt = [chance.randint(1, 49) for _ in range(200)]
+        sequence = engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=600))
+        while not sequence.num_output:
+            engine.step()
+        took_s -= clock()
+        while engine.num_live:
+            engine.step()
+        took_s += clock()
+    return took_s
+
+
+MACHINES = pytest.mark.parametrize(
+    ("base_s", "token_s"), [(0.02, 0.0005), (0.02, 0.004), (0.005, 0.005), (0.001, 0.02)], ids=str
+)
+
+
+@MACHINES
+def test_drafts_from_a_text_that_misleads_cost_a_fiftieth_at_most(base_s: float, token_s: float) -> None:
+    plain_s = answers_s(Mixing, base_s, token_s, None)
+    assert answers_s(Mixing, base_s, token_s, Drafters(None, NgramDrafter())) <= 1.02 * plain_s
+
+
+@MACHINES
+def test_a_copied_text_is_faster_where_a_token_more_costs_little(base_s: float, token_s: float) -> None:
+    gain = answers_s(Copying, base_s, token_s, None) / answers_s(
+        Copying, base_s, token_s, Drafters(None, NgramDrafter())
+    )
+    assert gain >= (1.5 if token_s < base_s else 0.98)
+
+
+def test_a_repeatable_answer_is_spared_unless_its_client_asks() -> None:
+    drafters = Drafters(None, NgramDrafter(), planning_share=ALWAYS, spares_repeatable=True)
+    proposals = Proposals(drafters, measured(lambda size: 0.02), clock=lambda: 0.0)
+    spared, asked = decoding([5, 6, 7, 8, 5, 6, 7], "a"), decoding([5, 6, 7, 8, 5, 6, 7], "b")
+    spared.spec = replace(spared.spec, sampler=greedy())
+    asked.spec = replace(asked.spec, sampler=greedy(), draft_tokens=2)
+    assert list(proposals.propose([spared, asked])) == ["b"]

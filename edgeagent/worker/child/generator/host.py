@@ -19,6 +19,7 @@ from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cell_packing import CellPacker
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
+from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.speculation.ngram import NgramDrafter
@@ -322,12 +323,20 @@ class Host:
             return Drafters(max_tokens=0)
         self._draft = self._load_draft(load, opened, on_part)
         model = self._draft.model
-        ngrams = NgramDrafter() if config.draft_ngrams or model is not None else None
-        if ngrams is not None and model is None:
+        is_asked = config.draft_ngrams or model is not None
+        if config.draft_ngrams and model is None:
             self._draft = replace(self._draft, file="ngram")
-        if model is not None or ngrams is not None:
+        if is_asked:
             measure_small_steps(self._runner, costs)
-        return Drafters(model, ngrams, max_tokens=config.draft_tokens, max_forced=config.draft_tokens)
+        # Hybrids would have to keep states for them.
+        is_tried = load.draft_by != "option" and self.model.memory_kind in CUTTABLE
+        return Drafters(
+            model,
+            NgramDrafter() if is_asked or is_tried else None,
+            max_tokens=config.draft_tokens,
+            max_forced=config.draft_tokens,
+            spares_repeatable=not is_asked and self._runner.is_blocking and self._runner.attention.flash == "off",
+        )
 
     def _load_draft(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> DraftSetup:
         """Load the draft model. If there is none, return the reason; if it is unusable, also add a warning."""
