@@ -19,9 +19,8 @@ from edgeagent.worker.protocol import Load
 
 def make_model(engine: EngineConfig) -> PoolModel:
     load = Load("m", "m.gguf", None, engine)
-    preparation = cast(
-        LoadPreparation, SimpleNamespace(name="m", engine=engine, load=lambda: load, omit_part=lambda *_: False)
-    )
+    parts = {"load": lambda: load, "omit_part": lambda *_: False, "disk_share": lambda: None}
+    preparation = cast(LoadPreparation, SimpleNamespace(name="m", engine=engine, **parts))
 
     async def make_room(_: PoolModel) -> None:
         pass
