@@ -117,17 +117,25 @@ class DraftCounts(Struct, frozen=True):
 class WorkerStatus(Struct, frozen=True):
     """The status that a worker sends in its answer to each ping.
 
-    Points in time are those of time.monotonic. `step_started_at_s` is 0 between steps. `preparing_since_s` is 0 while
-    no prompt is being prepared.
+    Points in time are those of time.monotonic. `step_started_at_s` is 0 between steps. `step_expected_s`: the predicted
+    seconds of the running step; 0 if there is no prediction, or if no step runs. `preparing_id`: the id of the request
+    whose prompt is being prepared since `preparing_since_s`, which is 0 while no prompt is being prepared.
+    `num_tokens_from_memory_total` and `num_tokens_from_disk_total`: the cached tokens that were restored from there;
+    the others were in KV cells. `prefill_tokens_per_s` and `token_s`: for one more request now, the predicted prompt
+    tokens a second, and the predicted seconds between two tokens; 0 if no steps were measured yet.
+    `step_error_median` and `step_error_p95`: the median and the 95th percentile of the recent errors of predicted step
+    times. An error is a fraction of the measured time. 0 if too few steps were measured. `draft_step_error_median` and
+    `draft_step_error_p95`: the same for the steps of the draft model; 0 without a draft model. `draft_gain`: the factor
+    by which drafts raised the tokens per second. It covers the steps that had drafts, or during which the draft model
+    computed; 0 if there was no such step. `max_threads`: fewer threads than this compute while other programs use the
+    CPUs.
     """
 
     num_steps: int = 0
     step_started_at_s: float = 0.0
     step_expected_s: float = 0.0
-    """The predicted seconds of the running step; 0 if there is no prediction, or if no step runs."""
     preparing_since_s: float = 0.0
     preparing_id: str = ""
-    """The id of the request whose prompt is being prepared since `preparing_since_s`."""
     num_running: int = 0
     num_waiting: int = 0
     num_cells_used: int = 0
@@ -136,28 +144,19 @@ class WorkerStatus(Struct, frozen=True):
     num_prompt_tokens_total: int = 0
     num_cached_tokens_total: int = 0
     num_tokens_from_memory_total: int = 0
-    """The cached tokens that were restored from host memory. The others were in KV cells or on disk."""
     num_tokens_from_disk_total: int = 0
     num_output_tokens_total: int = 0
     tokens_per_second: float = 0.0
     prefill_tokens_per_s: float = 0.0
-    """Predicted prefill rate of one more request now, in prompt tokens a second; 0 if no steps were measured yet."""
     token_s: float = 0.0
-    """Predicted seconds between two tokens of one more request now; 0 if no steps were measured yet."""
     step_error_median: float = 0.0
     step_error_p95: float = 0.0
-    """The median and the 95th percentile of the recent errors of predicted step times. An error is a fraction of the
-    measured time. 0 if too few steps were measured."""
     draft_step_error_median: float = 0.0
     draft_step_error_p95: float = 0.0
-    """Like `step_error_median` and `step_error_p95`, for the steps of the draft model; 0 without a draft model."""
     drafts: tuple[DraftCounts, ...] = ()
     draft_gain: float = 0.0
-    """The factor by which drafts raised the tokens per second. It covers the steps that had drafts, or during which the
-    draft model computed. 0 if there was no such step."""
     num_threads: int = 0
     max_threads: int = 0
-    """Fewer threads than this compute while other programs use the CPUs."""
     rss_bytes: int = 0
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
@@ -193,7 +192,7 @@ class ModelStatus(Struct, frozen=True):
     idle_s: seconds since the model's last use.
     adapters: names of its LoRA adapters; a request selects one as MODEL+ADAPTER.
     num_live: how many requests run or wait.
-    sha256: the hash of the model's file, or of a split model's first file; empty if unknown.
+    sha256: the hash of the model's file, or of a split model's first file; None if unknown.
     is_remote: a remote runs the model, so it has no worker here.
     """
 
@@ -213,7 +212,7 @@ class ModelStatus(Struct, frozen=True):
     idle_s: float = 0.0
     adapters: tuple[str, ...] = ()
     num_live: int = 0
-    sha256: str = ""
+    sha256: str | None = None
     is_remote: bool = False
 
     @property

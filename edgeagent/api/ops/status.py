@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
-from typing import Annotated, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator, Field
+from msgspec import Struct
+from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 from starlette.responses import Response
+
+# pydantic makes no schema of typing's TypedDict before Python 3.12.
+from typing_extensions import TypedDict
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
@@ -19,11 +27,11 @@ from edgeagent.api.ops.remotes import RouteReport, route_report
 from edgeagent.api.wire.body import OwnerBody, read_fields
 from edgeagent.api.wire.fields import MAX_NAME_CHARS, KeepAlive
 from edgeagent.api.wire.route import TEXT, Routes
-from edgeagent.api.wire.shape import Shape, shaped
+from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
 from edgeagent.metrics.exposition import CONTENT_TYPE, Snapshot, exposition
-from edgeagent.types import CacheStatus, MemoryKind, ModelInfo, ModelStatus, SettingChoice, WorkerState, WorkerStatus
+from edgeagent.types import DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
 
 routes = Routes()
 
@@ -43,155 +51,61 @@ class LoadBody(ModelChoice):
     keep_alive: Annotated[KeepAlive | None, BeforeValidator(lambda value: None if value == "" else value)] = None
 
 
-class TierReport(Shape):
-    """A tier of the cache: its contents, and how often blocks were found, missed, offered, dropped and evicted.
+# What the owner has no use for: hardware ids, points in time of a process, and what is long and in /props.
+_UNSHOWN: dict[type[Struct], frozenset[str]] = {
+    DeviceInfo: frozenset({"id", "backend", "is_integrated"}),
+    ModelInfo: frozenset({"name", "chat_template", "sampling"}),
+    WorkerStatus: frozenset({"step_started_at_s", "step_expected_s", "preparing_since_s", "preparing_id"}),
+}
 
-    `num_offered` counts the blocks that were given to the tier, and `num_dropped` those of them that it did not store.
-    `read_bytes_per_s` is measured; 0 if nothing was read. `trouble`: why the tier stores nothing at the moment; null if
-    nothing is wrong.
+
+def shown_names(struct: type[Struct]) -> list[str]:
+    """Return the names of the fields that a report on a struct has."""
+    return [name for name in struct.__struct_fields__ if name not in _UNSHOWN.get(struct, ())]
+
+
+def report(value: Any, name: str = "") -> Any:
+    """Return a struct, or the value of its field `name`, as JSON.
+
+    Times in milliseconds have one decimal, other numbers four.
     """
-
-    num_blocks: int
-    num_bytes: int
-    max_bytes: int
-    num_hits: int
-    num_misses: int
-    num_offered: int
-    num_dropped: int
-    num_evicted: int
-    read_bytes_per_s: int
-    trouble: str | None
+    match value:
+        case Struct():
+            return {name: report(getattr(value, name), name) for name in shown_names(type(value))}
+        case tuple():
+            return [report(each) for each in value]
+        case float():
+            return round(value, 1 if name.endswith("_ms") else 4)
+    return value
 
 
-class DraftReport(Shape):
-    """Counts of the drafts of one source.
-
-    `num_chosen[n]`: how many drafts of n tokens were made; with n = 0, how often the source was considered but drafted
-    nothing. `num_verified[i]` and `num_accepted[i]`: how many draft tokens at position i were verified, and accepted.
-    """
-
-    source: str
-    num_chosen: list[int]
-    num_verified: list[int]
-    num_accepted: list[int]
+@cache
+def _shape_of(struct: type[Struct]) -> Any:
+    hints = get_type_hints(struct)
+    make: Any = TypedDict  # mypy wants the fields to stand here
+    shape = make(struct.__name__, {name: _as_shape(hints[name]) for name in shown_names(struct)})
+    shape.__doc__ = struct.__doc__
+    shape.__pydantic_config__ = ConfigDict(extra="allow")
+    return shape
 
 
-class WorkerReport(Shape):
-    """The state of a model's process.
-
-    `step_error_median` and `step_error_p95`: the median and the 95th percentile of the recent errors of predicted step
-    times; an error is a fraction of the measured time. `draft_step_error_median` and `draft_step_error_p95`: the same
-    for the steps of the draft model; 0 without a draft model. `draft_gain`: the factor by which drafts raised the
-    tokens per second; 0 if there were no drafts.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_steps: int
-    num_cells_used: int
-    num_cells: int
-    num_cached_tokens: int
-    num_prompt_tokens_total: int
-    num_cached_tokens_total: int
-    num_tokens_from_memory_total: int
-    num_tokens_from_disk_total: int
-    num_output_tokens_total: int
-    tokens_per_second: float
-    step_error_median: float
-    step_error_p95: float
-    draft_step_error_median: float
-    draft_step_error_p95: float
-    drafts: list[DraftReport]
-    draft_gain: float
-    num_threads: int
-    max_threads: int
-    rss_bytes: int
-    memory_cache: TierReport | None
-    disk_cache: TierReport | None
+def _as_shape(hint: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return _shape_of(hint)
+    parts = tuple(part if part is ... else _as_shape(part) for part in get_args(hint))
+    if get_origin(hint) is UnionType:
+        return Union[parts]  # noqa: UP007 the parts are known at run time only
+    return hint if not parts or get_origin(hint) is Literal else get_origin(hint)[parts]
 
 
-class DeviceReport(Shape):
-    """A device that llama.cpp computes on."""
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """In the API's documents, an object with this annotation is what `report` returns for the struct."""
 
-    name: str
-    description: str
-    kind: str
-    memory_total_bytes: int
-    memory_free_bytes: int
+    struct: type[Struct]
 
-
-class AlternativeReport(Shape):
-    """A value that could be chosen, and the milliseconds that each kind of work is expected to take with it."""
-
-    value: str
-    work_ms: dict[str, float]
-
-
-class ChoiceReport(Shape):
-    """The value chosen for a setting when the model was loaded. `why`: the reason in words.
-
-    `by`: what decided: option, measurement, memory, model (the model's shape), trial (something was tried and failed)
-    or default.
-    """
-
-    name: str
-    value: str
-    by: str
-    why: str
-    alternatives: list[AlternativeReport]
-
-
-class InfoReport(Shape):
-    """What is known about a model once it is loaded.
-
-    `num_gpu_layers`: -1 means all. `draft`: the draft model's file, "ngram" if only n-grams of the text give drafts, or
-    null. `draft_why`: the reason for the value of `draft`. `sandbox`: in words, what the worker's process may not do.
-    """
-
-    path: str
-    architecture: str
-    description: str
-    size_bytes: int
-    num_params: int
-    context_length: int
-    context_length_trained: int
-    max_sequences: int
-    num_parallel: int
-    memory_kind: MemoryKind
-    draft: str | None
-    draft_why: str
-    num_gpu_layers: int
-    num_layers: int
-    devices: list[DeviceReport]
-    sandbox: list[str]
-    llama_cpp_commit: str
-    system_description: str
-    load_ms: float
-    choices: list[ChoiceReport]
-
-
-class ModelReport(Shape):
-    """A model, and the state of its worker.
-
-    `progress`: the loaded fraction, 0 to 1. `cause`: why the last worker ended or could not load the model; null if no
-    worker failed. `retry_after_s`: seconds until a request may load a failed or quarantined model again; null
-    otherwise. `is_pinned`: the model is never unloaded to make room. `unload_in_s`: seconds until the model is unloaded
-    if no client uses it; null if never, or if it is not loaded. `idle_s`: seconds since its last use.
-    """
-
-    name: str
-    state: WorkerState
-    progress: float
-    cause: str | None
-    pid: int | None
-    retry_after_s: float | None
-    num_restarts: int
-    is_pinned: bool
-    unload_in_s: float | None
-    idle_s: float
-    sha256: str | None
-    info: InfoReport | None
-    worker: WorkerReport | None
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(_shape_of(self.struct))
 
 
 class Status(Shape):
@@ -212,7 +126,7 @@ class Status(Shape):
     """Why every token is refused: the files of the tokens cannot be trusted. null if they can be trusted."""
     response_trouble: str | None
     """Why stored responses are in memory only, e.g. a full disk; null if all are written."""
-    models: list[ModelReport]
+    models: list[Annotated[Json, Reported(ModelStatus)]]
     route: RouteReport
 
 
@@ -267,7 +181,7 @@ async def get_status(request: Request) -> JSONResponse:
         "default_model": service.models.default(),
         "token_trouble": context.keys.trouble or None,
         "response_trouble": context.responses.trouble,
-        "models": [_model(status) for status in models],
+        "models": [report(status) for status in models],
         "route": route_report(context),
     }
     return JSONResponse(report)
@@ -319,52 +233,6 @@ async def stop(request: Request) -> JSONResponse:
     num_live = context.service.live.num_running
     context.stop()
     return JSONResponse(Stopping(status="stopping", num_live_requests=num_live), status_code=HTTPStatus.ACCEPTED)
-
-
-def _model(status: ModelStatus) -> ModelReport:
-    return shaped(
-        ModelReport,
-        status,
-        unload_in_s=None if status.unload_in_s is None else round(status.unload_in_s, 1),
-        idle_s=round(status.idle_s, 1),
-        sha256=status.sha256 or None,
-        info=None if status.info is None else _info(status.info),
-        worker=None if status.worker is None else _worker(status.worker),
-    )
-
-
-def _info(info: ModelInfo) -> InfoReport:
-    return shaped(
-        InfoReport,
-        info,
-        devices=[shaped(DeviceReport, device) for device in info.devices],
-        load_ms=round(info.load_ms, 1),
-        choices=[_choice(choice) for choice in info.choices],
-    )
-
-
-def _choice(choice: SettingChoice) -> ChoiceReport:
-    return shaped(ChoiceReport, choice, alternatives=[shaped(AlternativeReport, each) for each in choice.alternatives])
-
-
-def _worker(worker: WorkerStatus) -> WorkerReport:
-    return shaped(
-        WorkerReport,
-        worker,
-        tokens_per_second=round(worker.tokens_per_second, 3),
-        step_error_median=round(worker.step_error_median, 4),
-        step_error_p95=round(worker.step_error_p95, 4),
-        draft_step_error_median=round(worker.draft_step_error_median, 4),
-        draft_step_error_p95=round(worker.draft_step_error_p95, 4),
-        drafts=[shaped(DraftReport, draft) for draft in worker.drafts],
-        draft_gain=round(worker.draft_gain, 3),
-        memory_cache=None if worker.memory_cache is None else _cache(worker.memory_cache),
-        disk_cache=None if worker.disk_cache is None else _cache(worker.disk_cache),
-    )
-
-
-def _cache(cache: CacheStatus) -> TierReport:
-    return shaped(TierReport, cache, read_bytes_per_s=round(cache.read_bytes_per_s))
 
 
 @routes.add("GET /metrics", Scope.ADMIN, "daemon", text=TEXT)

@@ -186,7 +186,7 @@ class PoolModel:
             idle_s=self.idle_s,
             adapters=tuple(self.preparation.adapters),
             num_live=max(self.supervisor.num_live, int(self.supervisor.is_busy)),  # questions about text count as 1
-            sha256=self.preparation.sha256,
+            sha256=self.preparation.sha256 or None,
         )
 
     def resident(self) -> ResidentModel | None:
