@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+
+# pydantic makes no schema of typing's TypedDict before Python 3.12.
+from typing_extensions import TypedDict
 
 from edgeagent import __version__
 from edgeagent.api.documents.components import Components, kind_of
-from edgeagent.api.responses import event_json
 from edgeagent.api.responses.body import CreateResponseBody
-from edgeagent.api.responses.items import InputMessage
+from edgeagent.api.responses.event_json import RequiredInput, ResponseBody, SteerEcho, SteerError
+from edgeagent.api.responses.items import InputMessage, OutputItem, OutputText, ReasoningText
 from edgeagent.api.responses.socket.lanes import STREAM_ID
 from edgeagent.api.wire.body import Body
 from edgeagent.api.wire.errors import ErrorEvent
+from edgeagent.api.wire.generation import RunsAt, Scored
 from edgeagent.api.wire.shape import Json
 
 StreamId = Annotated[str, Field(pattern=f"^{STREAM_ID.pattern}$")]
@@ -55,31 +60,81 @@ class ResponseProcessed(Body):
 CLIENT_FRAMES = (ResponseCreate, ResponseCancel, ResponseSteer, ResponseProcessed)
 
 
+_PLACE = Annotated[
+    RunsAt, Field(description="Where the response runs, and why. Only in the first event after the decision.")
+]
+
+
+def _event(kind: str, says: str, **fields: Any) -> type:
+    """Return the type of an event for the documents. Every event has its number, and its lane if that has a name."""
+    name = "".join(word.capitalize() for word in re.split(r"[._]", kind))
+    name = name if kind.count(".") == 1 else name.removeprefix("Response")
+    common = {"sequence_number": int, "stream_id": NotRequired[str], "edgeagent": NotRequired[_PLACE]}
+    make: Any = TypedDict  # mypy wants the fields to stand here
+    event: type = make(name, common | {"type": Literal[kind]} | fields)
+    event.__doc__ = says
+    event.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]
+    return event
+
+
+_RESPONSE: Json = {"response": ResponseBody}
+_ITEM: Json = {"output_index": int, "item": OutputItem}
+_IN_ITEM: Json = {"item_id": str, "output_index": int}
+_IN_PART: Json = {**_IN_ITEM, "content_index": int}
+_PART: Json = {**_IN_PART, "part": OutputText | ReasoningText}
+
 SERVER_EVENTS = (
-    event_json.ResponseCreated,
-    event_json.ResponseQueued,
-    event_json.ResponseInProgress,
-    event_json.OutputItemAdded,
-    event_json.ContentPartAdded,
-    event_json.OutputTextDelta,
-    event_json.OutputTextDone,
-    event_json.ReasoningTextDelta,
-    event_json.ReasoningTextDone,
-    event_json.ContentPartDone,
-    event_json.FunctionCallArgumentsDelta,
-    event_json.FunctionCallArgumentsDone,
-    event_json.CustomToolCallInputDelta,
-    event_json.CustomToolCallInputDone,
-    event_json.CompactionCompacting,
-    event_json.OutputItemDone,
-    event_json.ResponseCompleted,
-    event_json.ResponseIncomplete,
-    event_json.ResponseFailed,
-    event_json.ResponseSteerAccepted,
-    event_json.ResponseSteerPending,
-    event_json.ResponseSteerFailed,
+    _event("response.created", "The response exists; this is its first event.", **_RESPONSE),
+    _event(
+        "response.queued",
+        "The response waits: for other responses of its WebSocket, or, in the background, for its first step.",
+        **_RESPONSE,
+    ),
+    _event("response.in_progress", "The response has begun.", **_RESPONSE),
+    _event("response.output_item.added", "An item begins.", **_ITEM),
+    _event("response.content_part.added", "An item's content begins.", **_PART),
+    _event("response.output_text.delta", "More text.", **_IN_PART, delta=str, logprobs=list[Scored]),
+    _event("response.output_text.done", "The whole text.", **_IN_PART, text=str, logprobs=list[Scored]),
+    _event("response.reasoning_text.delta", "More reasoning.", **_IN_PART, delta=str),
+    _event("response.reasoning_text.done", "The whole reasoning.", **_IN_PART, text=str),
+    _event("response.content_part.done", "An item's content ends.", **_PART),
+    _event("response.function_call_arguments.delta", "More of a call's arguments.", **_IN_ITEM, delta=str),
+    _event("response.function_call_arguments.done", "A call's whole arguments.", **_IN_ITEM, arguments=str, name=str),
+    _event("response.custom_tool_call_input.delta", "More of a custom tool's input.", **_IN_ITEM, delta=str),
+    _event("response.custom_tool_call_input.done", "A custom tool's whole input.", **_IN_ITEM, input=str),
+    _event(
+        "response.compaction.compacting",
+        "The earlier part of the conversation is being summarized, because the request has `context_management`.",
+        **_IN_ITEM,
+    ),
+    _event("response.output_item.done", "An item ends; this is its final form.", **_ITEM),
+    _event(
+        "response.completed",
+        "The response is complete. Each response ends in this event, response.incomplete or response.failed.",
+        **_RESPONSE,
+    ),
+    _event(
+        "response.incomplete",
+        "The response was cut short by max_output_tokens, a full context, a cancel (status cancelled) or a steer.",
+        **_RESPONSE,
+    ),
+    _event("response.failed", "The response failed.", **_RESPONSE),
+    _event(
+        "response.steer.accepted",
+        "The input was accepted: the response ends, and a new response (its successor) answers the input.",
+        steer=SteerEcho,
+    ),
+    _event(
+        "response.steer.pending",
+        "The response ended with calls. The input waits for the `response.create` that has their results.",
+        steer=SteerEcho,
+        reason=Literal["waiting_for_required_input"],
+        required_input=list[RequiredInput],
+    ),
+    _event("response.steer.failed", "The input was refused, and is returned.", error=SteerError, steer=SteerEcho),
     ErrorEvent,
 )
+"""The types of all events. Tests compare the events that are sent with them."""
 
 _DESCRIPTION = """\
 OpenAI's Responses API in WebSocket mode. Text frames of one JSON object each, both ways.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
-from pydantic import Field
-
-from edgeagent.api.responses.items import OutputItem, OutputText, ReasoningText
-from edgeagent.api.wire.generation import LlamaTimings, ResponseUsage, Run, RunsAt, Scored
+# pydantic makes no schema of typing's TypedDict before Python 3.12.
+from edgeagent.api.responses.items import OutputItem
+from edgeagent.api.wire.generation import LlamaTimings, ResponseUsage, Run
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.types import RouteMode
 
@@ -84,168 +83,6 @@ class ResponseBody(Echo):
     edgeagent: NotRequired[ResponseRun | Notes]
 
 
-class ServerEvent(Shape):
-    """The fields of every event: its number within its response, and its lane if that has a name."""
-
-    sequence_number: int
-    stream_id: NotRequired[str]
-    edgeagent: NotRequired[
-        Annotated[
-            RunsAt, Field(description="Where the response runs, and why. Only in the first event after the decision.")
-        ]
-    ]
-
-
-class ResponseCreated(ServerEvent):
-    """The response exists; this is its first event."""
-
-    type: Literal["response.created"]
-    response: ResponseBody
-
-
-class ResponseQueued(ServerEvent):
-    """The response waits: for other responses of its WebSocket, or, in the background, for its first step."""
-
-    type: Literal["response.queued"]
-    response: ResponseBody
-
-
-class ResponseInProgress(ServerEvent):
-    """The response has begun."""
-
-    type: Literal["response.in_progress"]
-    response: ResponseBody
-
-
-class ResponseCompleted(ServerEvent):
-    """The response is complete. Each response ends in this event, response.incomplete or response.failed."""
-
-    type: Literal["response.completed"]
-    response: ResponseBody
-
-
-class ResponseIncomplete(ServerEvent):
-    """The response was cut short by max_output_tokens, a full context, a cancel (status cancelled) or a steer."""
-
-    type: Literal["response.incomplete"]
-    response: ResponseBody
-
-
-class ResponseFailed(ServerEvent):
-    """The response failed."""
-
-    type: Literal["response.failed"]
-    response: ResponseBody
-
-
-class OutputItemAdded(ServerEvent):
-    """An item begins."""
-
-    type: Literal["response.output_item.added"]
-    output_index: int
-    item: OutputItem
-
-
-class OutputItemDone(ServerEvent):
-    """An item ends; this is its final form."""
-
-    type: Literal["response.output_item.done"]
-    output_index: int
-    item: OutputItem
-
-
-class ItemEvent(ServerEvent):
-    """An event within an item."""
-
-    item_id: str
-    output_index: int
-
-
-class ContentPartAdded(ItemEvent):
-    """An item's content begins."""
-
-    type: Literal["response.content_part.added"]
-    content_index: int
-    part: OutputText | ReasoningText
-
-
-class ContentPartDone(ItemEvent):
-    """An item's content ends."""
-
-    type: Literal["response.content_part.done"]
-    content_index: int
-    part: OutputText | ReasoningText
-
-
-class OutputTextDelta(ItemEvent):
-    """More text."""
-
-    type: Literal["response.output_text.delta"]
-    content_index: int
-    delta: str
-    logprobs: list[Scored]
-
-
-class OutputTextDone(ItemEvent):
-    """The whole text."""
-
-    type: Literal["response.output_text.done"]
-    content_index: int
-    text: str
-    logprobs: list[Scored]
-
-
-class ReasoningTextDelta(ItemEvent):
-    """More reasoning."""
-
-    type: Literal["response.reasoning_text.delta"]
-    content_index: int
-    delta: str
-
-
-class ReasoningTextDone(ItemEvent):
-    """The whole reasoning."""
-
-    type: Literal["response.reasoning_text.done"]
-    content_index: int
-    text: str
-
-
-class FunctionCallArgumentsDelta(ItemEvent):
-    """More of a call's arguments."""
-
-    type: Literal["response.function_call_arguments.delta"]
-    delta: str
-
-
-class FunctionCallArgumentsDone(ItemEvent):
-    """A call's whole arguments."""
-
-    type: Literal["response.function_call_arguments.done"]
-    arguments: str
-    name: str
-
-
-class CustomToolCallInputDelta(ItemEvent):
-    """More of the input of a custom tool's call."""
-
-    type: Literal["response.custom_tool_call_input.delta"]
-    delta: str
-
-
-class CustomToolCallInputDone(ItemEvent):
-    """The whole input of a custom tool's call."""
-
-    type: Literal["response.custom_tool_call_input.done"]
-    input: str
-
-
-class CompactionCompacting(ItemEvent):
-    """The earlier part of the conversation is being summarized, because the request has `context_management`."""
-
-    type: Literal["response.compaction.compacting"]
-
-
 class SteerEcho(Shape):
     """The input of a `response.steer`, and the response that it steers."""
 
@@ -269,27 +106,3 @@ class RequiredInput(Shape):
     type: Literal["function_call_output"]
     call_id: str
     name: str
-
-
-class ResponseSteerAccepted(ServerEvent):
-    """The input was accepted: the response ends, and a new response (its successor) answers the input."""
-
-    type: Literal["response.steer.accepted"]
-    steer: SteerEcho
-
-
-class ResponseSteerPending(ServerEvent):
-    """The response ended with calls. The input waits for the `response.create` that has their results."""
-
-    type: Literal["response.steer.pending"]
-    steer: SteerEcho
-    reason: Literal["waiting_for_required_input"]
-    required_input: list[RequiredInput]
-
-
-class ResponseSteerFailed(ServerEvent):
-    """The input was refused, and is returned."""
-
-    type: Literal["response.steer.failed"]
-    error: SteerError
-    steer: SteerEcho

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun, ServerEvent
+from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun
 from edgeagent.api.responses.items import ItemStatus, OutputItem, call_of
 from edgeagent.api.responses.open_items import (
     OpenCall,
@@ -107,9 +107,9 @@ def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> R
     return cast("ResponseBody", own | echo)
 
 
-def response_event(kind: str, response: ResponseBody | Json) -> ServerEvent:
+def response_event(kind: str, response: ResponseBody | Json) -> Json:
     """Return an event of the type `kind` that contains the response. Its emission sets the event's number."""
-    return cast("ServerEvent", {"type": kind, "sequence_number": 0, "response": response})
+    return {"type": kind, "sequence_number": 0, "response": response}
 
 
 def set_delivery(terminal: Json, delivery_ms: float) -> None:
@@ -151,7 +151,7 @@ class ResponseEvents:
         self._make_id = make_id
         self._clock = clock
         self._num_events = 0
-        self._events: list[Any] = []  # ServerEvents
+        self._events: list[Json] = []
         self._unsent_placement: RunsAt | None = None  # where the response runs, until the next event says it
         self._open: OpenItem | None = None
         self._output: list[OutputItem] = []
@@ -229,7 +229,7 @@ class ResponseEvents:
             response["edgeagent"] = cast("Notes", {**self.response.get("edgeagent", {}), **self.notes})
         return response
 
-    def numbered(self, event: ServerEvent) -> list[Json]:
+    def numbered(self, event: Json) -> list[Json]:
         """Give an event the next number of the response, and return the event in a list."""
         self._emit(event)
         return self._take()
@@ -248,7 +248,7 @@ class ResponseEvents:
         """
         return tuple(_to_item(item) for item in self._output if _is_inherited(item))
 
-    def _emit(self, event: ServerEvent) -> None:
+    def _emit(self, event: Json) -> None:
         event["sequence_number"] = self._num_events
         if self._stream_id is not None:
             event["stream_id"] = self._stream_id
@@ -413,10 +413,10 @@ class _Replayer:
         else:
             self.number += 1
 
-    def _emit(self, event: ServerEvent) -> None:
+    def _emit(self, event: Json) -> None:
         if self.number > self._after:
             event["sequence_number"] = self.number
-            self._events.append(cast("Json", event))
+            self._events.append(event)
         self.number += 1
 
 

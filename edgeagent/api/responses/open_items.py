@@ -10,23 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Self
 
-from edgeagent.api.responses.event_json import (
-    CompactionCompacting,
-    ContentPartAdded,
-    ContentPartDone,
-    CustomToolCallInputDelta,
-    CustomToolCallInputDone,
-    FunctionCallArgumentsDelta,
-    FunctionCallArgumentsDone,
-    ItemEvent,
-    OutputItemAdded,
-    OutputItemDone,
-    OutputTextDelta,
-    OutputTextDone,
-    ReasoningTextDelta,
-    ReasoningTextDone,
-    ServerEvent,
-)
 from edgeagent.api.responses.items import (
     CUSTOM_INPUT,
     ItemStatus,
@@ -41,6 +24,7 @@ from edgeagent.api.responses.items import (
     custom_arguments,
 )
 from edgeagent.api.wire.generation import Scored, token_logprobs
+from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem
 from edgeagent.types import TokenLogprob
 
@@ -80,7 +64,7 @@ class StringReader:
 MAX_LOGPROBS = 4096
 
 
-Emit = Callable[[ServerEvent], None]
+Emit = Callable[[Json], None]
 """A function that adds one event to a response, and sets the event's number."""
 
 
@@ -131,26 +115,28 @@ class OpenItem(ABC):
 
     def open(self) -> None:
         """Emit the events that open the item."""
-        added: OutputItemAdded = {
-            "type": "response.output_item.added",
-            "sequence_number": 0,
-            "output_index": self._index,
-            "item": self._item("in_progress", ""),
-        }
-        self._emit(added)
+        self._emit(
+            {
+                "type": "response.output_item.added",
+                "sequence_number": 0,
+                "output_index": self._index,
+                "item": self._item("in_progress", ""),
+            }
+        )
 
     def close(self, status: ItemStatus) -> OutputItem:
         """Emit the events that close the item, and return the final item."""
         text = "".join(self._parts)
         self._close_content(text)
         item = self._item(status, text)
-        done: OutputItemDone = {
-            "type": "response.output_item.done",
-            "sequence_number": 0,
-            "output_index": self._index,
-            "item": item,
-        }
-        self._emit(done)
+        self._emit(
+            {
+                "type": "response.output_item.done",
+                "sequence_number": 0,
+                "output_index": self._index,
+                "item": item,
+            }
+        )
         return item
 
     @abstractmethod
@@ -165,9 +151,10 @@ class OpenItem(ABC):
     def _emit_delta(self, text: str) -> None:
         """Emit this part of the item's content as a delta."""
 
-    def _at(self) -> ItemEvent:
-        """Return the fields that all events within the item have. `emit` sets the event's `sequence_number`."""
-        return {"sequence_number": 0, "item_id": self._id, "output_index": self._index}
+    def _emit_at(self, kind: str, **fields: object) -> None:
+        """Emit an event within the item. `_emit` sets its `sequence_number`."""
+        at = {"sequence_number": 0, "item_id": self._id, "output_index": self._index}
+        self._emit({"type": kind, **at, **fields})
 
 
 class OpenPart(OpenItem):
@@ -175,31 +162,15 @@ class OpenPart(OpenItem):
 
     def open(self) -> None:
         super().open()
-        added: ContentPartAdded = {
-            "type": "response.content_part.added",
-            **self._at(),
-            "content_index": 0,
-            "part": self._part("", is_whole=False),
-        }
-        self._emit(added)
+        self._emit_at("response.content_part.added", content_index=0, part=self._part("", is_whole=False))
 
     def _close_content(self, text: str) -> None:
-        self._emit(self._text_done(text))
-        done: ContentPartDone = {
-            "type": "response.content_part.done",
-            **self._at(),
-            "content_index": 0,
-            "part": self._part(text, is_whole=True),
-        }
-        self._emit(done)
+        """Emit the event that ends the part. A subclass first emits the event that has the whole text."""
+        self._emit_at("response.content_part.done", content_index=0, part=self._part(text, is_whole=True))
 
     @abstractmethod
     def _part(self, text: str, *, is_whole: bool) -> OutputText | ReasoningText:
         """Return the part with this text. `is_whole`: the text is complete, so its log probabilities are added too."""
-
-    @abstractmethod
-    def _text_done(self, text: str) -> ServerEvent:
-        """Return the event that has the whole text."""
 
 
 class OpenMessage(OpenPart):
@@ -235,25 +206,11 @@ class OpenMessage(OpenPart):
         self._emit_text(text, self._logprobs[first:])
 
     def _emit_text(self, text: str, logprobs: list[Scored]) -> None:
-        delta: OutputTextDelta = {
-            "type": "response.output_text.delta",
-            "sequence_number": 0,
-            "item_id": self._id,
-            "output_index": self._index,
-            "content_index": 0,
-            "delta": text,
-            "logprobs": logprobs,
-        }
-        self._emit(delta)
+        self._emit_at("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _text_done(self, text: str) -> OutputTextDone:
-        return {
-            "type": "response.output_text.done",
-            **self._at(),
-            "content_index": 0,
-            "text": text,
-            "logprobs": self._logprobs,
-        }
+    def _close_content(self, text: str) -> None:
+        self._emit_at("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+        super()._close_content(text)
 
     def _part(self, text: str, *, is_whole: bool) -> OutputText:
         logprobs = list(self._logprobs) if is_whole else []
@@ -275,18 +232,11 @@ class OpenReasoning(OpenPart):
         self._emit_delta(text)
 
     def _emit_delta(self, text: str) -> None:
-        delta: ReasoningTextDelta = {
-            "type": "response.reasoning_text.delta",
-            "sequence_number": 0,
-            "item_id": self._id,
-            "output_index": self._index,
-            "content_index": 0,
-            "delta": text,
-        }
-        self._emit(delta)
+        self._emit_at("response.reasoning_text.delta", content_index=0, delta=text)
 
-    def _text_done(self, text: str) -> ReasoningTextDone:
-        return {"type": "response.reasoning_text.done", **self._at(), "content_index": 0, "text": text}
+    def _close_content(self, text: str) -> None:
+        self._emit_at("response.reasoning_text.done", content_index=0, text=text)
+        super()._close_content(text)
 
     def _part(self, text: str, *, is_whole: bool) -> ReasoningText:
         del is_whole
@@ -315,14 +265,7 @@ class OpenCall(OpenItem):
         self._emit_delta(arguments)
 
     def _emit_delta(self, text: str) -> None:
-        delta: FunctionCallArgumentsDelta = {
-            "type": "response.function_call_arguments.delta",
-            "sequence_number": 0,
-            "item_id": self._id,
-            "output_index": self._index,
-            "delta": text,
-        }
-        self._emit(delta)
+        self._emit_at("response.function_call_arguments.delta", delta=text)
 
     def close(self, status: ItemStatus) -> OutputItem:
         """Emit the events that close the call, and return the final item.
@@ -335,13 +278,7 @@ class OpenCall(OpenItem):
         return super().close(status)
 
     def _close_content(self, text: str) -> None:
-        done: FunctionCallArgumentsDone = {
-            "type": "response.function_call_arguments.done",
-            **self._at(),
-            "arguments": text,
-            "name": self.call.name,
-        }
-        self._emit(done)
+        self._emit_at("response.function_call_arguments.done", arguments=text, name=self.call.name)
 
     def _item(self, status: ItemStatus, text: str) -> OutputItem:
         return call_body(replace(self.call, arguments=text), status)
@@ -366,16 +303,10 @@ class OpenCustomCall(OpenCall):
         return OpenItem.close(self, status)
 
     def _emit_delta(self, text: str) -> None:
-        delta: CustomToolCallInputDelta = {
-            "type": "response.custom_tool_call_input.delta",
-            **self._at(),
-            "delta": text,
-        }
-        self._emit(delta)
+        self._emit_at("response.custom_tool_call_input.delta", delta=text)
 
     def _close_content(self, text: str) -> None:
-        done: CustomToolCallInputDone = {"type": "response.custom_tool_call_input.done", **self._at(), "input": text}
-        self._emit(done)
+        self._emit_at("response.custom_tool_call_input.done", input=text)
 
     def _item(self, status: ItemStatus, text: str) -> OutputItem:
         return call_body(replace(self.call, arguments=custom_arguments(text)), status)
@@ -393,8 +324,7 @@ class OpenCompaction(OpenItem):
     def open(self) -> None:
         """Emit the event that adds the item, and the event which says that its summary is being written."""
         super().open()
-        compacting: CompactionCompacting = {"type": "response.compaction.compacting", **self._at()}
-        self._emit(compacting)
+        self._emit_at("response.compaction.compacting")
 
     def _close_content(self, text: str) -> None:
         """Emit nothing: the content of a compaction is opaque."""

@@ -153,7 +153,7 @@ class Steers:
         if lane is not None and lane.name is not None:
             event["stream_id"] = lane.name
         self._num_failures += 1
-        return cast("Json", event)
+        return event
 
     def _unsteerable(self, previous_id: object) -> SteerRefused:
         shown = repr(previous_id[:128]) if isinstance(previous_id, str) else "without an id"

@@ -9,16 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeagent.api.responses.event_json import (
-    RequiredInput,
-    ResponseSteerAccepted,
-    ResponseSteerFailed,
-    ResponseSteerPending,
-    SteerEcho,
-    SteerError,
-)
+from edgeagent.api.responses.event_json import RequiredInput, SteerEcho, SteerError
 from edgeagent.api.responses.events import new_id
 from edgeagent.api.responses.items import read_items, with_id
+from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem, Item, MessageItem
 from edgeagent.errors import EdgeAgentError
 
@@ -68,12 +62,12 @@ def read_steer_input(raw: object) -> tuple[Item, ...]:
     return tuple([with_id(item, new_id) for item in items])
 
 
-def accepted(steer: Steer) -> ResponseSteerAccepted:
+def accepted(steer: Steer) -> Json:
     """Return the event which tells the client that its input was accepted."""
     return {"type": "response.steer.accepted", "sequence_number": 0, "steer": _echo(steer)}
 
 
-def pending(steer: Steer, calls: Sequence[CallItem]) -> ResponseSteerPending:
+def pending(steer: Steer, calls: Sequence[CallItem]) -> Json:
     """Return the event which tells the client that its input waits for the results of these tool calls."""
     stubs: list[RequiredInput] = [
         {"type": "function_call_output", "call_id": call.call_id, "name": call.name} for call in calls
@@ -87,7 +81,7 @@ def pending(steer: Steer, calls: Sequence[CallItem]) -> ResponseSteerPending:
     }
 
 
-def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> ResponseSteerFailed:
+def failed(refusal: SteerRefused, previous_id: object, raw: object, steer_id: str | None = None) -> Json:
     """Return the event which tells the client that its input was refused.
 
     The event contains the input, or "" if the input is neither a string nor a list.
