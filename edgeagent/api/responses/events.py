@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun
-from edgeagent.api.responses.items import ItemStatus, OutputItem, call_of
+from edgeagent.api.responses.items import ItemStatus, OutputItem, item_of
 from edgeagent.api.responses.open_items import (
     OpenCall,
     OpenCompaction,
@@ -41,7 +41,7 @@ from edgeagent.api.wire.generation import (
     warnings_of,
 )
 from edgeagent.api.wire.shape import Json
-from edgeagent.conversation.items import CompactionItem, Item, MessageItem, ReasoningItem
+from edgeagent.conversation.items import CompactionItem, Item
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.types import (
     Delta,
@@ -246,7 +246,7 @@ class ResponseEvents:
         Calls that were cut off are left out, because they have no results. A compaction is left out, because the
         conversation already has it.
         """
-        return tuple(_to_item(item) for item in self._output if _is_inherited(item))
+        return tuple(item_of(item) for item in self._output if _is_inherited(item))
 
     def _emit(self, event: Json) -> None:
         event["sequence_number"] = self._num_events
@@ -340,15 +340,6 @@ def _is_inherited(item: OutputItem) -> bool:
         item["type"] != "compaction"
         and (item["type"] not in ("function_call", "custom_tool_call") or item["status"] == "completed")
     )
-
-
-def _to_item(item: OutputItem) -> Item:
-    if item["type"] == "message":
-        return MessageItem(item["id"], "assistant", item["content"][0]["text"])
-    if item["type"] == "reasoning":
-        return ReasoningItem(item["id"], item["content"][0]["text"])
-    assert item["type"] != "compaction", "a compaction is not inherited"
-    return call_of(item)
 
 
 _NOT_BEGUN = ("response.created", "response.queued")

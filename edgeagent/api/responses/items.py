@@ -1,8 +1,8 @@
 """The items of conversations: what clients send and get, and the file of stored responses has.
 
 An item that is sent or stored has an id and, unless it is a compaction, a status. Its content is at most one part: the
-texts of several parts are joined. The file is read by msgspec. Pydantic, which reads what clients send, takes much
-longer, and a conversation is read whole when it is continued.
+texts of several parts are joined. Pydantic checks only what clients send: it takes much longer, and a conversation is
+read whole from the file when it is continued.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from edgeagent.conversation.items import (
     summary_of,
 )
 from edgeagent.errors import InvalidRequest
-from edgeagent.types import Role
 
 CUSTOM_INPUT = "input"
 """The one parameter of the function that stands for a custom tool, whose input is text."""
@@ -162,11 +161,28 @@ def call_body(call: CallItem, status: ItemStatus) -> OutputCall | OutputCustomCa
     return cast("OutputCall", {"type": "function_call", **named, "arguments": call.arguments})
 
 
-def call_of(body: OutputCall | OutputCustomCall) -> CallItem:
+def item_of(body: Any) -> Item:
+    """Return the item of a JSON object: the inverse of `item_body`. Raise KeyError or TypeError if it is none."""
+    match body["type"]:
+        case "message":
+            return MessageItem(body["id"], body["role"], _text(body["content"]), body.get("phase"))
+        case "reasoning":
+            return ReasoningItem(body["id"], _text(body["content"]))
+        case "function_call" | "custom_tool_call":
+            return call_of(body)
+        case "function_call_output" | "custom_tool_call_output" as kind:
+            return CallOutputItem(body["id"], body["call_id"], body["output"], kind == "custom_tool_call_output")
+        case "compaction":
+            content = body["encrypted_content"]
+            return CompactionItem(body["id"], content, summary_of(content) or "")
+    raise KeyError(f"no item has the type {body['type']!r:.80}")
+
+
+def call_of(body: Any) -> CallItem:
     """Return the call of a JSON object: the inverse of `call_body`."""
-    space, is_custom = body.get("namespace", ""), body["type"] == "custom_tool_call"
-    arguments = custom_arguments(body["input"]) if body["type"] == "custom_tool_call" else body["arguments"]
-    return CallItem(body["id"], body["call_id"], body["name"], arguments, space, is_custom)
+    is_custom = body["type"] == "custom_tool_call"
+    arguments = custom_arguments(body["input"]) if is_custom else body["arguments"]
+    return CallItem(body["id"], body["call_id"], body["name"], arguments, body.get("namespace", ""), is_custom)
 
 
 def custom_arguments(text: str) -> str:
@@ -191,78 +207,6 @@ def _message(item: MessageItem, part: Json) -> Json:
     return {"id": item.id, "type": "message", "role": item.role, "status": "completed", "content": [part]}
 
 
-class _Part(msgspec.Struct):
-    text: str
-
-
-class _Stored(msgspec.Struct, tag_field="type"):
-    id: str
-
-
-class _Message(_Stored, tag="message"):
-    role: Role
-    content: list[_Part]
-    phase: str | None = None
-
-    def item(self) -> Item:
-        return MessageItem(self.id, self.role, _text(self.content), self.phase)
-
-
-class _Reasoning(_Stored, tag="reasoning"):
-    content: list[_Part]
-
-    def item(self) -> Item:
-        return ReasoningItem(self.id, _text(self.content))
-
-
-class _Call(_Stored, tag="function_call"):
-    call_id: str
-    name: str
-    arguments: str
-    namespace: str = ""
-
-    def item(self) -> Item:
-        return CallItem(self.id, self.call_id, self.name, self.arguments, self.namespace)
-
-
-class _CustomCall(_Stored, tag="custom_tool_call"):
-    call_id: str
-    name: str
-    input: str
-    namespace: str = ""
-
-    def item(self) -> Item:
-        return CallItem(self.id, self.call_id, self.name, custom_arguments(self.input), self.namespace, is_custom=True)
-
-
-class _Output(_Stored, tag="function_call_output"):
-    call_id: str
-    output: str
-
-    def item(self) -> Item:
-        return CallOutputItem(self.id, self.call_id, self.output)
-
-
-class _CustomOutput(_Stored, tag="custom_tool_call_output"):
-    call_id: str
-    output: str
-
-    def item(self) -> Item:
-        return CallOutputItem(self.id, self.call_id, self.output, is_custom=True)
-
-
-class _Compaction(_Stored, tag="compaction"):
-    encrypted_content: str
-
-    def item(self) -> Item:
-        return CompactionItem(self.id, self.encrypted_content, summary_of(self.encrypted_content) or "")
-
-
-_DECODER = msgspec.json.Decoder(
-    list[_Message | _Reasoning | _Call | _CustomCall | _Output | _CustomOutput | _Compaction]
-)
-
-
 def encode_items(items: Sequence[Item]) -> bytes:
     """Return the JSON list of items, which must have no references."""
     return msgspec.json.encode([item_body(item) for item in items])
@@ -271,13 +215,13 @@ def encode_items(items: Sequence[Item]) -> bytes:
 def decode_items(content: bytes) -> tuple[Item, ...]:
     """Return the items of a JSON list; raise ValueError if it is no such list."""
     try:
-        return tuple([each.item() for each in _DECODER.decode(content)])
-    except msgspec.DecodeError as error:
+        return tuple([item_of(body) for body in msgspec.json.decode(content, type=list)])
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
 
-def _text(parts: list[_Part]) -> str:
-    return "".join([part.text for part in parts])
+def _text(parts: list[Any]) -> str:
+    return "".join([part["text"] for part in parts])
 
 
 # Fields of another server's items that say nothing to the model.
