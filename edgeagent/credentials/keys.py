@@ -107,7 +107,7 @@ class Keys(Protocol):
 
 
 class KeyRing:
-    """The tokens of a state folder. Its files are read again when they have changed."""
+    """The Keys of a state folder. Its files are read again when they have changed."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -122,18 +122,15 @@ class KeyRing:
 
     @property
     def revision(self) -> object:
-        """A value that differs after every change of tokens, holders, scopes or routes."""
         self._refresh()
         return self._revision
 
     @property
     def trouble(self) -> str:
-        """Why tokens cannot be checked, and what to do; empty if they can."""
         self._refresh()
         return self._trouble
 
     def judge(self, tokens: Sequence[bytes]) -> CheckedKeys:
-        """Check the keys of one request. Tokens are compared in constant time, so timing reveals nothing about them."""
         self._refresh()
         if not tokens:
             return NO_KEYS

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal, NotRequired, cast
 
 from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
-from edgeagent.api.context import context_of
-from edgeagent.api.gate.access import client_of
 from edgeagent.api.openai.answer import Chunks, GenerationMetrics, finish_reason
-from edgeagent.api.openai.completions import respond
+from edgeagent.api.openai.completions import read_create, respond
 from edgeagent.api.openai.text_answer import Piece, TextAnswer, TextSoFar
 from edgeagent.api.openai.text_body import CompletionCreate, TextsOrTokens, groups_of, read_prompts
-from edgeagent.api.wire.body import Body, Settings, read_body, validate
+from edgeagent.api.wire.body import Body, Settings, validate
 from edgeagent.api.wire.fields import MaxTokens, Name, Stops
 from edgeagent.api.wire.generation import LlamaScored, llama_logprobs
-from edgeagent.api.wire.llama_fields import ExtendedBody, NumChoices
+from edgeagent.api.wire.llama_fields import ExtendedBody, NumChoices, ReadCompletion
 from edgeagent.api.wire.route import SSE, Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.credentials.keys import Scope
@@ -92,17 +89,13 @@ class LlamaCompletionCreate:
 def read_llama_completion(
     fields: Json, *, completion_id: str, default_model: str, partition: str = ""
 ) -> LlamaCompletionCreate:
-    """Check a body of /completion, and return the completion. Raise InvalidRequest or NotSupported.
-
-    `completion_id`: the id of the first request. `default_model`: the model if the body names none. `partition`: the
-    client's partition of the prefix cache.
-    """
+    """Check a body of /completion, and return it: a ReadCompletion."""
     body = validate(LlamaCompletionBody, fields)
     return _create(body, read_prompts(body.prompt), completion_id, default_model, partition)
 
 
 def read_infill(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> LlamaCompletionCreate:
-    """Check a body of /infill as `read_llama_completion` does."""
+    """Check a body of /infill, and return it: a ReadCompletion."""
     kept = {name: value for name, value in fields.items() if name not in _WITHOUT_EFFECT}
     if isinstance(samplers := kept.get("samplers"), list):
         kept["samplers"] = [name for name in samplers if name != _INFILL_SAMPLER]
@@ -313,12 +306,10 @@ async def infill(request: Request) -> Response:
 
 
 async def _respond(
-    request: Request, read: Callable[..., LlamaCompletionCreate], warns_as: type[Body], params: Mapping[str, str]
+    request: Request, read: ReadCompletion[LlamaCompletionCreate], warns_as: type[Body], params: Mapping[str, str]
 ) -> Response:
     completion_id = f"cmpl-{secrets.token_hex(12)}"
-    default_model = context_of(request).service.models.default()
-    reading = partial(read, completion_id=completion_id, default_model=default_model, partition=client_of(request))
-    create = await read_body(request, reading, warns_as)
+    create = await read_create(request, completion_id, read, warns_as)
     completion, answer = create.completion, LlamaAnswer(completion_id, create)
     chunks = LlamaChunks(answer) if completion.delivery.is_streamed else None
     return await respond(request, completion.requests, answer, chunks, params)

@@ -18,7 +18,7 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.ollama.body import OllamaChatBody, OllamaGenerateBody, OllamaRequest, read_chat, read_generate
 from edgeagent.api.ollama.models import capabilities
-from edgeagent.api.ollama.wire import LineStream, known_name, line, rfc3339
+from edgeagent.api.ollama.wire import known_name, line, rfc3339
 from edgeagent.api.openai.answer import finish_reason
 from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
 from edgeagent.api.wire.answer_stream import AnswerStream, AnswerWriter
@@ -327,7 +327,7 @@ async def _answer(
 class _Lines(AnswerWriter):
     """Writes an answer as lines: the lines of each step together."""
 
-    media_type = LineStream.media_type
+    media_type = LINES
     ping_interval_s = None
 
     def __init__(self, answer: OllamaAnswer, request_id: str) -> None:

@@ -23,13 +23,13 @@ from starlette.responses import Response
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody, OllamaPullBody
-from edgeagent.api.ollama.wire import LineStream, guarded, known_name, line, rfc3339, tagged
+from edgeagent.api.ollama.wire import known_name, line, rfc3339, tagged
 from edgeagent.api.wire.body import read_valid
-from edgeagent.api.wire.errors import OllamaRefusal
+from edgeagent.api.wire.errors import OllamaRefusal, ollama_refusal, to_client_error
 from edgeagent.api.wire.fields import sampling_defaults
 from edgeagent.api.wire.route import LINES, TEXT, Routes
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.api.wire.sse import last_of, unless_disconnected
+from edgeagent.api.wire.sse import Stream, last_of, unless_disconnected
 from edgeagent.config import Config
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
@@ -368,15 +368,23 @@ async def pull(request: Request) -> Response:
     asked = await read_valid(request, OllamaPullBody)
     lines = _lines(context, asked.model)
     if asked.stream is not False:
-        return LineStream(guarded(_encoded(lines), "pull"))
+        return _LineStream(_encoded(lines))
     await unless_disconnected(request.receive, last_of(lines))
     return JSONResponse(OllamaPull(status="success"))
 
 
+class _LineStream(Stream):
+    media_type = LINES
+
+
 async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the lines as bytes. If an error is raised, it is the last line."""
     async with aclosing(lines):
-        async for each in lines:
-            yield line(each)
+        try:
+            async for each in lines:
+                yield line(each)
+        except Exception as error:
+            yield line(ollama_refusal(to_client_error("pull", error)))
 
 
 async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None]:

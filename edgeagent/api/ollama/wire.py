@@ -1,18 +1,15 @@
-"""What all routes of the Ollama API share: the format of a stream's lines, of times, and of models' names.
+"""What all routes of the Ollama API share: the format of lines, of times, and of models' names.
 
 This module does not depend on what is generated, nor on which routes there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from datetime import UTC, datetime
 
 from pydantic_core import to_json
 
-from edgeagent.api.wire.errors import ollama_refusal, to_client_error
-from edgeagent.api.wire.sse import Stream
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.service import Service
 from edgeagent.store.names.parsing import without_latest
@@ -23,23 +20,6 @@ LATEST = ":latest"
 def line(document: object) -> bytes:
     """Return a document as one line of JSON, with its line break. Ollama's own client fails at blank lines."""
     return to_json(document) + b"\n"
-
-
-class LineStream(Stream):
-    """An HTTP answer that streams lines, each of which is a JSON document."""
-
-    media_type = "application/x-ndjson"
-
-
-async def guarded(lines: AsyncGenerator[bytes, None], name: str) -> AsyncGenerator[bytes, None]:
-    """Yield the lines. If an error is raised, yield it as the last line. `name` names the request in the log."""
-    try:
-        async for each in lines:
-            yield each
-    except Exception as error:
-        yield line(ollama_refusal(to_client_error(name, error)))
-    finally:
-        await lines.aclose()
 
 
 def rfc3339(at: datetime | None = None) -> str:

@@ -239,11 +239,7 @@ class ChatCreate:
 
 
 def read_chat(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> ChatCreate:
-    """Check a body, and return the chat completion. Raise InvalidRequest or NotSupported, which names the field.
-
-    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: the model if the
-    body names none. `partition`: the client's partition of the prefix cache.
-    """
+    """Check the body of a chat completion, and return it: a ReadCompletion."""
     body = validate(ChatBody, fields)
     body.check_supported()
     _check_channels(body)

@@ -22,6 +22,7 @@ from edgeagent.api.openai.text_body import CompletionBody, read_completion
 from edgeagent.api.wire.answer_stream import AnswerStream, Generate
 from edgeagent.api.wire.body import Body, read_body
 from edgeagent.api.wire.generation import put_headers
+from edgeagent.api.wire.llama_fields import ReadCompletion
 from edgeagent.api.wire.route import SSE, Routes
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
@@ -117,7 +118,7 @@ T = TypeVar("T")
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation, as a stream or as one body. A client that disconnects cancels the request."""
     completion_id = f"chatcmpl-{secrets.token_hex(12)}"
-    create = await _read(request, completion_id, read_chat, ChatBody)
+    create = await read_create(request, completion_id, read_chat, ChatBody)
     model, num_choices, delivery = create.requests[0].model, len(create.requests), create.delivery
     answer = ChatAnswer(completion_id, model, num_choices, has_functions=create.has_functions)
     chunks = ChatChunks(answer, delivery) if delivery.is_streamed else None
@@ -128,13 +129,14 @@ async def create_chat_completion(request: Request) -> Response:
 async def create_completion(request: Request) -> Response:
     """Complete one or more texts, as a stream or as one body. A client that disconnects cancels the request."""
     completion_id = f"cmpl-{secrets.token_hex(12)}"
-    create = await _read(request, completion_id, read_completion, CompletionBody)
+    create = await read_create(request, completion_id, read_completion, CompletionBody)
     answer = TextAnswer(completion_id, create)
     chunks = TextChunks(answer) if create.delivery.is_streamed else None
     return await respond(request, create.requests, answer, chunks, _TEXT_PARAMS)
 
 
-async def _read(request: Request, completion_id: str, read: Callable[..., T], warns_as: type[Body]) -> T:
+async def read_create(request: Request, completion_id: str, read: ReadCompletion[T], warns_as: type[Body]) -> T:
+    """Return a request's body, read by `read`. `warns_as`: the class of the body."""
     default_model = context_of(request).service.models.default()
     reading = partial(read, completion_id=completion_id, default_model=default_model, partition=client_of(request))
     return await read_body(request, reading, warns_as)

@@ -64,11 +64,7 @@ class CompletionCreate:
 
 
 def read_completion(fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> CompletionCreate:
-    """Check a body, and return the completion. Raise InvalidRequest or NotSupported, which names the field.
-
-    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: the model if the
-    body names none. `partition`: the client's partition of the prefix cache.
-    """
+    """Check the body of a completion of raw text, and return it: a ReadCompletion."""
     body = validate(CompletionBody, fields)
     body.check_supported()
     prompts = read_prompts(body.prompt, body.suffix or None)

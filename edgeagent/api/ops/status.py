@@ -168,7 +168,7 @@ async def get_status(request: Request) -> JSONResponse:
     service = context.service
     models = service.models.statuses()
     workers = [status.worker for status in models if status.worker is not None]
-    report: Status = {
+    body: Status = {
         "version": __version__,
         "pid": os.getpid(),
         "uptime_s": round(time.monotonic() - context.started_at_s, 3),
@@ -184,7 +184,7 @@ async def get_status(request: Request) -> JSONResponse:
         "models": [report(status) for status in models],
         "route": route_report(context),
     }
-    return JSONResponse(report)
+    return JSONResponse(body)
 
 
 @routes.add(

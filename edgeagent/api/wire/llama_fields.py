@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -57,6 +57,19 @@ _CHAIN: dict[str, Json] = {
 _IDLE = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc")
 
 NumChoices = Annotated[int, between(1, MAX_CHOICES)]
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ReadCompletion(Protocol[T_co]):
+    """Checks a body, and returns the completion. Raises InvalidRequest or NotSupported, which names the field.
+
+    `completion_id`: the id of the first request; the ids of the others begin with it. `default_model`: the model if the
+    body names none. `partition`: the client's partition of the prefix cache.
+    """
+
+    def __call__(self, fields: Json, *, completion_id: str, default_model: str, partition: str = "") -> T_co: ...
 
 
 class StreamOptions(Settings):
