@@ -72,39 +72,21 @@ class OllamaChatMessage(Shape):
     tool_calls: NotRequired[list[OllamaCall]]
 
 
-class OllamaChatFields(Shape):
-    """The content of an answer of /api/chat, or of a line of its stream."""
-
-    message: OllamaChatMessage
-
-
-class OllamaGenerateFields(Shape):
-    """The content of an answer of /api/generate, or of a line of its stream."""
-
-    response: str
-    thinking: NotRequired[str]
-
-
-class OllamaHead(Shape):
-    """The fields that every line begins with. `model` is the name that the client used."""
-
-    model: str
-    created_at: str
-
-
 class OllamaStart(RunsAt):
     """Where a generation runs and why, and what of its request is not observed."""
 
     warnings: NotRequired[list[str]]
 
 
-class OllamaLine(OllamaHead):
+class OllamaLine(Shape):
     """The fields of a line except its content. `done` is false before the last line.
 
     Only the last line has the reason for the end, the counts, and the durations, which are in nanoseconds. `edgeagent`
-    is in the first line of a stream and in the last one.
+    is in the first line of a stream and in the last one. `model` is the name that the client used.
     """
 
+    model: str
+    created_at: str
     done: bool
     done_reason: NotRequired[str]
     total_duration: NotRequired[int]
@@ -117,18 +99,23 @@ class OllamaLine(OllamaHead):
     logprobs: NotRequired[list[Scored]]
 
 
-class OllamaChat(OllamaLine, OllamaChatFields):
+class OllamaChat(OllamaLine):
     """A whole answer of /api/chat, or a line of its stream.
 
     The counts and the durations, in nanoseconds, are in the whole answer and in the last line (`done` is true).
     """
 
+    message: OllamaChatMessage
 
-class OllamaGeneration(OllamaLine, OllamaGenerateFields):
+
+class OllamaGeneration(OllamaLine):
     """A whole answer of /api/generate, or a line of its stream.
 
     The counts and the durations, in nanoseconds, are in the whole answer and in the last line (`done` is true).
     """
+
+    response: str
+    thinking: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +127,10 @@ class AnswerContent:
     calls: Sequence[OllamaCall] = ()
 
 
-ToFields = Callable[[AnswerContent], OllamaChatFields | OllamaGenerateFields]
+ToFields = Callable[[AnswerContent], Json]
 
 
-def chat_fields(content: AnswerContent) -> OllamaChatFields:
+def chat_fields(content: AnswerContent) -> Json:
     """Return the content of a line or a body in the form of /api/chat."""
     message: OllamaChatMessage = {"role": "assistant", "content": content.text}
     if content.thinking:
@@ -153,7 +140,7 @@ def chat_fields(content: AnswerContent) -> OllamaChatFields:
     return {"message": message}
 
 
-def generate_fields(content: AnswerContent) -> OllamaGenerateFields:
+def generate_fields(content: AnswerContent) -> Json:
     """Return the content of a line or a body in the form of /api/generate."""
     return {"response": content.text, "thinking": content.thinking} if content.thinking else {"response": content.text}
 
@@ -255,7 +242,7 @@ class OllamaAnswer(Sink):
         }
         return {**cast("Json", line), **self._to_fields(content), **_logprobs(logprobs)}
 
-    def _head(self) -> OllamaHead:
+    def _head(self) -> Json:
         return {"model": self._answer.model, "created_at": rfc3339()}
 
 

@@ -67,18 +67,13 @@ def read_embeddings(fields: Json) -> tuple[OllamaEmbeddingsBody, Embed | None]:
 routes = Routes()
 
 
-class OllamaEmbeddingsHead(Shape):
-    """The fields of the answer except the embeddings. Durations are in nanoseconds."""
+class OllamaEmbeddings(Shape):
+    """The embeddings in the order of the texts, each normalized to Euclidean length 1. Durations are in nanoseconds."""
 
     model: str
     total_duration: int
     load_duration: int
     prompt_eval_count: int
-
-
-class OllamaEmbeddings(OllamaEmbeddingsHead):
-    """The embeddings in the order of the texts, each normalized to Euclidean length 1. Durations are in nanoseconds."""
-
     embeddings: list[list[float]]
 
 
@@ -98,7 +93,7 @@ async def create(request: Request) -> Response:
     body, query = await read_body(request, read_embed, OllamaEmbedBody)
     embeddings, loaded_ns = await _embed(request, body, query)
     vectors = await vectors_json(embeddings)
-    head: OllamaEmbeddingsHead = {
+    head: Json = {
         "model": body.model,
         "total_duration": time.monotonic_ns() - began_ns,
         "load_duration": loaded_ns - began_ns,

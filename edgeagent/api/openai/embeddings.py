@@ -101,17 +101,12 @@ class EmbeddingUsage(Shape):
     total_tokens: int
 
 
-class EmbeddingsHead(Shape):
-    """The fields of the answer except the vectors."""
+class Embeddings(Shape):
+    """The vectors, in the order of the texts."""
 
     object: Literal["list"]
     model: str
     usage: EmbeddingUsage
-
-
-class Embeddings(EmbeddingsHead):
-    """The vectors, in the order of the texts."""
-
     data: list[EmbeddingEntry]
 
 
@@ -129,7 +124,7 @@ async def create_embeddings(request: Request) -> Response:
     ]
     num_tokens = sum(embedding.num_tokens for embedding in embeddings)
     usage = EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
-    return json_response(EmbeddingsHead(object="list", model=model, usage=usage), b'"data":[%s]' % b",".join(entries))
+    return json_response({"object": "list", "model": model, "usage": usage}, b'"data":[%s]' % b",".join(entries))
 
 
 async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = False) -> list[bytes]:
@@ -144,7 +139,7 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
     return written
 
 
-def json_response(fields: Shape, member: bytes) -> Response:
+def json_response(fields: Json, member: bytes) -> Response:
     """Answer with the JSON object `fields` and one more member. `member` is JSON text, for example b'"data":[]'."""
     return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
 

@@ -14,16 +14,16 @@ from pydantic import ConfigDict, Field
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.wire.body import OwnerBody, Query, between, read_fields
 from edgeagent.api.wire.route import Routes
-from edgeagent.api.wire.shape import Shape, shaped
+from edgeagent.api.wire.shape import Json, Reported, Shape, report, shaped
 from edgeagent.credentials.keys import Scope
 from edgeagent.egress import Row
 from edgeagent.egress.rows import folder_of, purge, read_rows
 from edgeagent.egress.spending import Spent
 from edgeagent.errors import ConfigError, InternalError, InvalidRequest
-from edgeagent.remotes import Remote
+from edgeagent.remotes import Budget, Remote
 from edgeagent.remotes.check import MAX_NAME_CHARS
 from edgeagent.remotes.keys import KeyFinder
-from edgeagent.router.checkup import check
+from edgeagent.router.checkup import Checkup, check
 from edgeagent.types import RemoteStatus, RouteMode
 
 routes = Routes()
@@ -48,15 +48,6 @@ class EndpointReport(Shape):
     kv_usage: NotRequired[float | None]
 
 
-class BudgetReport(Shape):
-    """The most that may be spent at a remote on one day (UTC), in total and by each client. null means no limit."""
-
-    tokens: int | None
-    money: float | None
-    client_tokens: int | None
-    client_money: float | None
-
-
 class RemoteReport(Shape):
     """A remote: whether requests may be sent to it, and what was spent there on this day (UTC).
 
@@ -69,7 +60,7 @@ class RemoteReport(Shape):
     num_live: int
     num_tokens_today: int
     money_today: float
-    budget: BudgetReport
+    budget: Annotated[Json, Reported(Budget)]
     budget_trouble: str | None
     """Why the owner's requests may not be sent to the remote today; null if they may be sent."""
     endpoints: list[EndpointReport]
@@ -86,34 +77,10 @@ class RouteReport(Shape):
     remotes: list[RemoteReport]
 
 
-class EgressRow(Shape):
-    """A request that left this machine, without its content. Times are ISO 8601, UTC. `num_bytes`: its body's length.
-
-    If the request has not ended, `outcome` is "unfinished" and `ended_at` is empty.
-    """
-
-    row: int
-    at: str
-    request: str
-    client: str
-    mode: RouteMode
-    reason: str
-    remote: str
-    host: str
-    model: str
-    num_bytes: int
-    outcome: str
-    ended_at: str
-    num_prompt_tokens: int
-    num_output_tokens: int
-    money: float
-    differs: bool
-
-
 class EgressRows(Shape):
     """The newest rows of the egress ledger, in the order of time."""
 
-    rows: list[EgressRow]
+    rows: list[Annotated[Json, Reported(Row)]]
 
 
 class EgressPurged(Shape):
@@ -141,7 +108,7 @@ async def get_egress(request: Request) -> JSONResponse:
         rows: deque[Row] = await asyncio.to_thread(lambda: deque(read_rows(folder, query.since_s), query.limit))
     except ConfigError as error:
         raise InternalError(error.message) from None
-    return JSONResponse(EgressRows(rows=[shaped(EgressRow, row) for row in rows]))
+    return JSONResponse(EgressRows(rows=[report(row) for row in rows]))
 
 
 @routes.add("POST /edgeagent/egress/purge", Scope.ADMIN, "daemon", answer=EgressPurged)
@@ -161,27 +128,11 @@ class RemoteChoice(OwnerBody):
     remote: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
-class EndpointTest(Shape):
-    """The result of the test of an endpoint. null means a stage that was not reached or not needed."""
-
-    url: str
-    region: str
-    name_s: float | None
-    connect_s: float | None
-    tls_s: float | None
-    models_s: float | None
-    is_http2: bool
-    models: list[str]
-    model: str
-    token_s: float | None
-    problem: str
-
-
 class RemoteTest(Shape):
     """The results of the test of a remote, with the daemon's own key, mode and policy."""
 
     remote: str
-    endpoints: list[EndpointTest]
+    endpoints: list[Annotated[Json, Reported(Checkup)]]
 
 
 @routes.add("POST /edgeagent/egress/test", Scope.ADMIN, "daemon", answer=RemoteTest, fields=RemoteChoice)
@@ -240,7 +191,7 @@ def _remote(
         "num_live": used.num_live if used is not None else 0,
         "num_tokens_today": spent.num_tokens,
         "money_today": round(spent.money, 9),
-        "budget": shaped(BudgetReport, remote.budget),
+        "budget": report(remote.budget),
         "budget_trouble": budget_trouble,
         "endpoints": [
             {**known[endpoint.url], "region": endpoint.region}

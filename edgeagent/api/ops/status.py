@@ -5,21 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass
-from functools import cache
 from http import HTTPStatus
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
-from msgspec import Struct
-from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import BeforeValidator, Field
 from starlette.responses import Response
-
-# pydantic makes no schema of typing's TypedDict before Python 3.12.
-from typing_extensions import TypedDict
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
@@ -27,11 +19,11 @@ from edgeagent.api.ops.remotes import RouteReport, route_report
 from edgeagent.api.wire.body import OwnerBody, read_fields
 from edgeagent.api.wire.fields import MAX_NAME_CHARS, KeepAlive
 from edgeagent.api.wire.route import TEXT, Routes
-from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.shape import Json, Reported, Shape, report
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
 from edgeagent.metrics.exposition import CONTENT_TYPE, Snapshot, exposition
-from edgeagent.types import DeviceInfo, ModelInfo, ModelStatus, WorkerStatus
+from edgeagent.types import ModelStatus
 
 routes = Routes()
 
@@ -49,63 +41,6 @@ class LoadBody(ModelChoice):
     """
 
     keep_alive: Annotated[KeepAlive | None, BeforeValidator(lambda value: None if value == "" else value)] = None
-
-
-# What the owner has no use for: hardware ids, points in time of a process, and what is long and in /props.
-_UNSHOWN: dict[type[Struct], frozenset[str]] = {
-    DeviceInfo: frozenset({"id", "backend", "is_integrated"}),
-    ModelInfo: frozenset({"name", "chat_template", "sampling"}),
-    WorkerStatus: frozenset({"step_started_at_s", "step_expected_s", "preparing_since_s", "preparing_id"}),
-}
-
-
-def shown_names(struct: type[Struct]) -> list[str]:
-    """Return the names of the fields that a report on a struct has."""
-    return [name for name in struct.__struct_fields__ if name not in _UNSHOWN.get(struct, ())]
-
-
-def report(value: Any, name: str = "") -> Any:
-    """Return a struct, or the value of its field `name`, as JSON.
-
-    Times in milliseconds have one decimal, other numbers four.
-    """
-    match value:
-        case Struct():
-            return {name: report(getattr(value, name), name) for name in shown_names(type(value))}
-        case tuple():
-            return [report(each) for each in value]
-        case float():
-            return round(value, 1 if name.endswith("_ms") else 4)
-    return value
-
-
-@cache
-def _shape_of(struct: type[Struct]) -> Any:
-    hints = get_type_hints(struct)
-    make: Any = TypedDict  # mypy wants the fields to stand here
-    shape = make(struct.__name__, {name: _as_shape(hints[name]) for name in shown_names(struct)})
-    shape.__doc__ = struct.__doc__
-    shape.__pydantic_config__ = ConfigDict(extra="allow")
-    return shape
-
-
-def _as_shape(hint: Any) -> Any:
-    if isinstance(hint, type) and issubclass(hint, Struct):
-        return _shape_of(hint)
-    parts = tuple(part if part is ... else _as_shape(part) for part in get_args(hint))
-    if get_origin(hint) is UnionType:
-        return Union[parts]  # noqa: UP007 the parts are known at run time only
-    return hint if not parts or get_origin(hint) is Literal else get_origin(hint)[parts]
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """In the API's documents, an object with this annotation is what `report` returns for the struct."""
-
-    struct: type[Struct]
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler.generate_schema(_shape_of(self.struct))
 
 
 class Status(Shape):
