@@ -63,7 +63,7 @@ def report(value: Any, name: str = "") -> Any:
         case tuple():
             return [report(each) for each in value]
         case float():
-            return round(value, 9 if name == "money" else 1 if name.endswith("_ms") else 4)
+            return round(value, 9 if name.endswith("money") else 1 if name.endswith("_ms") else 4)
     return value
 
 
