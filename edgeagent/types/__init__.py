@@ -10,8 +10,6 @@ from msgspec.structs import replace as replace  # returns a copy of a value with
 from edgeagent.types.choices import Alternative as Alternative
 from edgeagent.types.choices import SettingChoice as SettingChoice
 from edgeagent.types.deltas import *
-from edgeagent.types.file_shape import *
 from edgeagent.types.models import *
-from edgeagent.types.queries import *
 from edgeagent.types.requests import *
 from edgeagent.types.routing import *

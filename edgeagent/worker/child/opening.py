@@ -15,8 +15,7 @@ from edgeagent.errors import ModelLoadFailed
 from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
 from edgeagent.fit.placement import FreeMemory, gpus_of
 from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again, why_no_draft
-from edgeagent.types import FileShape, SettingChoice
-from edgeagent.types.file_shape import LayerShape
+from edgeagent.types import FileShape, LayerShape, SettingChoice
 from edgeagent.usable import usable_memory
 from edgeagent.worker.protocol import Load
 

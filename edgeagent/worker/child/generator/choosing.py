@@ -23,9 +23,8 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe, num_probe_cells
 from edgeagent.engine.runner import OutOfCells
 from edgeagent.errors import EdgeAgentError
-from edgeagent.types import MemoryKind, replace
+from edgeagent.types import LayerShape, MemoryKind, replace
 from edgeagent.types.choices import LearnedCosts, Measurements, SavedTuning, SettingChoice
-from edgeagent.types.file_shape import LayerShape
 from edgeagent.usable import usable_memory
 
 # The forms are measured again at each load whose number is a multiple of this, since one measurement may have been

@@ -18,8 +18,16 @@ from msgspec import structs
 from edgeagent.config import Config
 from edgeagent.durations import seconds_of
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
-from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, WorkerState
-from edgeagent.types.queries import Embed, QueryAnswer, Rerank, TextQuery
+from edgeagent.types import (
+    AnswerSoFar,
+    Embed,
+    GenerateRequest,
+    ModelStatus,
+    QueryAnswer,
+    Rerank,
+    TextQuery,
+    WorkerState,
+)
 from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.loading import (
     DraftChooser,

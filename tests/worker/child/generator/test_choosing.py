@@ -14,9 +14,8 @@ from edgeagent.engine import attention
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.probe import LlamaProbe
 from edgeagent.engine.runner import OutOfCells
-from edgeagent.types import MemoryKind, replace
+from edgeagent.types import LayerShape, MemoryKind, replace
 from edgeagent.types.choices import SavedTuning
-from edgeagent.types.file_shape import LayerShape
 from edgeagent.worker.child.generator import choosing
 from edgeagent.worker.child.generator.choosing import Chosen, choose, period, read_tuning
 from tests.conftest import TinyModel
