@@ -1,2 +1,2 @@
-"""The routes of llama-server that OpenAI's API does not have: completions, infill, embeddings, properties, slots,
-tokens, templates, rerank."""
+"""llama-server's completions, infill, properties, slots, tokens and templates. Its /embedding and /v1/rerank are in
+`openai.embeddings`."""

@@ -1,1 +1,1 @@
-"""OpenAI's API except Responses: chat and text completions, embeddings, models. Also health, readiness and version."""
+"""OpenAI's API except Responses: completions, embeddings, models. Also rerank, pulls, health, readiness and version."""
