@@ -77,9 +77,8 @@ OWNERS: dict[str, set[str]] = {
     "keyring": {"remotes"},
     "platformdirs": {"config", "config_sources"},
     "httpx": {"bench"},
-    # httpx's own transport and HTTP/2, without httpx's cookies, redirects and variables: see backends.remote.
+    # httpx's own transport, without httpx's cookies, redirects and variables: see backends.remote.
     "httpcore": {"backends"},
-    "h2": {"backends"},
     # The values of `types` and the options are msgspec structs; code that makes changed copies needs msgspec.structs.
     "msgspec": {
         "config",
@@ -355,7 +354,7 @@ def test_one_module_opens_connections_to_remotes() -> None:
     importers = {path.relative_to(PACKAGE): set(_imports(path)) for path in MODULES}
     for path, imported in importers.items():
         libraries = {name.split(".")[0] for name in imported}
-        if libraries & {"httpcore", "h2"}:
+        if "httpcore" in libraries:
             assert path in (choke_point, sockets), path
         if "edgeagent.backends.remote.network" in imported:
             assert path == choke_point, path

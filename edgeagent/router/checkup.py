@@ -44,7 +44,6 @@ class Checkup(Struct):
     connect_s: float | None = None
     tls_s: float | None = None
     models_s: float | None = None
-    is_http2: bool = False
     models: tuple[str, ...] = ()
     model: str = ""
     token_s: float | None = None
@@ -123,7 +122,6 @@ async def _ask_for_models(this: _Try) -> str:
     checkup.name_s, checkup.connect_s = stages.name_s, stages.connect_s
     checkup.tls_s = stages.tls_s if checkup.url.startswith("https:") else None
     checkup.models_s = time.monotonic() - began_s - stages.name_s - stages.connect_s - stages.tls_s
-    checkup.is_http2 = exchange.is_http2
     _check_status(exchange, content, this)
     try:
         rows = [row for row in msgspec.json.decode(content)["data"] if _is_name(row["id"])]

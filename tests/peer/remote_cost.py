@@ -80,7 +80,7 @@ async def measure(daemon: str, target: Target, num_pairs: int) -> bool:
     """
     direct, through = [], []
     verify = ssl.create_default_context(cafile=str(target.certificate)) if target.certificate else True
-    options: dict[str, Any] = {"trust_env": False, "timeout": 30.0, "http2": True}
+    options: dict[str, Any] = {"trust_env": False, "timeout": 30.0}
     async with httpx.AsyncClient(verify=verify, **options) as there, httpx.AsyncClient(**options) as here:
         for number in range(num_pairs + 5):
             a = await ask(there, target.url, "stamps")
@@ -147,7 +147,7 @@ def main() -> int:
         plain = stack.enter_context(stamp_server())
         secure = stack.enter_context(stamp_server(certificate))
         targets = [Target("plain", f"http://127.0.0.1:{plain}/v1")]
-        targets.append(Target("http2", f"https://127.0.0.1:{secure}/v1", certificate.path))
+        targets.append(Target("tls", f"https://127.0.0.1:{secure}/v1", certificate.path))
         if given.caddy is not None:
             port = stack.enter_context(caddy(given.caddy, certificate, plain, folder))
             targets.append(Target("caddy", f"https://127.0.0.1:{port}/v1", certificate.path))

@@ -1,7 +1,7 @@
 """A remote that answers at once. Each token's text is the time at which it was sent.
 
-Run as `python -m tests.peer.stamp_server`. It serves HTTP/1.1, or with a certificate also HTTP/2 over TLS. It prints
-its port, and ends when its standard input is closed.
+Run as `python -m tests.peer.stamp_server`. It serves HTTP/1.1, with a certificate over TLS. It prints its port,
+and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ import ssl
 import sys
 import time
 
-import h2.config
-import h2.connection
-import h2.events
 import uvloop
 
 NUM_TOKENS = 32
@@ -34,11 +31,9 @@ def token(index: int) -> bytes:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serve one connection by HTTP/1.1 or HTTP/2, as negotiated."""
-    secure = writer.get_extra_info("ssl_object")
-    speak = _serve_http2 if secure is not None and secure.selected_alpn_protocol() == "h2" else _serve_http1
+    """Serve one connection."""
     try:
-        await speak(reader, writer)
+        await _answer(reader, writer)
     # RuntimeError is uvloop's error for a closed connection
     except (ConnectionError, RuntimeError, asyncio.IncompleteReadError):
         pass
@@ -46,7 +41,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
-async def _serve_http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while head := (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower():
         if "content-length: " not in head:
             writer.write(_NOT_FOUND)
@@ -60,42 +55,12 @@ async def _serve_http1(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         writer.write(b"0\r\n\r\n")
 
 
-async def _serve_http2(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
-    state.initiate_connection()
-    writer.write(state.data_to_send())
-    asked: set[int] = set()
-    streams: set[asyncio.Task[None]] = set()
-    while data := await reader.read(65_536):
-        for event in state.receive_data(data):
-            if isinstance(event, h2.events.RequestReceived) and dict(event.headers or ())[b":method"] == b"POST":
-                asked.add(event.stream_id)
-            elif isinstance(event, h2.events.DataReceived):
-                state.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            elif isinstance(event, h2.events.StreamEnded) and event.stream_id in asked:
-                streams.add(asyncio.create_task(_answer_http2(event.stream_id, state, writer)))
-            elif isinstance(event, h2.events.StreamEnded):
-                state.send_headers(event.stream_id, [(":status", "404")], end_stream=True)
-        writer.write(state.data_to_send())
-
-
-async def _answer_http2(stream_id: int, state: h2.connection.H2Connection, writer: asyncio.StreamWriter) -> None:
-    state.send_headers(stream_id, [(":status", "200"), ("content-type", "text/event-stream")])
-    for index in range(NUM_TOKENS):
-        is_last = index == NUM_TOKENS - 1
-        state.send_data(stream_id, token(index), end_stream=is_last)
-        writer.write(state.data_to_send())
-        if not is_last:
-            await asyncio.sleep(PACE_S)
-
-
 async def run(certificate: str, key: str) -> None:
     """Serve until the standard input ends."""
     context = None
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
-        context.set_alpn_protocols(["h2", "http/1.1"])
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)

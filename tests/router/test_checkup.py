@@ -71,7 +71,7 @@ async def test_a_remote_that_does(tmp_path: Path) -> None:
     async with faults(said(CHAT), gets=LISTED) as server:
         (found,) = await checked(tmp_path, server.url, key=SECRET)
     assert (found["url"], found["region"], found["problem"]) == (server.url, "lab", "")
-    assert (found["models"], found["model"], found["is_http2"]) == (("big", "small"), "big", False)
+    assert (found["models"], found["model"]) == (("big", "small"), "big")
     assert found["tls_s"] is None and min(found["connect_s"], found["models_s"], found["token_s"]) > 0
     assert server.num_connections == 1, "the second request goes over the connection of the first"
     assert sent(server) == [("GET", "/v1/models"), ("POST", "/v1/chat/completions")]
@@ -244,7 +244,7 @@ async def test_each_endpoint_is_tried_whatever_comes_of_the_others(tmp_path: Pat
     async with faults(said(CHAT), gets=LISTED) as server:
         nobody, good = await checked(tmp_path, f"http://127.0.0.1:{free_port()}/v1", server.url)
     assert nobody["problem"].startswith("no connection: ") and nobody["name_s"] is None
-    assert not nobody["is_http2"] and (nobody["models"], nobody["model"]) == ((), "")
+    assert (nobody["models"], nobody["model"]) == ((), "")
     assert good["problem"] == "" and good["model"] == "big"
 
 

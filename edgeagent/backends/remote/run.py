@@ -148,7 +148,7 @@ class Run:
         finally:
             self._is_over = True
             self._settle("cancelled")
-            await self._close()
+            self._close()
 
     async def _begin(self) -> Step:
         """Try the endpoints in their order, until one answers. At most MAX_TRIES attempts may reach one.
@@ -178,7 +178,7 @@ class Run:
                 if not may_go_on or num_sent >= MAX_TRIES:
                     raise
                 self._blame(attempt, failure)
-                await self._close()
+                self._close()
                 last, before = failure, endpoint
         raise last
 
@@ -398,11 +398,11 @@ class Run:
             logger.warning("%s states fewer tokens than were counted here", self._cluster.name)
         self._cluster.ledger.end(attempt.row, outcome, num_prompt, num_output, differs=differs)
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
         """Stop the remote, if the answer of the current attempt is not complete."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None and attempt.exchange is not None:
-            await attempt.exchange.close(is_done=attempt.is_over and not attempt.answer.is_cut)
+            attempt.exchange.close(is_done=attempt.is_over and not attempt.answer.is_cut)
 
     def _unavailable(self, message: str, retry_after_s: float | None = None) -> RemoteUnavailable:
         return RemoteUnavailable(

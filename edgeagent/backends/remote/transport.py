@@ -10,14 +10,11 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
-import h2.errors
-import h2.events
-import h2.exceptions
 import httpcore
 from msgspec import Struct, field
 
@@ -31,69 +28,15 @@ from edgeagent.types import Permit, ProbePermit, RouteMode
 
 MAX_STREAM_BYTES = 256 << 20
 _KEEP_ALIVE_S = 60.0
-_MAX_DRAINED_BYTES = 64 * 1024
+# A connection is not read while this much of its answer waits. After the end of an answer no more is read off.
+_MAX_UNREAD_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 _MAX_PROXY_CHARS = 100
 # If the boot clock advanced by this much more than the monotonic clock, the machine slept.
 _SLEPT_S = 5.0
 # Connections beyond those for requests: for probes, and for connections that are being closed.
 _SPARE_CONNECTIONS = 4
-_CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, h2.exceptions.ProtocolError)
-
-Result = TypeVar("Result")
-
-
-class BackgroundTasks:
-    """Runs work that must not be cancelled twice. Each piece of work has its own task.
-
-    httpcore awaits while it cleans up after a cancel. A second cancel, for example from a client that disconnects after
-    a timeout, would interrupt the cleanup. The connection would then never be closed, and the remote would continue to
-    generate.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Start work in the background and return its task."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def run(
-        self, work: Coroutine[Any, Any, Result], undo: Callable[[Result], Coroutine[Any, Any, Any]] | None = None
-    ) -> Result:
-        """Await work and return its result; raise the work's error, or a Failure if `finish` ended the work.
-
-        If the caller is cancelled, cancel the work once and do not wait for it. If the work completes nevertheless,
-        call `undo` with its result.
-        """
-        task = self.begin(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            waiting = asyncio.current_task()
-            if task.cancelled() and waiting is not None and not waiting.cancelling():
-                raise Failure(Kind.CUT, "its connections were closed on this machine") from None
-            task.cancel()
-            if undo is not None:
-                task.add_done_callback(lambda done: self._undo(done, undo))
-            raise
-
-    def _undo(self, done: asyncio.Task[Result], undo: Callable[[Result], Coroutine[Any, Any, Any]]) -> None:
-        if not done.cancelled() and done.exception() is None:
-            self.begin(undo(done.result()))
-
-    async def finish(self) -> None:
-        """Cancel all running work, and wait until it has ended."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+_CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 
 
 class Call(Struct, frozen=True):
@@ -124,7 +67,7 @@ class Transport:
         self._pinned = context if remote.tls.pin is not None else None
         self._context = context
         self._proxy = _proxy_of(remote, url)
-        self._tasks = BackgroundTasks()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._lag_s = lag_s()
         self._connections = self._new_connections()
 
@@ -139,7 +82,6 @@ class Transport:
             max_keepalive_connections=num_connections,
             keepalive_expiry=_KEEP_ALIVE_S,
             http1=True,
-            http2=True,
             network_backend=network,
         )
         return _Connections(pool, network)
@@ -169,9 +111,15 @@ class Transport:
             self._close_later(old)
 
     def _close_later(self, connections: _Connections) -> None:
-        self._tasks.begin(connections.pool.aclose())
+        self._begin(connections.pool.aclose())
 
-    def _leave(self, connections: _Connections) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _leave(self, connections: _Connections, _: asyncio.Task[None]) -> None:
         connections.num_used -= 1
         if connections.is_retired and not connections.num_used:
             self._close_later(connections)
@@ -189,8 +137,7 @@ class Transport:
 
         async def trace(event: str, details: dict[str, Any]) -> None:
             stages.note(event, network.stages)
-            if event == "http2.response_closed.started":
-                await _reset_stream(pool, request, details["stream_id"])
+            del details
 
         request = httpcore.Request(
             "GET" if call.body is None else "POST",
@@ -199,24 +146,18 @@ class Transport:
             content=call.body,
             extensions={"trace": trace},
         )
+        exchange = Exchange(stages)
         used.num_used += 1
+        task = self._begin(exchange.work(pool, request))
+        task.add_done_callback(partial(self._leave, used))
+        exchange.follow(task)
         try:
-            response = await self._tasks.run(pool.handle_async_request(request), httpcore.Response.aclose)
-        except httpcore.ProxyError as error:
-            self._leave(used)
-            raise Failure(Kind.UNREACHABLE, f"the proxy refused: {str(error)[:_MAX_PROXY_CHARS]}") from None
-        except _CUT:
-            self._leave(used)
-            kind = Kind.CUT if stages.sent_s else Kind.UNREACHABLE
-            raise Failure(kind, "the connection broke before an answer came", was_reused=not stages.is_new) from None
-        except ValueError:  # httpcore converts an HTTP/2 status to a number without checking it
-            self._leave(used)
-            raise Failure(Kind.GARBLED, "the head of its answer is not valid HTTP") from None
+            await exchange.head()
         except BaseException:
-            self._leave(used)
+            exchange.close()
             raise
         self._measure(stages, is_request=bool(call.request_id))
-        return Exchange(response, stages, self._tasks, partial(self._leave, used))
+        return exchange
 
     async def fetch(self, permit: Permit | ProbePermit, call: Call, max_bytes: int) -> tuple[Exchange, bytes]:
         """Send a call and return the exchange, which is closed, with the whole body; see `open`."""
@@ -224,7 +165,7 @@ class Transport:
         try:
             return exchange, await exchange.read_all(max_bytes)
         finally:
-            await exchange.close(is_done=True)
+            exchange.close(is_done=True)
 
     def _measure(self, stages: CallStages, *, is_request: bool) -> None:
         seconds: dict[str, float] = {}
@@ -245,7 +186,12 @@ class Transport:
 
     async def drop(self) -> None:
         """Close every connection at once; the next call opens new ones."""
-        await self._tasks.finish()
+        tasks = list(self._tasks)
+        for task in tasks:
+            if not task.cancelling():
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         old, self._connections = self._connections, self._new_connections()
         await old.pool.aclose()
 
@@ -283,35 +229,33 @@ class CallStages(Struct):
 
 
 class Exchange:
-    """An answer whose status and headers have arrived. `read` returns the body in pieces. Always call `close`."""
+    """A call and its answer. `read` returns the body in pieces. Always call `close`.
 
-    def __init__(
-        self,
-        response: httpcore.Response,
-        stages: CallStages,
-        tasks: BackgroundTasks,
-        leave: Callable[[], None],
-    ) -> None:
-        self._response = response
-        self._tasks = tasks
-        self._leave = leave
-        self._chunks = response.aiter_stream()
-        self._num_bytes = 0
-        self._is_at_end = False
-        self._is_closed = False
+    One task does all its work, and is cancelled at most once. httpcore awaits while it cleans up after a cancel. A
+    second cancel, for example from a client that disconnects after a timeout, would interrupt the cleanup. The
+    connection would then never be closed, and the remote would continue to generate.
+    """
+
+    def __init__(self, stages: CallStages) -> None:
         self.stages = stages
-        self.status = response.status
-        self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._parts: list[bytes] = []
+        self._num_bytes = self._num_unread_bytes = 0
+        self._arrived, self._taken = asyncio.Event(), asyncio.Event()
+        self._failure: Failure | None = None
+        self._is_complete = self._is_left = False
 
     @property
     def content_type(self) -> str:
         """The type of the body, without its parameters."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    @property
-    def is_http2(self) -> bool:
-        """Whether the exchange uses HTTP/2."""
-        return self._response.extensions.get("http_version") == b"HTTP/2"
+    async def head(self) -> None:
+        """Wait for `status` and `headers`; raise a Failure if the call fails before."""
+        while not self.status:
+            await self._more()
 
     async def read(self, max_bytes: int = MAX_STREAM_BYTES) -> bytes:
         """Return the next bytes of the body, b"" at its end.
@@ -320,16 +264,16 @@ class Exchange:
         """
         if self.headers.get("content-encoding", "identity") != "identity":
             raise Failure(Kind.GARBLED, "it compressed its answer, though it was asked not to")
-        if self._is_at_end:
-            return b""
-        try:
-            chunk = await self._tasks.run(self._next())
-        except _CUT:
-            raise Failure(Kind.CUT, "the connection broke in the middle of its answer") from None
-        self._num_bytes += len(chunk)
+        while not self._parts:
+            if self._is_complete:
+                return b""
+            await self._more()
+        chunk = b"".join(self._parts)
+        self._parts.clear()
+        self._num_bytes, self._num_unread_bytes = self._num_bytes + len(chunk), 0
+        self._taken.set()
         if self._num_bytes > max_bytes:
             raise Failure(Kind.GARBLED, f"its answer is larger than {max_bytes} bytes")
-        self._is_at_end = not chunk
         return chunk
 
     async def read_all(self, max_bytes: int) -> bytes:
@@ -339,41 +283,75 @@ class Exchange:
             parts.append(part)
         return b"".join(parts)
 
-    async def close(self, *, is_done: bool = False) -> None:
-        """End the exchange. If not `is_done`, reset the HTTP/2 stream or close the connection to stop the remote."""
-        if self._is_closed:
+    def close(self, *, is_done: bool = False) -> None:
+        """End the exchange. If not `is_done`, close its connection, which stops the remote.
+
+        Otherwise the few bytes after the end are read in the background, so that the connection can be reused.
+        """
+        if self._is_left:
             return
-        self._is_closed = True
-        if is_done and not self._is_at_end:
-            # Read the few bytes after the end in the background, so that the connection can be reused.
-            self._tasks.begin(self._read_off())
+        self._is_left = True
+        self._taken.set()
+        if is_done:
+            asyncio.get_running_loop().call_later(_DRAIN_S, self._stop)
         else:
-            # `drop` may cancel `ending`. asyncio.wait does not pass that cancel on to the task that called `close`.
-            ending = self._tasks.begin(self._end())
-            await asyncio.wait([ending])
-            if not ending.cancelled():
-                ending.result()
+            self._stop()
 
-    async def _next(self) -> bytes:
-        return await anext(self._chunks, b"")
-
-    async def _read_off(self) -> None:
-        num_bytes = 0
+    async def work(self, pool: httpcore.AsyncConnectionPool, request: httpcore.Request) -> None:
+        """Send the request, and receive the answer until it ends."""
+        response = await pool.handle_async_request(request)
         try:
-            async with asyncio.timeout(_DRAIN_S):
-                while num_bytes <= _MAX_DRAINED_BYTES and (chunk := await self._next()):
-                    num_bytes += len(chunk)
-        except (TimeoutError, *_CUT):
-            pass
+            self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+            self.status = response.status
+            self._arrived.set()
+            async for chunk in response.aiter_stream():
+                self._num_unread_bytes += len(chunk)
+                if self._is_left and self._num_unread_bytes > _MAX_UNREAD_BYTES:
+                    break
+                self._parts.append(chunk)
+                self._arrived.set()
+                while self._num_unread_bytes > _MAX_UNREAD_BYTES and not self._is_left:
+                    self._taken.clear()
+                    await self._taken.wait()
+            self._is_complete = True
         finally:
-            await self._end()
-
-    async def _end(self) -> None:
-        try:
             with contextlib.suppress(*_CUT):
-                await self._response.aclose()
-        finally:
-            self._leave()
+                await response.aclose()
+
+    def follow(self, task: asyncio.Task[None]) -> None:
+        """Take the task that runs `work`."""
+        self._task = task
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            self._failure = Failure(Kind.CUT, "its connections were closed on this machine")
+        elif (error := task.exception()) is not None:
+            self._failure = self._failed(error)
+        self._arrived.set()
+
+    def _failed(self, error: BaseException) -> Failure:
+        match error:
+            case Failure():
+                return error
+            case httpcore.ProxyError():
+                return Failure(Kind.UNREACHABLE, f"the proxy refused: {str(error)[:_MAX_PROXY_CHARS]}")
+        if not isinstance(error, _CUT):
+            raise error
+        if self.status:
+            return Failure(Kind.CUT, "the connection broke in the middle of its answer")
+        kind = Kind.CUT if self.stages.sent_s else Kind.UNREACHABLE
+        return Failure(kind, "the connection broke before an answer came", was_reused=not self.stages.is_new)
+
+    def _stop(self) -> None:
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()
+
+    async def _more(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._arrived.clear()
+        await self._arrived.wait()
 
 
 def _proxy_of(remote: Remote, url: str) -> str | None:
@@ -383,29 +361,6 @@ def _proxy_of(remote: Remote, url: str) -> str | None:
     """
     is_needless = remote.proxy is not None and is_loopback(url) and not is_loopback(remote.proxy)
     return None if is_needless else remote.proxy
-
-
-async def _reset_stream(pool: httpcore.AsyncConnectionPool, request: httpcore.Request, stream_id: int) -> None:
-    """Cancel an HTTP/2 stream that has not ended, also at the server.
-
-    httpcore 1.0 forgets a half-read stream without telling the server. The server would continue to generate. Until the
-    connection ends, the stream would count against the connection's limit of streams, and its unread bytes against the
-    flow-control window. httpcore has no public way to cancel a stream.
-    """
-    held = next((held for held in pool._requests if held.request is request), None)
-    connection: Any = getattr(held and held.connection, "_connection", None)
-    state = getattr(connection, "_h2_state", None)
-    if state is None:
-        return
-    try:
-        for unread in connection._events.get(stream_id, ()):
-            if isinstance(unread, h2.events.DataReceived):
-                state.acknowledge_received_data(unread.flow_controlled_length, stream_id)
-        state.reset_stream(stream_id, error_code=h2.errors.ErrorCodes.CANCEL)
-    except h2.exceptions.ProtocolError:  # the stream or the connection has already ended
-        pass
-    with contextlib.suppress(httpcore.NetworkError):
-        await connection._write_outgoing_data(request)
 
 
 def check_permit(permit: Permit | ProbePermit, remote: str, call: Call) -> None:

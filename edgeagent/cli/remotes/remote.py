@@ -68,8 +68,6 @@ def checkup_lines(found: dict[str, Any]) -> list[str]:
     region = f" ({found['region']})" if found["region"] else ""
     stages = (("name", "name_s"), ("connect", "connect_s"), ("TLS", "tls_s"), ("models", "models_s"))
     times = [f"{word} {_milliseconds(found[field])}" for word, field in stages if found[field] is not None]
-    if found["is_http2"]:
-        times.append("HTTP/2")
     lines = [f"{found['url']}{region}: {', '.join(times) or 'not reached'}"]
     if found["models"]:
         names = ", ".join(found["models"][:_MAX_NAMED])

@@ -62,12 +62,10 @@ class Authority:
         assert done.returncode == 0, done.stderr
 
 
-def server_context(certificate: Certificate, *, wants: Authority | None = None, http2: bool = False) -> ssl.SSLContext:
+def server_context(certificate: Certificate, *, wants: Authority | None = None) -> ssl.SSLContext:
     """Return a server's TLS context. With `wants`, the server requires a client certificate of this authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.path, certificate.key)
-    if http2:
-        context.set_alpn_protocols(["h2", "http/1.1"])
     if wants is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(wants.own.path)

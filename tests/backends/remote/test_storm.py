@@ -8,14 +8,10 @@ import random
 import pytest
 
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.failures import Failure
-from edgeagent.backends.remote.transport import BackgroundTasks
-from edgeagent.remotes import Limits, Tls
+from edgeagent.remotes import Limits
 from edgeagent.types import ChatPrompt, Message, replace
 from tests.backends.reading import steps_of
-from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.backends.remote.fault_server import Act, Script, faults, half, plain, stream
-from tests.backends.remote.http2_server import http2
 from tests.backends.remote.streams import ROLE, answer, chunk
 from tests.backends.remote.support import REQUEST, Rows, ask, backend, permit, until
 
@@ -74,43 +70,6 @@ async def weather(remote: RemoteBackend, rows: Rows, seed: int, num_requests: in
     await until(lambda: len(asyncio.all_tasks()) <= num_tasks + 60)
 
 
-async def test_a_background_task_is_cancelled_once() -> None:
-    """Work that completes although it was cancelled is undone. Work that `finish` ends is a failure, not a cancel."""
-    tasks = BackgroundTasks()
-    begun, undone, going = asyncio.Event(), list[int](), asyncio.Event()
-
-    async def work() -> int:
-        begun.set()
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            await going.wait()
-        return 7
-
-    async def undo(result: int) -> None:
-        undone.append(result)
-
-    waiting = asyncio.create_task(tasks.run(work(), undo))
-    await begun.wait()
-    for _ in range(3):
-        waiting.cancel()
-        await asyncio.sleep(0)
-    await asyncio.wait([waiting])
-    assert waiting.cancelled() and len(tasks) == 1
-    going.set()
-    await until(lambda: undone == [7] and not len(tasks))
-
-    async def hang() -> None:
-        await asyncio.sleep(60)
-
-    other = asyncio.create_task(tasks.run(hang()))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    await tasks.finish()
-    with pytest.raises(Failure, match="closed on this machine"):
-        await other
-
-
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_storm(seed: int) -> None:
     rows = Rows()
@@ -122,15 +81,3 @@ async def test_a_storm(seed: int) -> None:
         backend(one.url, other.url, ledger=rows, limits=LIMITS) as remote,
     ):
         await weather(remote, rows, seed, 90)
-
-
-async def test_a_storm_over_http2(authority: Authority, good: Certificate) -> None:
-    rows = Rows()
-    context, tls = server_context(good, http2=True), Tls(ca_file=str(authority.own.path))
-    async with (
-        http2(context, chunk({"content": "a"}), Act.STALL, max_streams=40) as stalling,
-        http2(context, answer("a", "b")) as well,
-        backend(stalling.url, well.url, ledger=rows, limits=LIMITS, tls=tls) as remote,
-    ):
-        await weather(remote, rows, 7, 90)
-        await until(lambda: stalling.num_open == 0)

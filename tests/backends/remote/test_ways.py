@@ -252,7 +252,7 @@ async def test_stages_are_timed_apart(authority: Authority, good: Certificate) -
             assert stages.is_new is is_new and 0 < stages.sent_s <= stages.answered_s
             assert (stages.connection.connect_s > 0 and stages.connection.tls_s > 0) is is_new
             await exchange.read_all(10_000)
-            await exchange.close()
+            exchange.close()
 
 
 async def test_the_stages_of_new_connections_and_of_requests_are_measured(
