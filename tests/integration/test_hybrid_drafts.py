@@ -341,9 +341,9 @@ class ShortOfCells(LlamaRunner):
 
     num_refused = num_batches = 0
 
-    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
+    def submit(self, slices: Items[Slice], min_tokens: int = 0) -> None:
         self._is_later = False
-        super().decode(slices, min_tokens)
+        super().submit(slices, min_tokens)
 
     def _compute(self, num_tokens: int, min_tokens: int) -> int:
         if self._is_later:

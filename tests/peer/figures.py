@@ -45,17 +45,18 @@ SCHEMA = {
 
 
 class Timed:
-    """Adds up the time spent inside llama.cpp's decode."""
+    """Adds up the time spent inside llama.cpp's decode, on a CPU."""
 
     def __init__(self, host: Host) -> None:
-        self._decode = host.engine._runner.decode
-        host.engine._runner.decode = self.decode  # type: ignore[method-assign]
+        self._submit = host.engine._runner.submit
+        host.engine._runner.submit = self.submit  # type: ignore[method-assign]
         self.seconds = 0.0
 
-    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+    def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        """Compute a batch."""
         started = time.perf_counter()
         try:
-            self._decode(slices)
+            self._submit(slices, min_tokens)
         finally:
             self.seconds += time.perf_counter() - started
 
