@@ -12,8 +12,8 @@ import sys
 import time
 from typing import Any
 
-from edgeagent.cli.chat.conversation import stage_table
-from edgeagent.cli.daemon.temporary import temporary_daemon
+from edgeagent.cli.conversation import stage_table
+from edgeagent.cli.temporary import temporary_daemon
 from edgeagent.client import Answer, Client, connect, function_output
 from edgeagent.errors import EdgeAgentError
 

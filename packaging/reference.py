@@ -22,7 +22,7 @@ from edgeagent.api.documents.openapi import openapi_document
 from edgeagent.api.wire.errors import WireForm, error_codes, wire_form
 from edgeagent.cli.app import COMMANDS, build_app
 from edgeagent.cli.help import plain_record
-from edgeagent.cli.machine.config import options_table
+from edgeagent.cli.settings import options_table
 from edgeagent.config_sources import declared_options
 from edgeagent.daemon.transport import REFUSALS
 from edgeagent.metrics import FastHistogram

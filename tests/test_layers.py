@@ -159,13 +159,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "schema": {"partition_cache"},
         "grammar": {"partition_cache", "schema", "tool_format", "vocabulary"},
     },
-    "cli": {
-        "models": {"completion", "display"},
-        "remotes": {"completion", "display", "link", "options"},
-        "machine": {"models", "display", "link", "options"},
-        "daemon": {"remotes", "display", "link", "options"},
-        "chat": {"daemon", "completion", "display", "link", "options"},
-    },
 }
 # The modules of engine.cache that the rest of the engine and the worker may import: its interface and data. The worker
 # opens the disk.

@@ -80,7 +80,7 @@ PROMISES = [
     ),
     (DESKTOP, "It runs to its end without you.", RESUMED),
     (DESKTOP, "A WebSocket refuses `background`.", RESUMED),
-    (TERMINAL, "With `--no-store` nothing of the chat is stored on disk.", "tests/cli/chat/test_run.py::test_no_store"),
+    (TERMINAL, "With `--no-store` nothing of the chat is stored on disk.", "tests/cli/test_run.py::test_no_store"),
     (CACHE, "Each client has its own cached prompts", "tests/integration/test_disk_cache_real.py"),
     ("docs/remote.md", "If it cannot be written, nothing is sent.", "tests/egress/test_ledger.py"),
     ("docs/remote.md", "Without a remote nothing leaves the machine.", "tests/robust/test_A8_sandbox.py"),

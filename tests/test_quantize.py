@@ -43,7 +43,7 @@ def test_types() -> None:
 
 
 def test_the_help_names_every_type() -> None:
-    from edgeagent.cli.models.quantize import TYPE_HELP
+    from edgeagent.cli.quantize import TYPE_HELP
 
     assert TYPE_HELP.split(", from")[0].replace(" or ", ", ").split(", ") == list(TYPES)
 

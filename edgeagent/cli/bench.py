@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -14,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgeagent.cli.display import aligned, wrapped
-from edgeagent.cli.options import ConfigFile, with_help
+from edgeagent.cli.options import ConfigFile, StateDir, settings_of, with_help
+from edgeagent.cli.progress import Show, progress
 
 if TYPE_CHECKING:
     import asyncio
 
     from edgeagent.bench.client import Server
-    from edgeagent.bench.measure import Progress, Run
+    from edgeagent.bench.measure import Run
     from edgeagent.bench.scenarios import Scenario
     from edgeagent.client import Address
-    from edgeagent.config import Config
 
 Transport = Literal["auto", "ws", "http"]
 
@@ -95,7 +94,6 @@ Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="The seed of the prompts' words; default: a new one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")]
-StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
 
 
 @with_help(HELP)
@@ -125,8 +123,8 @@ def bench(
     from edgeagent.client import Address
 
     with (
-        _progress() as progress,
-        _address(url, model, state_dir, config, progress) as (address, name),
+        progress("rounds") as show,
+        _address(url, model, state_dir, config, show) as (address, name),
         asyncio.Runner() as runner,
     ):
         wanted = [(replace(address, token=api_key or address.token), name)]
@@ -135,7 +133,7 @@ def bench(
         servers = runner.run(_servers(wanted, transport))
         workload = Workload(prompt_tokens, max_tokens, parallel)
         run = Run(servers, _scenarios(scenario), workload, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
-        is_interrupted = _run_measurement(runner, run, progress)
+        is_interrupted = _run_measurement(runner, run, show)
     _print(run, as_json=as_json)
     if is_interrupted:
         raise typer.Exit(130)
@@ -156,12 +154,12 @@ def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
     return [each for each in SCENARIOS.values() if not names or each.name in names]
 
 
-def _run_measurement(runner: asyncio.Runner, run: Run, progress: Progress) -> bool:
+def _run_measurement(runner: asyncio.Runner, run: Run, show: Show) -> bool:
     """Run the measurement, and return whether Ctrl-C ended it."""
     from edgeagent.bench.measure import measure
 
     try:
-        runner.run(measure(run, progress))
+        runner.run(measure(run, show))
     except KeyboardInterrupt:
         return True
     return False
@@ -169,29 +167,28 @@ def _run_measurement(runner: asyncio.Runner, run: Run, progress: Progress) -> bo
 
 @contextlib.contextmanager
 def _address(
-    url: str | None, model: str | None, state_dir: Path | None, config: Path | None, progress: Progress
+    url: str | None, model: str | None, state_dir: Path | None, config: Path | None, show: Show
 ) -> Iterator[tuple[Address, str | None]]:
     """Yield the address of the server to measure, and the model to request.
 
     The server is the one at `url`, else the running daemon, else a temporary daemon, which is started here and stopped
     at the end. If the model is None, the server's default model is measured.
     """
-    from edgeagent.cli.daemon.temporary import temporary_daemon
     from edgeagent.cli.link import address_of
+    from edgeagent.cli.temporary import temporary_daemon
     from edgeagent.client import Address
-    from edgeagent.config_sources import load_config
     from edgeagent.runtime_file import find_daemon
 
     if url is not None:
         yield Address(url), model
         return
-    settings: Config = load_config({"state_dir": state_dir} if state_dir else {}, config).config
+    settings = settings_of(state_dir, config)
     found = find_daemon(settings.state_dir)
     if found is not None:
         yield address_of(found), model
         return
     flags = [model or settings.model, *(["--config", str(config)] if config else [])]
-    with temporary_daemon(flags, lambda text: progress(text, 0, 0), owner=settings.state_dir) as address:
+    with temporary_daemon(flags, lambda text: show(text, 0, 0), owner=settings.state_dir) as address:
         # The daemon serves only this model, and gives a model file a name of its own, so no name is requested.
         yield address, None
 
@@ -202,32 +199,3 @@ def _print(run: Run, *, as_json: bool) -> None:
     from edgeagent.bench.report import as_object, tables
 
     typer.echo(json.dumps(as_object(run), indent=1) if as_json else wrapped(tables(run, aligned)))
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
-    """Yield a function that shows progress on stderr: a bar on a terminal, otherwise a line for each stage."""
-    if not sys.stderr.isatty():
-        yield _lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2) as bars:
-        task = bars.add_task("", total=None)
-        yield lambda label, done, total: bars.update(task, description=label, completed=done, total=total or None)
-
-
-def _lines() -> Progress:
-    shown = ""
-
-    def show(label: str, done: int, total: int) -> None:
-        nonlocal shown
-        stage = label.partition(",")[0].rstrip("0123456789%")
-        if stage != shown:
-            shown = stage
-            typer.echo(f"{label} ({done} of {total})" if total else label, err=True)
-
-    return show

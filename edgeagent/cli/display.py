@@ -5,37 +5,19 @@ Output to a pipe or a file is never wrapped or cut, so that a path stays on one 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TextIO, TypeVar
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TextIO
 
 from edgeagent.sizes import size_text as size_text
 
 _INDENT = "  "
 _MIN_WIDTH = 20
-
-_Display = TypeVar("_Display")
-
-
-def progress_display(
-    name: str,
-    *,
-    as_json: bool,
-    json_lines: Callable[[str], _Display],
-    lines: Callable[[str], _Display],
-    bar: Callable[[str], AbstractContextManager[_Display]],
-) -> AbstractContextManager[_Display]:
-    """Return the progress display for `name`: JSON lines if `as_json`, a bar on a terminal, else plain lines.
-
-    `json_lines`, `lines` and `bar` create these displays.
-    """
-    if as_json:
-        return nullcontext(json_lines(name))
-    return bar(name) if sys.stderr.isatty() else nullcontext(lines(name))
 
 
 def duration(seconds: float) -> str:
@@ -136,6 +118,11 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
     with suppress(OSError, ValueError):
         size = os.get_terminal_size(stream.fileno())
     return max(_MIN_WIDTH, shutil.get_terminal_size(size).columns)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, as `--json` asks for."""
+    print(json.dumps(value, indent=2))  # noqa: T201
 
 
 def complain(message: str) -> None:

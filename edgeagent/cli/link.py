@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from edgeagent.client import Address
 from edgeagent.client.answer import wire_error
 from edgeagent.errors import BackendUnavailable
-from edgeagent.runtime_file import Runtime
+from edgeagent.runtime_file import Runtime, find_daemon, no_daemon
 
 TIMEOUT_S = 10.0
 
@@ -19,6 +20,14 @@ TIMEOUT_S = 10.0
 def address_of(daemon: Runtime) -> Address:
     """Return a daemon's address: its URL, its token, and the only certificate to trust (None without TLS)."""
     return Address(daemon.url, daemon.token, daemon.certificate)
+
+
+def daemon_of(state_dir: Path) -> Address:
+    """Return the address of the daemon that runs with a state folder; raise BackendUnavailable if there is none."""
+    found = find_daemon(state_dir)
+    if found is None:
+        raise no_daemon(state_dir)
+    return address_of(found)
 
 
 def ask(

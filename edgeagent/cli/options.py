@@ -11,12 +11,28 @@ import typer
 
 from edgeagent.cli.completion import model_names
 from edgeagent.cli.help import SHOWS_ALL
+from edgeagent.config import Config
 from edgeagent.config_sources import Option, declared_options, load_config
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read this config.toml instead.")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", metavar="DIR", help="The daemon's state folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 AsJsonArray = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, progress included.")]
+ModelsDir = Annotated[
+    Path | None,
+    typer.Option("--models-dir", metavar="DIR", help="Folder of models: downloads, and .gguf files laid into it."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def settings_of(state_dir: Path | None, file: Path | None, models_dir: Path | None = None) -> Config:
+    """Return the configuration for a command.
+
+    `file` is the config file; None is the default one. A folder that is not None overrides the configured one.
+    """
+    flags = {"store.models_dir": models_dir, "state_dir": state_dir}
+    return load_config({name: value for name, value in flags.items() if value is not None}, file).config
 
 
 # The options on the first page of the help: those that people change first. `--help-all` shows the others.

@@ -112,7 +112,7 @@ TARGETS = (
     ),
     Target("edgeagent/engine/cache/cached_prefix.py", ("tests/engine/cache/test_chain.py",), ("tests/engine",)),
     Target("edgeagent/machine_policy/*.py", ("tests/machine_policy",), ("tests/router/test_machine_policy.py",)),
-    Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/remotes/test_checkup.py",)),
+    Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/test_checkup.py",)),
     Target("edgeagent/worker/parent/supervision/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
     Target(
         "edgeagent/worker/protocol.py",

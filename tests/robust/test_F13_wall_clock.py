@@ -19,7 +19,7 @@ MAY_TELL_THE_DATE = (
     "backends/remote/transport.py",  # used where no clock reveals that the machine slept
     "cache_folder.py",
     "cache_retention.py",
-    "cli/remotes/egress.py",
+    "cli/egress.py",
     "conversation/store.py",
     "credentials/keys.py",
     "daemon/logs.py",

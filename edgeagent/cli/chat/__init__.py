@@ -1,1 +1,0 @@
-"""`edgeagent run`: a conversation in the terminal."""

@@ -1,1 +1,0 @@
-"""The commands that start, show and control the daemon."""

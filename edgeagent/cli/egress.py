@@ -1,0 +1,171 @@
+"""`edgeagent egress`: shows the requests that left this machine. It reads the ledger's files, without a daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+from typer import get_text_stream
+
+from edgeagent.cli.display import print_json, size_text, table, wrapped
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
+from edgeagent.egress import KEPT_DAYS, PROBE, Row
+from edgeagent.egress.rows import described, folder_of, purge, read_rows
+from edgeagent.errors import ConfigError
+
+COLUMNS = ("time (UTC)", "remote", "host", "model", "client", "reason", "sent", "tokens in", "out", "outcome")
+MAX_SHOWN = 50
+_RECENTLY = "24h"
+_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass(slots=True)
+class Totals:
+    """The number of ledger rows, and the sums of their bytes, tokens and money.
+
+    A request has a row for each attempt to send it.
+    """
+
+    num_rows: int = 0
+    num_bytes: int = 0
+    num_tokens: int = 0
+    money: float = 0.0
+
+    def add(self, row: Row) -> None:
+        """Add a row to the totals."""
+        self.num_rows += 1
+        self.num_bytes += row.num_bytes
+        self.num_tokens += row.num_prompt_tokens + row.num_output_tokens
+        self.money += row.money
+
+
+def egress(
+    since: Annotated[
+        str, typer.Option("--since", metavar="WHEN", help="30m, 24h or 7d ago, or a UTC time like 2026-11-22[T10:30].")
+    ] = _RECENTLY,
+    as_json: AsJson = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write every row as a line of JSON; - is stdout.")
+    ] = None,
+    is_purge: Annotated[
+        bool, typer.Option("--purge", help="Delete every row; today's use of budgets is kept.")
+    ] = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show which requests left this machine: when, for which client, why, where to, and how much; not their content.
+
+    Probes of remotes are only counted; --json and --export show each. The rows are in the state folder, private, for 30
+    days.
+    """
+    folder = folder_of(settings_of(state_dir, config).state_dir)
+    if sum((as_json, export is not None, is_purge)) > 1:
+        raise ConfigError("give one of --json, --export and --purge")
+    if is_purge:
+        num_days = purge(folder, time.time())
+        typer.echo(f"Deleted the rows of {num_days} {'day' if num_days == 1 else 'days'}.")
+        return
+    if export is not None:
+        _export(folder, export)
+        return
+    rows = read_rows(folder, _since(since, time.time()))
+    if as_json:
+        print_json({"rows": [described(row) for row in rows]})
+        return
+    _show(list(rows), since)
+
+
+def recent_egress(state_dir: Path) -> list[dict[str, object]]:
+    """Return the rows of the last 24 hours, each as a dict for JSON."""
+    return [described(row) for row in read_rows(folder_of(state_dir), _since(_RECENTLY, time.time()))]
+
+
+def show_recent_egress(state_dir: Path) -> None:
+    """Print the requests that left this machine in the last 24 hours."""
+    _show(list(read_rows(folder_of(state_dir), _since(_RECENTLY, time.time()))), _RECENTLY)
+
+
+def _show(all_rows: Sequence[Row], since: str) -> None:
+    rows = [row for row in all_rows if row.reason != PROBE]
+    num_probes = len(all_rows) - len(rows)
+    probes = f"{num_probes} {'probe' if num_probes == 1 else 'probes'} of remotes, without content"
+    if not rows:
+        left = f"Only {probes}, left" if num_probes else "Nothing has left"
+        typer.echo(f"{left} this machine since {since}.")
+        return
+    typer.echo(table(COLUMNS, [*map(_cells, rows[-MAX_SHOWN:])], left_columns=6, last_left=True))
+    totals, outcomes = Totals(), Counter(map(_outcome, rows))
+    for row in rows:
+        totals.add(row)
+    money = f", {totals.money:,.4g} money" if totals.money else ""
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
+    left_out = f" (the last {MAX_SHOWN} are shown)" if len(rows) > MAX_SHOWN else ""
+    num_requests = len({row.request for row in rows})  # a request has a row for each attempt to send it
+    requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
+    if totals.num_rows > num_requests:
+        requests += f" in {totals.num_rows} attempts"
+    sent = f"at most {size_text(totals.num_bytes)} sent, {totals.num_tokens:,} tokens{money}"
+    counts += f"; and {probes}" if num_probes else ""
+    typer.echo(wrapped(f"{requests} since {since}{left_out}: {sent}; {counts}"))
+
+
+def _outcome(row: Row) -> str:
+    return f"{row.outcome} (its count differs)" if row.differs else row.outcome
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.at[:19].replace("T", " "),
+        row.remote,
+        row.host,
+        row.model,
+        row.client or "owner",
+        row.reason,
+        size_text(row.num_bytes),
+        str(row.num_prompt_tokens),
+        str(row.num_output_tokens),
+        _outcome(row),
+    )
+
+
+def _export(folder: Path, file: Path) -> None:
+    with _opened(file) as out:
+        for row in read_rows(folder):
+            out.write(json.dumps(described(row), ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[TextIO]:
+    if file == Path("-"):
+        yield get_text_stream("stdout")
+        return
+    try:
+        descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            yield out
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _since(text: str, now_s: float) -> float:
+    """Return the time that --since means, in seconds since 1970; raise ConfigError if it is not valid."""
+    if match := re.fullmatch(r"(\d{1,6})([mhd])", text):
+        return max(0.0, now_s - int(match[1]) * _UNITS_S[match[2]])
+    try:
+        at = datetime.fromisoformat(text)
+        return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"--since: must be like 30m, 24h or 7d, or a time like 2026-11-22T10:30, not {text!r:.80}; "
+            f"rows are kept for {KEPT_DAYS} days"
+        ) from None

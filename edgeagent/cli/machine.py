@@ -1,0 +1,124 @@
+"""`edgeagent doctor` and `edgeagent version`: problems of this machine, and what is installed on it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeagent import __version__
+from edgeagent.cli.display import print_json, wrapped
+from edgeagent.cli.link import address_of, ask
+from edgeagent.cli.options import AsJson, ConfigFile, ModelsDir, StateDir, settings_of
+from edgeagent.doctor.native import installed_bindings
+from edgeagent.errors import NOT_INSTALLED, EdgeAgentError
+
+if TYPE_CHECKING:
+    from edgeagent.doctor.checks import Finding
+    from edgeagent.runtime_file import Runtime
+
+
+READY_TIMEOUT_S = 15.0
+_NAME_WIDTH = 13
+
+
+def doctor(
+    network: Annotated[bool, typer.Option("--network", help="Also check that the hub answers.")] = False,
+    as_json: AsJson = False,
+    models_dir: ModelsDir = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Find problems that prevent edgeagent from running on this machine or make it slow, and say what to do.
+
+    It checks llama.cpp, CPU, GPUs, memory, sandbox, folders, port and the running daemon, and changes nothing. Exits
+    with 1 if a check fails.
+    """
+    from edgeagent.doctor.checks import examine
+    from edgeagent.doctor.gather import gather
+
+    findings = examine(gather(settings_of(state_dir, config, models_dir), _why_not_ready, with_network=network))
+    is_ok = all(finding.severity != "fail" for finding in findings)
+    if as_json:
+        print_json({"ok": is_ok, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            _print(finding)
+    if not is_ok:
+        raise typer.Exit(1)
+
+
+def _print(finding: Finding) -> None:
+    typer.echo(wrapped(f"{finding.severity:4}  {finding.name:{_NAME_WIDTH}}  {finding.text}"))
+    if finding.remedy:
+        typer.echo(wrapped(f"{'':{_NAME_WIDTH + 8}}{finding.remedy}"))
+
+
+def _why_not_ready(daemon: Runtime) -> str | None:
+    """Return why a daemon cannot generate tokens; None if it can."""
+    try:
+        ask(address_of(daemon), "/ready", timeout_s=READY_TIMEOUT_S)
+    except EdgeAgentError as error:
+        return error.message
+    return None
+
+
+UNKNOWN = "unknown"
+
+
+def llama_cpp_commit() -> str:
+    """Return the commit of the installed llama.cpp, or "unknown". If the reason is known, "unknown (REASON)".
+
+    This module reads it in a child process, since native code that was compiled for another CPU ends its process.
+    """
+    command = [sys.executable, "-m", "edgeagent.cli.machine"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30)  # noqa: S603 our own module
+    if answer.returncode == 0:
+        return answer.stdout.strip() or UNKNOWN
+    if answer.returncode < 0 or answer.returncode > 0x8000_0000:
+        return f"{UNKNOWN} (it cannot be loaded: was it compiled for another CPU? See `edgeagent doctor`)"
+    return UNKNOWN
+
+
+def _commit_of_library() -> str:
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return UNKNOWN
+    folder = Path(spec.origin).parent / "lib"
+    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
+    library = ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
+    library.ggml_commit.restype = ctypes.c_char_p
+    commit: bytes = library.ggml_commit()
+    # "-dirty" means only that the package's copy of the sources has no git repository.
+    return commit.decode().removesuffix("-dirty")
+
+
+def version(as_json: AsJson = False) -> None:
+    """Show the versions of edgeagent, llama.cpp and its bindings, and Python."""
+    versions = {
+        "edgeagent": __version__,
+        "llama_cpp_commit": llama_cpp_commit(),
+        "llama_cpp_python": installed_bindings(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    if as_json:
+        print_json(versions)
+        return
+    typer.echo(f"edgeagent {versions['edgeagent']}")
+    if versions["llama_cpp_python"] is None:
+        typer.echo(NOT_INSTALLED)
+    else:
+        typer.echo(f"llama.cpp {versions['llama_cpp_commit']} (llama-cpp-python {versions['llama_cpp_python']})")
+    typer.echo(f"Python {versions['python']}, {versions['platform']}")
+
+
+if __name__ == "__main__":
+    print(_commit_of_library())  # noqa: T201

@@ -1,1 +1,0 @@
-"""The commands about models: list them, check what fits, and download, quantize or delete them."""

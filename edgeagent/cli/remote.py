@@ -1,0 +1,414 @@
+"""`edgeagent remote`: manage remotes.
+
+A remote is a server that may take a request if this machine cannot serve it, or not soon enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+from edgeagent.cli.completion import remote_names
+from edgeagent.cli.display import print_json, table, wrapped
+from edgeagent.cli.link import address_of, ask, daemon_of
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
+from edgeagent.cli.remote_options import (
+    Budgets,
+    CaFile,
+    ClientCert,
+    ClientKey,
+    ContextLength,
+    Continues,
+    KeyEnv,
+    KeyFile,
+    KeyKeyring,
+    LimitsGiven,
+    Models,
+    NewName,
+    Operator,
+    Pin,
+    Plaintext,
+    Prices,
+    Proxy,
+    Regions,
+    Retention,
+    Training,
+    Urls,
+    Yes,
+    budget,
+    endpoints,
+    key,
+    limits,
+    models,
+    price,
+)
+from edgeagent.config import Config
+from edgeagent.errors import ConfigError
+from edgeagent.home import with_home
+from edgeagent.machine_policy import PolicyFile, under
+from edgeagent.remotes import Budget, Key, Price, Remote, Terms, Tls
+from edgeagent.remotes.check import checked, host_of, is_loopback
+from edgeagent.remotes.file import add_remote, described, find_among, load_remotes, remove_remote
+from edgeagent.remotes.keys import KeyFinder, store_key
+from edgeagent.runtime_file import find_daemon
+
+_MAX_NAMED = 8
+
+
+def checkup_lines(found: dict[str, Any]) -> list[str]:
+    """Return the result of a test as lines of text: the times of the stages, the models, and the problem if any."""
+    region = f" ({found['region']})" if found["region"] else ""
+    stages = (("name", "name_s"), ("connect", "connect_s"), ("TLS", "tls_s"), ("models", "models_s"))
+    times = [f"{word} {_milliseconds(found[field])}" for word, field in stages if found[field] is not None]
+    lines = [f"{found['url']}{region}: {', '.join(times) or 'not reached'}"]
+    if found["models"]:
+        names = ", ".join(found["models"][:_MAX_NAMED])
+        more = f" and {len(found['models']) - _MAX_NAMED} more" if len(found["models"]) > _MAX_NAMED else ""
+        lines.append(f"  it serves {names}{more}")
+    if found["token_s"] is not None:
+        lines.append(f"  one token from {found['model']}: {_milliseconds(found['token_s'])}")
+    if found["problem"]:
+        lines.append(f"  problem: {found['problem']}")
+    return lines
+
+
+def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
+    """Return text that says which data may be sent to which server once this remote is added.
+
+    `before` is the remote that this one replaces, if any. `route` is the value of the option `route`.
+    """
+    mode = "prefer_local" if route == "auto" else route
+    hosts = ", ".join(_host(endpoint.url, endpoint.region) for endpoint in remote.endpoints)
+    lines = [f"{remote.name} is at {hosts}."]
+    if before is not None:
+        lines.append(f"It replaces {before.name} at {', '.join(host_of(each.url) for each in before.endpoints)}.")
+    lines += [
+        "",
+        f"What goes there: {_WHEN[mode]}: its whole conversation (messages, tools, their results) and its settings, "
+        "including the part of an answer that began here.",
+        "What stays here: all other conversations, stored responses, files, the names of this machine, of its users "
+        "and of its clients, and every request whose own route, or whose token's route, is local_only.",
+        f"Who can read it: {_readers(remote)}.",
+        f"Key: {_key(remote.key)}. Price and budget: {_money(remote)}.",
+    ]
+    if any(endpoint.url.startswith("http:") and not is_loopback(endpoint.url) for endpoint in remote.endpoints):
+        lines.append("Not encrypted: others on the network can read prompts, answers and the key.")
+    lines += [
+        "",
+        "Each request that goes there is recorded without its content; `edgeagent egress` shows the records. "
+        f"`edgeagent remote rm {remote.name}` removes the remote at once.",
+    ]
+    return "\n".join(lines)
+
+
+_WHEN = {
+    "local_only": "nothing while the daemon's route is local_only; with another route, each request that leaves",
+    "prefer_local": "each request that this machine cannot serve, or not in time",
+    "prefer_remote": "each request, while the remote can serve it",
+    "remote_only": "each request",
+}
+
+
+def _host(url: str, region: str) -> str:
+    return host_of(url) + (f" ({region})" if region else "")
+
+
+def _each_host(remote: Remote) -> str:
+    return " and ".join(dict.fromkeys(host_of(endpoint.url) for endpoint in remote.endpoints))
+
+
+def _readers(remote: Remote) -> str:
+    """Return text that names the operator who receives the prompts.
+
+    It also says what is known about retention and training, and what the owner should still find out.
+    """
+    terms, is_told = remote.terms, remote.terms.training != "unknown"
+    who = f"{terms.operator}, the operator of" if terms.operator else "the operator of"
+    known = [f"keeps it for {terms.retention}"] if terms.retention else []
+    known += [f"{'trains' if terms.training == 'yes' else 'does not train'} models on it"] if is_told else []
+    missing = [] if terms.retention else ["for how long it is kept (--retention)"]
+    missing += [] if is_told else ["whether models are trained on it (--training)"]
+    said = f". As you were told, the operator {' and '.join(known)}" if known else ""
+    unknown = f". Find out {' and '.join(missing)}" if missing else ""
+    return f"{who} {_each_host(remote)}{said}{unknown}"
+
+
+def _key(key: Key | None) -> str:
+    match key:
+        case None:
+            return "none is sent"
+        case Key(source="env", name=name):
+            return f"in the daemon's environment variable {name}"
+        case Key(source="file", name=name):
+            return f"in {name}"
+    return "in the system's keyring"
+
+
+def _money(remote: Remote) -> str:
+    prices = f"{remote.price.prompt:g} and {remote.price.output:g} for a million tokens"
+    price = "no price" if remote.price == Price() else prices
+    return f"{price}, {'no daily budget' if remote.budget == Budget() else 'a daily budget'}"
+
+
+remote_app = typer.Typer(rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The remote's name.", autocompletion=remote_names)]
+_TEST_MARGIN_S = 10.0
+LIST_COLUMNS = ("remote", "hosts", "models", "key", "budget")
+STATUS_COLUMNS = ("remote", "endpoint", "state", "running", "first token", "per token", "its queue")
+
+
+@remote_app.command("add")
+def add(
+    name: NewName,
+    urls: Urls,
+    key_env: KeyEnv = None,
+    key_file: KeyFile = None,
+    key_keyring: KeyKeyring = False,
+    model: Models = [],  # noqa: B006
+    region: Regions = [],  # noqa: B006
+    operator: Operator = "",
+    retention: Retention = "",
+    training: Training = "unknown",
+    ctx: ContextLength = 0,
+    continues: Continues = "exact",
+    ca: CaFile = None,
+    pin: Pin = None,
+    client_cert: ClientCert = None,
+    client_key: ClientKey = None,
+    proxy: Proxy = None,
+    prices: Prices = None,
+    budgets: Budgets = [],  # noqa: B006
+    limit: LimitsGiven = [],  # noqa: B006
+    plaintext: Plaintext = False,
+    yes: Yes = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Let requests go to a server that speaks OpenAI's API: vLLM, SGLang, llama-server, another edgeagent.
+
+    Shows what would leave this machine, and asks. A running daemon uses the remote within a second. Without a --key-…
+    option no key is sent. The key itself is never an argument.
+    """
+    remote = Remote(
+        name,
+        endpoints(urls, region),
+        key=key(name, key_env, key_file, is_in_keyring=key_keyring),
+        models=models(model),
+        context_length=ctx,
+        continues=continues,
+        tls=Tls(_path(ca), pin, _path(client_cert), _path(client_key)),
+        proxy=proxy,
+        price=price(prices),
+        budget=budget(budgets),
+        limits=limits(limit),
+        terms=Terms(operator, retention, training),
+        plaintext=plaintext,
+    )
+    _add(checked(remote), settings_of(state_dir, config), is_asked=not yes)
+
+
+def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
+    """Add a remote. Raise ConfigError if the machine's policy forbids it, or if the user does not agree."""
+    _check_policy(PolicyFile(), remote)
+    _agree(remote, settings, is_asked=is_asked)
+    _write_down(remote, settings)
+
+
+def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
+    """Print what would leave this machine. If `is_asked`, ask for consent; raise ConfigError if it is not given."""
+    before = next((each for each in load_remotes(settings.state_dir) if each.name == remote.name), None)
+    typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
+    if is_asked:
+        _ask_for_consent()
+
+
+def _write_down(remote: Remote, settings: Config) -> None:
+    """Look for the remote's key, add the remote to the file of the remotes, and say so.
+
+    A running daemon notices the change of the file.
+    """
+    with contextlib.suppress(OSError):  # writing the file fails next, with a better error
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if remote.key is not None:
+        _look_for_key(remote.key)
+    add_remote(settings.state_dir, remote)
+    typer.echo(f"Added {remote.name}. Try it with `edgeagent remote test {remote.name}`.")
+
+
+@remote_app.command("test")
+def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Try a remote: its name, connection, TLS, models, and one token, with the time that each takes.
+
+    It sends a greeting, and no client's data. If a daemon runs, the daemon sends it. Exits with 1 if an endpoint fails.
+    """
+    settings = settings_of(state_dir, config)
+    remote = find_among(load_remotes(settings.state_dir), name)
+    daemon = find_daemon(settings.state_dir)
+    if daemon is None:
+        found = _tested_here(settings, remote)
+    else:
+        path = f"/edgeagent/egress/test?{urlencode({'remote': name})}"
+        limits = remote.limits
+        timeout_s = len(remote.endpoints) * (2 * limits.first_token_s + 3 * limits.connect_s) + _TEST_MARGIN_S
+        found = ask(address_of(daemon), path, "POST", timeout_s=timeout_s)["endpoints"]
+    if as_json:
+        print_json({"remote": name, "endpoints": found})
+    else:
+        for each in found:
+            for line in checkup_lines(each):
+                typer.echo(wrapped(line))
+    if any(each["problem"] for each in found):
+        raise typer.Exit(1)
+
+
+@remote_app.command("list")
+def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """List the remotes, and where each one's key is found; keys are not shown."""
+    known = load_remotes(settings_of(state_dir, config).state_dir)
+    if as_json:
+        print_json({"remotes": [described(remote) for remote in known]})
+    elif known:
+        typer.echo(table(LIST_COLUMNS, [*map(_list_row, known)], left_columns=len(LIST_COLUMNS)))
+    else:
+        typer.echo("There is no remote, so every request runs on this machine; see `edgeagent remote add --help`.")
+
+
+@remote_app.command("rm")
+def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Remove a remote. Within a second a running daemon stops the requests there and sends no more."""
+    remove_remote(settings_of(state_dir, config).state_dir, name)
+    typer.echo(f"Removed {name}.")
+
+
+@remote_app.command("status")
+def status(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Show the state of the daemon's remotes: whether they are reachable, how fast they answer, and today's use."""
+    settings = settings_of(state_dir, config)
+    report = ask(daemon_of(settings.state_dir), "/edgeagent/status")["route"]
+    if as_json:
+        print_json(report)
+        return
+    typer.echo(wrapped(f"route: {report['mode']}"))
+    for trouble in (report["trouble"], report["ledger_trouble"]):
+        if trouble:
+            typer.echo(wrapped(trouble))
+    rows = [_status_row(remote, endpoint) for remote in report["remotes"] for endpoint in remote["endpoints"]]
+    typer.echo(table(STATUS_COLUMNS, rows, left_columns=3) if rows else "There is no remote.")
+    for remote in report["remotes"]:
+        for line in remarks(remote):
+            typer.echo(wrapped(line))
+
+
+def remarks(remote: Mapping[str, Any]) -> list[str]:
+    """Return the lines to show below the table: a remote's problems, and today's use of tokens and money."""
+    lines = []
+    name = remote["name"]
+    if remote["trouble"]:
+        lines.append(f"{name}: {remote['trouble']}")
+    lines += [f"{name}: {each['url']}: {each['cause']}" for each in remote["endpoints"] if each.get("cause")]
+    if remote["budget_trouble"]:
+        lines.append(f"{name}: {remote['budget_trouble']}")
+    spent, most = remote["num_tokens_today"], remote["budget"]["tokens"]
+    money, most_money = remote["money_today"], remote["budget"]["money"]
+    parts = [f"{spent:,}{'' if most is None else f' of {most:,}'} tokens"]
+    if money or most_money is not None:
+        parts.append(f"{money:,.4g}{'' if most_money is None else f' of {most_money:,.4g}'} money")
+    if spent or most is not None or len(parts) > 1:
+        lines.append(f"{name}: today (UTC): {', '.join(parts)}")
+    return lines
+
+
+def _status_row(remote: Mapping[str, Any], endpoint: Mapping[str, Any]) -> tuple[str, ...]:
+    states = {"closed": "in use", "half_open": "tried again", "open": "resting"}
+    state = states.get(endpoint.get("breaker", ""), "not used") if not remote["trouble"] else "not used"
+    queue = endpoint.get("num_waiting")
+    return (
+        remote["name"],
+        host_of(endpoint["url"]) + (f" ({endpoint['region']})" if endpoint["region"] else ""),
+        state,
+        str(endpoint.get("num_live", "-")),
+        _milliseconds(endpoint.get("first_token_s")),
+        _milliseconds(endpoint.get("token_s")),
+        "-" if queue is None else str(queue),
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{1000.0 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000.0 * seconds:.3g} ms"
+
+
+def _list_row(remote: Remote) -> tuple[str, ...]:
+    hosts = ", ".join(host_of(each.url) + (f" ({each.region})" if each.region else "") for each in remote.endpoints)
+    aliases = ", ".join(f"{local}={theirs}" for local, theirs in remote.models.items()) or "any"
+    return remote.name, hosts, aliases, _key_text(remote.key), _budget_text(remote)
+
+
+def _key_text(where: Key | None) -> str:
+    return "none" if where is None else f"{where.source} {where.name}"
+
+
+def _budget_text(remote: Remote) -> str:
+    kinds = {
+        "tokens": remote.budget.tokens,
+        "money": remote.budget.money,
+        "client_tokens": remote.budget.client_tokens,
+        "client_money": remote.budget.client_money,
+    }
+    return ", ".join(f"{kind}={most:g}" for kind, most in kinds.items() if most is not None) or "none"
+
+
+def _ask_for_consent() -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError("a remote needs your consent, and this is not a terminal; read the above, repeat with --yes")
+    if not typer.confirm("Let requests go there?", default=False, err=True):
+        raise ConfigError("nothing was added")
+
+
+def _look_for_key(where: Key) -> None:
+    """Print a note if the key cannot be found.
+
+    If its place is the keyring, and stdin is a terminal, first ask for the key and store it there.
+    """
+    if where.source == "keyring" and sys.stdin.isatty():
+        value = typer.prompt("The remote's API key (hidden; empty if it is stored)", "", hide_input=True, err=True)
+        if value:
+            store_key(where.name, value)
+    try:
+        KeyFinder()(where)
+    except ConfigError as error:
+        typer.echo(wrapped(f"note: {error.message}"), err=True)
+
+
+def _tested_here(settings: Config, remote: Remote) -> list[dict[str, Any]]:
+    """Test a remote from this process, as no daemon runs."""
+    import asyncio
+
+    from edgeagent.router.checkup import check
+    from edgeagent.router.remote_access import RemoteAccess
+
+    remote_access = RemoteAccess(settings)
+    _check_policy(remote_access.policy, remote)
+    remote = under(remote_access.policy.policy, remote)
+    key = "" if remote.key is None else KeyFinder()(remote.key)
+    try:
+        return asyncio.run(check(remote, remote_access.mode, key, remote_access.ledger))
+    finally:
+        remote_access.close()
+
+
+def _check_policy(policy: PolicyFile, remote: Remote) -> None:
+    if why := policy.why_not(remote):
+        raise ConfigError(f"{remote.name}: {why}")
+
+
+def _path(file: Path | None) -> str | None:
+    return None if file is None else str(with_home(file).absolute())

@@ -1,0 +1,187 @@
+"""`edgeagent config` and `policy`: the effective settings, where each comes from, and the machine's policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgeagent.cli.display import print_json, table, wrapped
+from edgeagent.cli.options import AsJson, ConfigFile, with_declared_options
+from edgeagent.config_sources import LoadedConfig, declared_options, json_values, load_config
+from edgeagent.machine_policy import PolicyFile, described
+
+config_app = typer.Typer(rich_markup_mode=None)
+
+
+def show(
+    loaded: LoadedConfig,
+    as_json: AsJson = False,
+) -> None:
+    """Print every option, its value and its source.
+
+    Takes the flags of `serve`, to see what they would do.
+    """
+    values = json_values(loaded.config)
+    tables = _tables(loaded)
+    values, sources = values | tables, {**loaded.provenance, **dict.fromkeys(tables, f"file ({loaded.file})")}
+    if as_json:
+        rows = {name: {"value": values[name], "source": source} for name, source in sources.items()}
+        print_json({"file": str(loaded.file), "options": rows})
+        return
+    lines = [(name, _text(values[name]), source) for name, source in sources.items()]
+    typer.echo(table(("option", "value", "from"), lines, left_columns=3))
+    state = "" if loaded.file.is_file() else " (does not exist)"
+    typer.echo(f"\nConfig file: {loaded.file}{state}")
+
+
+config_app.command("show")(with_declared_options(show))
+
+
+@config_app.command("path")
+def path(config: ConfigFile = None) -> None:
+    """Print the path of the config file."""
+    typer.echo(load_config(file=config).file)
+
+
+@config_app.command("options")
+def options() -> None:
+    """Print a Markdown table of all options.
+
+    Each row has the flag, the default and the meaning.
+    """
+    typer.echo(options_table())
+
+
+def options_table() -> str:
+    """Return all options as a Markdown table, the same on every machine."""
+    lines = ["| option | flag | default | meaning |", "|---|---|---|---|"]
+    for option in declared_options():
+        match option.default:
+            case None | ():
+                default = ""
+            case Path():
+                default = "the platform's state folder"
+            case value:
+                default = f"`{_text(value)}`"
+        bounds = f" ({option.bounds})" if option.bounds else f" ({', '.join(option.choices)})" if option.choices else ""
+        flag = "MODEL" if option.name == "model" else option.flag
+        lines.append(f"| `{option.name}` | `{flag}` | {default} | {option.help}{bounds} |")
+    return "\n".join(lines)
+
+
+def _tables(loaded: LoadedConfig) -> dict[str, Any]:
+    """Return the options that the config file sets for single models, by full name: `models."MODEL".OPTION`."""
+    models = loaded.config.models.items()
+    return {name: value for model, own in models for name, value in json_values(own, f'models."{model}".').items()}
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "true" if value else "false"
+        case list() | tuple():
+            return ",".join(str(item) for item in value) or "-"
+        case _:
+            return str(value)
+
+
+policy_app = typer.Typer(rich_markup_mode=None)
+
+
+def show_policy(
+    loaded: LoadedConfig,
+    effective: Annotated[
+        bool, typer.Option("--effective", help="Show what is in force: the strictest of policy, options and remotes.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the machine's policy and its path. Exits with 1 if the file cannot be trusted or read.
+
+    Takes the flags of `serve`, to see what they would do.
+    """
+    file = PolicyFile()
+    report: dict[str, Any] = {
+        "file": str(file.path),
+        "is_there": file.is_there,
+        "trouble": file.trouble or None,
+        "policy": described(file.policy),
+    }
+    if effective:
+        report["effective"] = _effective(loaded)
+    if as_json:
+        print_json(report)
+    else:
+        _print_policy(report)
+    if file.trouble:
+        raise typer.Exit(1)
+
+
+policy_app.command("show")(with_declared_options(show_policy))
+
+
+def _effective(loaded: LoadedConfig) -> dict[str, Any]:
+    # Imported here, since it is slow to import and not needed to read the file.
+    from edgeagent.router.remote_access import RemoteAccess
+
+    remote_access = RemoteAccess(loaded.config)
+    try:
+        usable = {remote.name: remote for remote in remote_access.remotes}
+        allowed = remote_access.policy.policy
+        return {
+            "route": remote_access.mode.value,
+            "pulls": allowed.pulls,
+            "model_sha256": allowed.model_sha256,
+            "budget": described(allowed).get("budget"),
+            "remotes_trouble": remote_access.file.trouble or None,
+            "remotes": [
+                {
+                    "name": remote.name,
+                    "trouble": remote_access.policy.why_not(remote) or None,
+                    "ca_file": usable.get(remote.name, remote).tls.ca_file,
+                    "proxy": usable.get(remote.name, remote).proxy,
+                    "budget_trouble": remote_access.ledger.why_blocked(remote.name, ""),
+                }
+                for remote in remote_access.file.remotes
+            ],
+        }
+    finally:
+        remote_access.close()
+
+
+def _print_policy(report: Mapping[str, Any]) -> None:
+    state = "" if report["is_there"] else " (does not exist: nothing is forbidden)"
+    typer.echo(wrapped(f"Machine policy: {report['file']}{state}"))
+    if report["trouble"]:
+        typer.echo(wrapped(report["trouble"]))
+    if report["policy"]:
+        typer.echo("\n" + table(("field", "value"), _policy_rows(report["policy"]), left_columns=2))
+    if (effective := report.get("effective")) is None:
+        return
+    typer.echo("\n" + wrapped("In force, with the options and remotes of this user:"))
+    remotes = effective.pop("remotes")
+    typer.echo(table(("what", "value"), _policy_rows(effective), left_columns=2))
+    for remote in remotes:
+        why = remote["trouble"] or remote["budget_trouble"] or "may be used"
+        ways = [f"{name}: {remote[name]}" for name in ("ca_file", "proxy") if remote[name]]
+        typer.echo(wrapped("; ".join([f"{remote['name']}: {why}", *ways])))
+
+
+def _policy_rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, _policy_text(value)) for name, value in fields.items() if value is not None]
+
+
+def _policy_text(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case list() | tuple():
+            return ", ".join(map(str, value)) or "none"
+        case dict():
+            return ", ".join(f"{name}={each:g}" for name, each in value.items())
+        case _:
+            return str(value)

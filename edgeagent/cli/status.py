@@ -1,0 +1,335 @@
+"""`edgeagent status`, `stop`, `reload`, `ps`, `load` and `unload`: the running daemon and its models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import psutil
+import typer
+
+from edgeagent.cli.display import complain, duration, print_json, size_text, table, wrapped
+from edgeagent.cli.egress import recent_egress, show_recent_egress
+from edgeagent.cli.link import address_of, ask, daemon_of
+from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
+from edgeagent.errors import EdgeAgentError
+from edgeagent.file_lock import holder
+from edgeagent.load_stage import load_stage
+from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
+
+_HOW = {
+    "option": "asked for",
+    "measurement": "measured",
+    "default": "the default",
+    "model": "for this model",
+    "trial": "tried",
+}
+
+
+def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each chosen setting. If it was measured, also yield a table of the milliseconds for each value.
+
+    `model` is the model's entry in the daemon's status. If no setting was chosen, yield a line that says so.
+    """
+    choices = (model.get("info") or {}).get("choices")
+    if not choices:
+        yield wrapped(f"{model['name']}: nothing was chosen yet")
+    for choice in choices or ():
+        how = _HOW.get(choice["by"], choice["by"])
+        yield wrapped(f"{model['name']}: {choice['name']} {choice['value']} ({how}): {choice['why']}")
+        works = list(dict.fromkeys(work for each in choice["alternatives"] for work in each["work_ms"]))
+        if works:
+            rows = [
+                [f"  {work}, ms", *(f"{each['work_ms'].get(work, 0):,.1f}" for each in choice["alternatives"])]
+                for work in works
+            ]
+            yield table(["", *(each["value"] for each in choice["alternatives"])], rows)
+
+
+POLL_S = 0.05
+STOP_MARGIN_S = 10.0
+"""Seconds that `stop` waits for the daemon to end, in addition to 2 * server.drain_s."""
+
+ExplainChoices = Annotated[
+    bool, typer.Option("--explain-choices", help="Show the settings chosen for each model on this machine, and why.")
+]
+
+
+WithEgress = Annotated[
+    bool, typer.Option("--egress", help="Also show which requests left this machine in the last 24 hours.")
+]
+
+
+def status(
+    as_json: AsJson = False,
+    explain_choices: ExplainChoices = False,
+    with_egress: WithEgress = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show what the daemon runs: models, devices, live requests, tokens per second. Exits with 1 if no daemon runs."""
+    state_dir = settings_of(state_dir, config).state_dir
+    found = find_daemon(state_dir)
+    if found is None and as_json:
+        print_json({"running": False})
+        raise typer.Exit(1)
+    if found is None:
+        raise no_daemon(state_dir)
+    report = ask(address_of(found), "/edgeagent/status")
+    if as_json:
+        left = {"egress": recent_egress(state_dir)} if with_egress else {}
+        print_json({"running": True, "url": found.url, **report, **left})
+        return
+    if explain_choices:
+        for model in report["models"]:
+            for line in explained_choices(model):
+                typer.echo(line)
+        return
+    up = f"up {duration(report['uptime_s'])}"
+    typer.echo(wrapped(f"edgeagent {report['version']} at {found.url}, process {found.pid}, {up}"))
+    live, connections = report["num_live_requests"], report["num_connections"]
+    counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
+    typer.echo(wrapped(counts + (", stopping" if report["is_draining"] else "")))
+    if report.get("trouble"):
+        typer.echo(wrapped(report["trouble"]))
+    if trouble := report.get("token_trouble"):
+        typer.echo(wrapped(f"every token is refused: {trouble}"))
+    if trouble := report.get("response_trouble"):
+        typer.echo(wrapped(trouble))
+    for line in _route_lines(report.get("route")):
+        typer.echo(wrapped(line))
+    typer.echo(table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2))
+    for model in report["models"]:
+        for line in _remarks(model):
+            typer.echo(wrapped(line))
+    if with_egress:
+        show_recent_egress(state_dir)
+
+
+def reload(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model; default: the daemon's own.")] = "",
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Load a model again, even if it failed or crashed too often. Live requests continue."""
+    query = {"model": model} if model else {}
+    answer = _post(state_dir, config, "reload", query, accept=frozenset({202}))
+    typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows the progress.")
+
+
+def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Stop the daemon; live requests may finish first (server.drain_s). Returns when it has stopped."""
+    settings = settings_of(state_dir, config)
+    found = find_daemon(settings.state_dir)
+    if found is None:
+        if holder(settings.state_dir / LOCK_FILE) is not None:
+            raise no_daemon(settings.state_dir)
+        typer.echo(f"No daemon runs with the state folder {settings.state_dir}.")
+        return
+    process = psutil.Process(found.pid)
+    ask(address_of(found), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
+    if not _is_gone_within(2 * settings.server.drain_s + STOP_MARGIN_S, process):
+        raise EdgeAgentError(
+            f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"
+        )
+    typer.echo(f"Stopped (process {found.pid}).")
+
+
+def _is_gone_within(seconds: float, process: psutil.Process) -> bool:
+    # Process.wait would count an ended process as running until its parent has collected it.
+    deadline = time.monotonic() + seconds
+    while _is_running(process):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+MODEL_COLUMNS = ("model", "state", "running", "waiting", "tokens/s", "context used", "cached", "memory")
+
+
+def _model_row(model: Mapping[str, Any]) -> tuple[str, ...]:
+    worker = model.get("worker")
+    state = load_stage(model["progress"]) if model["state"] == "starting" else model["state"]
+    if worker is None:
+        return (model["name"], state, *("-" for _ in MODEL_COLUMNS[2:]))
+    return (
+        model["name"],
+        state,
+        str(worker["num_running"]),
+        str(worker["num_waiting"]),
+        f"{worker['tokens_per_second']:.1f}",
+        f"{worker['num_cells_used']} of {worker['num_cells']}",
+        f"{_share(worker['num_cached_tokens_total'], worker['num_prompt_tokens_total'])}",
+        size_text(worker["rss_bytes"]),
+    )
+
+
+def _remarks(model: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if facts := model.get("info"):
+        for device in facts["devices"]:
+            memory = f", {size_text(device['memory_free_bytes'])} free" if device["memory_free_bytes"] else ""
+            lines.append(f"{model['name']}: {device['description']} ({device['name']}{memory})")
+        lines.append(f"{model['name']}: {_place(facts)}, {_draft(facts)}, llama.cpp {facts['llama_cpp_commit']}")
+        choices = [each for each in facts.get("choices") or [] if each["by"] != "model" and each["name"] != "draft"]
+        if chosen := ", ".join(f"{choice['name']} {choice['value']}" for choice in choices):
+            lines.append(f"{model['name']}: {chosen} (why: edgeagent status --explain-choices)")
+        lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
+    worker = model.get("worker") or {}
+    if 0 < (num := worker.get("num_threads", 0)) < (most := worker.get("max_threads", 0)):
+        lines.append(f"{model['name']}: computes with {num} of {most} threads, since other programs use the cores")
+    for tier in ("memory", "disk"):
+        if trouble := (worker.get(f"{tier}_cache") or {}).get("trouble"):
+            lines.append(f"{model['name']}: prefix cache, {tier}: {trouble}")
+    if model.get("num_restarts"):
+        times = "once" if model["num_restarts"] == 1 else f"{model['num_restarts']} times"
+        lines.append(f"{model['name']}: its worker was restarted {times}; last: {model['cause']}")
+    elif model.get("cause"):
+        lines.append(f"{model['name']}: {model['cause']}")
+    if model.get("retry_after_s") is not None:
+        when = f"in {duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
+        lines.append(f"{model['name']}: loaded again by a request {when}, or at once by `edgeagent reload`")
+    return lines
+
+
+def _route_lines(route: Mapping[str, Any] | None) -> list[str]:
+    """Return lines that say where requests may run, and the state of each remote.
+
+    Return no lines if no remote is configured and the file of the remotes is fine.
+    """
+    if route is None or not (route["remotes"] or route["trouble"]):
+        return []
+    names = [f"{remote['name']} ({remote['trouble'] or _use(remote)})" for remote in route["remotes"]]
+    lines = [f"route: {route['mode']}, remotes: {', '.join(names) or 'none is used'}"]
+    return lines + [trouble for trouble in (route["trouble"], route["ledger_trouble"]) if trouble]
+
+
+def _use(remote: Mapping[str, Any]) -> str:
+    if not remote["is_used"]:
+        return "not used"
+    return f"{remote['num_live']} running"
+
+
+def _place(facts: Mapping[str, Any]) -> str:
+    """Return where a model's layers are, as text.
+
+    In llama.cpp, a negative number of GPU layers means all layers, and so does a number of at least `num_layers`.
+    """
+    on_gpu, num_layers = facts["num_gpu_layers"], facts["num_layers"]
+    if on_gpu < 0 or on_gpu >= num_layers > 0:
+        return f"all {num_layers} layers on the GPU"
+    return f"{on_gpu} of {num_layers} layers on the GPU" if on_gpu else f"{num_layers} layers on the CPU"
+
+
+def _draft(facts: Mapping[str, Any]) -> str:
+    """Return the source of draft tokens as text.
+
+    If no draft model is used, the reason is added. It is left out if it is just an option such as --draft.
+    """
+    draft, why = facts["draft"], facts.get("draft_why") or ""
+    has_model = draft not in (None, "ngram")
+    return f"draft {draft or 'none'}" + ("" if has_model or why.startswith("--draft") or not why else f" ({why})")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%} of prompts" if whole else "-"
+
+
+# Loading from a slow disk takes minutes. By default, the daemon gives up a load after 300 s without progress, or after
+# 900 s if the load gets no CPU time.
+LOAD_TIMEOUT_S = 900.0
+LOADED_COLUMNS = ("model", "state", "memory", "context", "unused for", "unloaded")
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model.")]
+KeepAlive = Annotated[
+    str, typer.Option("--keep-alive", metavar="TIME", help="How long it stays loaded without use: 5m, 1h; -1: forever.")
+]
+
+
+def _post(state_dir: Path | None, config: Path | None, what: str, query: Mapping[str, str], **options: Any) -> Any:
+    """Tell the daemon to do something with a model, and return its answer."""
+    path = f"/edgeagent/{what}?{urlencode(query, errors='replace')}"
+    return ask(daemon_of(settings_of(state_dir, config).state_dir), path, "POST", **options)
+
+
+def ps(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """List the models that are loaded or being loaded. Exits with 1 if no daemon runs."""
+    report = ask(daemon_of(settings_of(state_dir, config).state_dir), "/edgeagent/status")
+    models = [model for model in report["models"] if model["pid"] is not None]
+    if as_json:
+        print_json({"models": [_loaded_entry(model) for model in models]})
+    elif models:
+        typer.echo(table(LOADED_COLUMNS, [_loaded_row(model) for model in models], left_columns=2))
+    else:
+        typer.echo("No model is loaded; a request, or `edgeagent load MODEL`, loads one.")
+
+
+def load(
+    model: Model,
+    keep_alive: KeepAlive = "",
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Load a model into the running daemon, beside its other models. Returns when the model is ready."""
+    query = {"model": model} | ({"keep_alive": keep_alive} if keep_alive else {})
+    try:
+        answer = _post(state_dir, config, "load", query, timeout_s=LOAD_TIMEOUT_S)
+    except KeyboardInterrupt:
+        complain(f"interrupted; the daemon continues to load {model}; `edgeagent unload {model}` stops that")
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(f"{answer['model']} is loaded ({answer['took_s']:.1f} s).")
+
+
+def unload(model: Model, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """End a model's process, which frees its memory. Its next request loads it again."""
+    query, accept = {"model": model}, frozenset({200, 202})
+    answer = _post(state_dir, config, "unload", query, accept=accept, timeout_s=LOAD_TIMEOUT_S)
+    if as_json:
+        print_json(answer)
+    elif answer["status"] == "unloaded":
+        typer.echo(f"{answer['model']} is not loaded any more.")
+    else:
+        typer.echo(f"{answer['model']} is unloaded once its requests have ended ({answer['num_live_requests']}).")
+
+
+def _loaded_entry(model: Mapping[str, Any]) -> dict[str, Any]:
+    worker, info = model["worker"] or {}, model["info"] or {}
+    return {
+        **{name: model[name] for name in ("name", "state", "pid", "is_pinned", "idle_s", "unload_in_s")},
+        "memory_bytes": worker.get("rss_bytes"),
+        "context_length": info.get("context_length"),
+    }
+
+
+def _loaded_row(model: Mapping[str, Any]) -> tuple[str, ...]:
+    entry = _loaded_entry(model)
+    is_loading = model["state"] == "starting"
+    return (
+        entry["name"],
+        load_stage(model["progress"]) if is_loading else entry["state"],
+        "-" if entry["memory_bytes"] is None else size_text(entry["memory_bytes"]),
+        "-" if entry["context_length"] is None else str(entry["context_length"]),
+        "-" if is_loading else duration(entry["idle_s"]),
+        "-" if is_loading and not entry["is_pinned"] else _unloaded(entry),
+    )
+
+
+def _unloaded(entry: Mapping[str, Any]) -> str:
+    if entry["is_pinned"]:
+        return "never (pinned)"
+    return "when there is no room" if entry["unload_in_s"] is None else f"in {duration(entry['unload_in_s'])}"

@@ -1,0 +1,87 @@
+"""`edgeagent token`: replace the owner's token, and manage tokens of clients. A running daemon applies the changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgeagent.cli.display import print_json, table
+from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir, settings_of
+from edgeagent.credentials.keys import Scope, add_client, clients, remove_client, rotate_token
+from edgeagent.errors import ConfigError
+from edgeagent.runtime_file import TOKEN_FILE
+from edgeagent.types import RouteMode
+
+token_app = typer.Typer(rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
+Scopes = Annotated[
+    list[Scope],
+    typer.Option(
+        "--scope",
+        metavar="infer|models|admin",
+        help="What the client may do; repeat it for several: infer, models (fetch, delete and name them), admin.",
+    ),
+]
+Route = Annotated[
+    RouteMode | None,
+    typer.Option(
+        "--route",
+        metavar="local_only|prefer_local|prefer_remote|remote_only",
+        help="Where the client's requests may run. Only a route stricter than the daemon's has an effect.",
+    ),
+]
+
+
+@token_app.command("rotate")
+def rotate(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Replace the owner's token. The old one is refused at once, and its connections end. Clients keep theirs."""
+    folder = _made(settings_of(state_dir, config).state_dir)
+    rotate_token(folder)
+    typer.echo(f"The new token is in {folder / TOKEN_FILE}.")
+
+
+@token_app.command("add")
+def add(
+    name: Name,
+    scope: Scopes = [Scope.INFER],  # noqa: B006
+    route: Route = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Print a new token for a client; only its digest is kept. It replaces the token that the client had."""
+    folder = _made(settings_of(state_dir, config).state_dir)
+    is_known = any(client.name == name for client in clients(folder))
+    token = add_client(folder, name, scope, route)
+    if is_known:
+        typer.echo(f"{name} had a token, which is refused from now on; this one replaces it.", err=True)
+    typer.echo(token)
+
+
+@token_app.command("list")
+def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """List the clients that have a token, and what it allows."""
+    known = clients(settings_of(state_dir, config).state_dir)
+    if as_json:
+        listed = [{"name": each.name, "scopes": sorted(each.scopes), "route": each.route} for each in known]
+        print_json(listed)
+        return
+    rows = [(client.name, ", ".join(sorted(client.scopes)), client.route or "as the daemon's") for client in known]
+    headings = ("client", "scopes", "route")
+    typer.echo(table(headings, rows, left_columns=3) if rows else "No client has a token of its own.")
+
+
+@token_app.command("remove")
+def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Remove a client's token. It is refused at once, and its connections end."""
+    remove_client(settings_of(state_dir, config).state_dir, name)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create the state folder {folder}: {error.strerror}") from None
+    return folder
