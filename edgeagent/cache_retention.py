@@ -27,8 +27,8 @@ from edgeagent.cache_folder import (
     scan,
 )
 from edgeagent.errors import ConfigError
-from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import write_private
+from edgeagent.state_files import try_lock
 
 # How much longer a block may stay unused than one of importance NORMAL. Pinned blocks are not evicted.
 _KEPT_LONGER = {Importance.NORMAL: 1.0, Importance.REUSED: 2.0, Importance.SYSTEM: 5.0}

@@ -5,6 +5,7 @@ The command line, the environment, config.toml and the documentation all use the
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import math
 import re
@@ -17,8 +18,7 @@ import platformdirs
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from edgeagent.durations import seconds_of
-from edgeagent.home import with_home
+from edgeagent.units import seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,13 @@ class Rule:
 
     prepare: Callable[[object], object] = lambda value: value
     check: Callable[[Any], Any] = lambda value: value
+
+
+def with_home(path: Path) -> Path:
+    """Return a path with `~` or `~user` expanded. If there is no such user, the path is returned unchanged."""
+    with contextlib.suppress(RuntimeError):
+        return path.expanduser()
+    return path
 
 
 def _split_commas(value: object) -> object:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -30,9 +32,9 @@ from edgeagent.config import (
     Rule,
     Section,
     UserPath,
+    with_home,
 )
 from edgeagent.errors import ConfigError
-from edgeagent.home import with_home
 
 TABLES = frozenset({"models"})
 """Options that only the file can set: tables whose keys the owner chooses."""
@@ -65,19 +67,26 @@ _REMOVED = {
 }
 
 
+_WANTED_PATH = "must be the path of a file"
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
 
 
 class _Wrong(ValueError):
     """A value that cannot be used. `place` is the wrong part of a list or a table; "" for the whole value."""
 
-    def __init__(self, problem: str, place: object = "") -> None:
+    def __init__(self, problem: str, place: str = "") -> None:
         super().__init__(problem)
-        self.place = str(place)
+        self.place = place
 
-    def within(self, place: str) -> _Wrong:
-        """Return the error with a longer place: `place`, and the place inside it."""
-        return _Wrong(str(self), f"{place}.{self.place}".removesuffix("."))
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Add a place before the one that an error names."""
+    try:
+        yield
+    except ValueError as error:
+        inside = error.place if isinstance(error, _Wrong) else ""
+        raise _Wrong(str(error), f"{place}{'' if place.endswith(' ') else '.'}{inside}".removesuffix(".")) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +177,7 @@ def _read(value: object, kind: Any, wanted: str, each: str = "") -> object:
     elif base in (int, float) and isinstance(value, bool):
         raise _Wrong(f"must be a number, not {value}")
     elif get_origin(base) is tuple and isinstance(value, list | tuple):
-        value = tuple(_read_item(item, get_args(base)[0], each, place) for place, item in enumerate(value))
+        value = tuple(_read_at(str(place), item, get_args(base)[0], each) for place, item in enumerate(value))
     try:
         read: Any = msgspec.convert(value, kind, strict=False, dec_hook=_path)
     except msgspec.ValidationError:
@@ -180,11 +189,9 @@ def _read(value: object, kind: Any, wanted: str, each: str = "") -> object:
     return read
 
 
-def _read_item(item: object, kind: Any, wanted: str, place: object) -> object:
-    try:
-        return _read(item, kind, wanted)
-    except _Wrong as error:
-        raise error.within(str(place)) from None
+def _read_at(place: str, value: object, kind: Any, wanted: str) -> object:
+    with _at(place):
+        return _read(value, kind, wanted)
 
 
 def _path(kind: Any, value: object) -> object:
@@ -203,46 +210,16 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
+_DECLARATION = re.compile(r'^    (\w+): [^\n]+\n    """(.+?)"""$', re.MULTILINE | re.DOTALL)
+
+
 @cache
 def _texts(section: type[Section]) -> dict[str, str]:
     """Return the texts below the declarations of a section, by option. They are in its source only."""
-    import ast
-    import inspect
-    from textwrap import dedent
-
-    definition = ast.parse(dedent(inspect.getsource(section))).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    texts = {}
-    for declaration, text in pairwise(definition.body):
-        match declaration, text:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
-                texts[name] = inspect.cleandoc(words)
-    return texts
-
-
-def declared_options() -> Iterator[Option]:
-    """Yield every option in the order of declaration, without the tables that only the file can set."""
-    for field in fields(Config):
-        if field.name in SECTIONS:
-            yield from _options_of(SECTIONS[field.name], f"{field.name}.")
-        elif field.name not in TABLES:
-            yield _option(Config, field, "")
-
-
-def _options_of(section: type[Section], prefix: str) -> Iterator[Option]:
-    for field in fields(section):
-        if NOT_AN_OPTION not in getattr(field.type, "__metadata__", ()):
-            yield _option(section, field, prefix)
-
-
-def _option(section: type[Section], field: msgspec.structs.FieldInfo, prefix: str) -> Option:
-    return Option(f"{prefix}{field.name}", section, _without_none(field.type), field.default)
-
-
-def _without_none(kind: Any) -> Any:
-    """Return the type of the values that can be given: a kind without None, which is the default of some options."""
-    members = [member for member in get_args(kind) if member is not type(None)]
-    return members[0] if type(None) in get_args(kind) else kind
+    # inspect and ast take a tenth of a second for all sections, and every command would pay it.
+    source = Path(sys.modules[section.__module__].__file__ or "").read_text(encoding="utf-8")
+    declarations = source.partition(f"\nclass {section.__name__}(")[2].partition("\nclass ")[0]
+    return {name: " ".join(text.split()) for name, text in _DECLARATION.findall(declarations)}
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -251,6 +228,22 @@ SECTIONS: dict[str, type[Section]] = {
     if isinstance(field.type, type) and issubclass(field.type, Section)
 }
 """The sections of the configuration by name."""
+
+
+def declared_options() -> Iterator[Option]:
+    """Yield every option in the order of declaration, without the tables that only the file can set."""
+    sections: dict[str, type[Section]] = {"": Config, **{f"{name}.": section for name, section in SECTIONS.items()}}
+    for prefix, section in sections.items():
+        for field in fields(section):
+            is_group = section is Config and (field.name in SECTIONS or field.name in TABLES)
+            if not is_group and NOT_AN_OPTION not in getattr(field.type, "__metadata__", ()):
+                yield Option(f"{prefix}{field.name}", section, _without_none(field.type), field.default)
+
+
+def _without_none(kind: Any) -> Any:
+    """Return the type of the values that can be given: a kind without None, which is the default of some options."""
+    members = [member for member in get_args(kind) if member is not type(None)]
+    return members[0] if type(None) in get_args(kind) else kind
 
 
 def json_values(section: Section, prefix: str = "") -> dict[str, Any]:
@@ -423,55 +416,42 @@ def _meant(name: str, known: Mapping[str, object]) -> str | None:
 
 
 def _read_models(tables: object, options: Mapping[str, Option]) -> dict[str, ModelConfig]:
-    """Return the options of single models in the file. The places of a _Wrong are whole: [models."NAME"] OPTION."""
-    if not isinstance(tables, Mapping):
-        raise _Wrong(f'tables of models look like [models."NAME"], not {tables!r:.80}')
-    models = {}
-    for name, table in tables.items():
+    """Return the options of single models in the file; raise _Wrong."""
+    for table in tables.values() if isinstance(tables, Mapping) else [tables]:
         if not isinstance(table, Mapping):
             raise _Wrong(f'tables of models look like [models."NAME"], not {table!r:.80}')
-        try:
+    assert isinstance(tables, Mapping)
+    models = {}
+    for name, table in tables.items():
+        with _at(f'[models."{name}"] '):
             models[name] = ModelConfig(**{key: _read_own(key, value, options) for key, value in table.items()})
-        except _Wrong as error:
-            raise _Wrong(str(error), f'[models."{name}"] {error.place}') from None
     return models
 
 
 def _read_own(key: str, value: object, options: Mapping[str, Option]) -> Any:
     """Return the value of an option in a model's table; raise _Wrong."""
     kinds = {field.name: _without_none(field.type) for field in fields(ModelConfig)}
-    if key not in kinds:
-        meant = difflib.get_close_matches(key, kinds, n=1)
-        raise _Wrong(f"there is no such option{f'; did you mean {meant[0]}?' if meant else ''}", key)
-    wanted, is_file = f"must be {_WANTED_IN_TABLES[key]}", "must be the path of a file"
-    try:
-        if key in ("engine", "adapters") and isinstance(value, Mapping):
-            read = _read_engine_option if key == "engine" else _read_adapter
-            return {name: read(name, each, options) for name, each in value.items()}
-        return _read(value, kinds[key], wanted, is_file)
-    except _Wrong as error:
-        raise error.within(key) from None
-    except ValueError as error:  # of a rule
-        raise _Wrong(str(error), key) from None
+    with _at(key):
+        if key not in kinds:
+            meant = difflib.get_close_matches(key, kinds, n=1)
+            raise _Wrong(f"there is no such option{f'; did you mean {meant[0]}?' if meant else ''}")
+        if key == "engine" and isinstance(value, Mapping):
+            return {name: _read_engine_option(name, each, options) for name, each in value.items()}
+        if key == "adapters" and isinstance(value, Mapping):
+            return {_adapter_name(name): _read_at(name, path, UserPath, _WANTED_PATH) for name, path in value.items()}
+        return _read(value, kinds[key], f"must be {_WANTED_IN_TABLES[key]}", _WANTED_PATH)
 
 
 def _read_engine_option(name: str, value: object, options: Mapping[str, Option]) -> object:
-    option = options.get(f"engine.{name}")
-    try:
-        if option is not None:
+    with _at(name):
+        if (option := options.get(f"engine.{name}")) is not None:
             return option.read(value)
-    except _Wrong as error:
-        raise error.within(name) from None
-    removed = _REMOVED.get(f"engine.{name}")
-    raise _Wrong("there is no such option" if removed is None else _was_removed(removed), name)
+        removed = _REMOVED.get(f"engine.{name}")
+        raise _Wrong("there is no such option" if removed is None else _was_removed(removed))
 
 
-def _read_adapter(name: str, value: object, _: object) -> object:
-    try:
-        _read(name, AdapterName, "must be a name of at most 64 letters, digits and . _ -")
-        return _read(value, UserPath, "must be the path of a file")
-    except _Wrong as error:
-        raise error.within(name) from None
+def _adapter_name(name: str) -> str:
+    return str(_read_at(name, name, AdapterName, "must be a name of at most 64 letters, digits and . _ -"))
 
 
 def _where(name: str, source: str) -> str:

@@ -32,6 +32,7 @@ docstring of a class is its line in the reference of errors.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 NOT_INSTALLED = "llama-cpp-python is not installed; `edgeagent doctor` shows the command that installs it"
@@ -258,3 +259,14 @@ def from_code(
         if cls.code == code:
             return cls(message, param=param, retry_after_s=retry_after_s, served_by="local")
     return InternalError(f"{code}: {message}", served_by="local")
+
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return a text with those characters escaped that move a terminal's cursor or reverse the direction of writing.
+
+    Use it for every text that may quote a client.
+    """
+    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,16 +21,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any, BinaryIO
 
 from edgeagent.config import StoreConfig
 from edgeagent.errors import ConfigError, EdgeAgentError, InvalidRequest, ModelLoadFailed, StoreError
-from edgeagent.sizes import size_text
 from edgeagent.store.gguf.header import GgufHeader, validate_model
 from edgeagent.store.gguf.tables import FILE_TYPES
 from edgeagent.store.library import Found
 from edgeagent.store.names.parsing import quant_label, split_stem
+from edgeagent.units import size_text
 from edgeagent.worker.child.low_priority import lower_thread_priority
+from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts
 from edgeagent.worker.exit_cause import describe_exit, num_oom_kills
 from edgeagent.worker.parent.environment import worker_environment
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits
@@ -54,7 +54,6 @@ _ERROR_LEVEL = 4  # ggml_log_level
 # Lines of llama.cpp's log: `[  12/ 290]  blk.0.attn_q.weight - [...]` before each tensor, and one with the size.
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,15 +377,14 @@ def _readable_error(line: str) -> str:
 
 def main() -> int:
     """Quantize the model that stdin names; return the exit code. This is the child process."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    end_with_parent()
+    ignore_interrupts()  # the parent ends this process
     set_limits()
     lower_thread_priority()
     fields = json.loads(sys.stdin.readline())
     fields |= {"sources": tuple(map(Path, fields["sources"])), "target": Path(fields["target"])}
     order = Order(**fields)
-    replies = _claim_stdout()
+    replies = claim_stdout()
     if order.is_enclosed:
         enclose(order.sources, [order.target])
     try:
@@ -402,15 +400,8 @@ def main() -> int:
     return 0
 
 
-def _claim_stdout() -> TextIO:
-    """Return the original stdout for replies, and redirect llama.cpp's prints from stdout to stderr."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return replies
-
-
-def _write(replies: TextIO, **fields: Any) -> None:
-    replies.write(json.dumps(fields) + "\n")
+def _write(replies: BinaryIO, **fields: Any) -> None:
+    replies.write(json.dumps(fields).encode() + b"\n")
     replies.flush()
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeagent.errors import BackendUnavailable, ConfigError
-from edgeagent.file_lock import holder
+from edgeagent.state_files import holder
 
 RUNTIME_FILE = "daemon.json"
 LOCK_FILE = "daemon.lock"

@@ -1,8 +1,10 @@
-"""Locks and change detection for files in the state folder that commands change while the daemon reads them."""
+"""Locks of files, and change detection for files in the state folder that commands change while the daemon reads them.
+
+The kernel releases a lock when its process ends, so that no lock becomes stale.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -11,13 +13,55 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
-from edgeagent.file_lock import try_lock
 
 HISTORY_FILE = "history"
 """The name of the file in the state folder that keeps the lines that were typed in chats."""
 
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.01
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def try_lock(descriptor: int) -> bool:
+        """Take the lock until the file is closed; return False if it is already held."""
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def try_lock(descriptor: int) -> bool:
+        """Take the lock until the file is closed; return False if it is already held."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def holder(path: Path) -> int | None:
+    """Return the id of the process that holds a file's lock; None if the lock is free or its holder is not known.
+
+    The holder is known only on Linux, and only if it is in the same PID namespace as this process.
+
+    This function does not try to take the lock. Otherwise a daemon that starts at the same moment would find the lock
+    taken.
+    """
+    try:
+        inode = path.stat().st_ino
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        match line.split():
+            case [_, "FLOCK", _, "WRITE", pid, place, *_] if place.endswith(f":{inode}") and pid.isdecimal():
+                return int(pid) or None  # 0: the process is in another namespace
+    return None
 
 
 def file_stamp(path: Path) -> object:
@@ -54,6 +98,8 @@ class OncePerTurn:
         """Return whether the file must be checked now. The next calls in the same iteration return False."""
         if self._has_looked:
             return False
+        import asyncio  # a worker, which locks files too, must not import it
+
         with suppress(RuntimeError):  # no loop runs
             asyncio.get_running_loop().call_soon(self._forget)
             self._has_looked = True

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPUs within its affinity, CPU time and memory within its control groups.
+"""What this process may use of the machine: CPUs, CPU time and memory within its limits, and kinds of file systems.
 
 The functions take the root of the file system as an argument, so that tests can replace it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -43,6 +44,19 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     quotas = [_quota_v2(folder) for folder in _groups_v2(root)]
     quotas += [_quota_v1(folder) for folder in _groups_v1(root, "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
+
+
+# File systems of other machines. Locks and mapped files may not work there, and reading is slow.
+NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "afs", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre")
+
+
+def file_system(folder: Path) -> str:
+    """Return the kind of the file system that a folder is on, in lower case; empty if that is not known."""
+    with suppress(OSError):
+        mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+        resolved = folder.resolve()
+        return next((mounts[parent] for parent in (resolved, *resolved.parents) if parent in mounts), "").lower()
+    return ""
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:

@@ -8,10 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edgeagent.bench.client import Server, connection_to
-from edgeagent.bench.prompts import Prompts, TokenCounting, fit_token_counting
-from edgeagent.bench.scenarios import FEW_TOKENS, MeasuredServer, Metric, Round, Scenario, Workload
-from edgeagent.bench.wire import BenchRequest, Trace
+from edgeagent.bench.client import BenchRequest, Server, Trace, connection_to
+from edgeagent.bench.scenarios import (
+    FEW_TOKENS,
+    MeasuredServer,
+    Metric,
+    Prompts,
+    Round,
+    Scenario,
+    TokenCounting,
+    Workload,
+    fit_token_counting,
+)
 from edgeagent.errors import EdgeAgentError
 
 Progress = Callable[[str, int, int], None]

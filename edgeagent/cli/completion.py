@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgeagent.config import with_home
 from edgeagent.errors import EdgeAgentError
-from edgeagent.home import with_home
 
 
 def model_names(incomplete: str) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TextIO
 
-from edgeagent.sizes import size_text as size_text
+from edgeagent.units import size_text as size_text
 
 _INDENT = "  "
 _MIN_WIDTH = 20

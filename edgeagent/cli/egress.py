@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -27,26 +26,6 @@ COLUMNS = ("time (UTC)", "remote", "host", "model", "client", "reason", "sent", 
 MAX_SHOWN = 50
 _RECENTLY = "24h"
 _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-@dataclass(slots=True)
-class Totals:
-    """The number of ledger rows, and the sums of their bytes, tokens and money.
-
-    A request has a row for each attempt to send it.
-    """
-
-    num_rows: int = 0
-    num_bytes: int = 0
-    num_tokens: int = 0
-    money: float = 0.0
-
-    def add(self, row: Row) -> None:
-        """Add a row to the totals."""
-        self.num_rows += 1
-        self.num_bytes += row.num_bytes
-        self.num_tokens += row.num_prompt_tokens + row.num_output_tokens
-        self.money += row.money
 
 
 def egress(
@@ -104,17 +83,16 @@ def _show(all_rows: Sequence[Row], since: str) -> None:
         typer.echo(f"{left} this machine since {since}.")
         return
     typer.echo(table(COLUMNS, [*map(_cells, rows[-MAX_SHOWN:])], left_columns=6, last_left=True))
-    totals, outcomes = Totals(), Counter(map(_outcome, rows))
-    for row in rows:
-        totals.add(row)
-    money = f", {totals.money:,.4g} money" if totals.money else ""
+    outcomes, spent = Counter(map(_outcome, rows)), sum(row.money for row in rows)
+    money = f", {spent:,.4g} money" if spent else ""
     counts = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
     left_out = f" (the last {MAX_SHOWN} are shown)" if len(rows) > MAX_SHOWN else ""
     num_requests = len({row.request for row in rows})  # a request has a row for each attempt to send it
     requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
-    if totals.num_rows > num_requests:
-        requests += f" in {totals.num_rows} attempts"
-    sent = f"at most {size_text(totals.num_bytes)} sent, {totals.num_tokens:,} tokens{money}"
+    if len(rows) > num_requests:
+        requests += f" in {len(rows)} attempts"
+    num_tokens = sum(row.num_prompt_tokens + row.num_output_tokens for row in rows)
+    sent = f"at most {size_text(sum(row.num_bytes for row in rows))} sent, {num_tokens:,} tokens{money}"
     counts += f"; and {probes}" if num_probes else ""
     typer.echo(wrapped(f"{requests} since {since}{left_out}: {sent}; {counts}"))
 

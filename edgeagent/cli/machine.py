@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import platform
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,28 +73,15 @@ UNKNOWN = "unknown"
 def llama_cpp_commit() -> str:
     """Return the commit of the installed llama.cpp, or "unknown". If the reason is known, "unknown (REASON)".
 
-    This module reads it in a child process, since native code that was compiled for another CPU ends its process.
+    It is read in a child process, since native code that was compiled for another CPU ends its process.
     """
-    command = [sys.executable, "-m", "edgeagent.cli.machine"]
+    command = [sys.executable, "-c", "from edgeagent.engine.llama.bindings import commit; print(commit())"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30)  # noqa: S603 our own module
     if answer.returncode == 0:
         return answer.stdout.strip() or UNKNOWN
     if answer.returncode < 0 or answer.returncode > 0x8000_0000:
         return f"{UNKNOWN} (it cannot be loaded: was it compiled for another CPU? See `edgeagent doctor`)"
     return UNKNOWN
-
-
-def _commit_of_library() -> str:
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        return UNKNOWN
-    folder = Path(spec.origin).parent / "lib"
-    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
-    library = ctypes.CDLL(str(next(folder / name for name in names if (folder / name).exists())))
-    library.ggml_commit.restype = ctypes.c_char_p
-    commit: bytes = library.ggml_commit()
-    # "-dirty" means only that the package's copy of the sources has no git repository.
-    return commit.decode().removesuffix("-dirty")
 
 
 def version(as_json: AsJson = False) -> None:
@@ -118,7 +102,3 @@ def version(as_json: AsJson = False) -> None:
     else:
         typer.echo(f"llama.cpp {versions['llama_cpp_commit']} (llama-cpp-python {versions['llama_cpp_python']})")
     typer.echo(f"Python {versions['python']}, {versions['platform']}")
-
-
-if __name__ == "__main__":
-    print(_commit_of_library())  # noqa: T201

@@ -10,8 +10,8 @@ import typer
 from edgeagent.cli.completion import model_names
 from edgeagent.cli.display import aligned, duration, print_json, size_text, table, wrapped
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, ModelsDir, StateDir, settings_of
-from edgeagent.sizes import memory_bytes, memory_text
 from edgeagent.types import replace
+from edgeagent.units import memory_bytes, memory_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

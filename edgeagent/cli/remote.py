@@ -48,9 +48,8 @@ from edgeagent.cli.remote_options import (
     models,
     price,
 )
-from edgeagent.config import Config
+from edgeagent.config import Config, with_home
 from edgeagent.errors import ConfigError
-from edgeagent.home import with_home
 from edgeagent.machine_policy import PolicyFile, under
 from edgeagent.remotes import Budget, Key, Price, Remote, Terms, Tls
 from edgeagent.remotes.check import checked, host_of, is_loopback

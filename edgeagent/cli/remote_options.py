@@ -11,8 +11,8 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
+from edgeagent.config import with_home
 from edgeagent.errors import ConfigError
-from edgeagent.home import with_home
 from edgeagent.remotes import Budget, EndpointConfig, Key, Limits, Price
 
 NewName = Annotated[str, typer.Argument(metavar="NAME", help="A name of your choice for the remote.")]

@@ -16,9 +16,9 @@ from edgeagent.cli.egress import recent_egress, show_recent_egress
 from edgeagent.cli.link import address_of, ask, daemon_of
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
 from edgeagent.errors import EdgeAgentError
-from edgeagent.file_lock import holder
-from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
+from edgeagent.state_files import holder
+from edgeagent.units import load_stage
 
 _HOW = {
     "option": "asked for",

@@ -15,9 +15,9 @@ from typing import Any
 from edgeagent.cli.link import address_of, ask
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
-from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import find_daemon
 from edgeagent.store.file_records import lend_records
+from edgeagent.units import load_stage
 
 # How often a daemon is asked whether its model is ready, since no event reports that. There is no timeout here: the
 # daemon gives up a load that makes no progress, and the wait ends when the daemon ends.
@@ -59,21 +59,22 @@ def wait_until_loaded(address: Address, progress: Callable[[str], None]) -> None
     raised, since the next request reports it.
     """
     with contextlib.suppress(EdgeAgentError):
-        while not _has_ready(models := _models(address), progress) and any(map(_is_loading, models)):
+        while True:
+            models = _models(address)
+            is_ready, text = _load_state(models)
+            if text:
+                progress(text)
+            # A stopped model is loaded only by its next request.
+            if is_ready or not any(model["state"] in ("starting", "stopping") for model in models):
+                return
             time.sleep(POLL_S)
 
 
 def load_in_progress(address: Address) -> str:
-    """Return a model's load progress or state as text, such as "builtin: loading 40%" or "builtin: stopped".
-
-    The daemon's models are checked in order, up to the first one that is ready or cannot be loaded. The text describes
-    the model before that one. If no model is ready or has failed, it describes the last model. Return "" if there is no
-    model to describe, or if the daemon does not answer.
-    """
-    told = [""]
+    """Return the text of `_load_state`; "" if the daemon does not answer."""
     with contextlib.suppress(EdgeAgentError):
-        _is_ready(address, told.append)
-    return told[-1]
+        return _load_state(_models(address))[1]
+    return ""
 
 
 def _start(state_dir: Path, flags: Sequence[str], output: int) -> subprocess.Popen[bytes]:
@@ -101,15 +102,13 @@ def _wait_until_ready(
         else:
             address = address_of(found)
             with contextlib.suppress(BackendUnavailable):
-                if _is_ready(address, progress):
+                is_ready, text = _load_state(_models(address))
+                if is_ready:
                     return address
+                progress(text)
         time.sleep(POLL_S)
     kind = ConfigError if daemon.returncode == ConfigError.exit_status else BackendUnavailable
     raise kind(_last_error(log) or f"the daemon ended with status {daemon.returncode}")
-
-
-def _is_ready(address: Address, progress: Callable[[str], None]) -> bool:
-    return _has_ready(_models(address), progress)
 
 
 def _models(address: Address) -> list[dict[str, Any]]:
@@ -117,29 +116,22 @@ def _models(address: Address) -> list[dict[str, Any]]:
     return models
 
 
-def _is_loading(model: dict[str, Any]) -> bool:
-    """Whether a model may become ready without a request. A stopped model is loaded only by its next request."""
-    return model["state"] in ("starting", "stopping")
+def _load_state(models: Sequence[dict[str, Any]]) -> tuple[bool, str]:
+    """Return whether a model is ready, and the load progress or state of the last model before that one as text.
 
-
-def _has_ready(models: Sequence[dict[str, Any]], progress: Callable[[str], None]) -> bool:
-    """Whether a model is ready. The models are checked in order, up to the first one that is ready.
-
-    For each model before that one, `progress` is called with its load progress or its state. Raise EdgeAgentError for a
-    model that cannot be loaded.
+    An example is "builtin: loading 40%". Raise EdgeAgentError if a model before the ready one cannot be loaded.
     """
+    text = ""
     for model in models:
         match model["state"]:
             case "ready":
-                return True
+                return True, text
             case "failed" | "quarantined":
                 name, cause = model["name"], model["cause"] or "no cause is known"
                 raise EdgeAgentError(cause if name in cause else f"{name} cannot be loaded: {cause}")
-            case "starting":
-                progress(f"{model['name']}: {load_stage(model['progress'])}")
             case state:
-                progress(f"{model['name']}: {state}")
-    return False
+                text = f"{model['name']}: {load_stage(model['progress']) if state == 'starting' else state}"
+    return False, text
 
 
 def _stop(daemon: subprocess.Popen[bytes]) -> None:

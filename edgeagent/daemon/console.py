@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from edgeagent.load_stage import load_stage
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelInfo, ModelStatus
+from edgeagent.units import load_stage
 
 logger = logging.getLogger(__name__)
 

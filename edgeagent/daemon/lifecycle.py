@@ -22,10 +22,9 @@ from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandl
 from edgeagent.daemon.state import ExitCode, Publication, StartError, locked_state_dir, warn_if_missing
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import ConfigError, EdgeAgentError, from_code
+from edgeagent.process_settings import keep_collections_short, request_short_time_slices, switch_threads_often
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
 from edgeagent.service.service import Service
-from edgeagent.short_collections import keep_collections_short
-from edgeagent.short_time_slices import request_short_time_slices, switch_threads_often
 from edgeagent.state_files import HISTORY_FILE
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,10 +78,6 @@ def _is_reached(address: str) -> bool:
     return not (ip.is_loopback or ip.is_link_local or ip.is_unspecified)
 
 
-# OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
-_TROUBLE = {9: "is not valid yet", 10: "has expired"}
-
-
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     """Return a TLS context that accepts TLS 1.2 and later.
 
@@ -99,30 +96,18 @@ def _refuse_password() -> bytes:
     raise OSError("the key is encrypted; the daemon needs one without a password")
 
 
-def trouble_with(context: ssl.SSLContext, certificate: Path) -> str | None:
-    """Return a warning if the certificate has expired or is not valid yet; None if its dates are valid or unknown.
+def trouble_with(certificate: Path) -> str | None:
+    """Return a warning if a server's certificate has expired or is not valid yet; None if its dates are valid.
 
-    `context` is the server's. Python's ssl module reads the dates of a peer's certificate only, so this function runs a
-    TLS handshake in memory.
+    `server_context` must have accepted the file.
     """
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.load_verify_locations(certificate)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (client.wrap_bio(to_client, to_server), context.wrap_bio(to_server, to_client, server_side=True))
-    # Two calls on each side complete a handshake. The third is spare.
-    for end in ends * 3:
-        try:
-            end.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLCertVerificationError as error:
-            reason = _TROUBLE.get(error.verify_code)
-            return reason and f"the certificate {certificate} {reason}, so clients refuse it; replace it"
-        except ssl.SSLError:
-            return None
-    return None
+    from cryptography import x509  # imported here, since it is large and most daemons have no certificate
+
+    served, now = x509.load_pem_x509_certificate(certificate.read_bytes()), datetime.now(UTC)
+    if served.not_valid_before_utc <= now <= served.not_valid_after_utc:
+        return None
+    reason = "has expired" if now > served.not_valid_after_utc else "is not valid yet"
+    return f"the certificate {certificate} {reason}, so clients refuse it; replace it"
 
 
 BACKLOG = 2048
@@ -250,8 +235,8 @@ def _check_tls(server: ServerConfig) -> None:
         )
     if server.tls_certificate is not None:
         try:
-            context = server_context(server.tls_certificate, server.tls_key)
-            trouble = trouble_with(context, server.tls_certificate)
+            server_context(server.tls_certificate, server.tls_key)
+            trouble = trouble_with(server.tls_certificate)
         except OSError as error:
             raise StartError(
                 f"cannot use the certificate {server.tls_certificate} with its key: {error}", ExitCode.WRONG_SETTING

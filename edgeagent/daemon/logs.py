@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgeagent.api.wire.errors import printable
 from edgeagent.api.wire.request_id import REQUEST_ID
 from edgeagent.daemon.console import dropped_lines
+from edgeagent.errors import printable
 
 if TYPE_CHECKING:
     from edgeagent.config import LogConfig

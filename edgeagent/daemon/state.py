@@ -16,15 +16,12 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
-import psutil
-
 from edgeagent.errors import ConfigError
-from edgeagent.file_lock import try_lock
 from edgeagent.runtime_file import LOCK_FILE, Runtime, find_daemon, is_published, remove_runtime, write_runtime
+from edgeagent.state_files import try_lock
+from edgeagent.usable import NETWORK_FILE_SYSTEMS, file_system
 
 logger = logging.getLogger(__name__)
-
-_NETWORK_KINDS = ("nfs", "cifs", "smb", "afs", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre")
 
 
 class ExitCode(IntEnum):
@@ -100,10 +97,8 @@ def warn_if_missing(models_dir: Path | None) -> None:
 
 def _warn_of_network(state_dir: Path) -> None:
     """Warn if the folder is on a network file system, where locks may hold on this machine only or not at all."""
-    folder = state_dir.resolve()
-    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-    kind = next((mounts[parent] for parent in (folder, *folder.parents) if parent in mounts), "")
-    if kind.lower().startswith(_NETWORK_KINDS):
+    kind = file_system(state_dir)
+    if kind.startswith(NETWORK_FILE_SYSTEMS):
         logger.warning(
             "the state folder %s is on a network file system (%s), where locks are not reliable; "
             "choose one on this machine with --state-dir",

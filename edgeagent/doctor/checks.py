@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgeagent.doctor.facts import Facts, Folder, GpuVendor
-from edgeagent.sizes import size_text
+from edgeagent.units import size_text
+from edgeagent.usable import NETWORK_FILE_SYSTEMS
 
 Severity = Literal["ok", "warn", "fail"]
 
@@ -230,8 +231,6 @@ def check_sandbox(facts: Facts) -> list[Finding]:
     return ok("sandbox", f"{', '.join(state)} (Landlock {facts.native.landlock})")
 
 
-# File systems of other machines. Locks and mapped files may not work there, and reading is slow.
-NETWORK_KINDS = ("nfs", "cifs", "smb", "afs", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre")
 MEMORY_KINDS = ("tmpfs", "ramfs")
 # Space for what a daemon writes: its runtime file, its token and its database.
 _STATE_BYTES = 16_000_000
@@ -251,7 +250,7 @@ def check_state(facts: Facts) -> list[Finding]:
     if folder.free_bytes < _STATE_BYTES:
         text = f"the disk of {folder.path} is full: {size_text(folder.free_bytes)} free"
         return fail("state folder", text, f"free some space, or {other}")
-    if folder.file_system.lower().startswith(NETWORK_KINDS):
+    if folder.file_system.lower().startswith(NETWORK_FILE_SYSTEMS):
         text = f"{folder.path} is on a network file system ({folder.file_system}), where locks are not reliable"
         return warn("state folder", text, other)
     return ok("state folder", _described(folder))
@@ -273,7 +272,7 @@ def check_cache(facts: Facts) -> list[Finding]:
         )
         return warn("cache folder", text, "free some space, or " + remedy)
     kind = folder.file_system.lower()
-    if kind.startswith(NETWORK_KINDS):
+    if kind.startswith(NETWORK_FILE_SYSTEMS):
         return warn("cache folder", f"{folder.path} is on a network file system ({kind}), which is slow", remedy)
     if kind.startswith(MEMORY_KINDS):
         return warn("cache folder", f"{folder.path} is in memory ({kind}): it is lost at a restart", remedy)
@@ -292,7 +291,7 @@ def check_models(facts: Facts) -> list[Finding]:
             f"({size_text(limits.min_free_bytes)})"
         )
         return warn("models folder", text, "delete what is not needed: `edgeagent prune`, `edgeagent rm MODEL`")
-    if folder.file_system.lower().startswith(NETWORK_KINDS):
+    if folder.file_system.lower().startswith(NETWORK_FILE_SYSTEMS):
         text = f"{folder.path} is on a network file system ({folder.file_system}): models load slowly"
         return warn("models folder", text, "choose a folder on this machine with --models-dir")
     return ok("models folder", _described(folder))

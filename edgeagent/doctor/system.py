@@ -27,7 +27,7 @@ import psutil
 from edgeagent.config import ServerConfig
 from edgeagent.doctor.facts import Cpus, Folder, GpuVendor, Memory, Port, PortState, Tools
 from edgeagent.runtime_file import local_url
-from edgeagent.usable import usable_cpus, usable_memory
+from edgeagent.usable import file_system, usable_cpus, usable_memory
 
 ANSWER_TIMEOUT_S = 1.0
 _MAX_ANSWER_BYTES = 4096
@@ -58,7 +58,7 @@ def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = sh
         owner=_user_name(status.st_uid),
         is_own=sys.platform == "win32" or status.st_uid == os.getuid(),
         mode=stat.S_IMODE(status.st_mode) if sys.platform != "win32" else 0o700,
-        file_system=_file_system(near),
+        file_system=file_system(near),
         total_bytes=usage.total,
         free_bytes=usage.free,
         used_bytes=_size_of(path) if is_measured and is_there else 0,
@@ -165,14 +165,6 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid {uid}"
-
-
-def _file_system(folder: Path) -> str:
-    with suppress(OSError):
-        mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
-        resolved = folder.resolve()
-        return next((mounts[parent] for parent in (resolved, *resolved.parents) if parent in mounts), "")
-    return ""
 
 
 def _size_of(folder: Path) -> int:

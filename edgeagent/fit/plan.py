@@ -27,8 +27,8 @@ from edgeagent.fit.need import (
     predict,
 )
 from edgeagent.fit.placement import FreeMemory, Layout, MemoryUse, layouts, predict_use
-from edgeagent.sizes import memory_text
 from edgeagent.types import FileShape, SettingChoice, replace
+from edgeagent.units import memory_text
 
 _STATE_BYTES = 4  # for each value
 # Three limits on the memory of the states: a share of the free memory; a share of the model's size, or _LITTLE_BYTES if

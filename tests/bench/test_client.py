@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from edgeagent.bench.client import EventReader, Server, connection_to, find_server
-from edgeagent.bench.wire import BenchRequest, Counts, Trace
+from edgeagent.bench.client import BenchRequest, Counts, EventReader, Server, Trace, connection_to, find_server
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, ModelNotFound, Unauthorized, WorkerCrashed
 from edgeagent.types import ReasoningDelta, Started, TextDelta

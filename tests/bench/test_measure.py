@@ -9,8 +9,17 @@ import pytest
 
 from edgeagent.bench.client import Server
 from edgeagent.bench.measure import Run, measure, measure_token_counting
-from edgeagent.bench.prompts import ENDLESS
-from edgeagent.bench.scenarios import COLD_PROMPT, ITL, RATE, SCENARIOS, MeasuredServer, Round, Scenario, Workload
+from edgeagent.bench.scenarios import (
+    COLD_PROMPT,
+    ENDLESS,
+    ITL,
+    RATE,
+    SCENARIOS,
+    MeasuredServer,
+    Round,
+    Scenario,
+    Workload,
+)
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, ContextLengthExceeded
 from edgeagent.types import GenerateRequest

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from edgeagent.bench.prompts import NUM_TAIL_WORDS, Prompts, TokenCounting, fit_token_counting
+from edgeagent.bench.scenarios import NUM_TAIL_WORDS, Prompts, TokenCounting, fit_token_counting
 
 NAMES = [f"ttft {number}" for number in range(20)]
 

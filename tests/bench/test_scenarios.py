@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from edgeagent.bench import scenarios
-from edgeagent.bench.client import Server
-from edgeagent.bench.prompts import Prompts
+from edgeagent.bench.client import Counts, Server, Trace
 from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     ITL,
@@ -20,12 +19,12 @@ from edgeagent.bench.scenarios import (
     Live,
     MeasuredServer,
     Metric,
+    Prompts,
     Round,
     Workload,
     all_rate,
     live_rate,
 )
-from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, Overloaded
 from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta

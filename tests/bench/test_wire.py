@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.bench.wire import Counts, Trace, counts_of
+from edgeagent.bench.client import Counts, Trace, counts_of
 
 
 def trace(*texts: float, output: int | None = None, sent: float = 0.0, first: float | None = None) -> Trace:

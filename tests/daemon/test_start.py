@@ -9,6 +9,10 @@ from pathlib import Path
 
 from tests.patience import patient
 
+# What the worker must not wait for: the web framework is imported while it starts.
+LATER = ("edgeagent.api.app", "fastapi", "pydantic", "starlette", "uvicorn")
+# What a worker never needs.
+FOREIGN = ("asyncio", "fastapi", "httpcore", "pydantic", "rich", "starlette", "typer")
 # What a daemon without remotes, downloads, traces and documents never needs.
 HEAVY = (
     "edgeagent.api.documents",
@@ -40,6 +44,7 @@ def build(config):
     async def look():
         print(json.dumps("edgeagent.api.routers" in sys.modules))
     async def start():
+        print(json.dumps(list(sys.modules)))
         router.looking = asyncio.create_task(look())
     router.start = start
     return router
@@ -52,6 +57,13 @@ sys.exit(serve(config, reporter=Stopping(), build=build))
 def test_a_daemon_starts_its_worker_first_and_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patient(100))
-    was_imported, modules = map(json.loads, done.stdout.splitlines())
+    before, was_imported, modules = map(json.loads, done.stdout.splitlines())
+    assert set(before) & {*LATER, *HEAVY} == set()
     assert not was_imported, "what the service has begun waits until the web framework is imported"
     assert set(modules) & set(HEAVY) == set()
+
+
+def test_a_worker_imports_nothing_of_the_daemon() -> None:
+    code = "import json, sys, edgeagent.worker.child.process; print(json.dumps(list(sys.modules)))"
+    modules = json.loads(subprocess.check_output([sys.executable, "-c", code], timeout=patient(100)))
+    assert set(modules) & set(FOREIGN) == set()

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from edgeagent.bench.stats import median
+from edgeagent.bench.report import median
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
@@ -35,8 +35,7 @@ from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
-from edgeagent.short_collections import keep_collections_short
-from edgeagent.short_time_slices import switch_threads_often
+from edgeagent.process_settings import keep_collections_short, switch_threads_often
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.types import GenerateRequest, MemoryKind, TokenPrompt
 from edgeagent.worker.child.frame_writer import FrameWriter

@@ -11,9 +11,8 @@ from typing import Any
 
 from edgeagent.bench import scenarios
 from edgeagent.bench.measure import Measurement, Run, measure
-from edgeagent.bench.report import as_object, ratio_of, summary_of
+from edgeagent.bench.report import Ratio, as_object, ratio, ratio_of, summary_of
 from edgeagent.bench.scenarios import ITL, RATE, Metric, Workload
-from edgeagent.bench.stats import Ratio, ratio
 from tests.peer import servers
 from tests.peer.laboratory import SCENARIOS, caches, chats, overheads
 from tests.peer.servers import Setup

@@ -10,11 +10,11 @@ import argparse
 import time
 from array import array
 
-from edgeagent.bench.stats import median, quantile
+from edgeagent.bench.report import median, quantile
 from edgeagent.engine.cache.block import CachePriority, Keyring, Payload, choose_block_tokens
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.short_collections import keep_collections_short
+from edgeagent.process_settings import keep_collections_short
 from tests.fakes import FakeRunner, FakeTier
 
 TOKEN_BYTES = 128 << 10

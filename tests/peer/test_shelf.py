@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 
-from edgeagent.bench.prompts import Prompts
+from edgeagent.bench.scenarios import Prompts
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from edgeagent.bench.client import Server, Transport, connection_to, find_server
-from edgeagent.bench.wire import BenchRequest, Trace
+from edgeagent.bench.client import BenchRequest, Server, Trace, Transport, connection_to, find_server
 from edgeagent.client import Address
 from edgeagent.runtime_file import find_daemon
 from tests.peer.servers import Child, free_port

@@ -12,8 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from edgeagent.bench.client import Transport, connection_to, find_server
-from edgeagent.bench.wire import BenchRequest, Trace
+from edgeagent.bench.client import BenchRequest, Trace, Transport, connection_to, find_server
 from edgeagent.cli.link import ask
 from edgeagent.client import Address, connect
 from edgeagent.config import Config, ServerConfig

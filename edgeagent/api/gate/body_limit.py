@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent.api.gate.access import CLIENT_KEY
 from edgeagent.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from edgeagent.freed_memory import give_back_freed_memory
+from edgeagent.process_settings import give_back_freed_memory
 
 # Freed memory of this size is given back to the system; that takes milliseconds, so it is not done for less.
 TRIM_BYTES = 4 << 20

@@ -24,9 +24,8 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 from starlette.requests import HTTPConnection, Request
 
-from edgeagent.api.wire.errors import printable
 from edgeagent.api.wire.shape import Json
-from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
+from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported, printable
 from edgeagent.strict_json import kind_of, parse_json
 
 # A body of this size takes the event loop some 3 ms at worst (measured: 0.16 µs a byte, of items with short values).

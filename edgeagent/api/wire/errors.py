@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse
 
 from edgeagent import errors
 from edgeagent.api.wire.shape import Shape
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, printable
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,6 @@ WIRE_FORMS: dict[type[EdgeAgentError], WireForm] = {
     errors.StoreError: WireForm(500, "server_error", retry=False),
 }
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the details under this request's id."
 
 _MAY_NAME_PATHS = (errors.ModelLoadFailed, errors.ConfigError, errors.StoreError)
@@ -217,14 +216,6 @@ def to_client_error(name: str, error: Exception) -> EdgeAgentError:
     places = {"places": "".join(traceback.format_tb(error.__traceback__))}
     logger.error("%s failed: %s", name, type(error).__name__, extra=places)
     return errors.InternalError(type(error).__name__)
-
-
-def printable(text: str) -> str:
-    """Return a text with those characters escaped that move a terminal's cursor or reverse the direction of writing.
-
-    Use it for every text that may quote a client.
-    """
-    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def error_headers(error: EdgeAgentError) -> dict[str, str]:

@@ -25,10 +25,10 @@ from typing_extensions import TypedDict
 from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Settings, between
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS
-from edgeagent.durations import seconds_of
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.policy import strictest
 from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolChoice
+from edgeagent.units import seconds_of
 
 MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1

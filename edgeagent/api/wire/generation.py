@@ -18,8 +18,8 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from edgeagent.api.wire.body import WARNING_HEADER
-from edgeagent.api.wire.errors import printable
 from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.errors import printable
 from edgeagent.types import Placement, Started, Timings, TokenLogprob, Usage
 
 

@@ -23,12 +23,12 @@ from edgeagent import __version__
 from edgeagent.config import StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.machine_policy import PolicyFile
-from edgeagent.sizes import size_text
 from edgeagent.store.file_records import VerifiedFiles, file_sha256
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.client import HubUnreachable, RemoteFile, describe, is_transient, list_files, translated
 from edgeagent.store.names.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
 from edgeagent.store.names.parsing import BuiltinName, CatalogName, HubName, LocalPath, choose, parse_name, variants
+from edgeagent.units import size_text
 
 Stage = Literal["waiting", "downloading", "verifying"]
 

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from edgeagent.config import with_home
 from edgeagent.errors import InvalidRequest, ModelNotFound
-from edgeagent.home import with_home
 
 _LIKENESS = 0.6
 _MAX_NEAR = 3

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import BinaryIO, Protocol
 
-from edgeagent.short_time_slices import request_short_time_slices
+from edgeagent.process_settings import request_short_time_slices
 from edgeagent.worker.protocol import FromWorker, encode
 
 

@@ -33,8 +33,7 @@ from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.llama.encoder import needs_whole_texts
 from edgeagent.engine.llama.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError, ModelOutOfMemory
-from edgeagent.short_collections import keep_collections_short
-from edgeagent.short_time_slices import switch_threads_often
+from edgeagent.process_settings import keep_collections_short, switch_threads_often
 from edgeagent.types import Embed, PurgeCache, Rerank, WorkerStatus
 from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.encoder.host import EncoderHost

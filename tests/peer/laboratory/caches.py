@@ -11,20 +11,19 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from edgeagent.bench.client import Server, read_page
-from edgeagent.bench.prompts import Prompts
+from edgeagent.bench.client import BenchRequest, Connection, Server, Trace, Turn, read_page
 from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     SHORT_PROMPT_TOKENS,
     MeasuredServer,
     Metric,
+    Prompts,
     Round,
     Scenario,
     Workload,
     joined,
     opened,
 )
-from edgeagent.bench.wire import BenchRequest, Connection, Trace, Turn
 from edgeagent.errors import NotSupported
 
 NUM_WARM_REQUESTS = 3

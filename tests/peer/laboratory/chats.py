@@ -5,6 +5,7 @@ The server may store these conversations.
 
 from __future__ import annotations
 
+from edgeagent.bench.client import BenchRequest, Trace, Turn
 from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     ITL,
@@ -20,7 +21,6 @@ from edgeagent.bench.scenarios import (
     length,
     opened,
 )
-from edgeagent.bench.wire import BenchRequest, Trace, Turn
 
 NUM_NEXT_TURNS = 3
 ANSWER_TOKENS = 24

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgeagent.bench.prompts import Prompts
-from edgeagent.bench.scenarios import MeasuredServer, Metric, Round, Scenario, Workload, joined, opened, tasks
-from edgeagent.bench.wire import BenchRequest, Trace
+from edgeagent.bench.client import BenchRequest, Trace
+from edgeagent.bench.scenarios import MeasuredServer, Metric, Prompts, Round, Scenario, Workload, joined, opened, tasks
 
 _TEXT_TOKENS = 96
 _CODE = """def mean(values):

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgeagent.bench.client import Server
+from edgeagent.bench.client import Counts, Server, Trace
 from edgeagent.bench.scenarios import FEW_TOKENS, MeasuredServer, Workload
-from edgeagent.bench.wire import Counts, Trace
 from edgeagent.client import Address
 from edgeagent.errors import NotSupported
 from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta

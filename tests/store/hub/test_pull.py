@@ -14,7 +14,7 @@ import pytest
 
 from edgeagent.config import StoreConfig
 from edgeagent.errors import Forbidden, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
-from edgeagent.file_lock import try_lock
+from edgeagent.state_files import try_lock
 from edgeagent.store.hub import pull
 from edgeagent.store.hub import pull as hub_module
 from edgeagent.store.hub.cache import HubCache

@@ -33,7 +33,7 @@ from edgeagent.cache_retention import choose_victims
 from edgeagent.engine.cache.block import BlockKey, Importance
 from edgeagent.engine.cache.disk.files import Buffer, Files, in_words
 from edgeagent.engine.cache.disk.folder_state import LITTLE_LEFT, FolderState
-from edgeagent.file_lock import try_lock
+from edgeagent.state_files import try_lock
 
 # Each eviction ranks all blocks. It frees this part of the room in addition, so that the next one is not needed soon.
 _EVICT_PART = 1 / 32

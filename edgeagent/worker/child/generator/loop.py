@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgeagent.engine.costs.cost_model import PredictionError
 from edgeagent.engine.verification import Output
 from edgeagent.errors import EdgeAgentError, NotSupported
-from edgeagent.freed_memory import give_back_freed_memory
+from edgeagent.process_settings import give_back_freed_memory
 from edgeagent.types import (
     Embed,
     PurgeCache,

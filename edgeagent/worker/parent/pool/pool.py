@@ -16,7 +16,6 @@ from dataclasses import replace
 from msgspec import structs
 
 from edgeagent.config import Config
-from edgeagent.durations import seconds_of
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
 from edgeagent.types import (
     AnswerSoFar,
@@ -28,6 +27,7 @@ from edgeagent.types import (
     TextQuery,
     WorkerState,
 )
+from edgeagent.units import seconds_of
 from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.loading import (
     DraftChooser,

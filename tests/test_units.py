@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.sizes import memory_bytes, memory_text, size_text
+from edgeagent.units import memory_bytes, memory_text, size_text
 
 
 @pytest.mark.parametrize(

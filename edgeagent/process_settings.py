@@ -1,0 +1,84 @@
+"""Settings of this process that keep its delays short, and its memory small.
+
+**Garbage collections.** A full collection visits every object. It takes 14 to 40 ms once a daemon or a worker has
+imported its modules. By default a collection of the middle generation visits about 7,000 objects and takes 0.5 ms. The
+effect was measured while a context of 100,000 tokens was copied out of the KV cells, 512 tokens in each step. The 99th
+percentile of a step's time was 1.0 to 1.1 ms with Python's thresholds, and 0.7 ms with those of this module.
+
+**Time slices.** llama.cpp's threads spin on every core while they compute. Linux lets a running thread finish its time
+slice (about 3 ms) before a thread that woke up may run, unless the woken thread has asked for shorter slices. Linux
+before 6.12 ignores that request. The thread gets the CPU sooner, not for longer. Measured with both of two cores
+computing: an event is delivered after 0.7 ms instead of 1.1 ms. Other systems get no such request.
+
+**Freed memory.** glibc would keep what lies between blocks that are in use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+import struct
+import sys
+
+_NEW_OBJECTS = 700  # Python's own default
+_YOUNG_COLLECTIONS = 3  # until the middle generation is collected
+_MIDDLE_COLLECTIONS = 100  # until a full collection; cycles are rare here, and reference counting frees all else
+_SWITCH_INTERVAL_S = 0.0005
+_SLICE_NS = 100_000  # the shortest that Linux grants
+_RESET_ON_FORK = 1  # SCHED_FLAG_RESET_ON_FORK: a worker's computing threads keep the usual slice
+_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
+_ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, its first version
+
+
+def keep_collections_short() -> None:
+    """Exclude all existing objects from garbage collection, and keep each later collection small.
+
+    Call this function after start-up. It also enables garbage collection, which may be disabled until then.
+    """
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, _YOUNG_COLLECTIONS, _MIDDLE_COLLECTIONS)
+    gc.enable()
+
+
+def request_short_time_slices() -> bool:
+    """Request short time slices for this thread, not for its children. Return whether it worked; never raise."""
+    number = _SCHED_SETATTR.get(platform.machine())
+    if sys.platform != "linux" or number is None or struct.calcsize("P") != 8:
+        return False
+    try:
+        if os.sched_getscheduler(0) != os.SCHED_OTHER:
+            return False  # the user chose another scheduling policy for this process
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        if nice < 0:
+            return False  # _RESET_ON_FORK, which is needed, would take this priority from the thread's children
+        attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, _SLICE_NS, 0, 0)
+        return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
+    except OSError:
+        return False
+
+
+def switch_threads_often() -> None:
+    """Let a thread of this process wait at most 0.5 ms for the interpreter while another one computes, instead of 5 ms.
+
+    Measured with another thread that computes all the time: a step of 12.6 ms takes 24 ms instead of 40 ms.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+def give_back_freed_memory() -> None:
+    """Give freed memory back to the system. This takes milliseconds; it has no effect without glibc."""
+    if _LIBC is not None:
+        _LIBC.malloc_trim(0)
+
+
+def _libc() -> ctypes.CDLL | None:
+    """Return the C library if it is glibc, which keeps freed memory; None otherwise."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "malloc_trim") else None
+
+
+_LIBC = _libc()
