@@ -73,8 +73,9 @@ class FakeHost:
         ends: bool = True,
         memory_kind: MemoryKind = MemoryKind.FULL_ATTENTION,
         below: FakeTier | None = None,
+        runner_class: type[FakeRunner] = FakeRunner,
     ) -> None:
-        self._memory_kind = memory_kind
+        self._memory_kind, self._runner_class = memory_kind, runner_class
         self.model = FakeVocabulary()
         self._end_token = self.model.end_tokens[0] if ends else -1
         self.num_cells, self.num_threads, self.max_threads = num_cells, 1, 1
@@ -100,7 +101,7 @@ class FakeHost:
         return [list(text.tokens) for text in query.inputs if isinstance(text, TokenPrompt)]
 
     def _make_runner(self) -> FakeRunner:
-        return FakeRunner(
+        return self._runner_class(
             num_vocab=self.model.num_tokens,
             num_cells=self.num_cells,
             memory_kind=self._memory_kind,

@@ -35,7 +35,7 @@ from edgeagent.worker.protocol import (
     Submit,
     encode,
 )
-from tests.fakes import FakeTier
+from tests.fakes import AsynchronousRunner, FakeRunner, FakeTier
 from tests.present import present
 from tests.worker.child.generator.fake_host import PLAIN, PROMPT, Bench, naive, text_of
 
@@ -384,3 +384,43 @@ class TestEmbeddings:
         _, last = (bench.loop.commands.get() for _ in range(2))
         assert last == Drop("e")
         assert bench.loop.commands.empty()
+
+
+class TestDeviceThatComputesAlone:
+    """While it computes a step, the texts of the last step are made."""
+
+    def test_answers_are_those_of_a_device_that_is_waited_for(self) -> None:
+        texts = []
+        for runner_class in (FakeRunner, AsynchronousRunner):
+            bench = Bench(runner_class=runner_class)
+            for name, tokens in (("a", PROMPT), ("b", (1, 2)), ("c", (9, 8, 7))):
+                bench.give(name, tokens, max_tokens=9)
+            bench.run()
+            texts.append({name: (bench.text(name), bench.finished(name).usage) for name in "abc"})
+        assert texts[0] == texts[1]
+
+    @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
+    def test_what_follows_a_stop_string_is_neither_sent_nor_cached(self, kind: MemoryKind) -> None:
+        bench = Bench(runner_class=AsynchronousRunner, memory_kind=kind)
+        answer = naive(4, PLAIN)
+        bench.give(tokens=PLAIN, max_tokens=4, stop=(text_of(answer[1:2]),))
+        bench.run()
+        assert bench.finished().reason is FinishReason.STOP
+        assert bench.text() == text_of(answer[:1])
+        assert bench.tokens() == answer[:2]
+        assert bench.finished().usage.num_output_tokens == bench.loop.status.num_output_tokens_total == 2
+        assert bench.host.runner.num_tokens_computed > len(PLAIN) + 1, "another token was being computed"
+        slots = bench.host.engine._prefixes._slots
+        assert all(slots.length(seq_id) <= len(PLAIN) + 2 for seq_id in slots.idle_ids)
+
+    def test_a_cancel_in_mid_step_is_an_end_once(self) -> None:
+        bench = Bench(runner_class=AsynchronousRunner)
+        bench.give(max_tokens=50)
+        for _ in range(4):
+            bench.turn()
+        assert bench.host.runner.submitted is not None  # type: ignore[attr-defined]
+        bench.loop.interrupt(Cancel("a"))
+        bench.run()
+        assert bench.finished().reason is FinishReason.CANCELLED
+        assert bench.tokens() == naive(50)[: len(bench.tokens())]
+        assert bench.finished().usage.num_output_tokens == len(bench.tokens()) > 0
