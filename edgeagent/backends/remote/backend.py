@@ -76,12 +76,7 @@ class RemoteBackend:
         self._used_s = self._probed_s = -math.inf
         self._resting_interval_s = _RESTING_INTERVAL_S
         self._probing: set[asyncio.Task[None]] = set()
-        self._cluster: Cluster | None = None
-        self._trouble = ""
-        try:
-            self._cluster = Cluster(remote, keys, ledger, clock, chance)
-        except ConfigError as error:
-            self._trouble = error.message
+        self._cluster = Cluster(remote, keys, ledger, clock, chance)
 
     async def start(self) -> None:
         """Do nothing: nothing is sent before the first use."""
@@ -101,13 +96,11 @@ class RemoteBackend:
             task.cancel()
         if self._probing:
             await asyncio.wait(self._probing)
-        if self._cluster is not None:
-            await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
+        await asyncio.gather(*(endpoint.transport.drop() for endpoint in self._cluster.endpoints))
 
     def forgive_key(self) -> None:
         """Allow a refused key to be sent again: the owner may have made it valid at the remote."""
-        if self._cluster is not None:
-            self._cluster.access.forgive()
+        self._cluster.access.forgive()
 
     def tick(self) -> None:
         """Do what is due while the remote is in use. Called a few times a second.
@@ -115,8 +108,6 @@ class RemoteBackend:
         Probe the endpoints, and renew the connections if the network has changed. A new request checks the network
         itself.
         """
-        if self._cluster is None:
-            return
         if self._live:
             self._cluster.renew_if_network_changed()
         if self._live or self._clock() - self._used_s <= _PROBED_AFTER_USE_S:
@@ -143,20 +134,20 @@ class RemoteBackend:
         Nothing is sent either if the key or the TLS files cannot be used.
         """
         now_s = self._clock()
-        if self._cluster is None or self._probing or now_s - self._probed_s < max_age_s:
+        if self._probing or now_s - self._probed_s < max_age_s:
             return
-        if (permit := self._probes()) is None or self._obstacle()[0]:
+        if (permit := self._probes()) is None or self._cluster.obstacle()[0]:
             return
         self._probed_s = now_s
         self._resting_interval_s = self._chance() * _RESTING_INTERVAL_S
         for endpoint in self._cluster.endpoints:
-            task = asyncio.get_running_loop().create_task(self._check(self._cluster, endpoint, permit))
+            task = asyncio.get_running_loop().create_task(self._check(endpoint, permit))
             self._probing.add(task)
             task.add_done_callback(self._probing.discard)
 
-    async def _check(self, cluster: Cluster, endpoint: Endpoint, permit: ProbePermit) -> None:
+    async def _check(self, endpoint: Endpoint, permit: ProbePermit) -> None:
         try:
-            headers = cluster.access.headers()
+            headers = self._cluster.access.headers()
         except ConfigError:
             return
         try:
@@ -166,7 +157,7 @@ class RemoteBackend:
         except Failure as failure:
             if failure.kind in COUNT_AGAINST_HEALTH:
                 endpoint.breaker.note_down()
-            cluster.note_failure(endpoint, failure, headers)
+            self._cluster.note_failure(endpoint, failure, headers)
         else:
             endpoint.breaker.recover(self._clock())
 
@@ -181,9 +172,9 @@ class RemoteBackend:
         While the key or the TLS files cannot be used, all models are FAILED, and `cause` says why.
         """
         names = list(self.remote.models)
-        if self.remote.serves_any and self._cluster is not None:
+        if self.remote.serves_any:
             names = self._cluster.known_models()
-        kind, trouble = self._obstacle()
+        kind, trouble = self._cluster.obstacle()
         state = WorkerState.FAILED if kind else WorkerState.READY
         progress = 0.0 if kind else 1.0
         return [ModelStatus(name, state, progress, cause=trouble or None, is_remote=True) for name in names]
@@ -229,13 +220,8 @@ class RemoteBackend:
     def status(self) -> RemoteStatus:
         """Return the remote's current status, with its endpoints."""
         now_s = self._clock()
-        endpoints = self._cluster.endpoints if self._cluster is not None else []
-        return RemoteStatus(
-            self.remote.name,
-            self._obstacle()[1],
-            len(self._live),
-            tuple(endpoint.status(now_s) for endpoint in endpoints),
-        )
+        endpoints = tuple(endpoint.status(now_s) for endpoint in self._cluster.endpoints)
+        return RemoteStatus(self.remote.name, self._cluster.obstacle()[1], len(self._live), endpoints)
 
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Return an estimate for a request. This may renew connections after a change of network.
@@ -288,7 +274,7 @@ class RemoteBackend:
     def _accept(self, request: GenerateRequest, permit: Permit, so_far: AnswerSoFar | None) -> Run:
         cluster = self._served()
         cluster.renew_if_network_changed()
-        kind, trouble = self._obstacle()
+        kind, trouble = cluster.obstacle()
         if kind:
             raise RemoteUnavailable(f"{self.name}: {trouble}", served_by=self.name)
         if len(self._live) >= self.remote.limits.max_concurrent:
@@ -297,23 +283,20 @@ class RemoteBackend:
         return Run(cluster, request, permit, so_far)
 
     def _served(self) -> Cluster:
-        if self._cluster is None:
-            raise RemoteUnavailable(f"{self.name}: {self._trouble}", served_by=self.name)
+        """Return the cluster; raise RemoteUnavailable if the TLS files cannot be used."""
+        if self._cluster.trouble:
+            raise RemoteUnavailable(f"{self.name}: {self._cluster.trouble}", served_by=self.name)
         return self._cluster
-
-    def _obstacle(self) -> tuple[str, str]:
-        if self._cluster is None:
-            return "unusable", self._trouble
-        return self._cluster.access.obstacle(self._clock())
 
     def _obstacle_of(self, request: GenerateRequest, num_tokens: int) -> tuple[str, str]:
         """Return the values of `Estimate.obstacle` and `Estimate.trouble` for a request."""
-        kind, trouble = self._obstacle()
+        cluster, now_s = self._cluster, self._clock()
+        kind, trouble = cluster.obstacle()
         if kind:
             return kind, trouble
-        if unsupported(request) or self._is_prompt_unsupported(request):
+        takes_tokens = any(endpoint.dialect.takes_token_prompts for endpoint in cluster.endpoints)
+        if unsupported(request) or (isinstance(request.prompt, TokenPrompt) and not takes_tokens):
             return "unsupported", ""
-        cluster, now_s = self._served(), self._clock()
         if not cluster.fits(cluster.model_there(request.model), num_tokens):
             return CONTEXT, ""
         if why := self._ledger.why_blocked(self.remote.name, request.client, num_tokens, request.max_tokens or 0):
@@ -322,9 +305,3 @@ class RemoteBackend:
             return "", ""
         is_paused = any(endpoint.breaker.state(now_s) == "closed" for endpoint in cluster.endpoints)
         return ("backing_off" if is_paused else UNREACHABLE), ""
-
-    def _is_prompt_unsupported(self, request: GenerateRequest) -> bool:
-        """Whether the remote's protocol cannot express this kind of prompt."""
-        endpoints = self._served().endpoints
-        takes_tokens = any(endpoint.dialect.takes_token_prompts for endpoint in endpoints)
-        return isinstance(request.prompt, TokenPrompt) and not takes_tokens

@@ -17,7 +17,7 @@ from edgeagent.backends.remote.endpoint import UNKNOWN_FIRST_TOKEN_S, Endpoint
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.transport import tls_context
 from edgeagent.egress.ledger import Ledger
-from edgeagent.errors import ModelNotFound
+from edgeagent.errors import ConfigError, ModelNotFound
 from edgeagent.remotes import Remote
 from edgeagent.types import GenerateRequest, remote_backend
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 class Cluster:
     """The endpoints of one remote, and what they share: the key, the ledger and pseudonyms.
 
-    The constructor raises ConfigError if the remote's TLS files cannot be used.
+    If the remote's TLS files cannot be used, it has no endpoints, and `trouble` says why.
     """
 
     def __init__(
@@ -45,19 +45,29 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        context = tls_context(remote.tls)
         self.remote = remote
         self.ledger = ledger
         self.clock = clock
         self.access = Access(remote.key, find_key)
         self.pseudonyms = Pseudonyms(remote.name)
-        self.endpoints = [Endpoint(remote, config, context, chance) for config in remote.endpoints]
+        self.trouble = ""
+        self.endpoints: list[Endpoint] = []
+        try:
+            context = tls_context(remote.tls)
+        except ConfigError as error:
+            self.trouble = error.message
+        else:
+            self.endpoints = [Endpoint(remote, config, context, chance) for config in remote.endpoints]
         self._network_checked_s = -_NETWORK_CHECK_S
 
     @property
     def name(self) -> str:
         """The backend's name for this remote."""
         return remote_backend(self.remote.name)
+
+    def obstacle(self) -> tuple[str, str]:
+        """Return why no request can be sent, as one word and as a sentence; both are empty if requests can be sent."""
+        return ("unusable", self.trouble) if self.trouble else self.access.obstacle(self.clock())
 
     def model_there(self, model: str) -> str:
         """Return the remote's own name for a model; raise ModelNotFound if the remote does not serve it.

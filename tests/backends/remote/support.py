@@ -137,8 +137,7 @@ async def backend(
 
 async def probe(remote: RemoteBackend) -> None:
     """Probe the remote's first endpoint."""
-    cluster, leave = present(remote._cluster), present(remote._probes())
-    await remote._check(cluster, cluster.endpoints[0], leave)
+    await remote._check(remote._cluster.endpoints[0], present(remote._probes()))
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -217,7 +217,7 @@ async def test_what_a_server_repeats_is_not_told_again(texts: tuple[str, ...]) -
         assert got.text == " is 4"
         short = await ask(remote, id="short", so_far=AnswerSoFar("The sum", num_tokens=2))
         assert isinstance(short.error, RemoteUnavailable) and "it is unclear whether" in short.error.message
-        assert not remote._cluster.endpoints[0].breaker.cause, "no fault of the endpoint's"  # type: ignore[union-attr]
+        assert not remote._cluster.endpoints[0].breaker.cause, "no fault of the endpoint's"
 
 
 @given(st.text("ab", min_size=1, max_size=20), st.text("abc", max_size=30), st.lists(st.integers(0, 50), max_size=5))
@@ -332,8 +332,8 @@ async def test_the_context_that_a_remote_lists(listed: dict[str, Any], expected:
     ):
         assert remote.estimate(LONG).obstacle == ""
         remote.warm()
-        await until(lambda: remote._cluster.endpoints[0].is_identified)  # type: ignore[union-attr]
-        assert remote._cluster.endpoints[0].context("tiny") == expected  # type: ignore[union-attr]
+        await until(lambda: remote._cluster.endpoints[0].is_identified)
+        assert remote._cluster.endpoints[0].context("tiny") == expected
         assert remote.estimate(LONG).obstacle == ("context" if expected else "")
         assert remote.estimate(REQUEST).obstacle == ""
 
@@ -353,7 +353,7 @@ async def test_the_context_that_a_refusal_tells(refusal: str, expected: int) -> 
     body = json.dumps({"error": {"message": refusal}}).encode()
     async with faults(plain(400, body)) as server, backend(server.url) as remote:
         assert isinstance((await ask(remote, LONG)).error, ContextLengthExceeded)
-        assert remote._cluster.endpoints[0].context("tiny") == expected  # type: ignore[union-attr]
+        assert remote._cluster.endpoints[0].context("tiny") == expected
         assert remote.estimate(LONG).obstacle == ("context" if expected else "")
 
 
@@ -368,7 +368,7 @@ async def test_a_prompt_that_is_too_long_for_one_endpoint_goes_to_a_longer_one()
     body = json.dumps({"error": {"message": FAR_TOO_LONG}}).encode()
     async with faults(plain(400, body)) as short, faults(stream(answer("a"))) as long:
         async with backend(short.url, long.url, regions=("here", "there")) as remote:
-            remote._cluster.endpoints[1].note_context("tiny", 4096)  # type: ignore[union-attr]
+            remote._cluster.endpoints[1].note_context("tiny", 4096)
             assert (await ask(remote, LONG)).text == "a"
             assert (await ask(remote, LONG)).text == "a"
         assert (len(short.asked), len(long.asked)) == (1, 2), "it is asked once"

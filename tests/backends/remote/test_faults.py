@@ -246,7 +246,7 @@ async def test_a_full_endpoint_is_left_alone_for_as_long_as_it_says(status: int,
 async def test_a_full_endpoint_without_a_word_is_left_alone_for_a_random_while() -> None:
     clock = Clock()
     async with faults(plain(429)) as server, backend(server.url, clock=clock) as remote:
-        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        (endpoint,) = remote._cluster.endpoints
         endpoint.breaker._chance = lambda: 0.5
         waits = []
         for _ in range(4):
@@ -392,7 +392,7 @@ async def test_a_node_that_dies_behind_the_url_rests_nothing() -> None:
 
 def await_half_open(remote: RemoteBackend, clock: Clock) -> None:
     """Open the breaker of the remote's only endpoint, as after a hang, and wait until one request may try it."""
-    (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+    (endpoint,) = remote._cluster.endpoints
     endpoint.breaker.fail(clock(), "hung", hung=True)
     clock.now_s += OPEN_S
 
@@ -433,7 +433,7 @@ async def test_a_probe_brings_an_endpoint_back() -> None:
         faults(stream(answer("a")), gets={"/health": plain(200)}) as server,
         backend(server.url, clock=clock, probes=True) as remote,
     ):
-        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        (endpoint,) = remote._cluster.endpoints
         endpoint.breaker.fail(clock(), "hung", hung=True)
         remote.warm()
         await asyncio.sleep(0.05)

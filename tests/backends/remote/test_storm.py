@@ -55,7 +55,6 @@ async def weather(remote: RemoteBackend, rows: Rows, seed: int, num_requests: in
     """Run many requests, then check that nothing of them remains."""
     chance = random.Random(seed)
     cluster = remote._cluster
-    assert cluster is not None
     num_tasks = len(asyncio.all_tasks())
     for first in range(0, num_requests, 30):
         await asyncio.gather(*(ask_somehow(remote, first + number, chance) for number in range(30)))

@@ -139,7 +139,7 @@ async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     script = half(chunk({"content": "One"}), chunk({"content": "Two"}), Act.STALL)
     async with faults(script, stream(answer("a"))) as server, backend(server.url, clock=clock) as remote:
-        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        (endpoint,) = remote._cluster.endpoints
         steps = steps_of(remote.generate, REQUEST, permit())
         await anext(steps)
         remote.estimate(REQUEST)
@@ -236,7 +236,7 @@ async def test_a_warm_remote() -> None:
         for _ in range(3):
             remote.warm()
         await until(lambda: remote.models.statuses() and not remote._probing)
-        assert remote._cluster.endpoints[0].dialect.name == "llamacpp"  # type: ignore[union-attr]
+        assert remote._cluster.endpoints[0].dialect.name == "llamacpp"
         assert [asked.path for asked in server.asked] == ["/readiness", "/health", "/v1/models"]
         assert (await ask(remote)).text == "a"
         assert server.num_connections == 1
@@ -245,7 +245,7 @@ async def test_a_warm_remote() -> None:
 async def test_stages_are_timed_apart(authority: Authority, good: Certificate) -> None:
     tls = Tls(ca_file=str(authority.own.path))
     async with faults(stream(answer("a")), tls=server_context(good)) as server, backend(server.url, tls=tls) as remote:
-        (endpoint,) = remote._cluster.endpoints  # type: ignore[union-attr]
+        (endpoint,) = remote._cluster.endpoints
         for is_new in (True, False):
             exchange = await endpoint.transport.open(permit(), Call("/x", b"{}", request_id=REQUEST.id))
             stages = exchange.stages
