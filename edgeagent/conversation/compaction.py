@@ -100,6 +100,7 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
         cache=template.cache,
         # Only a local model knows the exact number of tokens, and so whether the conversation fits its context.
         route=RouteMode.LOCAL_ONLY,
+        is_whole=True,
     )
     summary = _Summary()
     await service.generate(request, summary)

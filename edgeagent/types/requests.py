@@ -182,6 +182,7 @@ class GenerateRequest(Struct, frozen=True):
     `model` names the adapter.
     num_hops: how many other edgeagents forwarded the request.
     draft_tokens: how many tokens to draft at each step, within the engine's limit (0: none; None: the engine chooses).
+    is_whole: the client gets the answer as a whole, so its steps may come a moment later, several at once.
     """
 
     id: str
@@ -205,6 +206,7 @@ class GenerateRequest(Struct, frozen=True):
     adapter: str = ""
     num_hops: int = 0
     draft_tokens: int | None = None
+    is_whole: bool = False
 
 
 class Tokenize(Struct, frozen=True, tag="tokenize"):

@@ -45,6 +45,7 @@ from edgeagent.types import (
     TokenLogprob,
     ToolCallDelta,
     ToolCallStarted,
+    replace,
 )
 
 
@@ -300,7 +301,8 @@ async def _answer(
     if parsed.is_thinking:
         await _check_thinking(context, model, parsed.model)
     if not parsed.is_streamed:
-        await unless_disconnected(request.receive, context.service.generate(parsed.request, answer))
+        whole = replace(parsed.request, is_whole=True)
+        await unless_disconnected(request.receive, context.service.generate(whole, answer))
         response = JSONResponse(answer.body())
         put_headers(response, answer.started)
         return response

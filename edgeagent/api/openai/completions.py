@@ -28,7 +28,7 @@ from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.service import Service
-from edgeagent.types import GenerateRequest, Sink, Step
+from edgeagent.types import GenerateRequest, Sink, Step, replace
 
 MAX_AT_ONCE = 8
 
@@ -66,7 +66,7 @@ async def respond(
 
     If the client disconnects, the requests are cancelled. For `params`, see Chunks.
     """
-    run = partial(run_all, context_of(request).service, requests)
+    run = partial(run_all, context_of(request).service, [replace(each, is_whole=chunks is None) for each in requests])
     try:
         if chunks is None:
             body = await unless_disconnected(request.receive, _collect(run, answer))

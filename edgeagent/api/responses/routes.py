@@ -46,6 +46,7 @@ from edgeagent.conversation.items import Item
 from edgeagent.credentials.grants import until_revoked
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import BackendUnavailable, InvalidRequest, NotFound, Unauthorized
+from edgeagent.types import replace
 
 routes = Routes()
 
@@ -61,6 +62,7 @@ async def create_response(request: Request) -> Response:
         return start_background(turn, context, is_streamed=is_streamed)
     live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
     if not is_streamed:
+        turn.request = replace(turn.request, is_whole=True)
         await sse.unless_disconnected(request.receive, drive(live, context))
         if turn.events.failure is not None:
             raise turn.events.failure

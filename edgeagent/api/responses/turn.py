@@ -81,7 +81,8 @@ class Turn:
         transcript = Transcript().extended(items)
         self.conversation = replace(self.conversation, items=items, transcript=transcript, num_inherited=0)
         shorter = self.create.request(self.request.id, self.request.model, self.conversation, self.partition)
-        self.request = msgspec_replace(shorter, cache=self.request.cache, route=self.request.route)
+        same = {name: getattr(self.request, name) for name in ("cache", "route", "is_whole")}
+        self.request = msgspec_replace(shorter, **same)
 
     def stored(self) -> StoredResponse:
         """Return what the store keeps, so that the response can be continued.

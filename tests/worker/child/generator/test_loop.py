@@ -24,6 +24,7 @@ from edgeagent.types import (
     TokenLogprob,
     TokenPrompt,
 )
+from edgeagent.worker.child.generator import answers
 from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
     Ask,
@@ -43,6 +44,10 @@ from tests.worker.child.generator.fake_host import PLAIN, PROMPT, Bench, naive, 
 def scores_of(items: Sequence[StepItem]) -> list[tuple[int, float]]:
     deltas = [delta for item in items for delta in item.deltas if isinstance(delta, TextDelta)]
     return [(score.token, round(score.logprob, 4)) for delta in deltas for score in delta.logprobs]
+
+
+def step_tokens(bench: Bench, request_id: str) -> list[tuple[int, ...]]:
+    return [item.tokens for item in bench.items.get(request_id, ())]
 
 
 class TestAnswers:
@@ -111,6 +116,47 @@ class TestAnswers:
             assert (finished.usage.num_cached_tokens, finished.usage.num_output_tokens) == (num_cached, 0)
             assert (finished.timings.first_token_ms, finished.timings.decode_ms) == (0.0, 0.0)
             assert bench.items[name][0].deltas[0] == Started(3, num_cached)
+
+    @pytest.mark.parametrize("end", ["length", "cancel"])
+    def test_the_steps_of_a_whole_answer_wait_for_its_end(self, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(answers, "_HOLD_S", float("inf"))
+        bench = Bench()
+        bench.give(max_tokens=6, is_whole=True)
+        while not bench.items.get("a") or not bench.tokens():
+            bench.turn()
+        first = bench.tokens()
+        for _ in range(2):
+            bench.turn()
+            assert bench.tokens() == first and not bench.ends
+        if end == "cancel":
+            bench.loop.commands.put(Cancel("a"))
+        bench.run()
+        tokens = bench.tokens()
+        assert len(first) < len(tokens) and tokens == naive(6)[: len(tokens)]
+        assert bench.finished().usage.num_output_tokens == len(tokens)
+        assert (len(tokens) == 6) == (end == "length")
+
+    def test_a_whole_answer_does_not_delay_a_stream(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(answers, "_HOLD_S", float("inf"))
+        plain, beside = Bench(), Bench()
+        for bench, fields in ((plain, {}), (beside, {"is_whole": True})):
+            bench.give("a", max_tokens=6)
+            bench.give("b", (1, 2), max_tokens=6, **fields)
+        while not plain.ends:
+            plain.turn()
+            beside.turn()
+            for name in ("a", "b"):
+                assert step_tokens(beside, name) == step_tokens(plain, name)
+
+    def test_what_waited_long_enough_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(answers, "_HOLD_S", 0.0)
+        plain, whole = Bench(), Bench()
+        plain.give(max_tokens=6)
+        whole.give(max_tokens=6, is_whole=True)
+        while not plain.ends:
+            plain.turn()
+            whole.turn()
+            assert step_tokens(whole, "a") == step_tokens(plain, "a")
 
     def test_several_in_one_frame(self) -> None:
         bench = Bench()
