@@ -13,6 +13,8 @@ from typing import Any
 from edgeagent.types import Delta, Finished, ReasoningDelta, Sink, Step, TextDelta, ToolCallDelta
 
 MAX_HELD_STEPS = 64
+# Clients limit a frame to 1 MiB, and a token with twenty alternatives takes 2 KiB.
+MAX_JOINED_LOGPROBS = 200
 
 Deliver = Callable[[Step], Coroutine[Any, Any, None]]
 
@@ -126,15 +128,18 @@ class Ending(Sink):
 def merge_steps(steps: list[Step]) -> Step:
     """Merge one or more steps into one step, with the time of the first.
 
-    Adjacent deltas are joined if both are text, both are reasoning, or both are arguments of the same tool call.
+    Adjacent deltas are joined if both are text, both are reasoning, or both are arguments of the same tool call. Text
+    with many log probabilities stays apart.
     """
     deltas: list[Delta] = []
     run: list[Delta] = []
+    num_logprobs = 0
     for delta in chain.from_iterable(step.deltas for step in steps):
-        if run and not _are_joinable(run[-1], delta):
+        if run and not (_are_joinable(run[-1], delta) and num_logprobs < MAX_JOINED_LOGPROBS):
             deltas.append(_join(run))
-            run = []
+            run, num_logprobs = [], 0
         run.append(delta)
+        num_logprobs += len(delta.logprobs) if isinstance(delta, TextDelta) else 0
     if run:
         deltas.append(_join(run))
     tokens = tuple(chain.from_iterable(step.tokens for step in steps))

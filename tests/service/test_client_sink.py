@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.service.client_sink import MAX_HELD_STEPS, ClientSink, merge_steps, start_now
+from edgeagent.service.client_sink import MAX_HELD_STEPS, MAX_JOINED_LOGPROBS, ClientSink, merge_steps, start_now
 from edgeagent.types import (
     Delta,
     Finished,
@@ -74,6 +74,12 @@ def test_neighbours_of_a_kind_are_joined() -> None:
     assert merged == Step(
         (TextDelta("ab"), ToolCallDelta(0, "{}"), ToolCallDelta(1, "["), TextDelta("c"), END), (1, 2, 3), 5.0
     )
+
+
+def test_text_with_many_log_probabilities_stays_apart() -> None:
+    step = Step((TextDelta("x", (TokenLogprob(1, b"x", -0.5),)),), (1,))
+    merged = merge_steps([step] * 1000)
+    assert [len(delta.logprobs) for delta in merged.deltas if isinstance(delta, TextDelta)] == [MAX_JOINED_LOGPROBS] * 5
 
 
 class Client:

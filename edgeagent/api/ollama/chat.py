@@ -21,7 +21,7 @@ from edgeagent.api.ollama.models import capabilities
 from edgeagent.api.ollama.wire import known_name, line, rfc3339
 from edgeagent.api.openai.answer import finish_reason
 from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
-from edgeagent.api.wire.answer_stream import AnswerStream, AnswerWriter
+from edgeagent.api.wire.answer_stream import AnswerWriter, start_stream
 from edgeagent.api.wire.body import Body, read_body
 from edgeagent.api.wire.errors import ollama_refusal
 from edgeagent.api.wire.generation import Run, RunsAt, Scored, put_headers, started_body
@@ -307,10 +307,8 @@ async def _answer(
         put_headers(response, answer.started)
         return response
     generation = parsed.request
-    stream = AnswerStream(_Lines(answer, request_id), lambda sinks: context.service.generate(generation, sinks[0]))
-    await unless_disconnected(request.receive, stream.wait_for_first_step())
-    put_headers(stream, stream.started)
-    return stream
+    writer = _Lines(answer, request_id)
+    return await start_stream(request.receive, writer, lambda sinks: context.service.generate(generation, sinks[0]))
 
 
 class _Lines(AnswerWriter):

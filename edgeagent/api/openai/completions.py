@@ -19,7 +19,7 @@ from edgeagent.api.openai.chat_answer import ChatAnswer, ChatChunks, ChatComplet
 from edgeagent.api.openai.chat_body import ChatBody, read_chat
 from edgeagent.api.openai.text_answer import TextAnswer, TextChunks, TextCompletion
 from edgeagent.api.openai.text_body import CompletionBody, read_completion
-from edgeagent.api.wire.answer_stream import AnswerStream, Generate
+from edgeagent.api.wire.answer_stream import Generate, start_stream
 from edgeagent.api.wire.body import Body, read_body
 from edgeagent.api.wire.generation import put_headers
 from edgeagent.api.wire.llama_fields import ReadCompletion
@@ -74,10 +74,7 @@ async def respond(
             put_headers(response, answer.choices[0].started)
             return response
         chunks.params = params
-        stream = AnswerStream(chunks, run, len(requests))
-        await unless_disconnected(request.receive, stream.wait_for_first_step())
-        put_headers(stream, stream.started)
-        return stream
+        return await start_stream(request.receive, chunks, run, len(requests))
     except EdgeAgentError as error:
         raise reworded(error, params) from None
 

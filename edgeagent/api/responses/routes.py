@@ -34,7 +34,7 @@ from edgeagent.api.responses.turn import (
     run_turn,
 )
 from edgeagent.api.wire import sse
-from edgeagent.api.wire.answer_stream import AnswerStream
+from edgeagent.api.wire.answer_stream import start_stream
 from edgeagent.api.wire.body import Query, between, read_body, validate
 from edgeagent.api.wire.fields import MAX_INT32, Name
 from edgeagent.api.wire.generation import ResponseUsage, put_headers, responses_usage
@@ -69,10 +69,8 @@ async def create_response(request: Request) -> Response:
         response = JSONResponse(turn.events.response)
         put_headers(response, turn.events.started)
         return response
-    stream = AnswerStream(Drive(live, context), lambda sinks: run_turn(turn, context.service, sinks[0]))
-    await sse.unless_disconnected(request.receive, stream.wait_for_first_step())
-    put_headers(stream, stream.started)
-    return stream
+    writer = Drive(live, context)
+    return await start_stream(request.receive, writer, lambda sinks: run_turn(turn, context.service, sinks[0]))
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:

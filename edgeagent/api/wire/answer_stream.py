@@ -11,9 +11,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from starlette.types import Receive
+
 from edgeagent.api.wire.errors import to_client_error
-from edgeagent.api.wire.generation import started_in
-from edgeagent.api.wire.sse import PING_INTERVAL_S, Stream
+from edgeagent.api.wire.generation import put_headers, started_in
+from edgeagent.api.wire.sse import PING_INTERVAL_S, Stream, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.client_sink import ClientSink
 from edgeagent.types import Sink, Started, Step
@@ -57,6 +59,17 @@ class AnswerWriter(ABC):
 
     def close(self) -> None:  # noqa: B027 most have nothing to close
         """End the use of the writer, also if the client has disconnected."""
+
+
+async def start_stream(receive: Receive, writer: AnswerWriter, generate: Generate, num_sinks: int = 1) -> AnswerStream:
+    """Start an answer's generations, wait for the first step, and return the response that streams the answer.
+
+    Raise an error that comes before the first step, at most PATIENCE_S later, and ClientDisconnect.
+    """
+    stream = AnswerStream(writer, generate, num_sinks)
+    await unless_disconnected(receive, stream.wait_for_first_step())
+    put_headers(stream, stream.started)
+    return stream
 
 
 class AnswerStream(Stream):

@@ -190,14 +190,6 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _wait_for_room(self) -> None:
-        """Wait until the outbox has room. After STALL_S seconds, mark the client as stalled and return."""
-        room = asyncio.ensure_future(self._outbox.wait_for_room())
-        await asyncio.wait({room}, timeout=STALL_S)
-        if not room.done():
-            room.cancel()
-            self._stall.is_found.set()
-
     def _act(self, action: OwnAction) -> None:
         """Begin an action other than Send and Close, without waiting for its end."""
         match action:
@@ -325,7 +317,7 @@ class Connection:
         """Send the events of a step. If the client reads too slowly, the next steps of this request wait."""
         self._perform(self._session.step(live, step))
         if self._outbox.is_full and live.is_under_way:
-            await self._wait_for_room()
+            await self._outbox.wait_for_room()
 
     def _admit(self, live: LaneTurn) -> None:
         self._perform(self._session.admitted(live))

@@ -1,11 +1,11 @@
-"""The buffer before a slow socket: order, what is merged, bounds."""
+"""The buffer before a slow socket: order and bounds."""
 
 from __future__ import annotations
 
 import asyncio
 
-from edgeagent.api.responses.socket.outbox import MAX_FLOOD_BYTES, MAX_PENDING_BYTES, Outbox, Send
-from tests.api.responses.socket.test_merging import drain
+from edgeagent.api.responses.socket.outbox import MAX_FLOOD_BYTES, MAX_PENDING_BYTES, Close, Outbox, Send
+from edgeagent.api.wire.shape import Json
 
 
 def say(outbox: Outbox, text: str) -> None:
@@ -13,22 +13,22 @@ def say(outbox: Outbox, text: str) -> None:
     outbox.push(Send(event | {"sequence_number": 0}, "resp_1"))
 
 
-async def test_order_is_kept_and_what_waits_is_merged() -> None:
+def drain(outbox: Outbox) -> list[Json]:
+    """Return the events that wait in an outbox, up to a Close."""
+    events: list[Json] = []
+    while isinstance(entry := outbox.take(), Send):
+        events.append(entry.event)
+    return events
+
+
+def test_order_is_kept_and_a_close_comes_last() -> None:
     outbox = Outbox()
     say(outbox, "a")
     say(outbox, "b")
     outbox.push(Send({"type": "response.in_progress", "sequence_number": 1}, "resp_1"))
-    say(outbox, "c")
-    assert [event.get("delta") for event in await drain(outbox)] == ["ab", None, "c"]
-
-
-async def test_what_was_taken_is_not_merged_into() -> None:
-    outbox = Outbox()
-    say(outbox, "a")
-    taken = outbox.take()
-    say(outbox, "b")
-    assert isinstance(taken, Send) and taken.event["delta"] == "a"
-    assert [event["delta"] for event in await drain(outbox)] == ["b"]
+    outbox.push(Close(1000, ""))
+    assert [event.get("delta") for event in drain(outbox)] == ["a", "b", None]
+    assert outbox.take() is None
 
 
 async def test_full_until_drained() -> None:
@@ -40,7 +40,7 @@ async def test_full_until_drained() -> None:
     waiting = asyncio.create_task(outbox.wait_for_room())
     await asyncio.sleep(0)
     assert not waiting.done()
-    await drain(outbox)
+    drain(outbox)
     await waiting
     assert not outbox.is_full
 
