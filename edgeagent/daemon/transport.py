@@ -22,6 +22,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from edgeagent import metrics
 from edgeagent.api.gate.access import PEER_KEY
 from edgeagent.api.gate.body_limit import InFlight
+from edgeagent.api.wire.sse import SEND_KEY
 from edgeagent.credentials.keys import OWNER
 from edgeagent.daemon.listeners import is_other_user
 from edgeagent.daemon.peers import TcpPeer
@@ -339,6 +340,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             self._cycles.popleft()
         if self.cycle is not None and not self.parser.should_upgrade():
             self._cycles.append(self.cycle)
+            cast(dict[str, Any], self.scope)[SEND_KEY] = self.cycle.send
 
     def _make_room(self) -> bool:
         """Close a connection of the client that has the most; return False if there is none to close.
@@ -516,6 +518,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     async def run_asgi(self) -> None:
         """Add the client's TcpPeer to the ASGI scope, then run the application for the whole life of the WebSocket."""
         cast(dict[str, Any], self.scope)[PEER_KEY] = self.peer
+        cast(dict[str, Any], self.scope)[SEND_KEY] = self.send
         await super().run_asgi()
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -30,7 +30,7 @@ from edgeagent.types import (
 )
 
 _CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
-_FOR_ROUTER = frozenset({Started, Interrupted, Finished})
+FOR_ROUTER = frozenset({Started, Interrupted, Finished})
 
 
 def has_content(step: Step) -> bool:
@@ -56,7 +56,7 @@ class Delivery:
         self._first_token_s: float | None = None
         self._handovers: tuple[Handover, ...] = ()
         self._placement: Placement | None = None  # where the answer runs, as the backend reported it
-        self._is_at_seam = False
+        self.is_at_seam = False
         self.route: Route | None = None
         self.num_tokens = 0
 
@@ -96,7 +96,7 @@ class Delivery:
     def begin(self, route: Route) -> None:
         """Set the route that the answer takes from now on. If the answer has no content yet, set `num_tokens` to 0."""
         self.route, self._placement = route, None
-        self._is_at_seam = self.has_content
+        self.is_at_seam = self.has_content
         if not self.has_content:
             self.num_tokens = 0
 
@@ -108,16 +108,16 @@ class Delivery:
 
     def take(self, step: Step) -> Step | None:
         """Record a step of the current backend. Return the step for the client, or None if nothing is to be sent."""
-        if self._is_at_seam:
+        if self.is_at_seam:
             # Before its first content, a backend may report tokens that were delivered before. Do not count them twice.
-            self._is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
-            if self._is_at_seam:
+            self.is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
+            if self.is_at_seam:
                 step = replace(step, tokens=())
-        if _FOR_ROUTER.isdisjoint(map(type, step.deltas)):
-            self._note(step)
+        if FOR_ROUTER.isdisjoint(map(type, step.deltas)):
+            self.note(step)
             return step
         deltas = tuple(for_client for delta in step.deltas if (for_client := self._for_client(delta)) is not None)
-        self._note(step)
+        self.note(step)
         return replace(step, deltas=deltas) if deltas or step.tokens else None
 
     def cancelled(self) -> Step:
@@ -135,7 +135,8 @@ class Delivery:
         assert finished is not None
         return Step((finished,), at_s=self._clock())
 
-    def _note(self, step: Step) -> None:
+    def note(self, step: Step) -> None:
+        """Record the content of a step that the client gets."""
         self.num_tokens += len(step.tokens)
         for delta in step.deltas:
             match delta:

@@ -26,7 +26,7 @@ from edgeagent.errors import (
     RequestTimeout,
     WorkerCrashed,
 )
-from edgeagent.router.delivery import Delivery, has_content
+from edgeagent.router.delivery import FOR_ROUTER, Delivery, has_content
 from edgeagent.router.policy import LOCAL_LATE, Order
 from edgeagent.router.route_chooser import RouteChooser
 from edgeagent.types import (
@@ -148,6 +148,7 @@ class RoutedRequest(Sink):
         self._held: list[Step] | None = None  # this attempt's steps before its first content, if it may still fail
         self._patience: asyncio.TimerHandle | None = None
         self._decision: asyncio.Handle | None = None  # whether the answer moves after its worker was lost
+        self._is_flowing = False  # content comes, and nothing is to be decided
         self._is_late = False  # the patience with this attempt is over, and no other backend could take over
         self._leaving = asyncio.timeout(None)  # cancels this attempt when its time has come
         self._why_leaving = ""
@@ -204,7 +205,7 @@ class RoutedRequest(Sink):
         request, route = self._timed(), order.routes[0]
         is_held = len(order.routes) > 1 and not request.reports_progress and not self._delivery.has_content
         self._held = [] if is_held else None
-        self._why_leaving, self._is_late, self._leaving = "", False, asyncio.timeout(None)
+        self._why_leaving, self._is_flowing, self._leaving = "", False, asyncio.timeout(None)
         backend = self._chooser.backends.get(route.backend)
         if backend is None:
             raise RemoteUnavailable(f"{route.backend} was removed", served_by=route.backend)
@@ -219,10 +220,16 @@ class RoutedRequest(Sink):
             self._end_patience()
             if self._decision is not None:
                 self._decision.cancel()
+                self._decision = None
         return self._why_leaving
 
     def put(self, step: Step) -> None:
         """Pass a step of the current backend on to the client, in the form that hides its failures."""
+        if self._is_flowing and FOR_ROUTER.isdisjoint(map(type, step.deltas)):
+            self._delivery.note(step)
+            self._sink.put(step)
+            return
+        self._is_flowing = False
         if self._why_leaving:
             return
         if self._patience is not None and has_content(step):
@@ -238,14 +245,15 @@ class RoutedRequest(Sink):
         self._is_over = bool(for_client.deltas) and type(for_client.deltas[-1]) is Finished
         if not self._is_placed and self._delivery.has_content:
             self._place()
-        if self._held is None:
-            self._sink.put(for_client)
-            return
-        self._held.append(for_client)
-        if self._delivery.has_content or self._is_over:
-            held, self._held = self._held, None
-            for each in held:
-                self._sink.put(each)
+        if self._held is not None:
+            self._held.append(for_client)
+            if not (self._delivery.has_content or self._is_over):
+                return
+        held, self._held = self._held or [for_client], None
+        is_decided = self._patience is None and self._decision is None
+        self._is_flowing = self._is_placed and is_decided and not self._delivery.is_at_seam
+        for each in held:
+            self._sink.put(each)
 
     async def room(self) -> None:
         await self._sink.room()
@@ -282,7 +290,7 @@ class RoutedRequest(Sink):
 
     def _leave(self, why: str) -> None:
         """End this attempt, so that another backend continues the answer."""
-        self._why_leaving = why
+        self._why_leaving, self._is_flowing = why, False
         self._leaving.reschedule(0)
 
     def _timed(self) -> GenerateRequest:
@@ -328,6 +336,7 @@ class RoutedRequest(Sink):
 
     def _after_loss(self) -> None:
         """Continue a dead worker's answer elsewhere, if another backend is sooner than the next worker."""
+        self._decision = None
         route = self._delivery.route
         assert route is not None
         elsewhere = Order(())

@@ -64,24 +64,25 @@ class ClientSink(Sink):
         self._arrived = arrived
         self._held: deque[Step] = deque()
         self._opened = asyncio.Event()
-        self._is_delivering = False
+        self._is_ready = False  # it is open, and no step is held or being delivered
         self._delivering: asyncio.Task[None] | None = None
 
     def put(self, step: Step) -> None:
+        if self._is_ready:
+            self._start(step)
+            return
         if len(self._held) >= MAX_HELD_STEPS:
             merged = merge_steps(list(self._held))
             self._held.clear()
             self._held.append(merged)
         self._held.append(step)
-        if self._opened.is_set():
-            self._go_on()
-        elif self._arrived is not None:
+        if self._arrived is not None:
             self._arrived.set()
 
     async def room(self) -> None:
         """Wait until the sink is open and holds no step."""
         await self._opened.wait()
-        while self._is_delivering and self._delivering is not None:
+        while self._delivering is not None:
             await asyncio.shield(self._delivering)
 
     @property
@@ -97,21 +98,23 @@ class ClientSink(Sink):
     async def close(self) -> None:
         """Deliver nothing more."""
         self._opened.clear()
+        self._is_ready = False
         if self._delivering is not None:
             self._delivering.cancel()
             await asyncio.wait({self._delivering})
 
-    def _go_on(self) -> None:
-        if not self._is_delivering:
-            self._is_delivering = True
-            self._delivering = start_now(self._deliver_held())
+    def _go_on(self, _: object = None) -> None:
+        self._delivering, self._is_ready = None, self._opened.is_set()
+        while self._is_ready and self._held:
+            self._start(self._held.popleft())
 
-    async def _deliver_held(self) -> None:
-        try:
-            while self._held and self._opened.is_set():
-                await self._deliver(self._held.popleft())
-        finally:
-            self._is_delivering = False
+    def _start(self, step: Step) -> None:
+        self._is_ready = False
+        self._delivering = start_now(self._deliver(step))
+        if self._delivering is None:
+            self._is_ready = True
+        else:
+            self._delivering.add_done_callback(self._go_on)
 
 
 class Ending(Sink):

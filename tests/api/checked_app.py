@@ -6,6 +6,7 @@ import json
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgeagent.api.wire.sse import SEND_KEY
 from tests.api.event_grammar import EventGrammar, GrammarError
 
 DONE = "data: [DONE]"
@@ -28,6 +29,7 @@ class CheckedApp:
         if not scope["path"].startswith("/v1"):
             await self.app(scope, receive, send)
             return
+        scope.pop(SEND_KEY, None)  # so that all messages pass here
         query = scope["query_string"]
         stream = _Stream(self, is_whole=b"starting_after" not in query)
 

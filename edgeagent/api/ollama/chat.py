@@ -167,7 +167,7 @@ class OllamaAnswer(Sink):
     def put(self, step: Step) -> None:
         """Add a step to an answer that is sent as one body. For a stream, use `lines` instead."""
         self._answer.take(0, step)
-        self._answer.delivered(step)
+        self._answer.delivery_time.add(step.at_s)
 
     def lines(self, delta: Delta) -> list[Json]:
         """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cancelled.
@@ -196,7 +196,7 @@ class OllamaAnswer(Sink):
 
     def delivered(self, step: Step) -> None:
         """Measure how long a step took from the engine. Call this once the step is sent or added to the body."""
-        self._answer.delivered(step)
+        self._answer.delivery_time.add(step.at_s)
 
     def body(self) -> Json:
         """Return the whole answer; raise BackendUnavailable if it was cancelled."""

@@ -31,10 +31,8 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     PromptProgress,
-    PromptText,
     Started,
     Step,
-    TextDelta,
     Timings,
     Usage,
 )
@@ -132,7 +130,7 @@ class Answer(ABC):
         self.created = int(time.time())
         self.choices = choices
         self._num_of_a_prompt = num_of_a_prompt
-        self._delivery_time = DeliveryTime()
+        self.delivery_time = DeliveryTime()
 
     @abstractmethod
     def take(self, index: int, step: Step) -> None:
@@ -155,21 +153,13 @@ class Answer(ABC):
             )
         )
 
-    def delivered(self, step: Step) -> None:
-        """Measure how long a step took from the engine. Call this once the step is sent or added to the body."""
-        self._delivery_time.add(step.at_s)
-
     def generation_metrics(self, choice: ChoiceSoFar) -> GenerationMetrics:
         """Return the fields `timings` and `edgeagent` for a choice, which must have ended."""
         usage, timings = choice.end().usage, choice.end().timings
         return {
             "timings": timings_body(usage, timings),
-            "edgeagent": edgeagent_body(timings, self._delivery_time.mean_ms),
+            "edgeagent": edgeagent_body(timings, self.delivery_time.mean_ms),
         }
-
-
-# The log probabilities of a long prompt, with the alternatives, take tens of milliseconds to write.
-MAX_INLINE_LOGPROBS = 256
 
 
 class Chunks(AnswerWriter):
@@ -194,11 +184,8 @@ class Chunks(AnswerWriter):
         self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
     def write(self, index: int, step: Step) -> bytes:
-        self._answer.delivered(step)
+        self._answer.delivery_time.add(step.at_s)
         return b"".join(map(event, self.of(index, step)))
-
-    def is_long(self, step: Step) -> bool:
-        return num_logprobs(step) > MAX_INLINE_LOGPROBS
 
     async def end(self) -> bytes:
         return b"".join(map(event, self.closing())) + self.end_mark
@@ -236,15 +223,6 @@ class Chunks(AnswerWriter):
         If a usage chunk follows, return `chunk` unchanged: the usage chunk has the measurements of the first choice.
         """
         return chunk if self._delivery.is_usage_streamed else {**chunk, **self._answer.generation_metrics(choice)}
-
-
-def num_logprobs(step: Step) -> int:
-    """Return how many log probabilities a step has, without the alternatives."""
-    num = 0
-    for delta in step.deltas:
-        if isinstance(delta, TextDelta | PromptText):
-            num += len(delta.logprobs)
-    return num
 
 
 def reworded(error: EdgeAgentError, params: Mapping[str, str]) -> EdgeAgentError:

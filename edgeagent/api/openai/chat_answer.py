@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired
 
+from pydantic_core import to_json
+
 from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.wire.generation import ChatLogprobs, ChatUsage, started_body, token_logprobs
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.sse import event
 from edgeagent.types import (
     Delta,
     Finished,
@@ -165,6 +168,9 @@ class ChatAnswer(Answer):
         return "function_call" if is_function else finish_reason(finished)
 
 
+_SAMPLE = "\0"
+
+
 class ChatChunks(Chunks):
     """The chunks of a streamed chat completion.
 
@@ -180,6 +186,17 @@ class ChatChunks(Chunks):
     def __init__(self, answer: ChatAnswer, delivery: Delivery) -> None:
         super().__init__(answer, delivery, "chat.completion.chunk")
         self._is_open = [False for _ in answer.choices]
+        # The bytes around the JSON of a text: most chunks differ only there.
+        samples = [event(self._chunk(index, {"content": _SAMPLE})) for index in range(len(answer.choices))]
+        self._around = [tuple(sample.split(to_json(_SAMPLE))) for sample in samples]
+
+    def write(self, index: int, step: Step) -> bytes:
+        match step.deltas:
+            case (TextDelta(text, ()),) if self._is_open[index] and not self._delivery.has_timings:
+                self._answer.delivery_time.add(step.at_s)
+                before, behind = self._around[index]
+                return b"%s%s%s" % (before, to_json(text), behind)
+        return super().write(index, step)
 
     def of(self, index: int, step: Step) -> list[Json]:
         self._progress[index].add_step(step)

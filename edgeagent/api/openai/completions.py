@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
-from edgeagent.api.openai.answer import MAX_INLINE_LOGPROBS, Answer, Chunks, num_logprobs, reworded
+from edgeagent.api.openai.answer import Answer, Chunks, reworded
 from edgeagent.api.openai.chat_answer import ChatAnswer, ChatChunks, ChatCompletion
 from edgeagent.api.openai.chat_body import ChatBody, read_chat
 from edgeagent.api.openai.text_answer import TextAnswer, TextChunks, TextCompletion
 from edgeagent.api.openai.text_body import CompletionBody, read_completion
-from edgeagent.api.wire.answer_stream import Generate, start_stream
+from edgeagent.api.wire.answer_stream import MAX_INLINE_LOGPROBS, Generate, num_logprobs, start_stream
 from edgeagent.api.wire.body import Body, read_body
 from edgeagent.api.wire.generation import put_headers
 from edgeagent.api.wire.llama_fields import ReadCompletion
@@ -73,7 +73,7 @@ async def respond(
             response = Response(body, media_type="application/json")
             put_headers(response, answer.choices[0].started)
             return response
-        chunks.params = params
+        chunks.params, chunks.has_logprobs = params, any(each.logprobs is not None for each in requests)
         return await start_stream(request.receive, chunks, run, len(requests))
     except EdgeAgentError as error:
         raise reworded(error, params) from None
@@ -89,7 +89,7 @@ class _Choice(Sink):
 
     def put(self, step: Step) -> None:
         self._answer.take(self._index, step)
-        self._answer.delivered(step)
+        self._answer.delivery_time.add(step.at_s)
         self.num_logprobs += num_logprobs(step)
 
 

@@ -18,22 +18,29 @@ from edgeagent.api.wire.generation import put_headers, started_in
 from edgeagent.api.wire.sse import PING_INTERVAL_S, Stream, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.client_sink import ClientSink
-from edgeagent.types import Sink, Started, Step
+from edgeagent.types import PromptText, Sink, Started, Step, TextDelta
 
 # After this time a waiting request gets its headers, and a later error is part of the stream. Refusals (a full queue,
 # an unknown model, a prompt that is too long) take milliseconds. A request that takes longer is accepted and waits for
 # a place or for a model to load. Clients wait 5 s or more for headers.
 PATIENCE_S = 2.0
 
+# The log probabilities of a long prompt, with the alternatives, take tens of milliseconds to write.
+MAX_INLINE_LOGPROBS = 256
+
 Generate = Callable[[Sequence[Sink]], Coroutine[Any, Any, None]]
 """Runs the generations of an answer to their end; each gets one of the sinks."""
 
 
 class AnswerWriter(ABC):
-    """Writes an answer in a wire protocol. `media_type`: that of the stream. `id` names the request in the log."""
+    """Writes an answer in a wire protocol. `media_type`: that of the stream. `id` names the request in the log.
+
+    `has_logprobs`: the steps have log probabilities.
+    """
 
     media_type = "text/event-stream"
     ping_interval_s: float | None = PING_INTERVAL_S
+    has_logprobs = False
     id: str
 
     def opening(self) -> bytes:
@@ -43,11 +50,6 @@ class AnswerWriter(ABC):
     @abstractmethod
     def write(self, index: int, step: Step) -> bytes:
         """Return the bytes of a step of the generation `index`, which are sent at once."""
-
-    def is_long(self, step: Step) -> bool:
-        """Whether `write` takes milliseconds for a step, so that it is called in a thread."""
-        del step
-        return False
 
     @abstractmethod
     async def end(self) -> bytes:
@@ -136,8 +138,11 @@ class AnswerStream(Stream):
         if self._failure is not None:
             return
         try:
-            make = partial(self._writer.write, index, step)
-            if written := await asyncio.to_thread(make) if self._writer.is_long(step) else make():
+            if self._writer.has_logprobs and num_logprobs(step) > MAX_INLINE_LOGPROBS:
+                written = await asyncio.to_thread(self._writer.write, index, step)
+            else:
+                written = self._writer.write(index, step)
+            if written:
                 await self.write(written)
         except Exception as error:
             self._failure = error
@@ -146,3 +151,8 @@ class AnswerStream(Stream):
     async def _stop(self) -> None:
         self._generating.cancel()
         await asyncio.gather(self._generating, *(sink.close() for sink in self._sinks), return_exceptions=True)
+
+
+def num_logprobs(step: Step) -> int:
+    """Return how many log probabilities a step has, without the alternatives."""
+    return sum(len(delta.logprobs) for delta in step.deltas if isinstance(delta, TextDelta | PromptText))

@@ -16,6 +16,9 @@ PING_INTERVAL_S = 5.0
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
+SEND_KEY = "edgeagent.send"
+"""The key in an ASGI scope of the server's own `send`. For a part of a stream, no middleware has anything to add."""
+
 T = TypeVar("T")
 
 
@@ -43,17 +46,17 @@ class Stream(Response):
         del self.headers["content-length"]
         self._chunks = chunks
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send_part = scope.get(SEND_KEY, send)
         self._clock = asyncio.get_running_loop().time  # get_running_loop is a system call before Python 3.12
         self._sent_at_s = self._clock()
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         with suppress(ClientDisconnect):
-            await unless_disconnected(receive, self._send_body())
+            await unless_disconnected(receive, self._send_body(send))
 
     async def write(self, part: bytes) -> None:
         """Send a part of the body. This waits only while the client's socket is full."""
-        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        await self._send_part({"type": "http.response.body", "body": part, "more_body": True})
         self._sent_at_s = self._clock()
 
     async def write_all(self) -> None:
@@ -63,7 +66,7 @@ class Stream(Response):
             async for chunk in chunks:
                 await self.write(chunk)
 
-    async def _send_body(self) -> None:
+    async def _send_body(self, send: Send) -> None:
         pings = None if self.ping_interval_s is None else asyncio.create_task(self._ping(self.ping_interval_s))
         try:
             await self.write_all()
@@ -72,7 +75,7 @@ class Stream(Response):
                 pings.cancel()
                 with suppress(asyncio.CancelledError):
                     await pings
-        await self._send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _ping(self, interval_s: float) -> None:
         while True:

@@ -11,13 +11,14 @@ from starlette.types import Message
 from edgeagent.api.wire import answer_stream
 from edgeagent.api.wire.answer_stream import AnswerStream, AnswerWriter
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
-from edgeagent.types import Sink, Step, TextDelta
+from edgeagent.types import Sink, Step, TextDelta, TokenLogprob
 
 
 class Texts(AnswerWriter):
-    """Writes texts. The text "?" cannot be written, and "long" takes a thread."""
+    """Writes texts. The text "?" cannot be written."""
 
     id = "test"
+    has_logprobs = True
     ping_interval_s = None
 
     def __init__(self) -> None:
@@ -31,9 +32,6 @@ class Texts(AnswerWriter):
         if "?" in text:
             raise InvalidRequest("cannot be written")
         return f"{index}{text}".encode()
-
-    def is_long(self, step: Step) -> bool:
-        return text_of(step) == "long"
 
     async def end(self) -> bytes:
         return b">"
@@ -65,8 +63,9 @@ class Source:
             self.is_cancelled = True
             raise
 
-    def put(self, text: str, index: int = 0) -> None:
-        self.sinks[index].put(Step((TextDelta(text),)))
+    def put(self, text: str, index: int = 0, num_logprobs: int = 0) -> None:
+        logprobs = (TokenLogprob(1, b"x", -0.5),) * num_logprobs
+        self.sinks[index].put(Step((TextDelta(text, logprobs),)))
 
     def end(self, error: Exception | None = None) -> None:
         if error is None:
@@ -185,7 +184,7 @@ async def test_a_slow_client_gets_all_of_it_later(source: Source) -> None:
 async def test_a_long_step_is_written_in_a_thread_and_the_order_stays(source: Source) -> None:
     client = Client()
     _, task = await opened(source, client)
-    source.put("long")
+    source.put("long", num_logprobs=answer_stream.MAX_INLINE_LOGPROBS + 1)
     source.put("a")
     assert client.body == b"<"
     source.end()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from fastapi import WebSocket
 from pydantic_core import to_json
+from starlette.types import Message
 from starlette.websockets import WebSocketDisconnect
 
 from edgeagent import metrics
@@ -33,6 +34,7 @@ from edgeagent.api.wire.body import run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json
+from edgeagent.api.wire.sse import SEND_KEY
 from edgeagent.conversation.history import StoreResult
 from edgeagent.credentials.grants import until_revoked
 from edgeagent.credentials.keys import Scope
@@ -69,6 +71,7 @@ class Connection:
 
     def __init__(self, websocket: WebSocket, context: Context) -> None:
         self._websocket = websocket
+        self._send: Callable[[Message], Awaitable[None]] = websocket.scope.get(SEND_KEY, websocket.send)
         self._outbox = Outbox()
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Task[None] | None = None
@@ -150,7 +153,7 @@ class Connection:
     async def _write(self) -> None:
         """Write what is in the outbox."""
         try:
-            while not self._is_closed.is_set() and (entry := self._outbox.take()) is not None:
+            while (entry := self._outbox.take()) is not None:
                 if isinstance(entry, Close):
                     await self._websocket.close(entry.code, entry.reason)
                     self._is_closed.set()
@@ -159,10 +162,10 @@ class Connection:
                     await self._before_end(entry)
                 self._stall.begin()
                 # to_json takes 0.5 µs for a delta, and json.dumps 2 µs.
-                await self._websocket.send({"type": "websocket.send", "text": to_json(entry.event).decode()})
+                await self._send({"type": "websocket.send", "text": to_json(entry.event).decode()})
                 self._stall.end()
                 self._sent(entry)
-        except WebSocketDisconnect:
+        except (WebSocketDisconnect, OSError):  # OSError: the server's own `send`
             self._is_closed.set()
         except Exception as error:
             self._trouble = error
@@ -177,7 +180,7 @@ class Connection:
                 self._outbox.push(action)
             else:
                 self._act(action)
-        if not self._is_writing:
+        if not (self._is_writing or self._is_closed.is_set()):
             self._is_writing = True
             self._writing = start_now(self._write())
         if self._outbox.is_flooded:

@@ -52,18 +52,16 @@ _ENTRY_BYTES = 512
 
 
 class Outbox:
-    """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room`."""
+    """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room`.
+
+    `is_full`: the queue takes more than MAX_PENDING_BYTES.
+    """
 
     def __init__(self) -> None:
-        self._entries: deque[Send | Close] = deque()
+        self._entries: deque[tuple[Send | Close, int]] = deque()
         self._num_bytes = 0
+        self.is_full = False
         self._drained = asyncio.Event()
-        self._drained.set()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the queue takes more than MAX_PENDING_BYTES. Tasks that can wait then call `wait_for_room`."""
-        return not self._drained.is_set()
 
     @property
     def is_flooded(self) -> bool:
@@ -75,26 +73,28 @@ class Outbox:
 
     def push(self, entry: Send | Close) -> None:
         """Add an entry at the end."""
-        self._entries.append(entry)
-        if isinstance(entry, Send):
-            self._num_bytes += _cost(entry.event)
+        num_bytes = _cost(entry.event) if isinstance(entry, Send) else 0
+        self._entries.append((entry, num_bytes))
+        self._num_bytes += num_bytes
         if self._num_bytes > MAX_PENDING_BYTES:
+            self.is_full = True
             self._drained.clear()
 
     def take(self) -> Send | Close | None:
         """Remove the next entry from the queue, and return it; None if there is none."""
         if not self._entries:
             return None
-        entry = self._entries.popleft()
-        if isinstance(entry, Send):
-            self._num_bytes -= _cost(entry.event)
-            if self._num_bytes <= MAX_PENDING_BYTES:
-                self._drained.set()
+        entry, num_bytes = self._entries.popleft()
+        self._num_bytes -= num_bytes
+        if self.is_full and self._num_bytes <= MAX_PENDING_BYTES:
+            self.is_full = False
+            self._drained.set()
         return entry
 
     async def wait_for_room(self) -> None:
         """Wait until the queue takes at most MAX_PENDING_BYTES."""
-        await self._drained.wait()
+        if self.is_full:
+            await self._drained.wait()
 
 
 def _cost(event: Json) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -40,6 +41,7 @@ _MAX_DEATHS = 5
 _MAX_FRUITLESS_CRASHES = 2
 # After more kills than this, a request is a suspect. A crash makes it one at once.
 _MAX_UNSUSPECTED_DEATHS = 2
+_IS_SENT = attrgetter("is_sent")
 _URGENCY = {tier: place for place, tier in enumerate(Tier)}
 # The most deltas that are held until a step's last part. Only an echoed prompt and log probabilities need the first
 # limit.
@@ -181,7 +183,7 @@ class ModelRequests:
     @property
     def has_unsent(self) -> bool:
         """Whether a request waits for a worker."""
-        return any(not live.is_sent for live in self._live.values())
+        return not all(map(_IS_SENT, self._live.values()))
 
     def oldest_cancel_s(self) -> float | None:
         """Return when the oldest unanswered cancel was sent; None if there is none."""
@@ -289,14 +291,18 @@ class ModelRequests:
         if len(item.deltas) > 1 and any(isinstance(delta, Finished) for delta in item.deltas[:-1]):
             raise ProtocolError(f"deltas of request {item.id!r} after its end")
         # Text without its tokens could not be continued, so all parts are delivered together with the last one.
-        live.pending_deltas += _note_start(live, item.deltas)
-        if item.is_part:
-            is_long = live.request.echo or live.request.logprobs is not None
-            if len(live.pending_deltas) > (_MAX_PARTS if is_long else _MAX_PLAIN_PARTS):
-                raise ProtocolError(f"an item of request {item.id!r} in {len(live.pending_deltas)} parts")
-            return
-        deltas = tuple(live.pending_deltas)
-        live.pending_deltas.clear()
+        deltas = item.deltas
+        if deltas and isinstance(deltas[0], Started):
+            deltas = _note_start(live, deltas)
+        if item.is_part or live.pending_deltas:
+            live.pending_deltas += deltas
+            if item.is_part:
+                is_long = live.request.echo or live.request.logprobs is not None
+                if len(live.pending_deltas) > (_MAX_PARTS if is_long else _MAX_PLAIN_PARTS):
+                    raise ProtocolError(f"an item of request {item.id!r} in {len(live.pending_deltas)} parts")
+                return
+            deltas = tuple(live.pending_deltas)
+            live.pending_deltas.clear()
         if item.tokens:
             live.tokens += item.tokens
             live.step_lengths.append(len(item.tokens))
@@ -337,11 +343,10 @@ def _deliver(live: LiveRequest, step: Step) -> None:
 
 
 def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-    """Record a request's first Started. Return the deltas, without a later worker's Started."""
-    if not deltas or not isinstance(deltas[0], Started):
-        return deltas
+    """Record the Started of a request's first worker. Return the deltas, without the Started of a later worker."""
     if live.started is not None:
         return deltas[1:]
+    assert isinstance(deltas[0], Started)
     live.started = deltas[0]
     return deltas
 

@@ -352,7 +352,8 @@ class Supervisor:
             case StepResult():
                 self._worker.on_steps(message)
                 self._requests.on_steps(message)
-                self._send_waiting()
+                if self._requests.has_unsent:
+                    self._send_waiting()
             case AnswerPart():
                 self._queries.on_answer(message)
             case Failed(id=failed_id) if self._queries.has_id(failed_id):
@@ -400,7 +401,7 @@ class Supervisor:
         if self._requests.has_unsent:
             for live in self._requests.sendable():
                 self._send(live)
-        if self._channel is not None and len(self._queries):
+        if self._channel is not None:
             for query in self._queries.sendable():
                 query.sent_at_s = self._clock()
                 self._worker.has_seen_prompts = True

@@ -98,7 +98,8 @@ class WorkerRun:
 
     def on_steps(self, steps: StepResult) -> None:
         """Record a StepResult as progress. If it has tokens, a step has ended."""
-        self.on_progress()
+        self._num_pongs += 1
+        self._num_signs += 1
         self.has_worked = self.has_worked or any(item.tokens for item in steps.items)
 
     def on_pong(self, pong: Pong) -> None:
