@@ -167,7 +167,8 @@ class OllamaAnswer(Sink):
     def put(self, step: Step) -> None:
         """Add a step to an answer that is sent as one body. For a stream, use `lines` instead."""
         self._answer.take(0, step)
-        self._answer.delivery_time.add(step.at_s)
+        if step.deltas and isinstance(step.deltas[-1], Finished):  # earlier steps may wait in the worker
+            self.delivered(step)
 
     def lines(self, delta: Delta) -> list[Json]:
         """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cancelled.

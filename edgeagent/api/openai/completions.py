@@ -28,7 +28,7 @@ from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.service import Service
-from edgeagent.types import GenerateRequest, Sink, Step, replace
+from edgeagent.types import Finished, GenerateRequest, Sink, Step, replace
 
 MAX_AT_ONCE = 8
 
@@ -89,7 +89,8 @@ class _Choice(Sink):
 
     def put(self, step: Step) -> None:
         self._answer.take(self._index, step)
-        self._answer.delivery_time.add(step.at_s)
+        if step.deltas and isinstance(step.deltas[-1], Finished):  # earlier steps may wait in the worker
+            self._answer.delivery_time.add(step.at_s)
         self.num_logprobs += num_logprobs(step)
 
 
