@@ -202,6 +202,8 @@ class _Answer:
         self._has_token = False
 
     def put(self, step: Step) -> None:
+        if self.ended.done():
+            return  # its time is over, or its client has left
         if not self._has_token:
             step = self._begun(step)
         self._sink.put(step)
@@ -309,6 +311,8 @@ class LocalBackend:
                 await answer.ended
             traffic.note_duration(self._clock() - began_s)
         except TimeoutError:
+            if not answer.ended.cancelled():  # it ended just in time
+                return answer.ended.result()
             message = f"the request did not end within its {request.timeout_s:g} s"
             raise RequestTimeout(message, served_by=self.name) from None
         finally:

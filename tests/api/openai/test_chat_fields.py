@@ -104,6 +104,7 @@ async def test_every_field_arrives(daemon: Running, backend: FakeBackend) -> Non
         logprobs=3,
         tier=Tier.REALTIME,
         cache=CachePolicy(read=False, write=False),
+        is_whole=True,
     )
 
 
@@ -112,7 +113,7 @@ async def test_defaults(daemon: Running, backend: FakeBackend) -> None:
     assert (await post(daemon, {"messages": HI, **dict.fromkeys(nulls)})).status_code == 200
     [request] = backend.requests
     assert request == GenerateRequest(
-        id=request.id, model="fake", prompt=ChatPrompt((Message("user", "hello big world"),))
+        id=request.id, model="fake", prompt=ChatPrompt((Message("user", "hello big world"),)), is_whole=True
     )
 
 

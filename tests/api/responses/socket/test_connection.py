@@ -326,9 +326,7 @@ async def test_delivery_is_measured(address: str) -> None:
         assert (await until_end(socket))[-1]["response"]["edgeagent"]["stages_ms"]["delivery"] > 0
 
 
-async def test_a_slow_reader_gets_all_text_in_fewer_events_and_pauses_the_backend(
-    address: str, backend: FakeBackend
-) -> None:
+async def test_a_slow_reader_gets_all_text_and_pauses_the_backend(address: str, backend: FakeBackend) -> None:
     num_words, word = 3000, "x" * 1000
     produced = 0
 
@@ -352,7 +350,6 @@ async def test_a_slow_reader_gets_all_text_in_fewer_events_and_pauses_the_backen
         events = await until_end(socket)
         deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
         assert "".join(deltas) == word * num_words
-        assert len(deltas) < num_words
         assert max(map(len, deltas)) < 1 << 17
         assert [event["sequence_number"] for event in events] == list(range(1, len(events) + 1))
 
