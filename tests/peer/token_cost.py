@@ -1,7 +1,8 @@
 """Measures what the daemon spends on each streamed token: `python -m tests.peer.token_cost [MODEL] [--before PYTHON]`.
 
 It streams answers over chat completions and over the WebSocket, and prints the daemon's CPU time, its system calls (if
-strace is installed) and how often it went to sleep, for each token. `--before` names the interpreter of another
+strace is installed) and how often it went to sleep, for each token. The CPU time of an idle daemon in the same time is
+subtracted, because the tokens come at different rates. `--before` names the interpreter of another
 checkout's environment: the two are measured in turns, so that the machine's load is the same for both. The worker is a
 process of its own and is not counted.
 """
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +29,7 @@ from edgeagent.runtime_file import find_daemon
 from tests.peer.servers import Child, free_port
 
 PROMPT = "Write a long story about a ship and the sea, number {}."
+IDLE_S = 5.0
 TRANSPORTS: tuple[Transport, ...] = ("http", "ws")
 
 
@@ -52,6 +55,7 @@ class Samples:
     """The samples of one daemon, transport and number of streams, each for one token."""
 
     cpu_ms: list[float] = field(default_factory=list)
+    tokens_per_s: list[float] = field(default_factory=list)
     num_sleeps: list[float] = field(default_factory=list)
     calls: dict[str, float] = field(default_factory=dict)
 
@@ -102,13 +106,23 @@ def counted_calls(pid: int, into: dict[str, float]) -> Iterator[None]:
                 into[words[-1]] = into.get(words[-1], 0.0) + int(words[3])
 
 
-async def measure(pid: int, server: Server, samples: Samples, args: argparse.Namespace, num_streams: int) -> None:
+async def idle_share(pid: int) -> float:
+    """Return how much of a CPU an idle daemon takes."""
+    before = Cost.of(pid)
+    await asyncio.sleep(IDLE_S)
+    return (Cost.of(pid).cpu_s - before.cpu_s) / IDLE_S
+
+
+async def measure(
+    pid: int, server: Server, samples: Samples, args: argparse.Namespace, num_streams: int, idle: float
+) -> None:
     """Add a sample of CPU time, and count the system calls in a second run, which strace slows down."""
     turn = len(samples.cpu_ms)
-    before = Cost.of(pid)
+    before, began_s = Cost.of(pid), time.monotonic()
     num_tokens = await stream(server, num_streams, args.tokens, turn)
-    after = Cost.of(pid)
-    samples.cpu_ms.append(1000 * (after.cpu_s - before.cpu_s) / num_tokens)
+    after, took_s = Cost.of(pid), time.monotonic() - began_s
+    samples.cpu_ms.append(1000 * (after.cpu_s - before.cpu_s - idle * took_s) / num_tokens)
+    samples.tokens_per_s.append(num_tokens / took_s)
     samples.num_sleeps.append((after.num_sleeps - before.num_sleeps) / num_tokens)
     if not samples.calls:
         counted: dict[str, float] = {}
@@ -122,7 +136,8 @@ def show(name: str, transport: str, num_streams: int, samples: Samples) -> None:
     calls = sorted(samples.calls.items(), key=lambda call: -call[1])
     told = ", ".join(f"{name} {number:.1f}" for name, number in calls if number >= 0.05)
     print(
-        f"{name:7}{transport:5}{num_streams:2} streams  CPU {median(samples.cpu_ms):.3f} ms"
+        f"{name:7}{transport:5}{num_streams:2} streams  {median(samples.tokens_per_s):.0f} tokens/s"
+        f"  CPU {median(samples.cpu_ms):.3f} ms"
         f"  sleeps {median(samples.num_sleeps):.2f}  calls {sum(samples.calls.values()):.1f} ({told})",
         flush=True,
     )
@@ -130,13 +145,15 @@ def show(name: str, transport: str, num_streams: int, samples: Samples) -> None:
 
 async def run(args: argparse.Namespace, daemons: dict[str, tuple[int, Address]]) -> None:
     """Measure the daemons in turns, and print a row for each."""
+    idle = {name: await idle_share(pid) for name, (pid, _) in daemons.items()}
+    print("idle", {name: f"{1000 * share:.1f} ms/s" for name, share in idle.items()}, flush=True)
     for transport in TRANSPORTS:
         servers = {name: await find_server(address, transport) for name, (_, address) in daemons.items()}
         for num_streams in args.streams:
             rows = {name: Samples() for name in daemons}
             for _ in range(args.rounds):
                 for name, (pid, _) in daemons.items():
-                    await measure(pid, servers[name], rows[name], args, num_streams)
+                    await measure(pid, servers[name], rows[name], args, num_streams, idle[name])
             for name, samples in rows.items():
                 show(name, transport, num_streams, samples)
 
