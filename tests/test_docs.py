@@ -20,6 +20,10 @@ from edgeagent.api.routes import NEEDS
 from edgeagent.cli import main
 from edgeagent.cli.app import COMMANDS
 from edgeagent.config_sources import declared_options, load_config
+from edgeagent.machine_policy import MachinePolicy, described, load_policy
+from edgeagent.metrics.exposition import Snapshot, exposition
+from edgeagent.remotes import Budget
+from edgeagent.types import RouteMode
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -126,22 +130,21 @@ def commands(page: Path) -> set[str]:
     return {*found, *(span.removeprefix("edgeagent ") for span in spans(page) if re.match(r"edgeagent [a-z-]", span))}
 
 
-ALL_COMMANDS = sorted({(name_of(page), command) for page in WRITTEN for command in commands(page)})
-
-
-@pytest.mark.parametrize(("page", "command"), ALL_COMMANDS)
-def test_every_command_is_understood(page: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(command.replace("…", ""))
-    # Only --help is run: --install-completion, for example, would write to this user's shell files.
-    if words[0].startswith("--"):
-        assert main(["--help"]) == 0
-        assert words[0] in capsys.readouterr().out.split()
-        return
-    assert words[0] in COMMANDS
-    named = words[:2] if words[0] in GROUPS and len(words) > 1 else words[:1]
-    assert main([*named, "--help-all" if named[0] == "serve" else "--help"]) == 0
-    options = capsys.readouterr().out.replace(",", "").split()
-    assert {word for word in words if word.startswith("--")} <= set(options)
+def test_every_command_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    helps: dict[tuple[str, ...], set[str]] = {}
+    for page in WRITTEN:
+        for command in commands(page):
+            words = shlex.split(command.replace("…", ""))
+            named = tuple(words[:2] if words[0] in GROUPS and len(words) > 1 else words[:1])
+            # Only --help is run: --install-completion, for example, would write to this user's shell files.
+            if words[0].startswith("--"):
+                named = ()
+            else:
+                assert words[0] in COMMANDS, (page, command)
+            if named not in helps:
+                assert main([*named, "--help-all" if named == ("serve",) else "--help"]) == 0, (page, command)
+                helps[named] = set(capsys.readouterr().out.replace(",", "").split())
+            assert {word for word in words if word.startswith("--")} <= helps[named], (page, command)
 
 
 def test_every_option_that_is_named_exists(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +230,7 @@ def _blocks(page: Path) -> list[str]:
 SETTINGS = [
     (name_of(page), block)
     for page in WRITTEN
-    if page.name != "remote.md"  # except for this page, which tests/test_remote_guide.py checks
+    if page.name != "remote.md"  # its file is a policy: below
     for block in re.findall(r"^```toml\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
 ]
 
@@ -239,9 +242,28 @@ def test_every_config_file_that_is_shown_is_valid(page: str, block: str, tmp_pat
     assert load_config({}, file).file == file
 
 
+def test_every_metric_that_the_guide_to_remotes_names_exists() -> None:
+    exported = set(re.findall(r"^# TYPE (\S+)", exposition(Snapshot([], 0)).decode(), re.MULTILINE))
+    assert set(re.findall(r"`(edgeagent_[a-z_]+)`", text_of(DOCS / "remote.md"))) <= exported
+
+
+def test_the_guides_table_of_modes_is_whole_and_in_order() -> None:
+    section = text_of(DOCS / "remote.md").split("## Where a request may run")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [mode.value for mode in RouteMode]
+
+
+def test_the_guides_policy_is_whole_and_right(machine_policy: Path) -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```$", text_of(DOCS / "remote.md"), re.MULTILINE | re.DOTALL)
+    machine_policy.write_text(example, encoding="utf-8")
+    machine_policy.chmod(0o644)
+    policy = load_policy(machine_policy)
+    assert policy is not None and set(described(policy)) == set(MachinePolicy.__struct_fields__)
+    assert set(described(policy)["budget"]) == set(Budget.__struct_fields__)
+
+
 def test_enough_is_checked() -> None:
     assert len(NAMES) > 15
-    assert len(ALL_COMMANDS) > 60
+    assert sum(len(commands(page)) for page in WRITTEN) > 60
     assert SETTINGS
 
 

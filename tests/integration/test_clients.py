@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
-from agents.models.openai_responses import OpenAIResponsesWSModel
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 
@@ -155,7 +153,11 @@ class TestResponsesOverWebSocket:
 
 
 class TestAgents:
+    # The package takes more than a second and 45 MB to import, and each process of pytest imports each test file.
     async def test_an_agent_calls_a_tool_over_the_websocket(self, client: AsyncOpenAI) -> None:
+        from agents import Agent, Runner, function_tool, set_tracing_disabled
+        from agents.models.openai_responses import OpenAIResponsesWSModel
+
         set_tracing_disabled(True)
         calls: list[int] = []
 
@@ -173,6 +175,8 @@ class TestAgents:
         assert result.final_output
 
     async def test_an_agent_over_http(self, client: AsyncOpenAI) -> None:
+        from agents import Agent, OpenAIResponsesModel, Runner, set_tracing_disabled
+
         set_tracing_disabled(True)
         agent = Agent(name="kiosk", instructions="Be brief.", model=OpenAIResponsesModel("builtin", client))
         result = await Runner.run(agent, "Hello!")

@@ -13,7 +13,6 @@ import httpx
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-from langchain_openai import OpenAI as LangChainOpenAI
 from openai import AsyncOpenAI, BadRequestError
 from openai.types import CompletionChoice
 from pydantic import SecretStr
@@ -309,6 +308,8 @@ class TestCompletions:
 
     async def test_other_clients_read_the_answers(self, tiny_daemon: Daemon) -> None:
         """openai with strict validation, and LangChain's own completions."""
+        from langchain_openai import OpenAI as LangChainOpenAI
+
         url = f"{tiny_daemon.url}/v1"
         strict = AsyncOpenAI(base_url=url, api_key="unused", max_retries=0, _strict_response_validation=True)
         async with strict:

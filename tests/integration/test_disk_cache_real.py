@@ -79,50 +79,24 @@ def wait_for_disk(state_dir: Path, num_tokens: int) -> None:
 
 
 def test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only(tmp_path: Path) -> None:
-    state_dir = tmp_path / "state"
-    daemon = start_daemon(state_dir, "builtin")
-    try:
-        first, cached = ask(daemon, "When do you open?")
-        assert cached == 0
-        wait_for_disk(state_dir, 256)
-    finally:
-        kill(daemon)
-    kept = num_tokens_on_disk(state_dir)
-    with serving(state_dir, "builtin") as daemon:
-        again, cached = ask(daemon, "When do you open?")
-        assert again == first
-        assert 256 <= cached <= kept
-    quantized = ("--kv-type-k", "q8_0", "--kv-type-v", "q8_0", "--flash-attention", "auto")
-    with serving(state_dir, "builtin", *quantized) as daemon:
-        other, cached = ask(daemon, "When do you open?")
-        assert cached == 0
-        assert "K type (f16, now q8_0)" in daemon.log.read_text(), "the log says why nothing is found"
-    with serving(state_dir, "builtin", *quantized) as daemon:
-        again, cached = ask(daemon, "When do you open?")
-        assert again == other
-        assert cached > 256
-
-
-def test_rounded_blocks_take_half_the_bytes_and_are_found_again(tmp_path: Path) -> None:
+    """Rounded blocks take about half of the bytes. Every other setting: test_fingerprint_host.py."""
     bytes_a_token = {}
     for cache_type in ("exact", "q8_0"):
         state_dir = tmp_path / cache_type
         flags = ("--cache-type", cache_type, "--kv-type-k", "f16", "--kv-type-v", "f16")
         daemon = start_daemon(state_dir, "builtin", *flags)
         try:
-            first, _ = ask(daemon, "When do you open?")
+            first, cached = ask(daemon, "When do you open?")
+            assert cached == 0
             wait_for_disk(state_dir, 256)
         finally:
             kill(daemon)
-        num_bytes = sum(part.num_bytes for part in target_parts(state_dir / "cache"))
-        bytes_a_token[cache_type] = num_bytes / num_tokens_on_disk(state_dir)
+        kept = num_tokens_on_disk(state_dir)
+        bytes_a_token[cache_type] = sum(part.num_bytes for part in target_parts(state_dir / "cache")) / kept
         with serving(state_dir, "builtin", *flags) as daemon:
             again, cached = ask(daemon, "When do you open?")
-            assert cached >= 256
-            if cache_type == "exact":
-                assert again == first
-            else:
-                assert again
+            assert 256 <= cached <= kept
+            assert again == first or cache_type != "exact"
     assert bytes_a_token["q8_0"] < 0.6 * bytes_a_token["exact"]
     with serving(state_dir, "builtin") as daemon:
         assert ask(daemon, "When do you open?")[1] == 0
@@ -338,6 +312,6 @@ def _spoil(path: Path, chance: random.Random) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-@pytest.mark.parametrize("num_kills", [5, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_killed_at_random_moments_it_never_serves_what_is_not_valid(tmp_path: Path, num_kills: int) -> None:
     _survive(tmp_path, num_kills)

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from langchain_ollama import OllamaEmbeddings
-from langchain_openai import OpenAIEmbeddings
 from ollama import AsyncClient, ResponseError
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import SecretStr
@@ -96,6 +94,9 @@ async def test_a_text_that_is_too_long(client: AsyncOpenAI, ollama: AsyncClient)
 
 
 async def test_langchain(daemon: Daemon) -> None:
+    from langchain_ollama import OllamaEmbeddings
+    from langchain_openai import OpenAIEmbeddings
+
     # LangChain sends OpenAI's own token ids unless an option says that the server is another.
     openai = OpenAIEmbeddings(
         model="builtin",

@@ -98,6 +98,11 @@ KINDS_AND_CELLS += [
     pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MEMORIES if kind is not MemoryKind.RECURRENT
 ]
 KINDS_AND_CELLS += [pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)]
+# Over restarts, every kind and form is tried. One life alone is tried with exact cells, where the law is strictest.
+IN_ONE_LIFE = [
+    pytest.param(*each.values, id=each.id, marks=[] if each.values[0][1] in (CONFIG, WIDE) else pytest.mark.slow)
+    for each in KINDS_AND_CELLS
+]
 # Features that the tiny models of each kind lack: norms of queries and keys, windows in five of six layers, matrix
 # states, states of convolutions alone, experts.
 SHAPES = ("qwen3-0.6b", "gemma-3-1b", "qwen3.5-0.8b", "lfm2-350m", "qwen3moe-1b-a400m")
@@ -189,6 +194,7 @@ def floor_of(config: EngineConfig) -> float:
     return FLOOR if config.kv_type_k != "f32" else EXACT_FLOOR
 
 
+@pytest.mark.parametrize("setup", IN_ONE_LIFE, indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("host_bytes", [0, 400_000])
 def test_random_schedules(setup: Setup, seed: int, host_bytes: int) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
-from langchain_ollama import ChatOllama, OllamaLLM
 from ollama import AsyncClient, Client, ResponseError
 from pydantic import BaseModel, ConfigDict, Field
 
 from tests.integration.conftest import Daemon
 from tests.present import present
 
-L = TypeVar("L", ChatOllama, OllamaLLM)
+if TYPE_CHECKING:
+    from langchain_ollama import ChatOllama, OllamaLLM
+
+    L = TypeVar("L", ChatOllama, OllamaLLM)
 
 GREEDY = {"temperature": 0}
 TIMER = "Set a timer for 5 minutes."
@@ -38,12 +38,6 @@ def set_timer(minutes: int) -> str:
       minutes: how long it runs
     """
     return f"timer set for {minutes} minutes"
-
-
-@tool("set_timer")
-def langchain_set_timer(minutes: int) -> str:
-    """Set a timer."""
-    return set_timer(minutes)
 
 
 def check_timer(text: str, done_reason: str | None) -> None:
@@ -158,8 +152,11 @@ async def langchain(kind: type[L], daemon: Daemon, **fields: Any) -> AsyncIterat
 
 
 class TestLangChain:
+    # The package takes a second to import, and each process of pytest imports each test file.
     async def test_a_conversation(self, daemon: Daemon) -> None:
-        messages = [SystemMessage("You are a helpful assistant."), HumanMessage("Hello!")]
+        from langchain_ollama import ChatOllama
+
+        messages = [("system", "You are a helpful assistant."), ("human", "Hello!")]
         async with langchain(ChatOllama, daemon, num_ctx=8192, validate_model_on_init=True) as model:
             whole = await model.ainvoke(messages)
             text = "".join([str(chunk.content) async for chunk in model.astream(messages)])
@@ -168,23 +165,26 @@ class TestLangChain:
         assert whole.usage_metadata is not None and whole.usage_metadata["output_tokens"] > 0
 
     async def test_a_tool(self, daemon: Daemon) -> None:
-        messages: list[Any] = [HumanMessage(TIMER)]
+        from langchain_ollama import ChatOllama
+
         async with langchain(ChatOllama, daemon) as model:
-            bound = model.bind_tools([langchain_set_timer])
-            answer = await bound.ainvoke(messages)
-            assert isinstance(answer, AIMessage)
+            bound = model.bind_tools([set_timer])
+            answer = await bound.ainvoke([("human", TIMER)])
             [call] = answer.tool_calls
             assert (call["name"], call["args"]) == ("set_timer", {"minutes": 5})
-            result = await langchain_set_timer.ainvoke(call)
-            assert isinstance(result, ToolMessage)
-            assert (await bound.ainvoke([*messages, answer, result])).content
+            result = {"role": "tool", "content": set_timer(**call["args"]), "tool_call_id": call["id"]}
+            assert (await bound.ainvoke([("human", TIMER), answer, result])).content
 
     async def test_a_structure(self, daemon: Daemon) -> None:
+        from langchain_ollama import ChatOllama
+
         async with langchain(ChatOllama, daemon, num_predict=40) as model:
             structured = model.with_structured_output(Timer, method="json_schema", include_raw=True)
             raw = (await structured.ainvoke("Five minutes."))["raw"]  # type: ignore[index]
         check_timer(raw.content, raw.response_metadata["done_reason"])
 
     async def test_a_plain_prompt(self, daemon: Daemon) -> None:
+        from langchain_ollama import OllamaLLM
+
         async with langchain(OllamaLLM, daemon, num_predict=8) as model:
             assert await model.ainvoke("Hello!")

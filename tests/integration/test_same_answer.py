@@ -26,7 +26,7 @@ from tests.conftest import TinyModel
 from tests.models import MEMORIES
 
 # Long enough for several micro-batches; 129 and 257 would leave their last token alone in one.
-LENGTHS = [40, 129, 257, 300, 513, 600]
+LENGTHS = [40, 257, 600, *(pytest.param(length, marks=pytest.mark.slow) for length in (129, 300, 513))]
 SCHEMA = '{"type":"array","items":{"enum":["a very long word","another long word"]},"minItems":9}'
 SAMPLINGS = {
     "greedy": {"sampling": SamplingParams(temperature=0.0)},
@@ -126,9 +126,15 @@ def test_found_in_cells_or_restored(begin: Begin, tmp_path: Path, num_prompt: in
         assert (answer.tokens, answer.logprobs) == (whole.tokens, whole.logprobs)
 
 
-@pytest.mark.parametrize("kind", SAMPLINGS)
-@pytest.mark.parametrize("num_prompt", [40, 300, 513])
-def test_gone_on_with_from_any_token(begin: Begin, num_prompt: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "num_prompt"),
+    [
+        pytest.param(kind, num_prompt, marks=[] if place == index else pytest.mark.slow)
+        for place, num_prompt in enumerate((40, 300, 513))
+        for index, kind in enumerate(SAMPLINGS)
+    ],
+)
+def test_gone_on_with_from_any_token(begin: Begin, kind: str, num_prompt: int) -> None:
     request = ask_for(num_prompt, kind, 100)
     whole = begin().ask(request)
     assert len(whole.tokens) > 40 and (max(whole.step_lengths) > 1) == (kind == "grammar")

@@ -19,50 +19,56 @@ _SPEC = importlib.util.spec_from_file_location("reference", ROOT / "packaging" /
 assert _SPEC is not None and _SPEC.loader is not None
 reference = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(reference)
-PAGES: dict[str, str] = reference.pages()
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_committed_page_is_up_to_date(name: str) -> None:
-    assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name], "run `make documents`"
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    """The name and the text of each page, made from the code."""
+    pages: dict[str, str] = reference.pages()
+    return pages
 
 
-def test_every_option_is_there() -> None:
-    assert all(f"| `{option.name}` |" in PAGES["options.md"] for option in declared_options())
+def test_the_committed_pages_are_up_to_date(made: dict[str, str]) -> None:
+    committed = {name: (REFERENCE / name).read_text(encoding="utf-8") for name in made}
+    assert committed == made, "run `make documents`"
 
 
-def test_every_command_is_there() -> None:
-    assert all(f"\n## {name}\n" in PAGES["command-line.md"] for name in COMMANDS)
-    assert "\n### remote add\n" in PAGES["command-line.md"]
+def test_every_option_is_there(made: dict[str, str]) -> None:
+    assert all(f"| `{option.name}` |" in made["options.md"] for option in declared_options())
 
 
-def test_every_error_is_there_with_its_meaning() -> None:
+def test_every_command_is_there(made: dict[str, str]) -> None:
+    assert all(f"\n## {name}\n" in made["command-line.md"] for name in COMMANDS)
+    assert "\n### remote add\n" in made["command-line.md"]
+
+
+def test_every_error_is_there_with_its_meaning(made: dict[str, str]) -> None:
     classes = EdgeAgentError.__subclasses__()
     while classes:
         error = classes.pop()
         classes += error.__subclasses__()
         assert error.__doc__, f"{error.__name__} needs a docstring: its meaning in the page"
-        assert f"| `{error.code}` |" in PAGES["errors.md"]
+        assert f"| `{error.code}` |" in made["errors.md"]
 
 
-def test_the_refusals_before_a_route_are_there() -> None:
+def test_the_refusals_before_a_route_are_there(made: dict[str, str]) -> None:
     assert {"bad_request", "request_header_fields_too_large"} < {code for code, _ in REFUSALS.values()}
     for status, (code, _) in REFUSALS.items():
-        assert f"| `{code}` | {status.value} |" in PAGES["errors.md"]
+        assert f"| `{code}` | {status.value} |" in made["errors.md"]
 
 
-def test_json_of_a_list_is_called_an_array() -> None:
+def test_json_of_a_list_is_called_an_array(made: dict[str, str]) -> None:
     for heading in ("### cache stats", "### cache list", "### token list"):
-        part = PAGES["command-line.md"].partition(f"\n{heading}\n")[2].partition("\n##")[0]
+        part = made["command-line.md"].partition(f"\n{heading}\n")[2].partition("\n##")[0]
         assert "Print one JSON array." in part, heading
 
 
-def test_every_metric_is_there() -> None:
+def test_every_metric_is_there(made: dict[str, str]) -> None:
     text = exposition(Snapshot([], 0)).decode()
     exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE edgeagent_")}
     assert len(exported) > 30
-    assert all(f"| `{name}` |" in PAGES["metrics.md"] for name in exported)
+    assert all(f"| `{name}` |" in made["metrics.md"] for name in exported)
 
 
-def test_no_page_has_a_path_of_this_machine() -> None:
-    assert not [name for name, text in PAGES.items() if str(Path.home()) in text]
+def test_no_page_has_a_path_of_this_machine(made: dict[str, str]) -> None:
+    assert not [name for name, text in made.items() if str(Path.home()) in text]

@@ -93,10 +93,15 @@ def expected(mode: RouteMode, local: str, remote: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("mode", RouteMode)
-@pytest.mark.parametrize(("local", "remote"), list(itertools.product(PLACES, PLACES)))
-def test_the_table(mode: RouteMode, local: str, remote: str) -> None:
+@pytest.mark.parametrize("local", PLACES)
+def test_the_table(mode: RouteMode, local: str) -> None:
+    for remote in PLACES:
+        check_row(mode, local, remote)
+
+
+def check_row(mode: RouteMode, local: str, remote: str) -> None:
     order = choose_routes(ASKED, mode, place(LOCAL, local) + place(REMOTE, remote))
-    assert names(order) == expected(mode, local, remote)
+    assert names(order) == expected(mode, local, remote), remote
     for route in order.routes:
         permit = None if route.is_local else Permit(ASKED.id, "gpu", mode, route.reason, "app")
         assert route.permit == permit

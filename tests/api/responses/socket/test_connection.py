@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from agents import Agent, ModelSettings, OpenAIResponsesWSModel, RunConfig, Runner, function_tool
 from openai import AsyncOpenAI
 from openai.lib.responses_websocket import (
     AsyncResponsesWebSocketSession,
@@ -391,6 +390,9 @@ async def test_a_bug_closes_with_1011_and_leaves_nothing(
 
 
 async def test_openai_agents_over_the_websocket(address: str, backend: FakeBackend) -> None:
+    # Here, since it takes more than a second and 45 MB, and each process of pytest imports each test file.
+    from agents import Agent, ModelSettings, OpenAIResponsesWSModel, RunConfig, Runner, function_tool
+
     called: list[int] = []
 
     @function_tool
