@@ -6,8 +6,9 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.rotation import pytest_terminal_summary  # noqa: F401 a hook
 TinyModel = Callable[[MemoryKind], Path]
 
 ROOM = pytest.StashKey[Room]()
-SLOW_FOLDER = Path(__file__).parent / "integration"
+SLOW_FOLDER = "tests/integration/"
 # A CA whose key was discarded. Reading the 140 CAs of a system takes 20 ms for each client and each daemon.
 NOBODY = Path(__file__).parent / "nobody.pem"
 # Keep compiled modules, even where the environment says not to: the tests start hundreds of Python processes, and
@@ -45,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Select what runs. Tests with daemons and models come first: at the end they would keep one process busy alone."""
     rotation.pytest_collection_modifyitems(items)
-    items.sort(key=lambda item: not item.path.is_relative_to(SLOW_FOLDER))
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FOLDER))
 
 
 def pytest_collection_finish() -> None:
@@ -82,6 +83,28 @@ def _choices_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     choosing = sys.modules.get("edgeagent.worker.child.generator.choosing")
     if choosing is not None:
         monkeypatch.setattr(choosing, "_measure", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def _freed_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Free the contexts and weights that a test leaves open, as a worker does whose process ends."""
+    opened: list[Any] = []
+    for name in ("model.Model", "context.LlamaRunner"):
+        module = sys.modules.get("edgeagent.engine.llama." + name.split(".")[0])
+        if module is not None:
+            kind = getattr(module, name.split(".")[1])
+            monkeypatch.setattr(kind, "__init__", _recorded(kind.__init__, opened))
+    yield
+    for each in reversed(opened):  # contexts before their weights
+        each.close()
+
+
+def _recorded(init: Callable[..., None], opened: list[Any]) -> Callable[..., None]:
+    def call(self: object, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        opened.append(self)
+
+    return call
 
 
 @pytest.fixture

@@ -86,22 +86,18 @@ def exact_model(tmp_path_factory: pytest.TempPathFactory) -> ExactModel:
     return get
 
 
-KINDS_AND_CELLS = [
-    pytest.param((kind, config), id=f"{kind}-{config.kv_type_k}")
-    for kind in MEMORIES
-    for config in (CONFIG, F16, Q8)
-    if config is CONFIG or kind is not MemoryKind.RECURRENT  # it has no cells to quantize
-]
-# The forms that the engine may choose on a CPU.
-PLAIN = replace(F16, flash_attention="off")
-KINDS_AND_CELLS += [
-    pytest.param((kind, PLAIN), id=f"{kind}-plain") for kind in MEMORIES if kind is not MemoryKind.RECURRENT
-]
-KINDS_AND_CELLS += [pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)]
 # Over restarts, every kind and form is tried. One life alone is tried with exact cells, where the law is strictest.
-IN_ONE_LIFE = [
-    pytest.param(*each.values, id=each.id, marks=[] if each.values[0][1] in (CONFIG, WIDE) else pytest.mark.slow)
-    for each in KINDS_AND_CELLS
+EXACT = [
+    *(pytest.param((kind, CONFIG), id=f"{kind}-f32") for kind in MEMORIES),
+    *(pytest.param((kind, WIDE), id=f"{kind}-wide") for kind in (MemoryKind.RECURRENT, MemoryKind.HYBRID)),
+]
+# The forms that the engine may choose on a CPU. A recurrent memory has no cells to quantize and no attention.
+PLAIN = replace(F16, flash_attention="off")
+ROUNDED = [
+    pytest.param((kind, config), id=f"{kind}-{label}")
+    for kind in MEMORIES
+    if kind is not MemoryKind.RECURRENT
+    for label, config in (("f16", F16), ("q8_0", Q8), ("plain", PLAIN))
 ]
 # Features that the tiny models of each kind lack: norms of queries and keys, windows in five of six layers, matrix
 # states, states of convolutions alone, experts.
@@ -118,7 +114,7 @@ SHAPES_AND_CELLS = [
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow(seconds=0.7)) for seed in range(1, 10))]
 
 
-@pytest.fixture(params=KINDS_AND_CELLS)
+@pytest.fixture(params=[*EXACT, *ROUNDED])
 def setup(request: pytest.FixtureRequest, exact_model: ExactModel) -> Iterator[Setup]:
     kind, config = request.param
     loaded = Model(exact_model(kind), config)
@@ -194,10 +190,22 @@ def floor_of(config: EngineConfig) -> float:
     return FLOOR if config.kv_type_k != "f32" else EXACT_FLOOR
 
 
-@pytest.mark.parametrize("setup", IN_ONE_LIFE, indirect=True)
+@pytest.mark.parametrize("setup", EXACT, indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("host_bytes", [0, 400_000])
 def test_random_schedules(setup: Setup, seed: int, host_bytes: int) -> None:
+    check_one_life(setup, seed, host_bytes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", ROUNDED, indirect=True)
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("host_bytes", [0, 400_000])
+def test_random_schedules_with_rounded_cells(setup: Setup, seed: int, host_bytes: int) -> None:
+    check_one_life(setup, seed, host_bytes)
+
+
+def check_one_life(setup: Setup, seed: int, host_bytes: int) -> None:
     runner = setup.runner()
     engine = setup.engine(runner, None, host_bytes)
     naive = Naive(setup.model, setup.config)
@@ -301,8 +309,15 @@ class RuleDraft(DraftModel):
         return (token + 1) % 250 if is_changed[self._rule] else token
 
 
-@pytest.mark.parametrize("rule", ["right", "wrong", "third", "random"])
-@pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        pytest.param(kind, rule, marks=[] if is_quick else pytest.mark.slow(seconds=1.5))
+        for rule, quick in (("right", 0), ("wrong", 1), ("third", 0), ("random", 1))
+        for kind, is_quick in ((MemoryKind.FULL_ATTENTION, not quick), (MemoryKind.SLIDING_WINDOW, quick))
+    ],
+    ids=str,
+)
 def test_drafts_change_nothing(
     exact_model: ExactModel, kind: MemoryKind, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""A context of 8,192 tokens on a real daemon, filled to its last cell, with full attention and a hybrid memory."""
+"""A context of 4,096 tokens on a real daemon, filled to its last cell, with full attention and a hybrid memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.leaks import status_of
 from tests.models import make_tiny_model
 from tests.patience import patient
 
-CONTEXT = 8192
+CONTEXT = 4096
 # Tokens of one byte each; their meaning is irrelevant.
 VOCABULARY = range(100, 200)
 
@@ -53,15 +53,15 @@ def test_the_last_cell_is_used_and_one_more_token_is_refused_with_counts(long_da
 
 
 def test_a_long_prompt_asked_again_is_hardly_computed(long_daemon: Daemon) -> None:
-    tokens = prompt(8000, seed=2)
+    tokens = prompt(CONTEXT - 192, seed=2)
     first = complete(long_daemon, tokens).json()
     again = complete(long_daemon, tokens).json()
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 8000 - 256
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(tokens) - 256
 
 
 def test_two_that_do_not_fit_together_both_end(long_daemon: Daemon) -> None:
-    prompts = [prompt(5000, seed=3), prompt(5000, seed=4)]
+    prompts = [prompt(CONTEXT * 5 // 8, seed) for seed in (3, 4)]
     with ThreadPoolExecutor(2) as pool:
         answers = [answer.json() for answer in pool.map(lambda tokens: complete(long_daemon, tokens), prompts)]
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [4, 4]
