@@ -78,7 +78,7 @@ def build(seed: int) -> tuple[Engine, CountingPrefixes, list[int]]:
     return engine, prefixes, some_prompt()
 
 
-@pytest.mark.parametrize("first", range(0, 240, 60))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(60, 240, 60))])
 def test_what_fits_once_all_idle_prefixes_are_gone_is_admitted(first: int) -> None:
     num_admitted = num_refused = 0
     for seed in range(first, first + 60):
