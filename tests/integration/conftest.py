@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from edgeagent.cli import main
 from edgeagent.runtime_file import find_daemon
 from tests.patience import patient
 
 START_TIMEOUT_S = patient(60.0)
+KILLED = -signal.SIGKILL if os.name == "posix" else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,26 @@ class Daemon:
         children = psutil.Process(self.process.pid).children()
         (worker,) = [child for child in children if "edgeagent.worker.child.process" in " ".join(child.cmdline())]
         return int(worker.pid)
+
+    def run(self, *words: str) -> str:
+        """Run a command on this daemon, in this process; return its output."""
+        return run_command(*words, "--state-dir", str(self.state_dir))
+
+    def kill(self) -> None:
+        """End the daemon and its worker with SIGKILL; wait until the lock is free and the worker has ended."""
+        self.process.kill()
+        self.process.wait()
+
+    def kill_worker(self) -> None:
+        """End the model's process with SIGKILL."""
+        psutil.Process(self.worker_pid()).kill()
+
+
+def run_command(*words: str) -> str:
+    """Run a command in this process; return its output."""
+    with redirect_stdout(io.StringIO()) as output:
+        assert main([*words]) == 0, output.getvalue()
+    return output.getvalue()
 
 
 def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = ("-m", "edgeagent")) -> Daemon:
@@ -71,17 +96,26 @@ def stop_daemon(daemon: Daemon) -> None:
     assert daemon.process.wait(patient(20)) == (0 if os.name == "posix" else 1), daemon.log.read_text()
 
 
+@contextmanager
+def serving(state_dir: Path, *flags: str) -> Iterator[Daemon]:
+    """Run a daemon, which may be killed meanwhile."""
+    daemon = start_daemon(state_dir, *flags)
+    try:
+        yield daemon
+    finally:
+        if daemon.process.poll() != KILLED:
+            stop_daemon(daemon)
+
+
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """The daemon with the bundled model that most tests share; they leave it unchanged."""
-    running = start_daemon(tmp_path_factory.mktemp("shared") / "state", "builtin")
-    yield running
-    stop_daemon(running)
+    with serving(tmp_path_factory.mktemp("shared") / "state", "builtin") as running:
+        yield running
 
 
 @pytest.fixture
 def own_daemon(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon for one test, which may harm it."""
-    running = start_daemon(tmp_path / "state", "builtin")
-    yield running
-    stop_daemon(running)
+    with serving(tmp_path / "state", "builtin") as running:
+        yield running

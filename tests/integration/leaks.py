@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import urllib.request
 from dataclasses import astuple, dataclass
@@ -58,12 +57,6 @@ def holdings(daemon: Daemon) -> Holdings:
         # The number is unknown before the worker's first pong.
         num_cells_used=model["worker"]["num_cells_used"] if model["worker"] else 0,
     )
-
-
-def purge(daemon: Daemon) -> None:
-    """Purge all caches: memory still in use afterwards has leaked."""
-    command = ["cache", "purge", "--state-dir", str(daemon.state_dir)]
-    subprocess.run([sys.executable, "-m", "edgeagent", *command], check=True, capture_output=True)
 
 
 async def idle(daemon: Daemon) -> None:

@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.integration.conftest import Daemon
-from tests.integration.leaks import Holdings, idle, purge, settled
+from tests.integration.leaks import Holdings, idle, settled
 from tests.patience import patient
 
 MAX_TOKENS = 400
@@ -110,7 +110,7 @@ async def cycles(daemon: Daemon, count: int, cycle: Cycle = cycle) -> Holdings:
     for number in range(count):
         await cycle(daemon, number)
     await idle(daemon)
-    await asyncio.to_thread(purge, daemon)
+    await asyncio.to_thread(daemon.run, "cache", "purge")
     return await settled(daemon)
 
 

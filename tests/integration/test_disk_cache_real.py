@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import shutil
 import signal
@@ -12,8 +11,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +23,13 @@ from websockets.sync.connection import Connection
 from edgeagent import cache_folder
 from edgeagent.cli import main
 from edgeagent.credentials.keys import Scope, add_client
-from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.integration.conftest import Daemon, serving, start_daemon
 from tests.integration.leaks import status_of
 from tests.patience import patient
 
 SYSTEM = "You are the guide of a small museum by the sea, and answer in one sentence. " * 16
 WAIT_S = patient(20.0)
 TIE = 0.5
-
-
-@contextmanager
-def serving(state_dir: Path, model: str, *flags: str) -> Iterator[Daemon]:
-    daemon = start_daemon(state_dir, model, *flags)
-    try:
-        yield daemon
-    finally:
-        stop_daemon(daemon)
-
-
-def kill(daemon: Daemon) -> None:
-    """End a daemon and its worker with SIGKILL; wait until the lock is free and the worker has ended."""
-    daemon.process.kill()
-    daemon.process.wait()
 
 
 def ask(daemon: Daemon, question: str, token: str | None = None, **fields: Any) -> tuple[str, int]:
@@ -90,7 +73,7 @@ def test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only(tmp_pat
             assert cached == 0
             wait_for_disk(state_dir, 256)
         finally:
-            kill(daemon)
+            daemon.kill()
         kept = num_tokens_on_disk(state_dir)
         bytes_a_token[cache_type] = sum(part.num_bytes for part in target_parts(state_dir / "cache")) / kept
         with serving(state_dir, "builtin", *flags) as daemon:
@@ -224,7 +207,7 @@ def test_a_stream_goes_on_from_blocks_where_its_worker_died(tmp_path: Path) -> N
             socket.send(json.dumps({**asked, "max_output_tokens": 1200}))
             until(socket, "response.output_text.delta")
             wait_for_disk(state_dir, 256)  # while it runs, since a killed worker cannot write any more
-            os.kill(daemon.worker_pid(), signal.SIGKILL)
+            daemon.kill_worker()
             end = until(socket, "response.completed", "response.incomplete", "response.failed", "error")
             return bool(end["response"]["edgeagent"]["handovers"])
 
@@ -288,7 +271,7 @@ def _survive(tmp_path: Path, num_kills: int) -> None:
             assert daemon.process.wait(patient(10)) == -signal.SIGKILL, daemon.log.read_text()
         finally:
             killer.cancel()
-            kill(daemon)
+            daemon.kill()
         files = sorted((state_dir / "cache").rglob("*.kv"))
         if files and chance.random() < 0.3:
             _spoil(chance.choice(files), chance)
@@ -301,7 +284,7 @@ def _survive(tmp_path: Path, num_kills: int) -> None:
             num_cached = ask_closely(daemon, question)[1]
             wait_for_disk(state_dir, 32)
         finally:
-            kill(daemon)
+            daemon.kill()
     assert num_cached >= 32
 
 

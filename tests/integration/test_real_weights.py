@@ -8,12 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ import httpx
 import pytest
 
 from edgeagent import cache_folder
-from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.integration.conftest import Daemon, serving
 from tests.patience import patient
 from tests.smollm2 import MODEL
 
@@ -80,18 +77,9 @@ def chat(
     return answer
 
 
-def kill_worker(daemon: Daemon) -> None:
-    os.kill(daemon.worker_pid(), signal.SIGKILL)
-
-
-@contextmanager
-def running(state_dir: Path, *flags: str) -> Iterator[Daemon]:
-    daemon = start_daemon(state_dir, str(MODEL), "--ctx", str(CONTEXT), *flags)
-    try:
-        yield daemon
-    finally:
-        if daemon.process.poll() is None:
-            stop_daemon(daemon)
+def running(state_dir: Path, *flags: str) -> AbstractContextManager[Daemon]:
+    """Run a daemon with the trained weights."""
+    return serving(state_dir, str(MODEL), "--ctx", str(CONTEXT), *flags)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +137,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) ->
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_a_killed_worker_changes_no_word(real: Daemon, undisturbed: Answer) -> None:
-    answer = chat(real, QUESTION, kill=kill_worker, kill_after=17)
+    answer = chat(real, QUESTION, kill=Daemon.kill_worker, kill_after=17)
     assert (answer.text, answer.finish_reason) == (undisturbed.text, undisturbed.finish_reason)
     assert [move["reason"] for move in answer.edgeagent["handovers"]] == ["worker_killed"]
 
@@ -163,7 +151,7 @@ def test_a_prompt_is_cached_after_a_kill_and_a_restart(tmp_path: Path) -> None:
         again = chat(daemon, prompt, max_tokens=16)
         assert again.num_cached > 128
         wait_for_disk(tmp_path / "state" / "cache")
-        kill_daemon(daemon)
+        daemon.kill()
     with running(tmp_path / "state") as daemon:
         after = chat(daemon, prompt, max_tokens=16)
     assert after.num_cached >= 128
@@ -181,15 +169,10 @@ def test_drafts_from_the_text_copy_it_without_changing_a_word(tmp_path: Path, co
 def test_an_answer_goes_on_here_when_the_second_daemon_dies(tmp_path: Path, copied: Answer) -> None:
     with running(tmp_path / "away") as away, running(tmp_path / "home", "--route", "prefer_remote") as home:
         names = ("--model", f"{MODEL.stem}={MODEL.stem}")
-        edgeagent(home, "remote", "add", "desk", away.url, *names, "--yes")
-        answer = chat(home, COPY, kill=lambda _: kill_daemon(away), kill_after=9)
+        home.run("remote", "add", "desk", away.url, *names, "--yes")
+        answer = chat(home, COPY, kill=lambda _: away.kill(), kill_after=9)
     assert (answer.text, answer.finish_reason) == (copied.text, copied.finish_reason)
     assert [(move["from"], move["to"]) for move in answer.edgeagent["handovers"]] == [("remote:desk", "local")]
-
-
-def kill_daemon(daemon: Daemon) -> None:
-    daemon.process.kill()
-    daemon.process.wait()
 
 
 def wait_for_disk(folder: Path) -> None:
@@ -198,10 +181,3 @@ def wait_for_disk(folder: Path) -> None:
     while not sum(part.num_tokens for part in cache_folder.list_parts(folder)):
         assert time.monotonic() < deadline, "no block was written"
         time.sleep(0.05)
-
-
-def edgeagent(daemon: Daemon, *words: str) -> None:
-    """Run the command line."""
-    command = [sys.executable, "-m", "edgeagent", *words, "--state-dir", str(daemon.state_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stdout + done.stderr

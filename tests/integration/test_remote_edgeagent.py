@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -91,14 +89,6 @@ def piece_of(event: dict[str, Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
 
 
-def edgeagent(state_dir: Path, *words: str) -> str:
-    """Run the command line; return its output."""
-    command = [sys.executable, "-m", "edgeagent", *words, "--state-dir", str(state_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=patient(60))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
@@ -111,7 +101,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             start_daemon, folder / "home", *plain, "--ctx", str(HOME_CONTEXT), "--route", "prefer_remote"
         )
         away = threads.submit(start_daemon, folder / "away", *plain, "--ctx", "8192", "--token-required")
-    token = edgeagent(away.result().state_dir, "token", "add", "home").split()[-1]
+    token = away.result().run("token", "add", "home").split()[-1]
     write_private(folder / "key", token.encode())
     both = Pair(home.result(), away.result(), folder / "key", model)
     yield both
@@ -132,7 +122,7 @@ def allowed(pair: Pair) -> Iterator[Pair]:
 def remote(pair: Pair, url: str, *options: str, key: bool = True) -> Iterator[None]:
     """Add a remote to the first daemon, and remove it at the end."""
     keys = ("--key-file", str(pair.key_file)) if key else ()
-    edgeagent(pair.home.state_dir, "remote", "add", "desk", url, *keys, *options, "--yes")
+    pair.home.run("remote", "add", "desk", url, *keys, *options, "--yes")
     try:
         yield
     finally:
@@ -168,11 +158,6 @@ def ask(daemon: Daemon, path: str, *, then: Callable[[], None] | None = None, **
             if heard.text and then is not None:
                 then = then()
     return heard
-
-
-def kill_worker(daemon: Daemon) -> Callable[[], None]:
-    """Return a function that kills the model's process with kill -9."""
-    return lambda: os.kill(daemon.worker_pid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +200,7 @@ def test_without_the_key_of_the_second_nothing_comes(pair: Pair) -> None:
 
 
 def test_an_answer_goes_on_when_its_worker_is_killed(allowed: Pair, undisturbed: str) -> None:
-    heard = chat(allowed.home, PROMPT, LONG, edgeagent=LOCAL_FIRST, then=kill_worker(allowed.home))
+    heard = chat(allowed.home, PROMPT, LONG, edgeagent=LOCAL_FIRST, then=allowed.home.kill_worker)
     assert heard.text == undisturbed and heard.finish_reason == "length"
     assert len(heard.ids) == 1
     assert heard.told_first["served_by"] == "local"
@@ -233,7 +218,7 @@ def test_what_is_local_only_opens_no_connection(pair: Pair, undisturbed: str) ->
         with remote(pair, url, "--model", f"{LOCAL_NAME}=m", "--model", "elsewhere=m"):
             with pytest.raises(AssertionError, match="local_unavailable"):
                 chat(pair.home, PROMPT, SHORT, edgeagent=LOCAL_ONLY, model="elsewhere")
-            heard = chat(pair.home, PROMPT, LONG, edgeagent=LOCAL_ONLY, then=kill_worker(pair.home))
+            heard = chat(pair.home, PROMPT, LONG, edgeagent=LOCAL_ONLY, then=pair.home.kill_worker)
             assert heard.text == undisturbed
             with pytest.raises(BlockingIOError):
                 listening.accept()
@@ -248,7 +233,7 @@ def poor(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     flags = ("--ctx", str(HOME_CONTEXT), "--route", "prefer_local", "--target-interactive-first-token-s", "1")
     daemon = start_daemon(folder / "state", str(model), "--flash-attention", "off", *flags)
     options = ("--key-file", str(pair.key_file), "--yes")
-    edgeagent(daemon.state_dir, "remote", "add", "desk", pair.away.url, *options)
+    daemon.run("remote", "add", "desk", pair.away.url, *options)
     yield daemon, model
     stop_daemon(daemon)
 
@@ -270,7 +255,7 @@ def test_an_answer_goes_on_although_the_file_has_gone(poor: tuple[Daemon, Path],
 
     def lose() -> None:
         model.unlink()
-        kill_worker(daemon)()
+        daemon.kill_worker()
 
     heard = chat(daemon, PROMPT, LONG, edgeagent=LOCAL_FIRST, then=lose)
     assert heard.text == undisturbed and heard.finish_reason == "length"
@@ -280,11 +265,7 @@ def test_an_answer_goes_on_although_the_file_has_gone(poor: tuple[Daemon, Path],
 
 
 def test_an_answer_comes_home_when_the_second_daemon_is_killed(allowed: Pair, undisturbed: str) -> None:
-    def kill() -> None:
-        allowed.away.process.kill()
-        allowed.away.process.wait()
-
-    heard = chat(allowed.home, PROMPT, LONG, then=kill)
+    heard = chat(allowed.home, PROMPT, LONG, then=allowed.away.kill)
     assert heard.text == undisturbed and heard.finish_reason == "length"
     assert heard.told_first["served_by"] == "remote:desk" and heard.told_last["route"] == "local"
     assert [(move["from"], move["to"]) for move in heard.told_last["handovers"]] == [("remote:desk", "local")]

@@ -29,7 +29,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
-from tests.integration.leaks import Holdings, holdings, purge, settled, status_of
+from tests.integration.leaks import Holdings, holdings, settled, status_of
 from tests.peer.soak_verdict import Line, Look, judge
 
 NUM_CLIENTS = 4
@@ -239,7 +239,7 @@ async def run(daemon: Daemon, minutes: float, seed: int) -> dict[str, Any]:
     others = [kill_workers(soak), watch_loop(soak), look_often(soak)]
     await asyncio.gather(*(client(soak) for _ in range(NUM_CLIENTS)), *others)
     await at_rest(daemon)
-    await asyncio.to_thread(purge, daemon)
+    await asyncio.to_thread(daemon.run, "cache", "purge")
     return report(soak, before, await at_rest(daemon))
 
 
