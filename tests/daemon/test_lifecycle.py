@@ -102,20 +102,18 @@ def test_a_whole_life(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.lock", "token"]
 
 
-@pytest.mark.parametrize(
-    "content", [None, "", "{}", '{"pid": 1, "started_at_s": 0, "port": 1, "url": "", "version": ""}']
-)
-def test_a_runtime_file_that_is_lost_or_swapped_is_written_again(tmp_path: Path, content: str | None) -> None:
+def test_a_runtime_file_that_is_lost_or_swapped_is_written_again(tmp_path: Path) -> None:
     with daemon(tmp_path) as process:
         found = listening(process, tmp_path)
         path = tmp_path / RUNTIME_FILE
-        path.unlink()
-        if content is not None:
-            write_private(path, content.encode())
-        deadline = time.monotonic() + 60
-        while find_daemon(tmp_path) != found:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        for content in (None, "", "{}", '{"pid": 1, "started_at_s": 0, "port": 1, "url": "", "version": ""}'):
+            path.unlink()
+            if content is not None:
+                write_private(path, content.encode())
+            deadline = time.monotonic() + 60
+            while find_daemon(tmp_path) != found:
+                assert time.monotonic() < deadline, content
+                time.sleep(0.02)
 
 
 @STOPPABLE

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -21,7 +22,7 @@ from edgeagent.daemon.state import StartError
 from edgeagent.errors import BackendUnavailable
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, running
-from tests.robust.fake_serve import serving
+from tests.robust.fake_serve import Process, serving
 from tests.robust.raw import get
 
 TRANSPORTS: tuple[Transport, ...] = ("ws", "http")
@@ -97,43 +98,46 @@ async def test_tls_from_end_to_end(tmp_path: Path, certificate: tuple[Path, Path
                 await http.get(f"http://127.0.0.1:{found.port}/v1/models")
 
 
-@LINUX
-def test_only_the_port_is_open(tmp_path: Path) -> None:
-    with serving(tmp_path / "state") as daemon:
-        parent = psutil.Process(daemon.process.pid)
-        sockets = [
-            connection.laddr
-            for process in [parent, *parent.children(recursive=True)]
-            for connection in process.net_connections("inet")
-            if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
-        ]
-        assert sockets == [("127.0.0.1", daemon.runtime.port)]
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A daemon without flags."""
+    with serving(tmp_path_factory.mktemp("plain") / "state") as daemon:
+        yield daemon
 
 
 @LINUX
-def test_other_addresses_of_this_machine_refuse(tmp_path: Path) -> None:
-    with serving(tmp_path / "state") as daemon:
-        found = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
-        addresses = {entry.address for entry in found if entry.family == socket.AF_INET} - {"127.0.0.1"}
-        for address in addresses | {"127.0.0.2"}:
-            with socket.socket() as probe:
-                probe.settimeout(5)
-                assert probe.connect_ex((address, daemon.runtime.port)) != 0, address
+def test_only_the_port_is_open(plain: Process) -> None:
+    parent = psutil.Process(plain.process.pid)
+    sockets = [
+        connection.laddr
+        for process in [parent, *parent.children(recursive=True)]
+        for connection in process.net_connections("inet")
+        if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+    ]
+    assert sockets == [("127.0.0.1", plain.runtime.port)]
 
 
 @LINUX
-def test_another_network_namespace_does_not_reach_it(tmp_path: Path) -> None:
+def test_other_addresses_of_this_machine_refuse(plain: Process) -> None:
+    found = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+    addresses = {entry.address for entry in found if entry.family == socket.AF_INET} - {"127.0.0.1"}
+    for address in addresses | {"127.0.0.2"}:
+        with socket.socket() as probe:
+            probe.settimeout(5)
+            assert probe.connect_ex((address, plain.runtime.port)) != 0, address
+
+
+@LINUX
+def test_another_network_namespace_does_not_reach_it(plain: Process) -> None:
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-rn", "true"], capture_output=True).returncode:
         pytest.skip("no network namespaces here")
-    with serving(tmp_path / "state") as daemon:
-        port = daemon.runtime.port
-        attempt = f"import socket; raise SystemExit(socket.socket().connect_ex(('127.0.0.1', {port})))"
-        assert subprocess.run([sys.executable, "-c", attempt]).returncode == 0
-        # Nothing listens in there, even though the namespace has a loopback interface of its own.
-        code = f"import subprocess; subprocess.run(['ip', 'link', 'set', 'lo', 'up']); {attempt}"
-        inside = subprocess.run([unshare, "-rn", sys.executable, "-c", code], capture_output=True)
-        assert inside.returncode not in (0, 1), inside.stderr
+    attempt = f"import socket; raise SystemExit(socket.socket().connect_ex(('127.0.0.1', {plain.runtime.port})))"
+    assert subprocess.run([sys.executable, "-c", attempt]).returncode == 0
+    # Nothing listens in there, even though the namespace has a loopback interface of its own.
+    code = f"import subprocess; subprocess.run(['ip', 'link', 'set', 'lo', 'up']); {attempt}"
+    inside = subprocess.run([unshare, "-rn", sys.executable, "-c", code], capture_output=True)
+    assert inside.returncode not in (0, 1), inside.stderr
 
 
 @LINUX
@@ -184,9 +188,8 @@ def test_its_own_hosts_on_ipv6(tmp_path: Path) -> None:
             assert httpx.get(f"http://127.0.0.1:{port}/v1/models", headers=headers).status_code == 200
 
 
-def test_loopback_alone_has_no_other_hosts(tmp_path: Path) -> None:
-    with serving(tmp_path / "state") as daemon:
-        port = daemon.runtime.port
-        for host in (socket.gethostname(), f"{socket.gethostname()}.local", "127.0.0.2", "192.0.2.2"):
-            assert httpx.get(f"{daemon.runtime.url}/health", headers={"Host": f"{host}:{port}"}).status_code == 403
-    assert "other machines" not in (tmp_path / "state.log").read_text()
+def test_loopback_alone_has_no_other_hosts(plain: Process) -> None:
+    for host in (socket.gethostname(), f"{socket.gethostname()}.local", "127.0.0.2", "192.0.2.2"):
+        headers = {"Host": f"{host}:{plain.runtime.port}"}
+        assert httpx.get(f"{plain.runtime.url}/health", headers=headers).status_code == 403
+    assert "other machines" not in plain.state_dir.with_suffix(".log").read_text()
