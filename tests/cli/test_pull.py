@@ -1,4 +1,4 @@
-"""`edgeagent pull`, as a user runs it; pulls run in processes of their own, against a local hub."""
+"""`edgeagent pull`, as a user runs it, against a local hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from edgeagent.cli import main
 from edgeagent.cli.display import size_text
 from edgeagent.cli.progress import progress
 from edgeagent.cli.pull import JsonReport, TextReport
@@ -37,30 +39,33 @@ def hub() -> Iterator[HubServer]:
 
 
 class Shell:
-    """Runs the command with its own cache, state folder and hub."""
+    """Runs the command with its own cache, state folder and hub: in this process, or in one that can be killed."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.cache = HubCache(folder / "cache")
-        self._folder = folder
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "EDGEAGENT_"))},
+        self._folders = ("--models-dir", str(self.cache.root), "--state-dir", str(folder / "state"))
+        self._capsys = capsys
+        for name in os.environ:
+            if name.startswith(("HF_", "EDGEAGENT_")):
+                patch.delenv(name)
+        for name, value in {
             "HF_ENDPOINT": url,
             "HF_HOME": str(folder / "hf"),
             "NO_PROXY": "127.0.0.1",
             "XDG_CONFIG_HOME": str(folder / "config"),
-        }
+        }.items():
+            patch.setenv(name, value)
+        # huggingface_hub has read the environment already.
+        patch.setattr(constants, "ENDPOINT", url)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "hf" / "token"))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        folders = ("--models-dir", str(self.cache.root), "--state-dir", str(self._folder / "state"))
-        command = [sys.executable, "-m", "edgeagent", *arguments, *folders]
-        return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "edgeagent", *arguments, *self._folders]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
+        return main([*arguments, *self._folders]), *self._capsys.readouterr()
 
     def wait_for_partial(self, process: subprocess.Popen[str], num_bytes: int) -> Path:
         partial = self.cache.partial(REPO, sha256(SMALL))
@@ -73,8 +78,8 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, hub: HubServer) -> Shell:
-    return Shell(tmp_path, hub.url)
+def shell(tmp_path: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(tmp_path, hub.url, monkeypatch, capsys)
 
 
 def test_pull_then_list(shell: Shell, hub: HubServer) -> None:
@@ -108,8 +113,9 @@ def test_pull_that_fails(shell: Shell, hub: HubServer) -> None:
     assert shell.run("pull", REPO, "not a name")[0] == 1, "for one of them a retry may help"
 
 
-def test_pull_without_a_network(tmp_path: Path) -> None:
-    status, out, err = Shell(tmp_path, "http://127.0.0.1:9").run("pull", REPO)
+def test_pull_without_a_network(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    status, out, err = shell.run("pull", REPO)
     assert (status, out) == (1, "")
     assert "cannot be reached" in err and "Traceback" not in err
 
@@ -132,9 +138,9 @@ def test_pull_offline(shell: Shell, hub: HubServer) -> None:
     assert status == 1 and "with --offline the hub is not asked" in err and hub.requests == []
 
 
-def test_the_hub_s_token_is_never_shown(shell: Shell, hub: HubServer) -> None:
+def test_the_hub_s_token_is_never_shown(shell: Shell, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.repos[REPO].gated = True
-    shell.environment["HF_TOKEN"] = "hf_secret"
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     status, out, err = shell.run("pull", REPO)
     assert status == 1 and "`hf auth login`" in err and "hf_secret" not in out + err
     assert "Bearer hf_secret" in {request.authorization for request in hub.requests}
