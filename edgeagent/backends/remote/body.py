@@ -90,21 +90,17 @@ def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | N
     fields = _common(request, target, so_far)
     match request.prompt:
         case ChatPrompt() as prompt:
-            path = "/chat/completions"
             fields |= _chat(prompt, request, target, so_far)
+            return Body("/chat/completions", msgspec.json.encode(fields))
         case TextPrompt(text=text):
-            path = "/completions"
             fields["prompt"] = text + (so_far.text if so_far is not None else "")
-            if request.logprobs is not None:
-                fields["logprobs"] = request.logprobs
         case TokenPrompt(tokens=tokens):
-            path = "/completions"
             if not target.dialect.takes_token_prompts:
                 raise not_supported("a prompt of token ids")
             fields["prompt"] = list(tokens)
-            if request.logprobs is not None:
-                fields["logprobs"] = request.logprobs
-    return Body(path, msgspec.json.encode(fields))
+    if request.logprobs is not None:
+        fields["logprobs"] = request.logprobs
+    return Body("/completions", msgspec.json.encode(fields))
 
 
 def why_not_continuable(request: GenerateRequest, so_far: AnswerSoFar) -> str:

@@ -147,10 +147,10 @@ class Transport:
             extensions={"trace": trace},
         )
         exchange = Exchange(stages)
+        exchange.task = self._begin(exchange.work(pool, request))
+        exchange.task.add_done_callback(exchange.end)
+        exchange.task.add_done_callback(partial(self._leave, used))
         used.num_used += 1
-        task = self._begin(exchange.work(pool, request))
-        task.add_done_callback(partial(self._leave, used))
-        exchange.follow(task)
         try:
             await exchange.head()
         except BaseException:
@@ -240,11 +240,11 @@ class Exchange:
         self.stages = stages
         self.status = 0
         self.headers: dict[str, str] = {}
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # runs `work`
         self._parts: list[bytes] = []
         self._num_bytes = self._num_unread_bytes = 0
         self._arrived, self._taken = asyncio.Event(), asyncio.Event()
-        self._failure: Failure | None = None
+        self._failure: BaseException | None = None
         self._is_complete = self._is_left = False
 
     @property
@@ -318,34 +318,27 @@ class Exchange:
             with contextlib.suppress(*_CUT):
                 await response.aclose()
 
-    def follow(self, task: asyncio.Task[None]) -> None:
-        """Take the task that runs `work`."""
-        self._task = task
-        task.add_done_callback(self._end)
-
-    def _end(self, task: asyncio.Task[None]) -> None:
+    def end(self, task: asyncio.Task[None]) -> None:
+        """Note why the task has ended."""
         if task.cancelled():
             self._failure = Failure(Kind.CUT, "its connections were closed on this machine")
         elif (error := task.exception()) is not None:
             self._failure = self._failed(error)
         self._arrived.set()
 
-    def _failed(self, error: BaseException) -> Failure:
-        match error:
-            case Failure():
-                return error
-            case httpcore.ProxyError():
-                return Failure(Kind.UNREACHABLE, f"the proxy refused: {str(error)[:_MAX_PROXY_CHARS]}")
+    def _failed(self, error: BaseException) -> BaseException:
+        if isinstance(error, httpcore.ProxyError):
+            return Failure(Kind.UNREACHABLE, f"the proxy refused: {str(error)[:_MAX_PROXY_CHARS]}")
         if not isinstance(error, _CUT):
-            raise error
+            return error  # a Failure of `network`, or a mistake of ours
         if self.status:
             return Failure(Kind.CUT, "the connection broke in the middle of its answer")
         kind = Kind.CUT if self.stages.sent_s else Kind.UNREACHABLE
         return Failure(kind, "the connection broke before an answer came", was_reused=not self.stages.is_new)
 
     def _stop(self) -> None:
-        if self._task is not None and not self._task.cancelling():
-            self._task.cancel()
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
 
     async def _more(self) -> None:
         if self._failure is not None:

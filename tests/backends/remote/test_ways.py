@@ -229,6 +229,18 @@ async def test_of_connections_that_lead_nowhere_one_alone_is_waited_for(monkeypa
         assert server.num_connections == 3 and remote.status().endpoints[0].breaker == "closed"
 
 
+async def test_a_mistake_of_ours_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise LookupError("a mistake")
+
+    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
+        monkeypatch.setattr(network, "_resolve", broken)
+        with pytest.raises(LookupError, match="a mistake"):
+            await ask(remote)
+        monkeypatch.undo()
+        assert (await ask(remote, id="next")).text == "a"
+
+
 async def test_a_warm_remote() -> None:
     """A connection is open before the first request, which opens none."""
     gets = {"/health": plain(200), "/v1/models": models("tiny", owner="llamacpp")}
