@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import os
 import re
 import secrets
 import stat
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
 
 from edgeagent.errors import BackendUnavailable, ConfigError
 from edgeagent.state_files import holder
@@ -35,8 +37,7 @@ _MAX_FILE_BYTES = 1 << 16
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(Struct, frozen=True):
     """A running daemon. `started_at_s` is the start of its process in seconds since 1970, as psutil reports it.
 
     `token` is the owner's token, None if there is no token file. `certificate` is the path of the daemon's TLS
@@ -44,7 +45,7 @@ class Runtime:
     keeps no conversation on the disk, so its clients must not keep any either.
     """
 
-    pid: int
+    pid: Annotated[int, Meta(gt=0)]
     started_at_s: float
     port: int
     url: str
@@ -76,7 +77,7 @@ def find_daemon(state_dir: Path) -> Runtime | None:
     runtime = _read_runtime(state_dir / RUNTIME_FILE)
     if runtime is None or not _is_running(runtime):
         return None
-    return runtime
+    return replace(runtime, token=read_token(state_dir))
 
 
 def no_daemon(state_dir: Path) -> BackendUnavailable:
@@ -105,7 +106,8 @@ def write_runtime(state_dir: Path, runtime: Runtime) -> None:
     """
     fields = asdict(runtime)
     del fields["token"]
-    write_private(state_dir / RUNTIME_FILE, json.dumps(fields, indent=1).encode() + b"\n")
+    content = msgspec.json.format(msgspec.json.encode(fields), indent=1)
+    write_private(state_dir / RUNTIME_FILE, content + b"\n")
 
 
 def remove_runtime(state_dir: Path, pid: int) -> None:
@@ -116,8 +118,8 @@ def remove_runtime(state_dir: Path, pid: int) -> None:
 
 def is_published(state_dir: Path, pid: int) -> bool:
     """Whether the runtime file is there, whole, and that of the daemon with this process id."""
-    fields = _read_fields(state_dir / RUNTIME_FILE)
-    return fields is not None and fields["pid"] == pid
+    runtime = _read_runtime(state_dir / RUNTIME_FILE)
+    return runtime is not None and runtime.pid == pid
 
 
 def read_token(state_dir: Path) -> str | None:
@@ -206,30 +208,10 @@ def check_private(path: Path, status: os.stat_result) -> None:
 
 
 def _read_runtime(path: Path) -> Runtime | None:
-    fields = _read_fields(path)
-    return None if fields is None else Runtime(**fields, token=read_token(path.parent))
-
-
-def _read_fields(path: Path) -> dict[str, Any] | None:
-    """Return the fields of a runtime file; None if there is no file, or if it cannot be trusted, read or parsed."""
-    content: bytes | None = None
-    with contextlib.suppress(ConfigError):
+    """Return what a runtime file says; None if there is no file, or if it cannot be trusted, read or parsed."""
+    with contextlib.suppress(ConfigError, msgspec.MsgspecError, UnicodeDecodeError):
         content = read_private(path)
-    if content is None:
-        return None
-    with contextlib.suppress(ValueError):
-        match fields := json.loads(content):
-            case {
-                "pid": int(pid),
-                "started_at_s": int() | float(),
-                "port": int(),
-                "url": str(),
-                "version": str(),
-            } if pid > 0:
-                certificate = fields.get("certificate")
-                known = {name: fields[name] for name in ("pid", "started_at_s", "port", "url", "version")}
-                certificate = certificate if isinstance(certificate, str) else None
-                return known | {"certificate": certificate, "forgets": fields.get("forgets") is True}
+        return None if content is None else msgspec.json.decode(content, type=Runtime)
     return None
 
 

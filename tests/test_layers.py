@@ -77,6 +77,7 @@ OWNERS: dict[str, set[str]] = {
     "msgspec": {
         "config",
         "config_sources",
+        "runtime_file",
         "types",
         "remotes",
         "machine_policy",

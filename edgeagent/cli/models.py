@@ -53,6 +53,8 @@ def _machine_bytes() -> int:
     return total - margin_bytes(total)
 
 
+# The facts that `--json` has from a file's header; null without a header.
+_FACTS = ("license", "architecture", "quant", "context_length", "num_params", "num_layers", "num_vocab")
 COLUMNS = ("name", "architecture", "quant", "size", "context", "memory", "fits", "draft", "last loaded", "where")
 CATALOG_COLUMNS = ("name", "kind", "size", "fits", "context", "draft", "license", "here", "what it is")
 
@@ -158,14 +160,8 @@ def _record(model: LocalModel, settings: Config) -> dict[str, Any]:
         "size_bytes": model.size_bytes,
         "paths": [str(path) for path in model.paths],
         "description": header.name if header else None,
-        "license": header.license if header else None,
-        "architecture": header.architecture if header else None,
-        "quant": header.quant if header else None,
-        "context_length": header.context_length if header else None,
-        "num_params": header.num_params if header else None,
-        "num_layers": header.num_layers if header else None,
+        **{fact: getattr(header, fact, None) for fact in _FACTS},
         "num_prediction_layers": header.num_prediction_layers if header else None,
-        "num_vocab": header.num_vocab if header else None,
         "tokenizer": (header.pre_tokenizer or header.tokenizer) if header else None,
         "memory": header.memory_kind if header else None,
         "fitting_context": fitting_context(header, settings.engine) if header else None,

@@ -356,13 +356,8 @@ def _key_text(where: Key | None) -> str:
 
 
 def _budget_text(remote: Remote) -> str:
-    kinds = {
-        "tokens": remote.budget.tokens,
-        "money": remote.budget.money,
-        "client_tokens": remote.budget.client_tokens,
-        "client_money": remote.budget.client_money,
-    }
-    return ", ".join(f"{kind}={most:g}" for kind, most in kinds.items() if most is not None) or "none"
+    kinds = ((kind, getattr(remote.budget, kind)) for kind in remote.budget.__struct_fields__)
+    return ", ".join(f"{kind}={most:g}" for kind, most in kinds if most is not None) or "none"
 
 
 def _ask_for_consent() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -140,40 +140,27 @@ def price(text: str | None) -> Price:
 
 def budget(entries: Sequence[str]) -> Budget:
     """Return the budget that `--budget KIND=N` sets."""
-    whole, money = _kinds(entries, "--budget", ("tokens", "client_tokens"), ("money", "client_money"))
-    return Budget(whole.get("tokens"), money.get("money"), whole.get("client_tokens"), money.get("client_money"))
+    return Budget(**_numbers(entries, "--budget", Budget))
 
 
 def limits(entries: Sequence[str]) -> Limits:
     """Return the limits that `--limit KIND=N` sets. Limits that are not given keep their defaults."""
-    usual = Limits()
-    seconds = ("connect_s", "first_token_s", "idle_s", "total_s")
-    whole, given = _kinds(entries, "--limit", ("max_concurrent",), seconds)
-    return Limits(
-        whole.get("max_concurrent", usual.max_concurrent),
-        given.get("connect_s", usual.connect_s),
-        given.get("first_token_s", usual.first_token_s),
-        given.get("idle_s", usual.idle_s),
-        given.get("total_s", usual.total_s),
-    )
+    return Limits(**_numbers(entries, "--limit", Limits))
 
 
-def _kinds(
-    entries: Sequence[str], flag: str, whole: Sequence[str], other: Sequence[str]
-) -> tuple[dict[str, int], dict[str, float]]:
-    wanted = f"KIND=N, with KIND one of {', '.join((*whole, *other))}"
-    counts: dict[str, int] = {}
-    numbers: dict[str, float] = {}
+def _numbers(entries: Sequence[str], flag: str, kind: type[Budget | Limits]) -> dict[str, Any]:
+    is_whole = {name: str(type_name).startswith("int") for name, type_name in kind.__annotations__.items()}
+    names = sorted(is_whole, key=is_whole.__getitem__, reverse=True)
+    wanted = f"KIND=N, with KIND one of {', '.join(names)}"
+    numbers: dict[str, Any] = {}
     for entry in entries:
-        kind, value = _pair(entry, flag, wanted)
-        kind = kind.replace("-", "_")
-        if kind in whole:
-            counts[kind] = _number(value, flag, f"{kind}=N, N a whole number", int)
-        elif kind in other:
-            numbers[kind] = _number(value, flag, f"{kind}=N, N a number", float)
-        else:
+        name, value = _pair(entry, flag, wanted)
+        name = name.replace("-", "_")
+        if name not in is_whole:
             raise ConfigError(f"{flag}: must be {wanted}, not {entry!r:.80}")
-    return counts, numbers
+        number = f"{name}=N, N a {'whole ' if is_whole[name] else ''}number"
+        numbers[name] = _number(value, flag, number, int if is_whole[name] else float)
+    return numbers
 
 
 def _pair(text: str, flag: str, wanted: str) -> tuple[str, str]:

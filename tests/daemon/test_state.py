@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 
 from edgeagent.credentials.keys import ensure_token
 from edgeagent.daemon.state import ExitCode, StartError, locked_state_dir, warn_if_missing
@@ -198,7 +198,7 @@ def test_clients_find_a_daemon_that_runs(tmp_path: Path) -> None:
     assert find_daemon(tmp_path) is None
     token = ensure_token(tmp_path)
     write_runtime(tmp_path, me())
-    assert find_daemon(tmp_path) == dataclasses.replace(me(), token=token)
+    assert find_daemon(tmp_path) == structs.replace(me(), token=token)
     assert token not in (tmp_path / "daemon.json").read_text()
     if os.name != "nt":
         assert mode(tmp_path / "daemon.json") == 0o600
@@ -221,9 +221,9 @@ def test_a_daemon_that_is_gone_is_not_found(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     for stale in (
-        dataclasses.replace(me(), pid=child.pid),
+        structs.replace(me(), pid=child.pid),
         # Another process has this pid now.
-        dataclasses.replace(me(), started_at_s=me().started_at_s - 60),
+        structs.replace(me(), started_at_s=me().started_at_s - 60),
     ):
         write_runtime(tmp_path, stale)
         assert find_daemon(tmp_path) is None
@@ -237,10 +237,10 @@ def test_a_daemon_that_is_gone_is_not_found(tmp_path: Path) -> None:
         "[]",
         "null",
         "{}",
-        json.dumps({**dataclasses.asdict(me()), "pid": "1"}),
-        json.dumps({**dataclasses.asdict(me()), "pid": -1}),
-        json.dumps({**dataclasses.asdict(me()), "url": None}),
-        json.dumps({**dataclasses.asdict(me()), "started_at_s": 1e308}),
+        json.dumps({**structs.asdict(me()), "pid": "1"}),
+        json.dumps({**structs.asdict(me()), "pid": -1}),
+        json.dumps({**structs.asdict(me()), "url": None}),
+        json.dumps({**structs.asdict(me()), "started_at_s": 1e308}),
         "\ud800".encode("utf-16", "surrogatepass").decode("latin-1"),
     ],
 )
