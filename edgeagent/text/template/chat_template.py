@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from itertools import product
@@ -255,11 +256,7 @@ class ChatTemplate:
             style = parts if "probe-user" in (self._try([_USER], style=parts) or "") else style
         takes_system = "probe-system" in (self._try([_SYSTEM, _USER], style=style) or "")
         tools, calls = self._tool_style(style)
-        takes_tools = calls is not None and tools
-        calls = calls or style
-        return Style(
-            takes_system, takes_tools, calls.text_arguments, style.content_parts, calls.short_ids, calls.null_content
-        )
+        return replace(calls or style, takes_system=takes_system, takes_tools=tools and calls is not None)
 
     def _tool_style(self, base: Style) -> tuple[bool, Style | None]:
         """Return whether the template shows tools, and the style in which it shows a call with its result.
@@ -268,12 +265,7 @@ class ChatTemplate:
         """
         shows_tools = "probe_tool" in (self._try([_USER], style=base, tools=(_PROBE_TOOL,)) or "")
         for short_ids, null_content, text_arguments in product((False, True), (False, True), (True, False)):
-            style = Style(
-                text_arguments=text_arguments,
-                content_parts=base.content_parts,
-                short_ids=short_ids,
-                null_content=null_content,
-            )
+            style = replace(base, text_arguments=text_arguments, short_ids=short_ids, null_content=null_content)
             text = self._try_call(style)
             is_whole = _PROBE_ARGUMENTS_SHOWN.search(text) and "probe-result" in text
             if is_whole and _call_format(text) is not None:

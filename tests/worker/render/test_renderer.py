@@ -127,7 +127,7 @@ async def test_a_prompt_or_an_answer_that_is_too_long_is_refused(daemon: Daemon)
 async def test_what_takes_too_long_is_ended_and_the_next_is_served(daemon: Daemon, work: str) -> None:
     template = await daemon.open(WHEN.replace("WORK", WORK[work]))
     for _ in range(2):
-        with pytest.raises(TemplateTooSlow, match=r"more than 0\.3 s of CPU time") as caught:
+        with pytest.raises(TemplateTooSlow, match=r"more than .*0\.3 s of CPU time") as caught:
             await render(template, prompt("work"))
         assert caught.value.param == "messages"
         assert (await render(template, prompt("hi"))).text == "hi"
@@ -250,7 +250,7 @@ async def test_one_that_is_ended_during_a_job_fails_this_job_only(daemon: Daemon
 async def test_a_process_that_is_stopped_delays_no_request_for_ever(daemon: Daemon) -> None:
     template = await daemon.open("{{ messages[-1].content }}")
     daemon.process.suspend()
-    with pytest.raises(TemplateTooSlow, match="s, with hardly any CPU time"):
+    with pytest.raises(TemplateTooSlow, match=r"more than 0\.9 s, with less than 0\.3 s of CPU time"):
         await render(template, prompt("hi"))
     assert (await render(template, prompt("hi"))).text == "hi"
 

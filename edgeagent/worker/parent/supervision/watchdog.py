@@ -71,7 +71,7 @@ class Owed:
 class Hang:
     """Why a worker counts as hung, and the id of the request that caused it; "" if unknown.
 
-    `is_idle`: the worker got hardly any CPU time, so the limit on elapsed time was reached.
+    `is_idle`: the limit on elapsed time was reached before that on CPU time.
     """
 
     why: str
@@ -104,7 +104,7 @@ class Watchdog:
             if hang is None and computed_s >= each.limit_s:
                 hang = Hang(f"{each.words} {each.limit_s:g} s", each.culprit)
             elif hang is None and waited_s >= _IDLE_FACTOR * each.limit_s:
-                why = f"{each.words} {_IDLE_FACTOR * each.limit_s:g} s, with hardly any CPU time"
+                why = f"{each.words} {_IDLE_FACTOR * each.limit_s:g} s, with less than {each.limit_s:g} s of CPU time"
                 hang = Hang(why, each.culprit, is_idle=True)
         return hang
 
