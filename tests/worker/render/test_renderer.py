@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import THINK
 from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.parent.supervision import renderer as parent_side
+from edgeagent.worker.parent.supervision.channel import Channel
 from edgeagent.worker.parent.supervision.renderer import Renderer
 from edgeagent.worker.protocol import FromWorker, ProtocolError, RenderAnswer, RenderJob, framed
 from edgeagent.worker.render import renderer as worker_side
@@ -255,32 +256,20 @@ async def test_a_process_that_is_stopped_delays_no_request_for_ever(daemon: Daem
     assert (await render(template, prompt("hi"))).text == "hi"
 
 
-# A process that starts in time only once.
-LATE = """
-import sys, time
-from pathlib import Path
-from edgeagent.worker.render import process
-mark = Path(sys.argv[1])
-if mark.exists():
-    mark.unlink()
-    process.end_with_parent()
-    sys.stdin.buffer.read(1)
-process.main()
-"""
+async def test_one_that_does_not_start_in_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn, channels = Channel.spawn, list[Channel]()
 
+    async def spawn_a_silent_one_first(command: Sequence[str], *rest: Any) -> Channel:
+        silent = (sys.executable, "-c", "import sys; sys.stdin.buffer.read()")
+        channels.append(await spawn(command if channels else silent, *rest))
+        return channels[-1]
 
-async def test_one_that_does_not_start_in_time_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    mark.touch()
-    monkeypatch.setattr(parent_side, "RENDERER_COMMAND", (sys.executable, "-P", "-c", LATE, str(mark)))
+    monkeypatch.setattr(Channel, "spawn", spawn_a_silent_one_first)
     daemon = Daemon()
     with monkeypatch.context() as patch:
-        patch.setattr(parent_side, "_START_S", 0.3)
+        patch.setattr(parent_side, "_START_S", 0.1)
         daemon.link.start()
-        await eventually(lambda: not mark.exists())
-        first = daemon.process
-        await eventually(lambda: not first.is_running())
-        patch.undo()
+        await eventually(lambda: bool(channels) and channels[0].returncode is not None)
     template = await daemon.open("{{ messages[-1].content }}")
     assert [(await render(template, prompt(each))).text for each in ("one", "two")] == ["one", "two"]
     await daemon.renderer.stop()
