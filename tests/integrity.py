@@ -9,11 +9,10 @@ import numpy as np
 
 from edgeagent.conversation.database import DamagedError, ResponseDatabase
 from edgeagent.engine.cache.block_table import BlockTable, _OnDisk
-from edgeagent.engine.cache.kv_cells import KvCells
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.radix_tree import Node, RadixTree
 from edgeagent.engine.cache.saver import Saver
-from edgeagent.engine.cache.slots import Slots
+from edgeagent.engine.cache.slots import KvCells, Slots
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.speculation.draft_model import DraftModel
 
@@ -52,6 +51,9 @@ def _(table: BlockTable) -> None:
     pinned = Counter(key for keys in table._lanes.values() for key in keys)
     assert pinned == {key: entry.num_lanes for key, entry in entries.items() if entry.num_lanes}
     assert table._pinned_bytes == sum(in_memory[key][1].num_bytes for key in pinned) <= table.max_bytes // 2
+    may_go = {key for key, (entry, _) in in_memory.items() if table._may_go(key, entry)}
+    noted = [each for partition in table._partitions.values() for each in partition.candidates]
+    assert may_go == {each[-1] for each in noted if table._is_valid(each)}
     held = Counter[bytes]()
     for entry, block in in_memory.values():
         assert entry.root == block.root
@@ -81,7 +83,7 @@ def _(engine: Engine) -> None:
     for sequence in engine._running.values():
         assert sequence.seq_id is not None
         if sequence.restoring is None:
-            assert engine._prefixes.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
+            assert engine._prefixes.cells.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
         assert len(sequence.tokens) <= sequence.max_length
         assert sequence.num_cached <= sequence.num_prompt
 
@@ -101,10 +103,10 @@ def _(slots: Slots) -> None:
 
 @check_integrity.register(PrefixStore)
 def _(prefixes: PrefixStore) -> None:
-    check_integrity(prefixes._slots)
-    check_integrity(prefixes._blocks)
-    check_integrity(prefixes._saver)
-    assert prefixes._slots._tree is prefixes._blocks.tree
+    check_integrity(prefixes.cells)
+    check_integrity(prefixes.blocks)
+    check_integrity(prefixes.saver)
+    assert prefixes.cells._tree is prefixes.blocks.tree
 
 
 @check_integrity.register(RadixTree)

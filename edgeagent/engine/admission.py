@@ -78,11 +78,11 @@ class Admission:
         for only_live in (False, True):
             started_s = self._clock()
             found = self._find(sequence, only_live=only_live)
-            if is_alone or self._prefixes.fits(len(sequence.tokens) + 1, found):
+            if is_alone or self._prefixes.cells.fits(len(sequence.tokens) + 1, found.cell_prefix):
                 sequence.restoring = self._prefixes.claim(sequence.tokens, found)
                 if sequence.restoring is not None:
                     sequence.seq_id = sequence.restoring.seq_id
-                    sequence.num_computed = self._prefixes.length(sequence.seq_id)
+                    sequence.num_computed = self._prefixes.cells.length(sequence.seq_id)
                     sequence.restore_started_s = started_s
                     return True
         self.refuse(sequence)
@@ -90,7 +90,7 @@ class Admission:
 
     def refuse(self, sequence: Sequence) -> None:
         """Let a sequence wait until a live sequence ends or loses cells."""
-        sequence.refused_at = self._prefixes.num_releases
+        sequence.refused_at = self._prefixes.cells.num_releases
 
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
         """Evict idle prefixes from the cells before the prefix of a newly claimed sequence is restored.
@@ -103,8 +103,8 @@ class Admission:
                 sequence.restoring.references[-1].end if sequence.restoring and sequence.restoring.references else 0
             )
             depth = max(sequence.num_computed, restored)
-            self._prefixes.read_out_for_prompt(len(sequence.tokens) - depth)
-        self._prefixes.free_saved_cells()
+            self._prefixes.saver.read_out_for_prompt(len(sequence.tokens) - depth)
+        self._prefixes.saver.free_saved_cells()
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
         """Restore blocks for about `budget_s` seconds. Return True if none remain, so that steps may begin.
@@ -114,14 +114,14 @@ class Admission:
         """
         assert sequence.seq_id is not None
         if sequence.restoring is not None:
-            if not self._prefixes.reload(sequence.restoring, budget_s):
+            if not self._prefixes.restorer.advance(sequence.restoring, budget_s):
                 return False
             sequence.num_restored = dict(sequence.restoring.num_restored)
             sequence.restoring = None
-        length = self._prefixes.length(sequence.seq_id)
+        length = self._prefixes.cells.length(sequence.seq_id)
         sequence.batch_ends.forget_if_many(len(sequence.tokens) - max(length, sequence.num_prompt))
         if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
-            length = self._prefixes.cut(sequence.seq_id, length - 1)
+            length = self._prefixes.cells.cut(sequence.seq_id, length - 1)
         sequence.num_computed = length
         if sequence.marks.claimed_s == 0.0:  # a preempted sequence keeps the values of its first admission
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
@@ -149,7 +149,7 @@ class Admission:
         sequence.restoring = None
 
     def _is_refused(self, sequence: Sequence) -> bool:
-        return sequence.refused_at == self._prefixes.num_releases
+        return sequence.refused_at == self._prefixes.cells.num_releases
 
     def _find(self, sequence: Sequence, *, only_live: bool = False) -> CachedPrefix:
         spec = sequence.spec
@@ -182,7 +182,7 @@ class Admission:
             sequence.add_chunk_end(sequence.num_prompt - 1)
         usable = sequence.tokens[: min(sequence.num_prompt, sequence.num_usable)]
         sequence.add_chunk_end(self._prefixes.num_shared(spec.cache_partition, usable))
-        interval = self._prefixes.checkpoint_interval
+        interval = self._prefixes.saver.checkpoint_interval
         for position in range(interval, sequence.num_prompt, interval):
             if all(abs(position - end) >= _MIN_SHARED for end in sequence.chunk_ends):
                 sequence.add_chunk_end(position)

@@ -103,7 +103,6 @@ class Engine:
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
         self._side = SidePrefill(open_side, runner, self._prefixes, itl_budget_s, self.cost_model, clock)
         self._warmer = PromptWarmer(drafters.model)
-        self._idle_work: list[PrefixStore | PromptWarmer] = [*self._stores, self._warmer]
         self._adapters, self._turns = tuple(adapters), AdapterTurns()
         self._waiting, self._running = dict[str, Sequence](), dict[str, Sequence]()
         self._num_added = self._num_steps = 0
@@ -118,17 +117,17 @@ class Engine:
         """Whether a step would do anything."""
         if self._running or self._waiting or self._outputs or self._batch is not None:
             return True
-        return not all(work.is_done for work in self._idle_work)
+        return not (self._warmer.is_done and all(prefixes.saver.is_done for prefixes in self._stores))
 
     def refresh(self) -> None:
         """Add all blocks on disk to the prefix trees at once. Without this call, each lookup adds a few of them."""
         for prefixes in self._stores:
-            prefixes.refresh()
+            prefixes.blocks.poll()
 
     @property
     def wake_after_s(self) -> float | None:
         """Seconds after which `has_work` may become true without a command; None if it will not."""
-        return _WAIT_FOR_DISK_S if any(prefixes.has_unsaved for prefixes in self._stores) else None
+        return _WAIT_FOR_DISK_S if any(prefixes.saver.has_unsaved for prefixes in self._stores) else None
 
     @property
     def num_live(self) -> int:
@@ -146,14 +145,14 @@ class Engine:
             num_steps=self._num_steps,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_cells_used=self._prefixes.num_cells_used,
+            num_cells_used=self._prefixes.cells.num_cells_used,
             prefill_tokens_per_s=self._costs.rates[0],
             token_s=self._costs.rates[1],
             step_errors=tuple(prefixes.costs.error for prefixes in self._stores),
             drafts=self.proposals.tally.counts(),
             draft_gain=self.proposals.tally.gain,
             num_side_bytes=self._side.num_bytes,
-            host=sum_up(prefixes.stats() for prefixes in self._stores),
+            host=sum_up(prefixes.blocks.stats() for prefixes in self._stores),
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
@@ -180,7 +179,7 @@ class Engine:
                 return None
             if num_output is not None and sequence.num_computed > sequence.num_prompt + num_output:
                 assert sequence.seq_id is not None
-                self._prefixes.cut(sequence.seq_id, sequence.num_prompt + num_output)
+                self._prefixes.cells.cut(sequence.seq_id, sequence.num_prompt + num_output)
             self._release(sequence)
         self._outputs = [output for output in self._outputs if output.sequence is not sequence]
         return sequence
@@ -256,7 +255,7 @@ class Engine:
             self._use_idle_moment()
             return False
         self._warmer.pause()
-        self._prefixes.free_saved_cells()
+        self._prefixes.saver.free_saved_cells()
         shape, min_tokens = self._costs.padded(parts)
         expected_s = self.cost_model.predict(shape)
         is_urgent = any(part.sequence.tier is Tier.REALTIME for part in parts)
@@ -328,7 +327,7 @@ class Engine:
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for prefixes in self._stores:
             prefixes.costs.fit_if_due()
-            prefixes.run_after_step(self._step_s, self._step_tokens, pause_s=pause_s, is_awaited=is_awaited)
+            prefixes.saver.run_after_step(self._step_s, self._step_tokens, pause_s=pause_s, is_awaited=is_awaited)
         self._step_tokens = 0
 
     def _checkpoint(self) -> None:
@@ -371,7 +370,7 @@ class Engine:
     def _plan(self) -> list[BatchPart]:
         """Plan the next batch and reserve its cells. If there are too few, drop all drafts, then preempt sequences."""
         while self._running:
-            num_cells = self._prefixes.num_cells_used
+            num_cells = self._prefixes.cells.num_cells_used
             ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
             running = self._side.split_running(ready, num_cells)
             is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
@@ -386,7 +385,7 @@ class Engine:
         return []
 
     def _reserve(self, parts: Items[BatchPart]) -> bool:
-        return self._prefixes.reserve(sum(part.num_tokens + len(part.drafts) for part in parts))
+        return self._prefixes.cells.reserve(sum(part.num_tokens + len(part.drafts) for part in parts))
 
     def _take_side_chunks(self) -> list[Output]:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
@@ -402,10 +401,11 @@ class Engine:
         if self._side.sequence is not None:
             self._side.wait_alone(_LOAD_WAIT_S if restorings else ALONE_S)
         elif self._running:
-            self._prefixes.wait_for_blocks(restorings, _LOAD_WAIT_S)
+            self._prefixes.restorer.wait(restorings, _LOAD_WAIT_S)
         else:
-            for work in self._idle_work:
-                work.run_when_idle()
+            for prefixes in self._stores:
+                prefixes.saver.run_when_idle()
+            self._warmer.run_when_idle()
 
     def _verify_all(self, parts: Items[BatchPart], started_s: float) -> list[Output]:
         """Verify the drafts of a computed batch and sample next tokens. `started_s`: when the batch's decode began."""
@@ -452,15 +452,15 @@ class Engine:
         """
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
-            self._prefixes.reset(sequence.seq_id)
+            self._prefixes.cells.reset(sequence.seq_id)
             sequence.batch_ends.forget()  # to compute all output again token by token would take too long
             if sequence.restoring is not None:
                 self._preempt(sequence)
-        self._prefixes.forget_idle()
+        self._prefixes.saver.forget_partition(None)
 
     def _make_room(self, parts: Items[BatchPart]) -> list[Output]:
         """Free cells after OutOfCells: evict a prefix, or preempt a sequence. If only one sequence runs, fail it."""
-        if self._prefixes.evict_one():
+        if self._prefixes.cells.evict_one():
             return []
         if len(self._running) > 1:
             # It would find no cells again, although enough seem to be free, until another sequence gives up some.
@@ -477,7 +477,7 @@ class Engine:
             sequence = part.sequence
             assert sequence.seq_id is not None
             del self._running[sequence.id]
-            self._prefixes.reset(sequence.seq_id)
+            self._prefixes.cells.reset(sequence.seq_id)
             self._release(sequence)
             outputs.append(Output(sequence, error=error))
         self._take_back([])

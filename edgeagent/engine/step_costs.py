@@ -35,7 +35,7 @@ class StepCosts:
         # Rows of logits that score a prompt count as tokens: otherwise their time would be attributed to the chunks of
         # other prompts.
         num_tokens += round(self._runner.row_cost * sum(part.num_scored for part in parts))
-        return StepShape(num_tokens, self._prefixes.num_cells_used, sum(part.num_pairs for part in parts))
+        return StepShape(num_tokens, self._prefixes.cells.num_cells_used, sum(part.num_pairs for part in parts))
 
     def padded(self, parts: Items[BatchPart]) -> tuple[StepShape, int]:
         """Return the shape in which to compute a batch, and its `min_tokens` (see Runner.decode).
@@ -83,7 +83,7 @@ class StepCosts:
         """
         costs = self._prefixes.costs
         depths = [sequence.num_computed for sequence in running]
-        base = StepShape(len(depths), self._prefixes.num_cells_used if depths else 0, float(sum(depths)))
+        base = StepShape(len(depths), self._prefixes.cells.num_cells_used if depths else 0, float(sum(depths)))
         depth = max(depths, default=0)
         limit_s = self._itl_budget_s if depths else MAX_STEP_S
         chunk = costs.max_tokens_within(limit_s, base, depth, MIN_SLOW_CHUNK, max_growth=MAX_GROWTH)

@@ -79,7 +79,7 @@ class Verifier:
     def rewind(self, sequence: Sequence) -> None:
         """Remove from the runner all tokens that were not recorded, such as refused drafts or an interrupted batch."""
         assert sequence.seq_id is not None
-        sequence.num_computed = self._prefixes.rewind(sequence.seq_id)
+        sequence.num_computed = self._prefixes.cells.rewind(sequence.seq_id)
 
     def _score(self, part: BatchPart, row: int, output: Output) -> None:
         """Add log probabilities of prompt tokens to `output`. The logits after a token give the next token's."""
@@ -129,5 +129,5 @@ class Verifier:
 
     def _advance(self, sequence: Sequence, tokens: Items[int]) -> None:
         assert sequence.seq_id is not None
-        self._prefixes.append(sequence.seq_id, tokens)
+        self._prefixes.cells.append(sequence.seq_id, tokens)
         sequence.num_computed += len(tokens)

@@ -96,18 +96,18 @@ def restoring() -> Walk:
         found = prefixes.match("", prompt, len(prompt))
         restoring = prefixes.claim(array("i", prompt), found)
         assert restoring is not None
-        while not prefixes.reload(restoring, 1.0):
+        while not prefixes.restorer.advance(restoring, 1.0):
             pass
-        num_restored = start = prefixes.length(restoring.seq_id)
+        num_restored = start = prefixes.cells.length(restoring.seq_id)
         while start < len(prompt):
-            assert prefixes.reserve(32)
+            assert prefixes.cells.reserve(32)
             runner.decode([Slice(restoring.seq_id, start, prompt[start : start + 32], 0)])
-            prefixes.append(restoring.seq_id, prompt[start : start + 32])
+            prefixes.cells.append(restoring.seq_id, prompt[start : start + 32])
             start += 32
         prefixes.release(restoring.seq_id, restoring, keep=True, priority=CachePriority())
-        while not prefixes.is_done:
-            prefixes.run_when_idle()
-        while prefixes.evict_one():
+        while not prefixes.saver.is_done:
+            prefixes.saver.run_when_idle()
+        while prefixes.cells.evict_one():
             pass
         return num_restored > 0
 

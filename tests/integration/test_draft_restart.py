@@ -57,7 +57,7 @@ class Pair(Machine):
         """Make each step of the draft wait for its blocks, so that the machine's speed does not matter."""
         model = self._host.engine.proposals.draft_model
         assert model is not None
-        restorer, advance = model.prefixes._restorer, model.prefixes._restorer.advance
+        restorer, advance = model.prefixes.restorer, model.prefixes.restorer.advance
 
         def patient(restoring: Restoring, budget_s: float) -> bool:
             while not advance(restoring, budget_s):

@@ -7,13 +7,14 @@ files.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import os
 import time
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from edgeagent.config import EngineConfig
@@ -64,6 +65,8 @@ _STALE_S = 600.0
 # Blocks that are pinned for lanes take at most this part of the limit.
 _PINNED_SHARE = 0.5
 MAX_LANES = 256  # the choice of a lane to unpin visits all of them
+# A heap of candidates for eviction has this many for each block in memory before the stale ones are removed.
+_MAX_STALE = 4
 
 
 class _OnDisk(Enum):
@@ -87,10 +90,18 @@ class _Entry:
     disk_bytes: int = 0  # of its file
 
 
+_Candidate = tuple[bool, float, int, BlockKey]
+"""A block that may be evicted: whether it waits to be written, its priority, its age and its key. The least goes first.
+
+It counts only as long as the table has the block with the same values.
+"""
+
+
 @dataclass(slots=True)
 class _Partition:
     num_bytes: int = 0  # in memory
     used_s: float = 0.0
+    candidates: list[_Candidate] = field(default_factory=list)  # a heap with all blocks that may be evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,8 @@ class BlockTable:
         self.disk = disk
         self.tree = RadixTree()
         """The tree of these blocks, and of the sequences in the runner's cells."""
+        self.on_loaded: Callable[[Loaded], None] = lambda _: None
+        """Gets each block that the disk has read. See `fetch`."""
         self._keyring = keyring
         self._can_cut = can_cut
         self._is_draft = is_draft
@@ -159,7 +172,6 @@ class BlockTable:
         self._pending_bytes = 0
         self._needs_writes = False
         self._purging: Counter[BlockKey | None] = Counter()  # purges that the disk has not done yet, by root
-        self._loaded: list[Loaded] = []
         self._lanes: OrderedDict[str, set[BlockKey]] = OrderedDict()  # the pinned blocks; least recently used first
         self._pinned_bytes = 0
         self._order = itertools.count()
@@ -432,6 +444,7 @@ class BlockTable:
         entry.priority = self._floor + value * (_KEPT_ON_DISK if entry.on_disk is _OnDisk.YES else 1.0)
         entry.age = next(self._order)
         self._partitions[entry.root].used_s = self._clock()
+        self._note_candidate(block.key, entry)
 
     def _drop_beginnings(self, block: Block, *, is_volatile: bool) -> None:
         """Remove the blocks in memory that `block` begins with. Keep those with children, and SYSTEM and PINNED ones.
@@ -460,14 +473,15 @@ class BlockTable:
                         del self._lanes[lane]
             entry.block = None
             del self._in_memory[key]
-            self._num_children[block.parent] -= 1
-            if not self._num_children[block.parent]:
-                del self._num_children[block.parent]
             self._num_bytes -= block.num_bytes
             partition = self._partitions[entry.root]
             partition.num_bytes -= block.num_bytes
             if partition.num_bytes == 0:
                 del self._partitions[entry.root]
+            self._num_children[block.parent] -= 1
+            if not self._num_children[block.parent]:
+                del self._num_children[block.parent]
+                self._note_candidate(block.parent, self._in_memory.get(block.parent))
         if entry.on_disk is not _OnDisk.YES:
             del self._entries[key]
             self.tree.discard(key)
@@ -490,10 +504,11 @@ class BlockTable:
         return next((lane for lane in others if roots.get(lane) == largest), others[0])
 
     def _unpin(self, lane: str) -> None:
-        for _, entry, block in self._known(self._lanes.pop(lane, ())):
+        for key, entry, block in self._known(self._lanes.pop(lane, ())):
             entry.num_lanes -= 1
             if not entry.num_lanes:
                 self._pinned_bytes -= block.num_bytes
+                self._note_candidate(key, entry)
 
     # Room in memory.
 
@@ -522,22 +537,54 @@ class BlockTable:
         Partitions that are stale, or with `block` above their share, lose blocks first. Blocks that wait to be written
         go last, if at all. The parent of `block` stays.
         """
-        # Measured: 0.3 ms for 500 blocks. By default, memory has no more of 4 MiB each.
-        unpinned = {
-            key: entry
-            for key, entry in self._in_memory.items()
-            if not entry.num_lanes and entry.importance is not Importance.PINNED and key != block.parent
-        }
-        leaves = {
-            key: entry
-            for key, entry in unpinned.items()
-            if entry.on_disk is _OnDisk.YES or (entry.on_disk is not _OnDisk.PENDING and key not in self._num_children)
-        }
-        if not leaves and self._may_evict_pending:
-            leaves = {key: entry for key, entry in unpinned.items() if key not in self._num_children}
+        firsts = {root: self._first_candidate(partition, block.parent) for root, partition in self._partitions.items()}
+        found = {root: first for root, first in firsts.items() if first is not None}
+        written = {root: first for root, first in found.items() if not first[0]}
+        if not written and not self._may_evict_pending:
+            return None
+        found = written or found
         over = self._partitions_over_share(block)
-        fair = [key for key, entry in leaves.items() if entry.root in over]
-        return min(fair or leaves, key=lambda key: (leaves[key].priority, leaves[key].age), default=None)
+        fair = [first for root, first in found.items() if root in over]
+        return min(fair or found.values())[-1] if found else None
+
+    def _first_candidate(self, partition: _Partition, stays: BlockKey) -> _Candidate | None:
+        """Return the first block of a partition that may be evicted, except `stays`; None if there is none."""
+        candidates = partition.candidates
+        kept: list[_Candidate] = []
+        while candidates and (not self._is_valid(candidates[0]) or candidates[0][-1] == stays):
+            first = heapq.heappop(candidates)
+            if self._is_valid(first):
+                kept.append(first)
+        found = candidates[0] if candidates else None
+        for each in kept[:1]:  # the others are equal to it
+            heapq.heappush(candidates, each)
+        return found
+
+    def _note_candidate(self, key: BlockKey, entry: _Entry | None) -> None:
+        """Add a block to those that may be evicted. Call this whenever it may have become one of them."""
+        if entry is None or not self._may_go(key, entry):
+            return
+        candidates = self._partitions[entry.root].candidates
+        heapq.heappush(candidates, (entry.on_disk is _OnDisk.PENDING, entry.priority, entry.age, key))
+        if len(candidates) > _MAX_STALE * len(self._in_memory):
+            candidates[:] = [each for each in dict.fromkeys(candidates) if self._is_valid(each)]
+            heapq.heapify(candidates)
+
+    def _may_go(self, key: BlockKey, entry: _Entry) -> bool:
+        """Whether a block may be evicted from memory. Those that wait to be written count; see `_may_evict_pending`."""
+        if entry.block is None or entry.num_lanes or entry.importance is Importance.PINNED:
+            return False
+        return entry.on_disk is _OnDisk.YES or key not in self._num_children
+
+    def _is_valid(self, candidate: _Candidate) -> bool:
+        is_pending, _, age, key = candidate
+        entry = self._in_memory.get(key)
+        return (
+            entry is not None
+            and entry.age == age
+            and (entry.on_disk is _OnDisk.PENDING) is is_pending
+            and self._may_go(key, entry)
+        )
 
     def _partitions_over_share(self, block: Block) -> set[BlockKey]:
         now_s = self._clock()
@@ -560,13 +607,8 @@ class BlockTable:
             for result in self.disk.take_results(max_results, is_draft=self._is_draft, timeout_s=timeout_s):
                 self._take(result)
 
-    def take_loaded(self) -> list[Loaded]:
-        """Return the blocks that the disk has read since the last call."""
-        self._loaded, loaded = [], self._loaded
-        return loaded
-
     def fetch(self, key: BlockKey) -> None:
-        """Start to read a block from disk. `take_loaded` returns it after a `poll`."""
+        """Start to read a block from disk. A later `poll` passes it to `on_loaded`."""
         assert self.disk is not None
         self.disk.read(key, is_draft=self._is_draft)
 
@@ -582,7 +624,7 @@ class BlockTable:
     def _take(self, result: DiskResult) -> None:
         match result:
             case Loaded():
-                self._loaded.append(result)
+                self.on_loaded(result)
             case Purged(root):
                 self._purging[root] -= 1
             case Found(head, num_bytes):
@@ -612,12 +654,14 @@ class BlockTable:
             entry = self._entries.setdefault(head.key, _Entry(head.root))
             if entry.on_disk is not _OnDisk.PENDING:
                 entry.on_disk, entry.disk_bytes = _OnDisk.YES, num_bytes
+                self._note_candidate(head.key, entry)
 
     def _end_pending(self, key: BlockKey, entry: _Entry, on_disk: _OnDisk) -> None:
         if self._pending.pop(key, None) is not None and entry.block is not None:
             self._needs_writes = False
             self._pending_bytes -= entry.block.num_bytes
             entry.on_disk = on_disk
+            self._note_candidate(key, entry)
 
     def _hand_down(self, key: BlockKey, *, is_raised: bool = False) -> None:
         """Let the disk write a block, after those of its ancestors that it lacks. If any is VOLATILE, do nothing.
@@ -641,6 +685,7 @@ class BlockTable:
             entry.on_disk = _OnDisk.PENDING
             self._pending[each_key] = entry
             self._pending_bytes += block.num_bytes
+            self._note_candidate(each_key, entry)
 
     def _lineage(self, key: BlockKey) -> Iterator[tuple[BlockKey, _Entry, Block]]:
         """Yield a block in memory and its ancestors, up to the first that is not in memory."""

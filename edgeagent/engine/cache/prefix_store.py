@@ -1,9 +1,9 @@
 """The interface of the prefix cache for the engine and the drafters. It covers one runner's KV cells and the blocks.
 
-The life of a prefix: `match` finds it, and `claim` makes it a live sequence. `reload` restores its blocks into the
+The life of a prefix: `match` finds it, and `claim` makes it a live sequence. `restorer` restores its blocks into the
 cells. `save` copies what a later step would overwrite, such as a recurrent state, into a block. `release` leaves the
-prefix in the cells as an idle prefix. Saver copies idle prefixes from the cells into blocks when there is time. Such a
-copy is called a read-out. Slots keeps the prefixes in the cells; BlockTable keeps the blocks.
+prefix in the cells as an idle prefix. `saver` copies idle prefixes from the cells into blocks when there is time. Such
+a copy is called a read-out. `cells` keeps the prefixes in the cells; `blocks` keeps the blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.runner import CUTTABLE, Runner
-from edgeagent.types import CacheStatus
 
 
 class PrefixStore:
@@ -41,13 +40,17 @@ class PrefixStore:
 
         `costs`: the measured costs of the runner's steps. If None, a new cost model is made.
         """
+        self._runner = runner
         self.costs = costs or CostModel(runner.max_batch, runner.attention_tile)
         """The measured costs of the runner's steps."""
-        self._runner = runner
-        self._blocks = blocks or empty_table()
-        self._slots = Slots(runner, self._blocks.tree, self._save_evicted)
-        self._saver = Saver(runner, self._slots, self._blocks, self.costs, clock)
-        self._restorer = Restorer(runner, self._slots, self._blocks, clock)
+        self.blocks = blocks or empty_table()
+        """The blocks, in memory and on disk."""
+        self.cells = Slots(runner, self.blocks.tree, self._save_evicted)
+        """The sequences in the runner's cells."""
+        self.saver = Saver(runner, self.cells, self.blocks, self.costs, clock)
+        """Saves idle prefixes in blocks. The engine says when there is time."""
+        self.restorer = Restorer(runner, self.cells, self.blocks, clock)
+        """Restores the blocks of a sequence that was claimed."""
         self._restore_retrials = Retrials()
 
     # A prefix, from the lookup to the end of its sequence.
@@ -58,20 +61,20 @@ class PrefixStore:
         Blocks are left out if computing their tokens would be faster than the restore, except for retrials, or if they
         add fewer than MIN_PART tokens. `only_live`: ignore the cells of idle prefixes. No prefix is changed.
         """
-        root = self._blocks.root(partition)
-        walk = self._blocks.walk(root, tokens[:max_length])
-        cell_prefix = self._slots.match(walk, max_length, only_live=only_live)
-        references = self._blocks.find(walk)
+        root = self.blocks.root(partition)
+        walk = self.blocks.walk(root, tokens[:max_length])
+        cell_prefix = self.cells.match(walk, max_length, only_live=only_live)
+        references = self.blocks.find(walk)
         if self._should_restore_into_lower_cells(cell_prefix, references):
             return CachedPrefix(root, CellPrefix(), references, references)
         if not references or references[-1].end < cell_prefix.length + MIN_PART:
             return CachedPrefix(root, cell_prefix, [], references)
         beyond = [reference for reference in references if reference.end > cell_prefix.length]
-        before = self._slots.match(walk, beyond[0].start, only_live=only_live)
+        before = self.cells.match(walk, beyond[0].start, only_live=only_live)
         if before.length != beyond[0].start:
             before, beyond = CellPrefix(), references
         computed_s = self._computed_s(references, cell_prefix)
-        extra_s = self._restorer.expected_s(beyond) - computed_s
+        extra_s = self.restorer.expected_s(beyond) - computed_s
         if extra_s > 0 and not self._restore_retrials.is_due(extra_s):
             return CachedPrefix(root, cell_prefix, [], references)
         return CachedPrefix(root, before, beyond, references)
@@ -87,7 +90,7 @@ class PrefixStore:
 
         Some of them may be impossible to restore.
         """
-        return self._blocks.walk(self._blocks.root(partition), tokens).depth
+        return self.blocks.walk(self.blocks.root(partition), tokens).depth
 
     def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
         """Make a live sequence that begins with the prefix `found`. Return its id and the blocks to restore.
@@ -96,37 +99,22 @@ class PrefixStore:
         no sequence id is available. An id is available if it is free, or if it is idle and its prefix is not the one to
         copy.
 
-        `tokens`: the whole prompt. Call this method right after `match`. Then call `reload` until it returns True.
+        `tokens`: the whole prompt. Call this method right after `match`. Then call
+        `restorer.advance` until it returns True.
         """
-        seq_id = self._slots.claim(found.root, found.cell_prefix)
+        seq_id = self.cells.claim(found.root, found.cell_prefix)
         if seq_id is None:
             return None
-        self._saver.begin(seq_id, found.known)
+        self.saver.begin(seq_id, found.known)
         if found.to_restore:
             self._restore_retrials.reset()
         elif found.known and found.known[-1].end >= found.end + MIN_PART:
             self._restore_retrials.record(self._computed_s(found.known, found.cell_prefix))
-        references = found.to_restore if self._slots.length(seq_id) == found.cell_prefix.length else []
-        self._blocks.use([reference.key for reference in references])
+        references = found.to_restore if self.cells.length(seq_id) == found.cell_prefix.length else []
+        self.blocks.use([reference.key for reference in references])
         restoring = Restoring(seq_id, tokens, deque(references))
-        self._restorer.begin(restoring)
+        self.restorer.begin(restoring)
         return restoring
-
-    def reload(self, restoring: Restoring, budget_s: float) -> bool:
-        """Restore blocks for about `budget_s` seconds; return True when no block remains. Never wait for the disk.
-
-        If the next block is loaded, at least that block is restored. If a block is gone or cannot be restored, the
-        restore ends there, and the result is True.
-        """
-        return self._restorer.advance(restoring, budget_s)
-
-    def stop_reload(self, restoring: Restoring) -> None:
-        """Cancel the rest of a restore. The part that was restored stays."""
-        self._restorer.stop(restoring)
-
-    def wait_for_blocks(self, restorings: Sequence[Restoring], timeout_s: float) -> None:
-        """Wait up to `timeout_s` until another block is read. Return at once if one restore can continue now."""
-        self._restorer.wait(restorings, timeout_s)
 
     def save(self, seq_id: int, since: int, priority: CachePriority, *, is_boundary: bool = False) -> None:
         """Save what a later step would overwrite: a state, or the cells of a sliding window.
@@ -136,9 +124,9 @@ class PrefixStore:
         not full is saved too. If this is False and no full block ends after `since`, do nothing. `Saver.save_live`
         describes what is read out of each kind of memory.
         """
-        now = self._slots.length(seq_id)
-        if is_boundary or priority.has_block_end(since, now, self._blocks.block_tokens):
-            self._saver.save_live(seq_id, priority, is_boundary=is_boundary)
+        now = self.cells.length(seq_id)
+        if is_boundary or priority.has_block_end(since, now, self.blocks.block_tokens):
+            self.saver.save_live(seq_id, priority, is_boundary=is_boundary)
 
     def release(self, seq_id: int, restoring: Restoring | None, *, keep: bool, priority: CachePriority) -> None:
         """End a live sequence. If `keep`, its prefix stays in the cells as an idle prefix.
@@ -146,121 +134,23 @@ class PrefixStore:
         `restoring`: the sequence's restore, which ends early if it is unfinished; None if it has none.
         """
         if restoring is not None:
-            self._restorer.stop(restoring)
+            self.restorer.stop(restoring)
         # The runner may hold tokens that are not recorded: drafts after an end token, or tokens of an interrupted step.
-        self._slots.rewind(seq_id)
-        self._slots.release(seq_id, keep=keep)
-        self._saver.end(seq_id, priority)
-
-    # Cells.
-
-    @property
-    def num_cells_used(self) -> int:
-        """Cells held by live or idle sequences."""
-        return self._slots.num_cells_used
-
-    def length(self, seq_id: int) -> int:
-        """Return how many tokens a sequence has in cells."""
-        return self._slots.length(seq_id)
-
-    @property
-    def num_releases(self) -> int:
-        """How often a live sequence ended or lost cells. While it stays the same, what does not fit will not fit."""
-        return self._slots.num_releases
-
-    def fits(self, num_tokens: int, found: CachedPrefix) -> bool:
-        """Whether a new sequence of `num_tokens` with the prefix `found` fits if idle prefixes are evicted for it."""
-        return self._slots.fits(num_tokens, found.cell_prefix)
-
-    def reserve(self, num_cells: int) -> bool:
-        """Evict idle prefixes until `num_cells` are free. Return False if live sequences hold too many cells."""
-        return self._slots.reserve(num_cells)
-
-    def evict_one(self) -> bool:
-        """Evict the least recently used idle prefix; return False if there is none."""
-        return self._slots.evict_one()
-
-    def append(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Record tokens that the runner has computed for a live sequence. Call `reserve` before the computation."""
-        self._slots.append(seq_id, tokens)
-
-    def rewind(self, seq_id: int) -> int:
-        """Cut the runner's memory of a live sequence to the recorded length. Return the sequence's new length.
-
-        The new length is 0 if the memory cannot be cut.
-        """
-        return self._slots.rewind(seq_id)
-
-    def cut(self, seq_id: int, length: int) -> int:
-        """Cut a live sequence to `length` tokens, or to 0 if its memory cannot be cut there; return the new length."""
-        return self._slots.cut(seq_id, length)
-
-    def reset(self, seq_id: int) -> None:
-        """Remove all tokens of a live sequence."""
-        self._slots.reset(seq_id)
-
-    # Idle prefixes: when they are read out, and when they leave the cells.
-
-    @property
-    def checkpoint_interval(self) -> int:
-        """How many prompt tokens to leave between two saved states.
-
-        The states of a full context then take at most an eighth of the limit of host memory.
-        """
-        return self._saver.checkpoint_interval
-
-    def read_out_for_prompt(self, num_tokens: int) -> None:
-        """Save idle prefixes in blocks if that takes less time than they would add to the computation of a prompt.
-
-        `num_tokens`: how many tokens of the prompt are computed next.
-        """
-        self._saver.read_out_for_prompt(num_tokens)
-
-    def free_saved_cells(self) -> None:
-        """Free the cells of idle prefixes that are saved in blocks."""
-        self._saver.free_saved_cells()
-
-    def forget_idle(self) -> None:
-        """Free the cells of all idle prefixes without saving them. Blocks stay."""
-        self._saver.forget_partition(None)
-
-    @property
-    def has_unsaved(self) -> bool:
-        """Whether an idle prefix waits to be saved in blocks."""
-        return self._saver.has_unsaved
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is no background work to do now."""
-        return self._saver.is_done
-
-    def run_when_idle(self) -> None:
-        """Do background work for about 3 ms. Call it when there is no other work."""
-        self._saver.run_when_idle()
-
-    def run_after_step(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
-        """Do the background work that is allowed after a step. See `Saver.run_after_step`."""
-        self._saver.run_after_step(step_s, num_tokens, pause_s=pause_s, is_awaited=is_awaited)
+        self.cells.rewind(seq_id)
+        self.cells.release(seq_id, keep=keep)
+        self.saver.end(seq_id, priority)
 
     # All prefixes.
-
-    def stats(self) -> CacheStatus:
-        """Return counts of the blocks in host memory."""
-        return self._blocks.stats()
-
-    def refresh(self) -> None:
-        """Add all blocks found on disk at once. Without this call, each lookup adds up to 200 blocks."""
-        self._blocks.poll()
 
     def purge(self, partition: str | None) -> int:
         """Forget the idle prefixes and blocks of a partition (None: of all partitions); return the number of blocks.
 
         A block that is in host memory and on disk counts twice.
         """
-        root = None if partition is None else self._blocks.root(partition)
-        self._saver.forget_growing()
-        self._saver.forget_partition(root)
-        return self._blocks.purge(root)
+        root = None if partition is None else self.blocks.root(partition)
+        self.saver.forget_growing()
+        self.saver.forget_partition(root)
+        return self.blocks.purge(root)
 
     def close(self) -> None:
         """Save all idle prefixes to the disk, if there is one, except VOLATILE ones.
@@ -268,16 +158,16 @@ class PrefixStore:
         This may wait for the disk to write blocks, within its time limit for closing. The disk stays open until
         `close_disk`.
         """
-        if self._blocks.disk is not None:
-            self._saver.close()
+        if self.blocks.disk is not None:
+            self.saver.close()
 
     def close_disk(self) -> None:
         """Close the disk. First close all prefix stores that use it."""
-        if self._blocks.disk is not None:
-            self._blocks.disk.close()
+        if self.blocks.disk is not None:
+            self.blocks.disk.close()
 
     def _save_evicted(self, seq_id: int) -> None:
-        self._saver.save_evicted(seq_id)
+        self.saver.save_evicted(seq_id)
 
     def _should_restore_into_lower_cells(self, cell_prefix: CellPrefix, references: Sequence[BlockReference]) -> bool:
         """Whether to restore a prefix into lower cells instead of using it where it is, above a gap of unused cells.
@@ -286,13 +176,13 @@ class PrefixStore:
         time if the gap has more cells than the prefix, and more than MAX_GAP. All the prefix's blocks must be in host
         memory.
         """
-        if cell_prefix.seq_id is None or not self._saver.is_saved(cell_prefix.seq_id):
+        if cell_prefix.seq_id is None or not self.saver.is_saved(cell_prefix.seq_id):
             return False
         if self._runner.memory_kind not in CUTTABLE or not references or references[-1].end < cell_prefix.length:
             return False
         if not all(reference.is_in_memory for reference in references):
             return False
-        return self._slots.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(MAX_GAP, cell_prefix.length)
+        return self.cells.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(MAX_GAP, cell_prefix.length)
 
 
 def make_prefix_store(

@@ -237,12 +237,6 @@ class RadixTree:
                 del self._num_children[parent]
             self._compact(node)
 
-    def purge(self, partition: BlockKey | None) -> None:
-        """Forget all blocks of a partition (None: of all partitions)."""
-        roots = [root for name, root in self._roots.items() if partition in (None, name)]
-        for key in [key for node in _subtree(roots) for key in node.blocks]:
-            self.discard(key)
-
     def beginnings(self, key: BlockKey) -> list[BlockKey]:
         """Return the shorter blocks that have the same parent as a block, and whose tokens it begins with."""
         place = self.blocks[key].blocks[key]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from edgeagent.engine.cache.block import Block, BlockKey, Importance
+from edgeagent.engine.cache.block import Block, BlockKey, Importance, Loaded
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import BlockReference, Restoring
-from edgeagent.engine.cache.slots import Slots
-from edgeagent.engine.cache.transfer_rate import TransferRate
+from edgeagent.engine.cache.slots import Slots, TransferRate
 from edgeagent.engine.runner import Runner
 from edgeagent.errors import InternalError
 
@@ -31,6 +30,7 @@ class _Reads:
         self._loaded: dict[BlockKey, Block | None] = {}
         self.num_bytes = 0
         """Bytes of all blocks that were requested and not yet taken or forgotten."""
+        blocks.on_loaded = self._on_loaded
 
     def request(self, key: BlockKey, num_bytes: int) -> None:
         """Start to read a block, which has `num_bytes`. End each request by one call of `take` or `forget`."""
@@ -62,9 +62,11 @@ class _Reads:
     def wait(self, timeout_s: float) -> None:
         """Take what was read. If the disk has no result at all, wait up to `timeout_s` for one."""
         self._blocks.poll(timeout_s=timeout_s)
-        for result in self._blocks.take_loaded():
-            if result.key in self._num_wanted:
-                self._loaded[result.key] = result.block
+
+    def _on_loaded(self, result: Loaded) -> None:
+        """Keep a block until it is taken. If nobody waits for it any more, drop it."""
+        if result.key in self._num_wanted:
+            self._loaded[result.key] = result.block
 
 
 class Restorer:

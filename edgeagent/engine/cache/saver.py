@@ -13,15 +13,15 @@ they may follow each step, but only the lost time is spent.
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
 from edgeagent.engine.cache.block_table import BlockTable, Continuation
-from edgeagent.engine.cache.cached_prefix import BlockReference, Chain
-from edgeagent.engine.cache.slots import Slots
-from edgeagent.engine.cache.transfer_rate import TransferRate
+from edgeagent.engine.cache.cached_prefix import BlockReference
+from edgeagent.engine.cache.slots import Slots, TransferRate
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
@@ -48,6 +48,54 @@ class _Saved(Enum):
     ALL = "nothing was left to read"
     LATER = "there is no room before the disk has written more"
     UNSAVABLE = "it cannot be read, or is not kept"
+
+
+class Chain:
+    """The blocks at the beginning of a sequence: the key and the end of each.
+
+    Each block begins where the previous block ends.
+    """
+
+    def __init__(self, blocks: Iterable[tuple[int, BlockKey]] = ()) -> None:
+        self._ends: list[int] = []
+        self._keys: list[BlockKey] = []
+        self._num_raised = 0
+        for end, key in blocks:
+            self.append(end, key)
+
+    @property
+    def end(self) -> int:
+        """How many tokens the blocks have together; the next block begins there."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def key(self) -> BlockKey | None:
+        """The last block's key; None if there are no blocks."""
+        return self._keys[-1] if self._keys else None
+
+    def append(self, end: int, key: BlockKey) -> None:
+        """Add the next block, which ends at position `end`."""
+        assert end > self.end
+        self._ends.append(end)
+        self._keys.append(key)
+
+    def pop(self) -> None:
+        """Remove the last block."""
+        self._ends.pop()
+        self._keys.pop()
+        self._num_raised = min(self._num_raised, len(self._keys))
+
+    def keys_until(self, length: int) -> list[BlockKey]:
+        """Return the keys of the blocks that end at `length` or before."""
+        return self._keys[: bisect.bisect_right(self._ends, length)]
+
+    def take_unraised(self, length: int) -> list[tuple[int, BlockKey]]:
+        """Return (end, key) of blocks whose importance is to be raised: those that end at `length` or before.
+
+        Leave out blocks that an earlier call returned.
+        """
+        first, self._num_raised = self._num_raised, max(self._num_raised, bisect.bisect_right(self._ends, length))
+        return list(zip(self._ends[first : self._num_raised], self._keys[first : self._num_raised], strict=True))
 
 
 class Saver:

@@ -91,7 +91,7 @@ class DraftModel:
 
         All are 0 if nothing was measured. `depth`: how many tokens each sequence has.
         """
-        used = StepShape(0, self.prefixes.num_cells_used, 0.0)
+        used = StepShape(0, self.prefixes.cells.num_cells_used, 0.0)
         steps_s = self.costs.predict_added(used, range(1, num_sequences + 1), depth)
         if steps_s is None:
             return [0.0] * (num_sequences + 1)
@@ -132,7 +132,7 @@ class DraftModel:
         draft = self._drafts.get(sequence.id)
         if draft is None or draft.restoring is None:
             return False
-        self.prefixes.wait_for_blocks([draft.restoring], _WAIT_S)
+        self.prefixes.restorer.wait([draft.restoring], _WAIT_S)
         return True
 
     def draft(
@@ -148,23 +148,23 @@ class DraftModel:
         which there is no room, is left out. The result is empty if cells run out, or if a batch fails or is
         interrupted.
         """
-        self.prefixes.free_saved_cells()
+        self.prefixes.saver.free_saved_cells()
         try:
             return self._draft_all(counts, endings)
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
                 draft.unrecorded.clear()
-                draft.num_recorded = self.prefixes.rewind(draft.seq_id)
+                draft.num_recorded = self.prefixes.cells.rewind(draft.seq_id)
             return {}
         except InternalError:
             # Answers do not need drafts, so ignore the error. After a failed decode the state of the memory is unknown.
             for draft in self._drafts.values():
                 if draft.restoring is not None:
-                    self.prefixes.stop_reload(draft.restoring)
+                    self.prefixes.restorer.stop(draft.restoring)
                     draft.restoring = None
                 draft.unrecorded.clear()
                 draft.num_recorded = 0
-                self.prefixes.reset(draft.seq_id)
+                self.prefixes.cells.reset(draft.seq_id)
             return {}
 
     @property
@@ -190,15 +190,15 @@ class DraftModel:
         restoring = self.prefixes.claim(sequence.tokens, self.prefixes.match(partition, sequence.tokens, max_length))
         if restoring is None:
             return None
-        draft = _Draft(restoring.seq_id, self.prefixes.length(restoring.seq_id), restoring)
+        draft = _Draft(restoring.seq_id, self.prefixes.cells.length(restoring.seq_id), restoring)
         self._drafts[sequence.id] = draft
         return draft
 
     def _is_restored(self, draft: _Draft) -> bool:
         """Restore blocks for about 10 ms, without waiting for the disk. Return whether the restore is complete."""
-        if draft.restoring is not None and self.prefixes.reload(draft.restoring, _MAX_RESTORE_S):
+        if draft.restoring is not None and self.prefixes.restorer.advance(draft.restoring, _MAX_RESTORE_S):
             draft.restoring = None
-            draft.num_recorded = draft.num_marked = self.prefixes.length(draft.seq_id)
+            draft.num_recorded = draft.num_marked = self.prefixes.cells.length(draft.seq_id)
         return draft.restoring is None
 
     def _commit(self, sequence: Sequence) -> _Draft | None:
@@ -212,10 +212,10 @@ class DraftModel:
             return None
         accepted = draft.num_accepted(sequence.tokens)
         # The cells of drafted tokens were not recorded, so another sequence may have reserved them since.
-        if accepted and self.prefixes.reserve(accepted):
-            self.prefixes.append(draft.seq_id, draft.unrecorded[:accepted])
+        if accepted and self.prefixes.cells.reserve(accepted):
+            self.prefixes.cells.append(draft.seq_id, draft.unrecorded[:accepted])
         draft.unrecorded.clear()
-        draft.num_recorded = self.prefixes.rewind(draft.seq_id)
+        draft.num_recorded = self.prefixes.cells.rewind(draft.seq_id)
         self._save_ends(sequence, draft)
         return draft
 
@@ -230,7 +230,7 @@ class DraftModel:
     ) -> dict[str, tuple[int, ...]]:
         started_s = self._clock()
         depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
-        used = StepShape(0, self.prefixes.num_cells_used, 0.0)
+        used = StepShape(0, self.prefixes.cells.num_cells_used, 0.0)
         room = self.costs.max_tokens_within(MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
         room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
         slices, drafts_with_missing, wanted = [], [], {}
@@ -253,13 +253,13 @@ class DraftModel:
             drafts_with_missing.append((draft, missing))
             room -= len(missing)
         num_new = sum(len(part.tokens) for part in slices) + sum(wanted.values()) - len(wanted)
-        if not slices or not self.prefixes.reserve(num_new):
+        if not slices or not self.prefixes.cells.reserve(num_new):
             for draft, _ in drafts_with_missing:
                 draft.unrecorded.clear()
             return {}
         self._decode(slices)
         for draft, missing in drafts_with_missing:
-            self.prefixes.append(draft.seq_id, missing)
+            self.prefixes.cells.append(draft.seq_id, missing)
             draft.num_recorded += len(missing)
         if len(wanted) == len(slices) and max(len(missing) for _, missing in drafts_with_missing) <= _FEW:
             step_s = self.costs.predict(used.plus(len(wanted), depth)) or 0.0
@@ -301,7 +301,7 @@ class DraftModel:
     def _decode(self, slices: Items[Slice]) -> None:
         started_s = self._clock()
         self._runner.decode(slices)
-        shape = StepShape(0, self.prefixes.num_cells_used, 0.0)
+        shape = StepShape(0, self.prefixes.cells.num_cells_used, 0.0)
         for part in slices:
             shape = shape.plus(len(part.tokens), part.start)
         self.costs.record(shape, self._clock() - started_s)

@@ -226,6 +226,28 @@ def test_a_longer_one_that_must_not_be_written_leaves_the_shorter_one_below() ->
     assert short.key not in below.blocks
 
 
+@pytest.mark.parametrize("num_blocks", [500, 20_000])
+def test_an_eviction_looks_at_a_few_blocks_however_many_there_are(
+    num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted over all additions and evictions, since some of them put off work for later ones."""
+    num_looks, may_go = 0, BlockTable._may_go
+
+    def counted(table: BlockTable, key: bytes, entry: Any) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return may_go(table, key, entry)
+
+    monkeypatch.setattr(BlockTable, "_may_go", counted)
+    tier = make(num_blocks * SIZE)
+    parents = [block("", [number]) for number in range(num_blocks)]
+    for parent in parents:
+        tier.add(parent, Importance.VOLATILE)
+        tier.add(block(parent, [1]), Importance.VOLATILE)
+    assert tier.stats().num_evicted == num_blocks
+    assert num_looks < 10 * num_blocks
+
+
 class TestHolding:
     """Blocks held for a lane stay until the lane holds other blocks."""
 

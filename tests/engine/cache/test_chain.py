@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.engine.cache.cached_prefix import Chain
+from edgeagent.engine.cache.saver import Chain
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.engine.cache.kv_cells import KvCells
+from edgeagent.engine.cache.slots import KvCells
 from tests.integrity import check_integrity
 
 

@@ -40,10 +40,10 @@ class Cached:
     def compute(self, tokens: array[int]) -> int:
         """Put a live sequence into the cells."""
         restoring = self.prefixes.claim(tokens, CachedPrefix(self.blocks.root(""), CellPrefix(), [], []))
-        assert restoring is not None and self.prefixes.reserve(len(tokens))
+        assert restoring is not None and self.prefixes.cells.reserve(len(tokens))
         seq_id = restoring.seq_id
         self.runner.decode([Slice(seq_id, 0, tokens, 0)])
-        self.prefixes.append(seq_id, tokens)
+        self.prefixes.cells.append(seq_id, tokens)
         check_integrity(self.prefixes)
         return seq_id
 
@@ -67,7 +67,7 @@ def test_one_walk_tells_what_cells_and_blocks_have(monkeypatch: pytest.MonkeyPat
     assert found.end == 96
     assert num_walks == 1
     restoring = cached.prefixes.claim(PROMPT, found)
-    assert restoring is not None and cached.prefixes.length(restoring.seq_id) == 32
+    assert restoring is not None and cached.prefixes.cells.length(restoring.seq_id) == 32
     assert num_walks == 1, "to claim is not to look again"
 
 
@@ -116,12 +116,12 @@ def test_without_memory_a_prefix_is_neither_saved_nor_restored() -> None:
     seq_id = cached.compute(other)
     cached.blocks._codec = NoMemory()
     cached.prefixes.release(seq_id, None, keep=True, priority=CachePriority())
-    while cached.prefixes.has_unsaved:
-        cached.prefixes.run_when_idle()
+    while cached.prefixes.saver.has_unsaved:
+        cached.prefixes.saver.run_when_idle()
     assert cached.prefixes.match("", other, len(other)).cell_prefix.length == len(other), "it stays in the cells"
     restoring = cached.prefixes.claim(PROMPT, cached.find(PROMPT))
     assert restoring is not None
-    while not cached.prefixes.reload(restoring, 1.0):
+    while not cached.prefixes.restorer.advance(restoring, 1.0):
         pass
-    assert cached.prefixes.length(restoring.seq_id) == 0
+    assert cached.prefixes.cells.length(restoring.seq_id) == 0
     check_integrity(cached.prefixes)

