@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import time
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
     Cancel,
+    DiskCache,
+    DiskShare,
     FromWorker,
     Load,
     LoadFailed,
@@ -167,6 +170,19 @@ class TestChild:
         assert child.until_finished("other").reason is FinishReason.CANCELLED
         # llama.cpp's messages about interrupted steps are not errors, so they are not printed.
         assert child.finish() == (0, "edgeagent worker: a second Load; ignored\n")
+
+    def test_its_share_of_the_disk_cache_comes_with_a_ping(self, child: Child, tmp_path: Path) -> None:
+        disk = DiskCache(str(tmp_path), b"s" * 32, 1 << 30, 0, 3600.0, 0, close_s=1.0)
+        child.load = structs.replace(child.load, disk=disk, writable=(disk.folder,))
+        child.start()
+        for nonce in itertools.count():  # the disk's thread takes up a share some time after the ping
+            child.send(Ping(nonce, DiskShare(1000, 0) if nonce else None))
+            status = child.until(Pong).status
+            assert status.disk_cache is not None
+            if not nonce:
+                assert status.disk_cache.max_bytes == 1 << 30
+            elif status.disk_cache.max_bytes == 1000:
+                break
 
     def test_the_end_of_its_input_ends_it_even_in_a_step(self, child: Child) -> None:
         child.start()
