@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import time
@@ -37,6 +38,7 @@ class CacheShares:
         self._clock = clock
         self._num_bytes: Mapping[Path, int] = {}  # by folder, of the loaded models
         self._loaded_at_s: dict[Path, float] = {}  # when a folder's model was last seen loaded
+        self._identities: dict[Path, str] = {}  # of the folders that workers got
         self._unused_bytes = 0  # of the models that are not loaded, as of the latest eviction
         self._is_first = True
         self._due_s = clock()
@@ -54,14 +56,14 @@ class CacheShares:
         try:
             secret = cache_folder.ensure_secret(config.state_dir)
             folder = cache_folder.model_folder(cache_dir, model, secret)
-            cache_folder.ensure_private(cache_dir)
-            cache_folder.ensure_private(folder)
+            _make(folder)
         except ConfigError as error:
             logger.warning("nothing is cached on disk: %s", error.message)
             return None
         except OSError as error:
             logger.warning("nothing is cached on disk: cannot use %s: %s", cache_dir, error.strerror)
             return None
+        self._identities[folder] = _identity(folder)
         share = self.share_of(folder)
         return DiskCache(
             folder=str(folder),
@@ -72,6 +74,16 @@ class CacheShares:
             max_bytes_per_hour=share.max_bytes_per_hour,
             close_s=max(_MIN_CLOSE_S, config.server.drain_s),
         )
+
+    def is_replaced(self, folder: Path) -> bool:
+        """Create a worker's folder again if it is missing. Return whether it differs from the one that the worker got.
+
+        A worker cannot use a new folder, because its sandbox is bound to the old one. Call this in a thread: it reads
+        the disk.
+        """
+        with contextlib.suppress(OSError):  # tried again at the next call
+            _make(folder)
+        return _identity(folder) not in ("", self._identities.get(folder))
 
     def share_of(self, folder: Path) -> DiskShare:
         """Return the present share of the model with this folder."""
@@ -117,3 +129,18 @@ class CacheShares:
         self._is_first = False
         if cache_dir.is_dir() and (num_blocks := cache_folder.remove_files(cache_dir)):
             logger.info("%d cached blocks of an older version were removed from %s", num_blocks, cache_dir)
+
+
+def _make(folder: Path) -> None:
+    """Create a model's folder and the cache folder above it, private to this user. Raise OSError if that fails."""
+    cache_folder.ensure_private(folder.parent)
+    cache_folder.ensure_private(folder)
+
+
+def _identity(folder: Path) -> str:
+    """Return a value that changes when the folder is replaced; "" if it cannot be reached."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return ""
+    return f"{status.st_dev}:{status.st_ino}"

@@ -1,11 +1,10 @@
 """Before a worker loads a model: checks the model's files, its adapters and its draft, and makes the Load message.
 
-It remembers adapters and drafts whose trial ended the process, and detects files and cache folders that were replaced.
+It remembers adapters and drafts whose trial ended the process, and detects files that were replaced.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import math
@@ -15,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from edgeagent.cache_folder import ensure_private
 from edgeagent.config import EngineConfig
 from edgeagent.errors import NOT_INSTALLED, EdgeAgentError, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.fit.need import num_cells_wanted, predict
@@ -54,38 +52,6 @@ def identity(path: Path) -> str:
     except OSError:
         return ""
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
-
-
-class WorkerCacheFolder:
-    """The cache folder that a worker got. Each method reads the disk: call it in a thread."""
-
-    def __init__(self) -> None:
-        self.path: Path | None = None
-        self._recorded = ""
-
-    def record(self, path: Path | None) -> None:
-        """Record the folder that a worker is about to get; None if it gets none."""
-        self.path, self._recorded = path, "" if path is None else _folder_identity(path)
-
-    def is_replaced(self) -> bool:
-        """Create the folder again if it is missing. Return whether it differs from the worker's folder.
-
-        A worker cannot use a new folder, because its sandbox is bound to the old one.
-        """
-        if self.path is None:
-            return False
-        with contextlib.suppress(OSError):  # tried again at the next call
-            ensure_private(self.path.parent)
-            ensure_private(self.path)
-        return _folder_identity(self.path) not in ("", self._recorded)
-
-
-def _folder_identity(path: Path) -> str:
-    try:
-        status = path.stat()
-    except OSError:
-        return ""
-    return f"{status.st_dev}:{status.st_ino}"
 
 
 class Header(Protocol):
@@ -303,7 +269,8 @@ class LoadPreparation:
         self._loaded_identity = ""  # the identity of the model's file at the last load
         self._why_no_drafts = ("", "")  # the model's identity, and why it must not take drafts
         self.files = self._files(None)
-        self.folder = WorkerCacheFolder()
+        self.cache_folder: Path | None = None
+        """The folder of the model's cached blocks that the latest load gave to its worker; None if it gave none."""
         self.weights_bytes = 0
         """The result of the latest `weigh`, in bytes; 0 before the first."""
         self.keep_alive_s = math.inf
@@ -341,7 +308,7 @@ class LoadPreparation:
         self.files = self._files(draft.path)
         self.files.record()
         disk = None if self._source.cache is None else self._source.cache.prepare(self.path)
-        self.folder.record(None if disk is None else Path(disk.folder))
+        self.cache_folder = None if disk is None else Path(disk.folder)
         self.weigh()
         self.needed_bytes = self.least_bytes = self.weights_bytes + _WORKER_BYTES
         shapes: tuple[FileShape, ...] = ()
@@ -373,8 +340,13 @@ class LoadPreparation:
 
     def disk_share(self) -> DiskShare | None:
         """Return the model's present share of the disk cache; None if its worker has no folder."""
-        cache, folder = self._source.cache, self.folder.path
+        cache, folder = self._source.cache, self.cache_folder
         return None if cache is None or folder is None else cache.share_of(folder)
+
+    def is_cache_folder_replaced(self) -> bool:
+        """Whether the worker lost its folder of cached blocks; see CacheShares.is_replaced."""
+        cache, folder = self._source.cache, self.cache_folder
+        return cache is not None and folder is not None and cache.is_replaced(folder)
 
     def _files(self, draft_path: Path | None) -> ModelFiles:
         return ModelFiles([self.path, *([] if draft_path is None else [draft_path]), *self.adapters.values()])

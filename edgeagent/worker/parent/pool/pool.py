@@ -419,7 +419,9 @@ async def _look_at(model: PoolModel) -> None:
         logger.warning("the files of %s were replaced; it is loaded again", model.name)
         supervisor.reload()
     elif (
-        model.may_have_lost_cache and await asyncio.to_thread(preparation.folder.is_replaced) and not supervisor.is_busy
+        model.may_have_lost_cache
+        and await asyncio.to_thread(preparation.is_cache_folder_replaced)
+        and not supervisor.is_busy
     ):
         # A sandbox is bound to the folder that existed when it was entered, so a new worker is needed. The model is not
         # loaded again while it is busy, because that would fail open questions.

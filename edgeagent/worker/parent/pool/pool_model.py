@@ -159,7 +159,7 @@ class PoolModel:
     @property
     def cache_bytes(self) -> tuple[Path, int] | None:
         """The folder of the model's cached blocks and their bytes; None if no worker writes there."""
-        status, folder = self.supervisor.status(), self.preparation.folder.path
+        status, folder = self.supervisor.status(), self.preparation.cache_folder
         if folder is None or status.state in (WorkerState.STOPPED, *UNUSABLE):
             return None
         if status.worker is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,26 @@ def test_blocks_of_models_that_are_not_loaded_give_way(tmp_path: Path) -> None:
     shares.note_loaded({B: LIMIT - 3000})
     shares.evict_if_due()
     assert len(list(cache_folder.scan(Path(disk.folder)))) == 1, "at once, not after an hour"
+
+
+def test_a_folder_that_is_gone_is_created_and_reported_until_a_worker_gets_it(tmp_path: Path) -> None:
+    shares = make_shares(tmp_path)
+    disk = shares.prepare(A)
+    assert disk is not None
+    folder = Path(disk.folder)
+    assert not shares.is_replaced(folder)
+    folder.parent.rename(tmp_path / "kept")  # its inode stays in use, so the new folder gets another
+    for _ in range(2):
+        assert shares.is_replaced(folder)
+    assert folder.is_dir()
+    assert shares.prepare(A) == disk
+    assert not shares.is_replaced(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_not_there(tmp_path: Path) -> None:
+    shares = make_shares(tmp_path)
+    disk = shares.prepare(A)
+    assert disk is not None
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").touch()
+    assert not shares.is_replaced(Path(disk.folder))
