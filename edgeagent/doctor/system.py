@@ -6,6 +6,7 @@ It changes and creates nothing, and does not disturb a running daemon. Tests can
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import platform as platform_names
@@ -40,7 +41,7 @@ DiskUsage = Callable[[Path], Any]
 def look_at(path: Path, *, is_measured: bool = False, disk_usage: DiskUsage = shutil.disk_usage) -> Folder:
     """Return the facts about a folder. If it does not exist, they are those of the nearest parent that exists.
 
-    If `is_measured`, the sizes of the folder's files are added up too, without subfolders and up to _MAX_FILES files.
+    If `is_measured`, the sizes of the files in it and in its subfolders are added up too, of up to _MAX_FILES files.
     """
     near = next((folder for folder in (path, *path.parents) if _exists(folder)), Path("/"))
     try:
@@ -168,13 +169,11 @@ def _user_name(uid: int) -> str:
 
 
 def _size_of(folder: Path) -> int:
+    files = (Path(parent) / name for parent, _, names in os.walk(folder) for name in names)
     num_bytes = 0
-    with suppress(OSError), os.scandir(folder) as entries:
-        for number, entry in enumerate(entries):
-            if number >= _MAX_FILES:
-                break
-            with suppress(OSError):
-                num_bytes += entry.stat(follow_symlinks=False).st_size
+    for file in itertools.islice(files, _MAX_FILES):
+        with suppress(OSError):
+            num_bytes += file.lstat().st_size
     return num_bytes
 
 

@@ -96,7 +96,9 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
 
 def test_a_folder_with_files(tmp_path: Path) -> None:
     (tmp_path / "block").write_bytes(b"x" * 100)
-    assert look_at(tmp_path, is_measured=True).used_bytes == 100
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "block").write_bytes(b"x" * 1000)
+    assert look_at(tmp_path, is_measured=True).used_bytes == 1100
     assert look_at(tmp_path / "block").problem == "it is a file, not a folder"
     below = look_at(tmp_path / "block" / "cache")
     assert below.problem is not None and "is a file" in below.problem

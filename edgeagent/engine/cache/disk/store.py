@@ -184,8 +184,6 @@ class BlockStore:
         self._is_open = self._is_hurried = False
         self.is_stalled = False
         """Whether pending blocks cannot be written now: a bug, a disk that fails, or too little of the allowance."""
-        self.is_broken = False
-        """Whether a bug ended the thread. Nothing is read or written any more."""
         self.num_written = 0
         self._num_lost = self._num_hits = self._num_misses = 0
 
@@ -195,11 +193,7 @@ class BlockStore:
         """Queue a block to be written. See BlockDisk."""
         self._num_offered += 1
         self._pending[block.key] = block
-        if self.is_broken:
-            self._num_lost += 1
-            self._results[block.is_draft].put(Dropped(block))
-        else:
-            self._commands.put(_Write(block.key, importance, is_full))
+        self._commands.put(_Write(block.key, importance, is_full))
 
     def withdraw(self, key: BlockKey) -> None:
         """Cancel the write of a pending block. See BlockDisk."""
@@ -207,38 +201,30 @@ class BlockStore:
 
     def raise_importance(self, key: BlockKey, importance: Importance) -> None:
         """Raise the importance of a block that is pending or on disk. See BlockDisk."""
-        self._send(_Raise(key, importance))
+        self._commands.put(_Raise(key, importance))
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that these blocks were used just now. See BlockDisk."""
-        self._send(_Touch(tuple(keys)))
+        self._commands.put(_Touch(tuple(keys)))
 
     def read(self, key: BlockKey, *, is_draft: bool = False) -> None:
         """Read a block. See BlockDisk."""
-        if self.is_broken:
-            self._results[is_draft].put(Loaded(key, None))
-        else:
-            self._commands.put(_Read(key, is_draft))
+        self._commands.put(_Read(key, is_draft))
 
     def remove(self, key: BlockKey) -> None:
         """Remove a block that has no children. See BlockDisk."""
         self.withdraw(key)
-        self._send(_Remove(key))
+        self._commands.put(_Remove(key))
 
     def purge(self, root: BlockKey | None, *, is_draft: bool = False) -> None:
         """Remove all blocks of a partition (None: of all partitions). See BlockDisk."""
         for block in tuple(self._pending.values()):
             if root is None or block.root == root:
                 self.withdraw(block.key)
-        if self.is_broken:  # no other thread changes the files now, and a restart would find the blocks again
-            self._purge_broken(_Purge(root, is_draft))
-        else:
-            self._commands.put(_Purge(root, is_draft))
+        self._commands.put(_Purge(root, is_draft))
 
     def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
         """Return the results for one model, in order. See BlockDisk."""
-        if self.is_broken:  # commands that were sent while it broke
-            self._answer_broken()
         results: list[DiskResult] = []
         with contextlib.suppress(Empty):
             queue = self._results[is_draft]
@@ -250,11 +236,6 @@ class BlockStore:
             if isinstance(result, Written | Dropped) and self._pending.get(result.block.key) is result.block:
                 del self._pending[result.block.key]
         return results
-
-    def _send(self, command: _Command) -> None:
-        """Queue a command. If a bug has ended the thread, drop it."""
-        if not self.is_broken:
-            self._commands.put(command)
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -296,14 +277,14 @@ class BlockStore:
 
     def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
         """Set the description of a partition. Call it before the partition's first block is written."""
-        self._send(_Describe(root, record))
+        self._commands.put(_Describe(root, record))
 
     def set_share(self, max_bytes: int, bytes_per_hour: int) -> None:
         """Set how many bytes the blocks may take, and how many may be written in an hour. 0 an hour means no limit."""
         share = _Share(max_bytes, bytes_per_hour)
         if share != self._share:
             self._share = share
-            self._send(share)
+            self._commands.put(share)
 
     def stats(self) -> CacheStatus:
         """Return counts for status reports."""
@@ -336,10 +317,27 @@ class BlockStore:
         except Exception as error:  # a bug in the cache must not end the model's process
             traceback.print_exc()
             self._folder.trouble = f"the block store broke: {error!r}"
-            self.is_stalled = self.is_broken = True
-            self._answer_broken()
+            self.is_stalled = True
             self._opened.put(None)
-            self._closed.put(None)
+            self._answer_only()
+
+    def _answer_only(self) -> None:
+        """Answer commands until `close`, but use no files any more. Only a purge is tried."""
+        while not isinstance(command := self._commands.get(), _Close):
+            match command:
+                case _Read(key, is_draft):
+                    self._results[is_draft].put(Loaded(key, None))
+                case _Write(key) if (block := self._pending.get(key)) is not None:
+                    self._num_lost += 1
+                    self._results[block.is_draft].put(Dropped(block))
+                case _Purge():
+                    try:
+                        self._purge(command)
+                    except Exception as error:
+                        self._folder.trouble = f"the block store broke, and purged blocks are not deleted: {error!r}"
+                case _:
+                    pass
+        self._closed.put(None)
 
     def open(self) -> None:
         """Read the folder and the heads of its blocks, on the caller's thread; for tests."""
@@ -351,26 +349,6 @@ class BlockStore:
         while self._turn(0.0):
             if self._commands.empty() and not self._can_write and not self._to_announce:
                 return
-
-    def _answer_broken(self) -> None:
-        """Answer the commands that were queued when a bug ended the thread."""
-        with contextlib.suppress(Empty):
-            while True:
-                match self._commands.get_nowait():
-                    case _Read(key, is_draft):
-                        self._results[is_draft].put(Loaded(key, None))
-                    case _Purge() as command:
-                        self._purge_broken(command)
-                    case _Write(key) if (block := self._pending.get(key)) is not None:
-                        self._results[block.is_draft].put(Dropped(block))
-                    case _:
-                        pass
-
-    def _purge_broken(self, command: _Purge) -> None:
-        try:
-            self._purge(command)
-        except Exception as error:
-            self._folder.trouble = f"the block store broke, and purged blocks are not deleted: {error!r}"
 
     @property
     def _can_write(self) -> bool:

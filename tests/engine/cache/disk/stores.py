@@ -165,14 +165,13 @@ class Store(BlockStore):
                     case Dropped():
                         pass
 
-    def offer(self, block: Block, importance: Importance) -> bool:
-        """Write a block, or raise its importance; return False if the store is broken."""
+    def offer(self, block: Block, importance: Importance) -> None:
+        """Write a block, or raise its importance."""
         self.look()
         if block.key in self._held or block.key in self._pending:
             self.raise_importance(block.key, importance)
         else:
             self.write(block, importance, is_full=len(block.tokens) >= BLOCK_TOKENS)
-        return not self.is_broken
 
     def num_bytes(self, key: BlockKey) -> int | None:
         self.look()

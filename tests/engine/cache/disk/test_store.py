@@ -14,10 +14,12 @@ import pytest
 
 from edgeagent import cache_folder
 from edgeagent.cache_folder import RootRecord
-from edgeagent.engine.cache.block import Importance
+from edgeagent.engine.cache.block import Block, Importance
 from edgeagent.engine.cache.disk.file_format import HEADER_BYTES, file_bytes
+from edgeagent.engine.cache.disk.store import BlockStore, _Close
 from tests.engine.cache.disk.stores import (
     FaultyFiles,
+    Store,
     Times,
     close_now,
     failing,
@@ -87,9 +89,9 @@ def test_a_block_whose_parent_is_not_kept_is_not(folder: Path) -> None:
 def test_a_block_is_written_once(folder: Path) -> None:
     store, (block,) = make_store(folder), make_chain(1)
     for _ in range(3):
-        assert store.offer(block, Importance.NORMAL)
+        store.offer(block, Importance.NORMAL)
     store.work()
-    assert store.offer(block, Importance.NORMAL)
+    store.offer(block, Importance.NORMAL)
     store.work()
     assert store.num_written == 1
 
@@ -332,7 +334,7 @@ def test_a_block_that_fails_twice_in_a_row_is_written_again_and_not_deleted(fold
     store.work()
     assert store.num_bytes(block.key) is None, "so the prompt is computed again, and its block offered"
     assert len(list(folder.glob("*.kv"))) == 1
-    assert store.offer(block, Importance.REUSED)
+    store.offer(block, Importance.REUSED)
     store.work()
     assert is_same(store.read(block.key), block)
     assert len(list(folder.glob("*.kv"))) == 1
@@ -347,49 +349,52 @@ def test_a_file_that_is_gone_is_no_longer_found(folder: Path) -> None:
     assert store.num_bytes(block.key) is None
 
 
-def test_a_writer_that_broke_gets_no_more_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, (block, other) = make_store(folder), make_chain(2)
-    store.offer(block, Importance.NORMAL)
-    store.work()
-    monkeypatch.setattr(store, "_turn", lambda wait_s: 1 // 0)
-    store.run()
-    store.touch([block.key])
-    store.remove(block.key)
-    store.offer(block, Importance.PINNED)
-    assert not store.offer(other, Importance.NORMAL)
-    store.describe_partition(block.root, RootRecord("m", ""))
-    store.purge()
-    assert store._commands.empty()
-
-
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_purge_deletes_the_files_although_the_writer_broke(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_before: bool
-) -> None:
-    store, (mine,), (other,) = make_store(folder), make_chain(1), make_chain(1, partition="other")
-    for block in (mine, other):
+def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, *blocks: Block) -> Store:
+    """Return a store whose thread has met a bug, with blocks on disk. `end_broken` lets it carry out its commands."""
+    store = make_store(folder)
+    for block in blocks:
         store.offer(block, Importance.NORMAL)
     store.work()
     monkeypatch.setattr(store, "_turn", lambda wait_s: 1 // 0)
-    if is_before:  # its command is in the queue when the writer breaks
-        assert store.purge(mine.root) == 1
+    return store
+
+
+def end_broken(store: Store) -> None:
+    store._commands.put(_Close(0.0))
     store.run()
-    if not is_before:
-        assert store.purge(mine.root) == 1
+    store.look()
+
+
+def test_a_store_that_broke_still_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, other = make_chain(2)
+    store = broken(folder, monkeypatch, block)
+    store.touch([block.key])
+    store.remove(block.key)
+    store.offer(other, Importance.NORMAL)
+    BlockStore.read(store, block.key)
+    store.describe_partition(block.root, RootRecord("m", ""))
+    end_broken(store)
+    assert store._loaded == [None]
+    assert not store.is_pending(other.key) and store.stats().num_dropped == 1
+    assert "broke" in (store.trouble or "") and store.is_stalled
+    assert not store._opened.empty() and not store._closed.empty(), "nobody waits for it"
+
+
+def test_a_purge_deletes_the_files_although_the_store_broke(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mine,), (other,) = make_chain(1), make_chain(1, partition="other")
+    store = broken(folder, monkeypatch, mine, other)
+    assert store.purge(mine.root) == 1
+    end_broken(store)
     later = make_store(folder)
     later.open()
     assert (later.num_bytes(mine.key), later.num_bytes(other.key) is None) == (None, False)
-    assert "broke" in (store.trouble or "")
 
 
-def test_a_purge_after_the_writer_broke_may_fail_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, (block,) = make_store(folder), make_chain(1)
-    store.offer(block, Importance.NORMAL)
-    store.work()
-    monkeypatch.setattr(store, "_turn", lambda wait_s: 1 // 0)
+def test_a_purge_after_the_store_broke_may_fail_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = broken(folder, monkeypatch, *make_chain(1))
     monkeypatch.setattr(store._folder, "purge", lambda root: 1 // 0)
-    store.run()
     assert store.purge() == 1
+    end_broken(store)
     assert "not deleted" in (store.trouble or "")
 
 
@@ -509,7 +514,7 @@ def test_a_model_and_its_draft_are_each_told_of_their_own_blocks(folder: Path) -
     chain, drafts = make_chain(2), make_chain(3, draft=True, keys=keyring(fingerprint=b"draft"))
     first = make_store(folder)
     for block in (*chain, *drafts):
-        assert first.offer(block, Importance.NORMAL)
+        first.offer(block, Importance.NORMAL)
     first.work()
     second = make_store(folder)
     second.open()
