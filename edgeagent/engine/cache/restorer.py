@@ -64,7 +64,7 @@ class _Reads:
         self._blocks.poll(timeout_s=timeout_s)
 
     def _on_loaded(self, result: Loaded) -> None:
-        """Keep a block until it is taken. If nobody waits for it any more, drop it."""
+        """Keep a block until it is taken. If no sequence waits for it any more, drop it."""
         if result.key in self._num_wanted:
             self._loaded[result.key] = result.block
 

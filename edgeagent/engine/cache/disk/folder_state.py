@@ -15,6 +15,8 @@ LITTLE_LEFT = 0.25
 _HOUR_S = 3600.0
 # The state is saved when this part of the hour's bytes was written. If the process is killed, no more is forgotten.
 _SAVED_PART = 1 / 32
+# An hour's bytes without a limit, so that all of the allowance is left when a limit is set.
+_UNLIMITED = 2.0**60
 
 
 def steady_clock_s() -> float:
@@ -49,7 +51,7 @@ class FolderState:
         self._wall = wall
         self._base_s = wall() - clock()
         # How many bytes could be written at a time of the folder.
-        self._allowance = float(bytes_per_hour), self.now_s
+        self._allowance = _UNLIMITED, self.now_s
         self._unsaved_bytes = 0
 
     @property
@@ -60,7 +62,7 @@ class FolderState:
     @property
     def _left_bytes(self) -> float:
         num_bytes, at_s = self._allowance
-        limit = float(self.bytes_per_hour)
+        limit = float(self.bytes_per_hour) or _UNLIMITED
         return min(limit, num_bytes + max(0.0, self.now_s - at_s) * limit / _HOUR_S)
 
     @property

@@ -83,7 +83,8 @@ class CacheShares:
         """
         with contextlib.suppress(OSError):  # tried again at the next call
             _make(folder)
-        return _identity(folder) not in ("", self._identities.get(folder))
+        found = _identity(folder)
+        return found not in ("", self._identities.get(folder, found))
 
     def share_of(self, folder: Path) -> DiskShare:
         """Return the present share of the model with this folder."""

@@ -67,6 +67,16 @@ def test_what_is_left_outlives_a_process_that_is_killed(files: Files) -> None:
     assert num_taken <= LIMIT // 500 + 40 * 2, "each killed process forgets at most a thirty-second part"
 
 
+def test_all_is_left_when_a_limit_is_set(files: Files) -> None:
+    without = make_budget(files, Times(), bytes_per_hour=0)
+    assert without.take(1 << 40)
+    without.save()
+    with_limit = make_budget(files, Times())
+    with_limit.open()
+    without.bytes_per_hour = LIMIT
+    assert (without.allowance_left, with_limit.allowance_left) == (1.0, 1.0)
+
+
 def test_a_smaller_limit_leaves_no_more_than_it_allows(files: Files) -> None:
     budget = make_budget(files, Times())
     assert budget.take(LIMIT // 4)
