@@ -456,7 +456,7 @@ class TestDeviceThatComputesAlone:
         assert bench.tokens() == answer[:2]
         assert bench.finished().usage.num_output_tokens == bench.loop.status.num_output_tokens_total == 2
         assert bench.host.runner.num_tokens_computed > len(PLAIN) + 1, "another token was being computed"
-        slots = bench.host.engine._prefixes._slots
+        slots = bench.host.engine._prefixes.cells
         assert all(slots.length(seq_id) <= len(PLAIN) + 2 for seq_id in slots.idle_ids)
 
     def test_a_cancel_in_mid_step_is_an_end_once(self) -> None:
