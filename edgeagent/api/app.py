@@ -50,17 +50,16 @@ def create_app(
     keys: Keys,
     responses: Responses | None = None,
     stop: Callable[[], None] = lambda: None,
-    num_connections: Callable[[], int] = lambda: 0,
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
-    in_flight: InFlight | None = None,
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
     `keys` checks tokens and returns the client of each. `config.server` decides which requests need a token. By
-    default the stored responses are in memory only. See Context for `stop`, `num_connections` and `trouble`, and
-    `service.live_service` for `trace`. `in_flight` counts the bytes of bodies, together with what else counts there.
+    default the stored responses are in memory only; the caller must close those that it passes. See Context for `stop`
+    and `trouble`, and `service.live_service` for `trace`.
     """
+    in_flight = InFlight(config.server.max_in_flight_bytes)
     app = FastAPI(
         title="edgeagent",
         docs_url=None,
@@ -72,11 +71,7 @@ def create_app(
         middleware=[
             Middleware(Envelope, paths=PATHS, answer_unhandled=_answer_unhandled),
             Middleware(Security, policy=Policy(config.server, keys, PATHS), grants=Grants(keys)),
-            Middleware(
-                BodyLimit,
-                max_bytes=config.server.max_body_bytes,
-                in_flight=in_flight or InFlight(config.server.max_in_flight_bytes),
-            ),
+            Middleware(BodyLimit, max_bytes=config.server.max_body_bytes, in_flight=in_flight),
         ],
     )
     live = LiveService(service, with_caller, trace)
@@ -86,10 +81,10 @@ def create_app(
         probe=Probe(live),
         responses=responses or Responses.of(config, None),
         stop=stop,
-        num_connections=num_connections,
         trouble=trouble,
         keys=keys,
         pulls=Pulls(config.store, config.state_dir),
+        in_flight=in_flight,
     )
     app.router.default = _answer_no_route
     for router in ROUTERS:

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from starlette.requests import HTTPConnection
 
+from edgeagent.api.gate.body_limit import InFlight
 from edgeagent.api.responses.items import decode_items, encode_items
 from edgeagent.config import Config
 from edgeagent.conversation.items import ItemFormat
@@ -70,8 +71,9 @@ class Responses:
 class Context:
     """The values that all routes of one daemon share.
 
-    `stop` asks the daemon to finish its live requests and end. `num_connections` returns how many connections clients
-    have open. `trouble` returns what is wrong with the daemon itself, or None. `started_at_s` is the daemon's start by
+    `stop` asks the daemon to finish its live requests and end. `trouble` returns what is wrong with the daemon itself,
+    or None. `in_flight` counts the bytes that clients have sent; the server counts its frames there too. `connections`:
+    those that clients have open; the server adds and removes them. `started_at_s` is the daemon's start by
     time.monotonic, and `started_unix_s` the same by time.time.
     """
 
@@ -80,10 +82,11 @@ class Context:
     responses: Responses
     probe: Probe
     stop: Callable[[], None]
-    num_connections: Callable[[], int]
+    trouble: Callable[[], str | None]
     keys: Keys
     pulls: Pulls
-    trouble: Callable[[], str | None] = lambda: None
+    in_flight: InFlight
+    connections: set[Any] = field(default_factory=set)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
 

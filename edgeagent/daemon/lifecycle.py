@@ -164,6 +164,7 @@ async def _serve(
     stop: StopRequest,
     trace: Trace | None,
 ) -> None:
+    from edgeagent.api.app import create_app
     from edgeagent.api.context import Responses
     from edgeagent.daemon.prefixes import Prefixes
     from edgeagent.daemon.server import make_server
@@ -188,9 +189,16 @@ async def _serve(
         if prefixes.are_wanted:
             background.append(asyncio.create_task(prefixes.run()))
 
-    server = make_server(
-        config, service, keys, stop, reporter, announce, listeners.unix, responses, trace, lambda: publication.trouble
+    app = create_app(
+        config,
+        service,
+        keys=keys,
+        responses=responses,
+        stop=stop.request,
+        trace=trace,
+        trouble=lambda: publication.trouble,
     )
+    server = make_server(app, stop, reporter, announce, listeners.unix)
     try:
         await server.serve(sockets=[listeners.tcp])
         if watch is not None and watch.done():

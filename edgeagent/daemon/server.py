@@ -13,21 +13,18 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 
 from edgeagent import metrics
-from edgeagent.api.app import create_app
 from edgeagent.api.gate.body_limit import InFlight
 from edgeagent.daemon.listeners import BACKLOG, server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
-from edgeagent.service.live_service import LiveService, Trace
+from edgeagent.service.live_service import LiveService
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from edgeagent.api.context import Responses
-    from edgeagent.config import Config, ServerConfig
-    from edgeagent.credentials.keys import Keys
+    from edgeagent.api.context import Context
+    from edgeagent.config import ServerConfig
     from edgeagent.daemon.console import Reporter
     from edgeagent.daemon.lifecycle import StopRequest
-    from edgeagent.service.service import Service
 
 KEEP_ALIVE_S = 30
 TLS_TIMEOUT_S = 10.0
@@ -43,44 +40,19 @@ TICK_S = 1.0
 
 
 def make_server(
-    config: Config,
-    service: Service,
-    keys: Keys,
+    app: FastAPI,
     stop: StopRequest,
     reporter: Reporter,
     on_listening: Callable[[], None],
     unix: socket.socket | None = None,
-    responses: Responses | None = None,
-    trace: Trace | None = None,
-    trouble: Callable[[], str | None] = lambda: None,
 ) -> Server:
-    """Return the server for a service. `on_listening` is called once the server accepts connections on all its sockets.
-
-    The caller must close the `responses` that it passes. `trouble` returns a problem of the daemon itself,
-    such as a runtime file that cannot be written, or None.
-    """
-    server: Server
-
-    def num_connections() -> int:
-        return len(server.server_state.connections)
-
-    in_flight = InFlight(config.server.max_in_flight_bytes)
-    app = create_app(
-        config,
-        service,
-        keys=keys,
-        responses=responses,
-        stop=stop.request,
-        num_connections=num_connections,
-        trace=trace,
-        trouble=trouble,
-        in_flight=in_flight,
-    )
-    context = app.state.context
-    drain = functools.partial(_drain, context.service, config.server.drain_s, stop, reporter)
-    settings = _uvicorn_settings(app, config.server, in_flight)
-    server = Server(settings, drain, stop, on_listening, unix)
-    return server
+    """Return the server of an application. `on_listening` is called once it accepts connections on all its sockets."""
+    context: Context = app.state.context
+    server = context.config.server
+    drain = functools.partial(_drain, context.service, server.drain_s, stop, reporter)
+    made = Server(_uvicorn_settings(app, server, context.in_flight), drain, stop, on_listening, unix)
+    made.server_state.connections = context.connections
+    return made
 
 
 def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -> uvicorn.Config:

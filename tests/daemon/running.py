@@ -14,6 +14,7 @@ from typing import cast
 import httpx
 from starlette.types import ASGIApp
 
+from edgeagent.api.app import create_app
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import Keys
 from edgeagent.daemon.lifecycle import StopRequest
@@ -87,10 +88,8 @@ async def running(
     config = config or Config()
     stop, reporter, listening = StopRequest(), RecordingReporter(), asyncio.Event()
     with closing(bind(config.server.host, 0)) as listener:
-        server = make_server(
-            *(config, service, keys or OwnerKey(TOKEN), stop, reporter, listening.set),
-            trace=trace,
-        )
+        served = create_app(config, service, keys=keys or OwnerKey(TOKEN), stop=stop.request, trace=trace)
+        server = make_server(served, stop, reporter, listening.set)
         # uvicorn only calls the app.
         app = CheckedApp(cast(ASGIApp, server.config.app))
         server.config.app = app

@@ -109,7 +109,7 @@ async def get_status(request: Request) -> JSONResponse:
         "uptime_s": round(time.monotonic() - context.started_at_s, 3),
         "is_draining": service.is_draining,
         "trouble": context.trouble(),
-        "num_connections": context.num_connections(),
+        "num_connections": len(context.connections),
         "num_live_requests": service.live.num_running,
         "num_requests_total": service.num_total,
         "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
@@ -174,5 +174,5 @@ async def stop(request: Request) -> JSONResponse:
 async def get_metrics(request: Request) -> Response:
     """Return every measurement in Prometheus's text format."""
     context = context_of(request)
-    snapshot = Snapshot(context.service.models.statuses(), context.num_connections(), context.service.remotes())
+    snapshot = Snapshot(context.service.models.statuses(), len(context.connections), context.service.remotes())
     return Response(exposition(snapshot), media_type=CONTENT_TYPE)
