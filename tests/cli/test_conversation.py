@@ -97,11 +97,18 @@ def test_commands(
     assert "previous_response_id" not in stub.received[1]
 
 
-def reloading(stub_may_go_on: threading.Event) -> tuple[Act, Callable[[], str]]:
-    """Return an act that pauses within the answer, and a status function that ends the pause after both its stages."""
+def reloading(
+    stub_may_go_on: threading.Event, has_begun: Callable[[], bool] = lambda: True
+) -> tuple[Act, Callable[[], str]]:
+    """Return an act that pauses within the answer, and a status function that ends the pause after both its stages.
+
+    The function tells no stage before the answer has begun.
+    """
     stages = iter(["m: loading 10%", "m: checking the model"])
 
     def wait_reason() -> str:
+        if not has_begun():
+            return ""
         stage = next(stages, "")
         if not stage:
             stub_may_go_on.set()
@@ -121,11 +128,11 @@ def test_a_worker_that_is_replaced_within_an_answer_is_told(
 ) -> None:
     monkeypatch.setattr(chat, "QUIET_S", 0.01)
     monkeypatch.setattr(sys, "stderr", Terminal())
-    act, wait_reason = reloading(threading.Event())
-    output = sys.stderr  # both are shown on one terminal
+    output = cast(Terminal, sys.stderr)  # both are shown on one terminal
+    act, wait_reason = reloading(threading.Event(), lambda: "Hel" in output.getvalue())
     answer = start_chat(start_stub(act), wait_reason).answer("Hi", cast(TextIO, output))
     assert answer.text == "Hello"
-    shown = cast(Terminal, output).getvalue()
+    shown = output.getvalue()
     assert shown.startswith("Hel\n\rm: loading 10%\rm: checking the model")
     assert shown.endswith("\rlo\n")
 
