@@ -17,7 +17,10 @@ settings.register_profile("quick", _SLOW, max_examples=100 // _PART, derandomize
 settings.load_profile("quick")
 
 
-def examples(number: int) -> int:
-    """Return how many of `number` examples to try in this run; runs in the profile `full` try different ones."""
+def examples(number: int, fewest: int = _FEWEST) -> int:
+    """Return how many of `number` examples to try in this run; runs in the profile `full` try different ones.
+
+    `fewest`: how many are tried in any run.
+    """
     is_full = settings.get_current_profile_name() == "full"
-    return number if is_full else max(min(number, _FEWEST), number // _PART)
+    return number if is_full else max(min(number, fewest), number // _PART)

@@ -24,7 +24,7 @@ async def come_and_go(victim: Faulty, number: int) -> None:
     assert (stream.response["status"], len(stream.text.split())) == ("completed", 20)
 
 
-@pytest.mark.parametrize("num_reloads", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_reloads", [2, pytest.param(100, marks=pytest.mark.slow)])
 async def test_no_worker_dies_but_those_that_are_replaced(tmp_path: Path, num_reloads: int) -> None:
     owner = {"authorization": f"Bearer {TOKEN}"}
     async with faulty(tmp_path, parallel=8, max_waiting=2 * NUM_BESIDE) as victim:
