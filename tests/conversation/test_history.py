@@ -185,14 +185,15 @@ def test_the_messages_of_a_chain_are_those_of_its_items() -> None:
 
 
 @pytest.mark.parametrize(
-    "new",
+    "make",
     [
-        tuple(ReasoningItem(str(number), "") for number in range(MAX_ITEMS + 1)),
-        (user("x" * (MAX_CONVERSATION_BYTES // 2)), user("é" * (MAX_CONVERSATION_BYTES // 2))),
+        lambda: tuple(ReasoningItem(str(number), "") for number in range(MAX_ITEMS + 1)),
+        lambda: (user("x" * (MAX_CONVERSATION_BYTES // 2)), user("é" * (MAX_CONVERSATION_BYTES // 2))),
     ],
+    ids=["items", "bytes"],
 )
-def test_a_conversation_has_an_end_with_what_it_continues(new: tuple[Item, ...]) -> None:
-    history = ConnectionHistory()
+def test_a_conversation_has_an_end_with_what_it_continues(make: Callable[[], tuple[Item, ...]]) -> None:
+    history, new = ConnectionHistory(), make()
     with pytest.raises(InvalidRequest, match=r"^the conversation is too long \(at most 8192 items and 32 MiB"):
         history.continue_from(None, new, StoreResult())
     conversation = history.continue_from(None, new[:-1], StoreResult())

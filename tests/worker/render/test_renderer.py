@@ -302,13 +302,11 @@ def test_a_job_that_nobody_watches_ends() -> None:
     assert ended.returncode == -signal.SIGXCPU
 
 
-@pytest.mark.parametrize(
-    "jobs", [[RenderJob(n, 1.0, b"x") for n in range(1, 20)], [RenderJob(1, 1.0, bytes(33 << 20))]]
-)
-async def test_a_worker_that_sends_too_much_breaks_the_protocol(daemon: Daemon, jobs: list[RenderJob]) -> None:
+@pytest.mark.parametrize(("num_jobs", "num_bytes"), [(19, 1), (1, 33 << 20)])
+async def test_a_worker_that_sends_too_much_breaks_the_protocol(daemon: Daemon, num_jobs: int, num_bytes: int) -> None:
     with pytest.raises(ProtocolError, match="too many jobs"):
-        for job in jobs:
-            daemon.renderer.submit(job)
+        for number in range(1, num_jobs + 1):
+            daemon.renderer.submit(RenderJob(number, 1.0, bytes(num_bytes)))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
