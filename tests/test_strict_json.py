@@ -37,12 +37,15 @@ BAD = {
     "depth": b"[" * 65 + b"]" * 65,
     "depth 100k": b"[" * 100_000,
     "depth 100k objects": b'{"a":' * 100_000,
-    "values beside strings": b'["x",' + b"0," * (MAX_JSON_VALUES + 1) + b'"\\\\"]',
-    "escapes without end": b'"' + b'\\",' * 2_000_000,
-    "quotes without end": b'"",' * 2_000_000,
-    "backslashes": b"[" + b"\\," * 2_000_000,
-    "objects": b"[" + b"{}," * MAX_JSON_OBJECTS + b"{}]",
-    "values": b"[" + b"0," * (MAX_JSON_VALUES + 1) + b"0]",
+}
+# The beginning, what is repeated, how often, and the end.
+LARGE = {
+    "values beside strings": (b'["x",', b"0,", MAX_JSON_VALUES + 1, b'"\\\\"]'),
+    "escapes without end": (b'"', b'\\",', 2_000_000, b""),
+    "quotes without end": (b"", b'"",', 2_000_000, b""),
+    "backslashes": (b"[", b"\\,", 2_000_000, b""),
+    "objects": (b"[", b"{},", MAX_JSON_OBJECTS, b"{}]"),
+    "values": (b"[", b"0,", MAX_JSON_VALUES + 1, b"0]"),
 }
 
 
@@ -50,6 +53,12 @@ BAD = {
 def test_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_json(body)
+
+
+@pytest.mark.parametrize(("begin", "part", "count", "end"), LARGE.values(), ids=LARGE)
+def test_a_large_one_is_refused(begin: bytes, part: bytes, count: int, end: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_json(begin + part * count + end)
 
 
 def test_half_a_surrogate_pair_is_replaced_in_text_and_refused_elsewhere() -> None:
