@@ -43,7 +43,7 @@ PROMISES = [
     (
         SECURITY,
         "edgeagent writes no core files.",
-        "tests/robust/test_A6_secrets.py::test_a_daemon_that_falls_leaves_no_core",
+        "tests/robust/test_A6_secrets.py::test_the_token_is_in_no_arguments_no_environment_and_no_core",
     ),
     (SECURITY, "Logs, metrics and traces never contain prompts or answers", "tests/robust/test_I6_no_content.py"),
     (SECURITY, "The daemon listens on loopback.", "tests/robust/test_A4_bind.py"),
