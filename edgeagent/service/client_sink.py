@@ -7,6 +7,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
+from contextvars import copy_context
 from itertools import chain
 from typing import Any
 
@@ -52,8 +53,9 @@ def _resumed(work: Coroutine[Any, Any, None], waiting: object) -> Generator[obje
 class ClientSink(Sink):
     """A sink that gives each step to `deliver`. It holds steps before it is opened, and while `deliver` waits.
 
-    What `deliver` raises, `put` or `room` raises. Many held steps are merged, so a client that reads slowly gets fewer
-    and longer deltas, and no other client waits for it.
+    `deliver` runs in the context of the client's request, although a worker's steps come in the context of whoever
+    started the worker. What `deliver` raises, `put` or `room` raises. Many held steps are merged, so a client that
+    reads slowly gets fewer and longer deltas, and no other client waits for it.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class ClientSink(Sink):
         """`arrived` is set when a step arrives before `open`."""
         self._deliver = deliver
         self._arrived = arrived
+        self._context = copy_context()
         self._held: deque[Step] = deque()
         self._opened = asyncio.Event()
         self._is_ready = False  # it is open, and no step is held or being delivered
@@ -82,8 +85,9 @@ class ClientSink(Sink):
     async def room(self) -> None:
         """Wait until the sink is open and holds no step."""
         await self._opened.wait()
-        while self._delivering is not None:
-            await asyncio.shield(self._delivering)
+        while (delivering := self._delivering) is not None:
+            await asyncio.wait({delivering})  # also if it is done: `_go_on` has then run, or runs before this returns
+            delivering.result()
 
     @property
     def first(self) -> Step | None:
@@ -110,7 +114,7 @@ class ClientSink(Sink):
 
     def _start(self, step: Step) -> None:
         self._is_ready = False
-        self._delivering = start_now(self._deliver(step))
+        self._delivering = self._context.run(start_now, self._deliver(step))
         if self._delivering is None:
             self._is_ready = True
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from websockets.asyncio.client import connect
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
 from edgeagent.errors import LocalUnavailable
-from edgeagent.types import GenerateRequest, RouteMode, WorkerState
+from edgeagent.types import AnswerSoFar, GenerateRequest, Permit, RouteMode, Sink, WorkerState
 from tests.api.services import OneModel
 from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
@@ -32,13 +33,23 @@ TOKENS: dict[str, str] = {}
 LOCAL, PREFERRED, ANY = RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.REMOTE_ONLY
 
 
+class FromAWorker(FakeBackend):
+    """Its steps come in a context of their own, as a worker's do: that of whoever started the worker."""
+
+    async def generate(
+        self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None
+    ) -> None:
+        async for step in self.play(request, permit, so_far):
+            Context().run(sink.put, step)
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     folder = tmp_path_factory.mktemp("state")
     TOKENS[""] = ensure_token(folder)
     TOKENS["kiosk"] = add_client(folder, "kiosk", [Scope.INFER], RouteMode.LOCAL_ONLY)
     TOKENS["desk"] = add_client(folder, "desk", [Scope.INFER], RouteMode.PREFER_LOCAL)
-    async with running(FakeBackend(), Config(server=ServerConfig(token_required=True)), KeyRing(folder)) as daemon:
+    async with running(FromAWorker(), Config(server=ServerConfig(token_required=True)), KeyRing(folder)) as daemon:
         yield daemon
 
 
@@ -80,6 +91,19 @@ async def test_on_a_socket_too(locked: Running, client: str, asked: str | None, 
         while json.loads(await socket.recv())["type"] != "response.completed":
             pass
     assert (last(locked).route, last(locked).client) == (route, client)
+
+
+async def test_a_create_that_waited_on_a_socket_is_still_its_clients(locked: Running) -> None:
+    """The last step of the response before it starts the response, and comes from a worker."""
+    headers = {"Authorization": f"Bearer {TOKENS['kiosk']}"}
+    async with connect(f"ws://127.0.0.1:{locked.port}/v1/responses", additional_headers=headers) as socket:
+        for _ in range(2):
+            await socket.send(json.dumps({"type": "response.create", "input": "hello"}))
+        num_completed = 0
+        while num_completed < 2:
+            num_completed += json.loads(await socket.recv())["type"] == "response.completed"
+    assert isinstance(locked.service, FakeBackend)
+    assert [request.route for request in locked.service.requests[-2:]] == [LOCAL, LOCAL]
 
 
 async def test_what_continues_a_local_conversation_stays_here(locked: Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context, ContextVar
 
 import pytest
 from hypothesis import given
@@ -83,7 +84,7 @@ def test_text_with_many_log_probabilities_stays_apart() -> None:
 
 
 class Client:
-    """Takes what an sink delivers. While `is_slow`, each step waits for `read`."""
+    """Takes what a sink delivers. While `is_slow`, each step waits for `read`."""
 
     def __init__(self) -> None:
         self.got: list[Step] = []
@@ -100,8 +101,12 @@ class Client:
 
     async def read(self) -> None:
         """Let the waiting step go, and those that wait behind it follow."""
-        self._read.set()
+        self.let_go()
         await settle()
+
+    def let_go(self) -> None:
+        """End the wait of the step that is being delivered, in the next turn of the event loop."""
+        self._read.set()
 
 
 async def settle() -> None:
@@ -150,6 +155,44 @@ async def test_it_has_room_once_nothing_waits() -> None:
         await client.read()
     await waiting
     assert [step.tokens for step in client.got] == [(0,), (1,), (2,)]
+
+
+async def test_it_has_room_when_the_last_delivery_has_just_ended() -> None:
+    client, is_time = Client(), asyncio.Event()
+    client.is_slow = True
+    client.sink.open()
+    client.sink.put(Step((), (1,)))
+
+    async def wait() -> None:
+        await is_time.wait()
+        await client.sink.room()
+
+    waiting = asyncio.ensure_future(wait())
+    await settle()
+    # Both go on in the same turn of the event loop, the delivery first.
+    client.let_go()
+    is_time.set()
+    await waiting
+
+
+async def test_steps_are_delivered_in_the_context_of_the_client() -> None:
+    whose: ContextVar[str] = ContextVar("whose", default="worker")
+    whose.set("client")
+    seen: list[str] = []
+    event = asyncio.Event()
+
+    async def deliver(step: Step) -> None:
+        seen.append(whose.get())
+        await event.wait()
+        seen.append(whose.get())
+
+    sink = ClientSink(deliver)
+    sink.open()
+    for _ in range(2):
+        Context().run(sink.put, Step(()))
+    event.set()
+    await sink.room()
+    assert seen == ["client"] * 4
 
 
 async def test_a_closed_one_delivers_nothing_more_and_leaves_no_task() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -83,6 +84,7 @@ class Connection:
         self._live = context.service.live
         self._store = context.responses.store
         self._partition = client_of(websocket)
+        self._context = copy_context()  # that of the client, with the grant of its token
         self._session = Session(
             context.service,
             self._store.new_history(),
@@ -187,8 +189,11 @@ class Connection:
             self._stall.is_found.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task. If it still runs when the connection ends, it is cancelled."""
-        task = asyncio.create_task(work)
+        """Run a coroutine as a task of this client, whoever has caused it: a cancel may come from another connection.
+
+        If it still runs when the connection ends, it is cancelled.
+        """
+        task = asyncio.create_task(work, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
