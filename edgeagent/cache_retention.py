@@ -126,7 +126,8 @@ def evict_unused(
     """
     files: list[_UnusedFile] = []
     with contextlib.ExitStack() as locks:
-        folders = [folder for folder in model_folders(cache_dir) if _lock(folder, locks)]
+        changed_at_s = {folder: folder.stat().st_mtime for folder in model_folders(cache_dir)}
+        folders = [folder for folder in changed_at_s if _lock(folder, locks)]  # this may change the times
         for folder in folders:
             files += _files_of(folder, wall(), max_gap_s=ttl_s / 2)
         num_bytes = sum(file.num_bytes for file in files)
@@ -136,7 +137,7 @@ def evict_unused(
         for file in victims:
             (file.folder / file.name.file_name).unlink(missing_ok=True)
         for folder in folders:
-            is_old = wall() - folder.stat().st_mtime > _EMPTY_S
+            is_old = wall() - changed_at_s[folder] > _EMPTY_S
             if is_old and not any(scan(folder)):
                 remove_files(folder)
                 with contextlib.suppress(OSError):  # somebody else's files are in it
@@ -157,9 +158,11 @@ def _lock(folder: Path, locks: contextlib.ExitStack) -> bool:
 def _files_of(folder: Path, wall_s: float, max_gap_s: float) -> list[_UnusedFile]:
     """Return the blocks of a folder, and let the folder's time advance to the present.
 
-    If its time is not known, all blocks count as used just now.
+    If its time is not known, all blocks count as used just now. In a folder without blocks, nothing is changed.
     """
     state, files = read_state(folder), list(scan(folder))
+    if not files:
+        return []
     if state is None:
         now_s = wall_s
         for file in files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -251,6 +252,11 @@ def test_an_empty_folder_is_removed_a_day_later(tmp_path: Path) -> None:
     cache.times.wall.at_s = time.time()  # by which the folders were changed
     cache.evict(max_bytes=0)
     assert folder.is_dir(), "a worker may be about to use it"
-    cache.times.wall.at_s += 1.1 * DAY_S
+    for each in (folder, kept):
+        os.utime(each, (time.time() - 1.1 * DAY_S,) * 2)
     assert cache.evict() == 0
     assert [path.name for path in tmp_path.rglob("*")] == [kept.name, "notes.txt"]
+    folder.mkdir()
+    os.utime(folder, (time.time() - 1.1 * DAY_S,) * 2)
+    cache.evict()
+    assert not folder.exists(), "also if the eviction put the first lock file there"

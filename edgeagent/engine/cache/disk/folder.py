@@ -348,7 +348,7 @@ class Folder:
     def _save(self) -> None:
         """Save the state. What is in the way of a file is found again."""
         self._name_trouble = None
-        if self._is_locked():
+        if self._is_read and self._is_locked():  # else the state that is there was not read
             self.state.save()
 
     def _when_due(self, action: Callable[[], None], every_s: float) -> None:

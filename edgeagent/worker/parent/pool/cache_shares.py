@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -39,7 +40,8 @@ class CacheShares:
         self._num_bytes: Mapping[Path, int] = {}  # by folder, of the loaded models
         self._loaded_at_s: dict[Path, float] = {}  # when a folder's model was last seen loaded
         self._identities: dict[Path, str] = {}  # of the folders that workers got
-        self._unused_bytes = 0  # of the models that are not loaded, as of the latest eviction
+        # Of the models that are not loaded, as of the latest eviction; 0 if only pinned blocks were left.
+        self._unused_bytes = 0
         self._is_first = True
         self._due_s = clock()
 
@@ -57,6 +59,7 @@ class CacheShares:
             secret = cache_folder.ensure_secret(config.state_dir)
             folder = cache_folder.model_folder(cache_dir, model, secret)
             _make(folder)
+            os.utime(folder)  # so that it is not removed as an old empty one before the worker locks it
         except ConfigError as error:
             logger.warning("nothing is cached on disk: %s", error.message)
             return None
@@ -100,7 +103,8 @@ class CacheShares:
         if self._num_bytes.keys() - num_bytes.keys():
             self._due_s = min(self._due_s, self._clock() + _AFTER_UNLOAD_S)
         self._num_bytes = num_bytes
-        self._loaded_at_s |= dict.fromkeys(num_bytes, self._clock())
+        # A new dict, since `prepare` reads it in another thread.
+        self._loaded_at_s = self._loaded_at_s | dict.fromkeys(num_bytes, self._clock())
 
     def evict_if_due(self) -> None:
         """Evict blocks of models that are not loaded, once an hour and whenever room is needed.
@@ -110,11 +114,10 @@ class CacheShares:
         config = self._config
         cache_dir, min_free_bytes = config.cache_dir.absolute(), config.store.min_free_bytes
         left = max(0, config.max_cache_bytes - sum(self._num_bytes.values()))
+        if config.max_cache_bytes == 0:
+            return
         try:
-            needs_room = self._unused_bytes > 0 and (
-                self._unused_bytes > left or shutil.disk_usage(cache_dir).free < min_free_bytes
-            )
-            if config.max_cache_bytes == 0 or not (needs_room or self._clock() >= self._due_s):
+            if not (self._clock() >= self._due_s or self._needs_room(left)):
                 return
             self._due_s = self._clock() + _HOUR_S
             if self._is_first:
@@ -122,8 +125,17 @@ class CacheShares:
             self._unused_bytes = evict_unused(
                 cache_dir, max_bytes=left, min_free_bytes=min_free_bytes, ttl_s=_MAX_UNUSED_S
             )
+            if self._needs_room(left):
+                self._unused_bytes = 0  # the rest is pinned
         except OSError as error:
             logger.warning("the cache folder %s cannot be kept in order: %s", cache_dir, error.strerror)
+
+    def _needs_room(self, left_bytes: int) -> bool:
+        """Whether blocks of models that are not loaded must go. `left_bytes`: how many bytes may stay."""
+        if self._unused_bytes == 0:
+            return False
+        free_bytes = shutil.disk_usage(self._config.cache_dir).free
+        return self._unused_bytes > left_bytes or free_bytes < self._config.store.min_free_bytes
 
     def _remove_old(self, cache_dir: Path) -> None:
         """Remove the blocks of versions of edgeagent that kept those of all models in one folder."""

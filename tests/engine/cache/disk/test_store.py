@@ -482,6 +482,19 @@ def test_a_second_process_waits_until_the_first_has_ended(folder: Path) -> None:
     assert all(is_same(second.read(block.key), block) for block in chain)
 
 
+def test_a_process_that_never_got_the_folder_leaves_its_state(folder: Path) -> None:
+    times = Times()
+    first = make_store(folder, times)
+    first.open()
+    second = make_store(folder, times, is_beside=True)
+    second.open()
+    close_now(first)
+    state = (folder / "state.json").read_bytes()
+    times.wall.at_s += 1e6
+    close_now(second)
+    assert (folder / "state.json").read_bytes() == state
+
+
 def test_a_share_that_becomes_smaller_is_kept_at_once(folder: Path) -> None:
     times, chain = Times(), make_chain(8)
     size = file_bytes(chain[0])

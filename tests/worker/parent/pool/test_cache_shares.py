@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,38 @@ def test_blocks_of_models_that_are_not_loaded_give_way(tmp_path: Path) -> None:
     shares.note_loaded({B: LIMIT - 3000})
     shares.evict_if_due()
     assert len(list(cache_folder.scan(Path(disk.folder)))) == 1, "at once, not after an hour"
+
+
+def test_pinned_blocks_that_leave_no_room_are_looked_at_once_an_hour(tmp_path: Path) -> None:
+    clock, shares = Clock(), make_shares(tmp_path)
+    shares._clock = clock
+    disk = shares.prepare(A)
+    assert disk is not None
+    store, state = make_store(Path(disk.folder)), Path(disk.folder) / "state.json"
+    for block in make_chain(2):
+        store.offer(block, Importance.PINNED)
+    close_now(store)
+    shares.evict_if_due()
+    shares.note_loaded({B: LIMIT})
+    shares.evict_if_due()
+    seen = state.stat().st_mtime_ns
+    for _ in range(3):
+        shares.evict_if_due()
+    assert state.stat().st_mtime_ns == seen
+    clock.at_s += 3601.0
+    shares.evict_if_due()
+    assert state.stat().st_mtime_ns > seen
+    assert len(list(cache_folder.scan(Path(disk.folder)))) == 2
+
+
+def test_an_empty_folder_is_new_for_the_worker_that_gets_it(tmp_path: Path) -> None:
+    shares = make_shares(tmp_path)
+    disk = shares.prepare(A)
+    assert disk is not None
+    os.utime(disk.folder, (0.0, 0.0))
+    assert shares.prepare(A) == disk
+    shares.evict_if_due()
+    assert Path(disk.folder).is_dir()
 
 
 def test_a_folder_that_is_gone_is_created_and_reported_until_a_worker_gets_it(tmp_path: Path) -> None:
