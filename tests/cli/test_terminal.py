@@ -20,6 +20,7 @@ import pytest
 
 from tests.cli.conftest import StartStub
 from tests.client.daemon_stub import DaemonStub, sending, text_events
+from tests.patience import patient
 
 if sys.platform == "win32":
     pytest.skip("pseudo-terminals", allow_module_level=True)
@@ -74,7 +75,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Wait until a text appears after the last one that was waited for."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + patient(WAIT_S)
         while (place := self._shown.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, self._shown
             self._read(0.1)
@@ -92,7 +93,7 @@ class Terminal:
 
     def wait_until_it_reads(self) -> None:
         """Wait until the process stays asleep, which it does only while it reads keys."""
-        process, deadline, num_asleep = psutil.Process(self.process.pid), time.monotonic() + WAIT_S, 0
+        process, deadline, num_asleep = psutil.Process(self.process.pid), time.monotonic() + patient(WAIT_S), 0
         while num_asleep < 5:
             assert time.monotonic() < deadline, self._shown
             num_asleep = num_asleep + 1 if process.status() == psutil.STATUS_SLEEPING else 0

@@ -171,11 +171,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "1",
     ): "`begin` sets it before anything reads it.",
     (
-        "edgeagent/router/delivery.py",
-        "self._is_at_seam = False",
-        "True",
-    ): "`begin` sets it before anything reads it.",
-    (
         "edgeagent/credentials/keys.py",
         "content = read_private(path, max_bytes=MAX_CLIENTS * 512)",
         "513",

@@ -111,7 +111,7 @@ TARGETS = (
         ("tests/engine", *_DISK),
     ),
     Target("edgeagent/engine/cache/cached_prefix.py", ("tests/engine/cache/test_chain.py",), ("tests/engine",)),
-    Target("edgeagent/machine_policy/*.py", ("tests/machine_policy",), ("tests/router/test_machine_policy.py",)),
+    Target("edgeagent/machine_policy.py", ("tests/machine_policy",), ("tests/router/test_machine_policy.py",)),
     Target("edgeagent/router/*.py", ("tests/router",), ("tests/cli/test_checkup.py",)),
     Target("edgeagent/worker/parent/supervision/supervisor.py", _SUPERVISOR, (*_WORKER, *_DEATHS, *_HANGS)),
     Target(
