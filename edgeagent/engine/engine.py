@@ -41,9 +41,10 @@ _LOAD_WAIT_S = 0.005  # how long to wait for a block from disk when there is not
 class _Batch:
     """A batch that the runner computes, or has computed.
 
-    `began_s`: when its planning began. `started_s` and `submitted_s`: when `Runner.submit` began and returned, `error`:
-    what it raised. `has_switched`: whether it is the first with another adapter, which took `switch_s`. `plain_s`: how
-    long the batch would take without its drafts; None if it has none or if that is unknown.
+    `began_s`: when its planning began. `started_s`: when `Runner.submit` began. `ended_s`: when the batch was computed;
+    None if that was not waited for yet. `error`: what the runner raised. `has_switched`: whether it is the first with
+    another adapter, which took `switch_s`. `plain_s`: how long the batch would take without its drafts; None if it has
+    none or if that is unknown.
     """
 
     parts: list[BatchPart]
@@ -51,7 +52,7 @@ class _Batch:
     expected_s: float | None
     began_s: float
     started_s: float
-    submitted_s: float = 0.0
+    ended_s: float | None = None
     has_switched: bool = False
     switch_s: float = 0.0
     plain_s: float | None = None
@@ -241,7 +242,7 @@ class Engine:
         """Plan the next batch and give it to the runner. Return whether it is being computed now.
 
         A GPU computes it while this thread goes on; on a CPU it is computed when this method returns. Call `finish`
-        next. While a batch is being computed, call only `save_step` and `cancel` before it.
+        next. While a batch is being computed, call only `wait`, `save_step` and `cancel` before it.
 
         If `has_command` reports a waiting command, a long step is postponed, but never twice in a row.
         """
@@ -267,10 +268,26 @@ class Engine:
             self._runner.submit([part.slice for part in parts], min_tokens)
         except (DecodeCancelled, OutOfCells, InternalError) as error:
             batch.error = error
-        batch.submitted_s = self._clock()
+        if self._runner.is_blocking:
+            self.wait()
         if self.proposals.has_drafted:
             batch.plain_s = self._costs.plain_s(parts)
         return not self._runner.is_blocking
+
+    def wait(self) -> None:
+        """Wait until the submitted batch is computed, if there is one. `finish` draws its tokens.
+
+        Call it before work that takes long, which would count as the time of the batch.
+        """
+        batch = self._batch
+        if batch is None or batch.ended_s is not None:
+            return
+        try:
+            if batch.error is None:
+                self._runner.wait()
+        except (DecodeCancelled, OutOfCells, InternalError) as error:
+            batch.error = error
+        batch.ended_s = self._clock()
 
     def finish(self) -> list[Output]:
         """Wait for the submitted batch, draw its tokens, and return the outputs. Return at once if there is none.
@@ -279,14 +296,15 @@ class Engine:
         interrupted, so at least every second step completes, however many cancels arrive.
         """
         outputs, self._outputs = self._outputs, []
-        batch, self._batch = self._batch, None
+        batch = self._batch
         if batch is None:
             return outputs
         self._learn()
+        self.wait()
+        self._batch = None
         try:
             if batch.error is not None:
                 raise batch.error
-            self._runner.wait()
         except DecodeCancelled:
             self._take_back(batch.parts)
             self._num_steps += 1
@@ -298,10 +316,11 @@ class Engine:
             return outputs + self._fail(batch.parts, error)
         finally:
             self.current_step.end()
-        ended_s = batch.submitted_s if self._runner.is_blocking else self._clock()
+        assert batch.ended_s is not None
+        resumed_s = batch.ended_s if self._runner.is_blocking else self._clock()
         self._num_steps += 1
         self.current_step.record(was_interrupted=False)
-        self._step_s, self._step_tokens = ended_s - batch.started_s, batch.shape.num_tokens
+        self._step_s, self._step_tokens = batch.ended_s - batch.started_s, batch.shape.num_tokens
         self._unsaved += [(part.sequence, part.sequence.num_computed) for part in batch.parts]
         outputs += self._verify_all(batch.parts, batch.started_s)
         if batch.plain_s is not None:
@@ -309,7 +328,7 @@ class Engine:
         batch.switch_s = self._turns.record(self._step_s, batch.expected_s if batch.has_switched else None)
         self._finished = batch
         self._side.resume(self._step_s)
-        self._scheduler.record_overhead(batch.started_s - batch.began_s + self._clock() - ended_s)
+        self._scheduler.record_overhead(batch.started_s - batch.began_s + self._clock() - resumed_s)
         return outputs
 
     def save_step(self) -> None:
@@ -320,7 +339,11 @@ class Engine:
         """
         self._learn()
         self._checkpoint()
-        if not self._step_tokens or (self._batch is not None and self._batch.error is not None):
+        if not self._step_tokens:
+            return
+        if any(prefixes.saver.has_work for prefixes in self._stores):
+            self.wait()
+        if self._batch is not None and self._batch.error is not None:
             return  # after a failed batch, the cells may be incomplete until `finish`
         has_streams = any(sequence.num_output for sequence in self._running.values())
         pause_s = self._itl_budget_s * _BUDGET_SHARE_TO_READ_OUT if has_streams else math.inf

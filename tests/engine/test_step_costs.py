@@ -7,6 +7,8 @@ from collections.abc import Sequence as Items
 
 import pytest
 
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
@@ -17,7 +19,7 @@ from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.scheduler import BatchPart
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.step_costs import StepCosts
-from tests.fakes import FakeClock, FakeRunner
+from tests.fakes import AsynchronousRunner, FakeClock, FakeRunner
 
 
 def test_a_step_without_its_drafts_has_neither_their_tokens_nor_their_attention() -> None:
@@ -107,3 +109,52 @@ def test_the_rate_of_an_idle_engine_is_not_that_beside_its_last_answer() -> None
 def test_the_rate_of_prompts_is_unknown_after_a_short_one() -> None:
     assert ended(12).status().prefill_tokens_per_s == 0.0
     assert ended(12, 600).status().prefill_tokens_per_s == pytest.approx(600 / 3.1, rel=0.15)
+
+
+class DeviceRunner(AsynchronousRunner):
+    """A device that computes a batch in a second. Like llama.cpp, `save` waits for it, then takes 10 ms."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(end_token=-1)
+        self._clock, self._ends_s = clock, 0.0
+
+    def submit(self, slices: Items[Slice], min_tokens: int = 0) -> None:
+        super().submit(slices, min_tokens)
+        self._ends_s = self._clock.now_s + 1.0
+
+    def wait(self) -> None:
+        super().wait()
+        self._clock.now_s = max(self._clock.now_s, self._ends_s)
+
+    def save(self, seq_id: int, start: int, end: int) -> memoryview:
+        self._clock.now_s = max(self._clock.now_s, self._ends_s) + 0.01
+        return super().save(seq_id, start, end)
+
+
+class RecordedCosts(CostModel):
+    """Keeps the seconds of all steps."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.seconds: list[float] = []
+
+    def record(self, shape: StepShape, seconds: float) -> None:
+        self.seconds.append(seconds)
+        super().record(shape, seconds)
+
+
+def test_what_is_read_out_while_a_device_computes_is_not_the_time_of_its_step() -> None:
+    clock, costs = FakeClock(), RecordedCosts()
+    runner, table = DeviceRunner(clock), BlockTable(Keyring(b"fake", b"s" * 32), 1 << 20)
+    prefixes = PrefixStore(runner, table, costs, clock)
+    engine = Engine(runner, max_running=2, prefixes=prefixes, clock=clock)
+    sampler = Sampler(ResolvedSampling(temperature=0.0), 50)
+    engine.add(SequenceSpec("short", [1 + index % 40 for index in range(60)], sampler, max_tokens=2))
+    engine.add(SequenceSpec("long", [9, 8, 7], sampler, max_tokens=60))
+    while engine.num_live:
+        engine.admit()
+        engine.submit()
+        engine.save_step()
+        engine.finish()
+    assert table.stats().num_blocks > 0, "beside the long answer"
+    assert costs.seconds == pytest.approx([1.0] * len(costs.seconds))

@@ -118,6 +118,8 @@ class GeneratorLoop(JobLoop):
             if not self._engine.submit(self._has_command):
                 self._finish_step()
             self._engine.save_step()
+        if self._embeddings.has_work:
+            self._engine.wait()
         is_busy = self._engine.num_live > 0
         self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
 

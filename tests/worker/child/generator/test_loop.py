@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.engine.llama.embedder import Rows
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.types import (
@@ -458,6 +459,24 @@ class TestDeviceThatComputesAlone:
         assert bench.host.runner.num_tokens_computed > len(PLAIN) + 1, "another token was being computed"
         slots = bench.host.engine._prefixes.cells
         assert all(slots.length(seq_id) <= len(PLAIN) + 2 for seq_id in slots.idle_ids)
+
+    def test_a_chunk_of_a_text_does_not_count_as_the_time_of_a_step(self) -> None:
+        bench = Bench(runner_class=AsynchronousRunner)
+        bench.give(max_tokens=12)
+        for _ in range(4):
+            bench.turn()
+        advance, in_flight = bench.host.embedder.advance, []
+
+        def noted(budget_s: float, num_threads: int) -> Rows | None:
+            in_flight.append(bench.host.runner.submitted)  # type: ignore[attr-defined]
+            return advance(budget_s, num_threads)
+
+        bench.host.embedder.advance = noted  # type: ignore[method-assign]
+        TestEmbeddings().embed(bench, "e", (7,))
+        bench.turn()
+        assert in_flight == [None] and bench.loop.status.num_running == 1
+        bench.run()
+        assert bench.tokens() == naive(12)
 
     def test_a_cancel_in_mid_step_is_an_end_once(self) -> None:
         bench = Bench(runner_class=AsynchronousRunner)
