@@ -151,6 +151,7 @@ class AnswerStream(Stream):
     async def _stop(self) -> None:
         self._generating.cancel()
         await asyncio.gather(self._generating, *(sink.close() for sink in self._sinks), return_exceptions=True)
+        self._sinks = []  # they refer to this stream, which would keep the conversation until the next full collection
 
 
 def num_logprobs(step: Step) -> int:

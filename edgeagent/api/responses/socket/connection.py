@@ -265,9 +265,14 @@ class Connection:
 
     def _show(self, live: LaneTurn) -> None:
         """Make a response visible to requests for its id, until its release."""
-        live.cancel = lambda: self._perform(self._session.cancel(live))
+        live.cancel = partial(self._cancel, live.id)
         self._live.show(live)
         self._register(live)
+
+    def _cancel(self, request_id: str) -> None:
+        live = self._requests.get(request_id)
+        if isinstance(live, LaneTurn):
+            self._perform(self._session.cancel(live))
 
     def _release(self, live: LaneTurn) -> None:
         """Hide a request whose task has ended or never began, and free the memory that is no longer needed."""

@@ -1,4 +1,4 @@
-"""What a client that does not read keeps in the daemon's memory: terminal events, not the inputs of ended turns."""
+"""What stays in the daemon's memory of turns that are over: for a client that does not read, only terminal events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from websockets.asyncio.client import connect
 from edgeagent.api.responses.turn import Turn
 from tests.api.serving import slow_socket
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import running
+from tests.daemon.running import TOKEN, running
+from tests.worker.support import eventually
 
 MAX_ALIVE = 17  # one for each lane, and the one that is being read
 
@@ -31,3 +32,24 @@ async def test_turns_that_were_cancelled_are_forgotten_although_their_ends_are_n
             gc.collect()
             assert sum(type(each) is Turn for each in gc.get_objects()) <= MAX_ALIVE
             socket.transport.abort()
+
+
+async def test_a_turn_that_is_over_is_freed_without_a_garbage_collection() -> None:
+    """Full collections are rare, and each turn may hold a conversation of megabytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with running(FakeBackend()) as daemon:
+            create = {"model": "fake", "input": "hello"}
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            reply = await daemon.http.post(
+                f"{daemon.url}/v1/responses", json=create | {"stream": True}, headers=headers
+            )
+            assert "response.completed" in reply.text
+            async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+                await socket.send(json.dumps({"type": "response.create", **create}))
+                while json.loads(await socket.recv())["type"] != "response.completed":
+                    pass
+            await eventually(lambda: not any(type(each) is Turn for each in gc.get_objects()))
+    finally:
+        gc.enable()
