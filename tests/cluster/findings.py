@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from edgeagent.egress import PROBE
 from tests.cluster.client import Answer
 
 _TWO_TOKENS_CHARS = 16
@@ -33,10 +34,9 @@ def expect(holds: bool, otherwise: str) -> None:
         raise StepFailed(otherwise)
 
 
-def num_rows(told: object) -> int:
-    """Return how many rows `edgeagent egress --json` has."""
-    rows = told.get("rows", told.get("requests", [])) if isinstance(told, dict) else told
-    return len(rows) if isinstance(rows, list) else 0
+def sent_rows(told: dict[str, list[dict[str, object]]]) -> list[dict[str, object]]:
+    """Return the rows that `edgeagent egress --json` prints, without those of probes, which send no prompt."""
+    return [row for row in told["rows"] if row["reason"] != PROBE]
 
 
 def is_same_but_its_end(text: str, undisturbed: str) -> bool:

@@ -27,9 +27,9 @@ from tests.cluster.findings import (
     gaps,
     is_same_but_its_end,
     moves,
-    num_rows,
     places,
     say,
+    sent_rows,
     whole,
 )
 from tests.cluster.llama_server import LlamaServer
@@ -166,15 +166,15 @@ class Story:
         rows = json.loads(self.command("egress", "--json"))
         text = json.dumps(rows)
         expect(not any(prompt in text for prompt in self.burst()), "the ledger holds a prompt")
-        say(f"`edgeagent egress` has {num_rows(rows)} rows, and no word of any prompt.")
+        say(f"`edgeagent egress` has {len(sent_rows(rows))} rows of requests, and no word of any prompt.")
 
     async def kept_here(self) -> None:
         """Requests with local_only stay here, whatever happens."""
-        before = num_rows(json.loads(self.command("egress", "--json")))
+        before = len(sent_rows(json.loads(self.command("egress", "--json"))))
         burst = await self.client.ask_all(self.burst(), SHORT, edgeagent=LOCAL_ONLY)
-        after = num_rows(json.loads(self.command("egress", "--json")))
+        after = len(sent_rows(json.loads(self.command("egress", "--json"))))
         refused = sum(bool(answer.error) for answer in burst)
-        say(f"{len(burst) - refused} answered here, {refused} refused, {after - before} rows in the ledger.")
+        say(f"{len(burst) - refused} answered here, {refused} refused, {after - before} more rows of requests.")
         expect(not any(answer.is_remote for answer in burst) and after == before, "a local_only request went over")
 
     async def worker_killed(self) -> None:
