@@ -249,7 +249,18 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+        self._forget_sends()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._forget_sends()
+        super().on_response_complete()
+
+    def _forget_sends(self) -> None:
+        """Remove the `send` of requests that are over from their scopes, so that they need no garbage collection."""
+        for cycle in self._cycles:
+            if cycle.response_complete or cycle.disconnected:
+                cast(dict[str, Any], cycle.scope).pop(SEND_KEY, None)
 
     @property
     def is_reading_paused(self) -> bool:

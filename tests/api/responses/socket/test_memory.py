@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from websockets.asyncio.client import connect
 
 from edgeagent.api.responses.turn import Turn
@@ -51,5 +52,7 @@ async def test_a_turn_that_is_over_is_freed_without_a_garbage_collection() -> No
                 while json.loads(await socket.recv())["type"] != "response.completed":
                     pass
             await eventually(lambda: not any(type(each) is Turn for each in gc.get_objects()))
+            # A connection keeps the latest request.
+            assert sum(type(each) is RequestResponseCycle for each in gc.get_objects()) == 1
     finally:
         gc.enable()
