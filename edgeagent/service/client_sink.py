@@ -86,7 +86,8 @@ class ClientSink(Sink):
         """Wait until the sink is open and holds no step."""
         await self._opened.wait()
         while (delivering := self._delivering) is not None:
-            await asyncio.wait({delivering})  # also if it is done: `_go_on` has then run, or runs before this returns
+            # To await the task itself would not let `_go_on` run if the task has just ended.
+            await asyncio.wait({delivering})
             delivering.result()
 
     @property
