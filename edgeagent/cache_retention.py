@@ -140,7 +140,7 @@ def evict_unused(
             is_old = wall() - changed_at_s[folder] > _EMPTY_S
             if is_old and not any(scan(folder)):
                 remove_files(folder)
-                with contextlib.suppress(OSError):  # somebody else's files are in it
+                with contextlib.suppress(OSError):  # it holds files that are not the cache's
                     folder.rmdir()
     return num_bytes - sum(file.num_bytes for file in victims)
 

@@ -73,7 +73,7 @@ class AllModels(Models):
                 return backend.models.find(name)
             except (ModelNotFound, BackendUnavailable) as error:
                 unknown = unknown or error
-        raise unknown or _nobody()
+        raise unknown or _no_backend()
 
     async def locate(self, name: str) -> str:
         with suppress(EdgeAgentError):
@@ -90,7 +90,7 @@ class AllModels(Models):
             if is_remote(backend.name):
                 self._note_absent(name)
             return found
-        raise unknown or _nobody()
+        raise unknown or _no_backend()
 
     def _is_local(self, name: str) -> bool:
         """Whether a model of this name is known on this machine. The disk is not read."""
@@ -137,10 +137,10 @@ class AllModels(Models):
                 return await backend.models.ask(name, query)
             except (ModelNotFound, RemoteUnavailable) as error:
                 unknown = _clearer(unknown, error)
-        raise unknown or _nobody()
+        raise unknown or _no_backend()
 
 
-def _nobody() -> BackendUnavailable:
+def _no_backend() -> BackendUnavailable:
     return BackendUnavailable("there is no backend that could answer")
 
 

@@ -34,7 +34,7 @@ LOCAL, PREFERRED, ANY = RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.
 
 
 class FromAWorker(FakeBackend):
-    """Its steps come in a context of their own, as a worker's do: that of whoever started the worker."""
+    """Its steps come in another context than the request's, as a worker's do."""
 
     async def generate(
         self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None

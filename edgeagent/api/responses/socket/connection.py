@@ -189,9 +189,9 @@ class Connection:
             self._stall.is_found.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task of this client, whoever has caused it: a cancel may come from another connection.
+        """Run a coroutine as a task in this client's context. If it still runs when the connection ends, cancel it.
 
-        If it still runs when the connection ends, it is cancelled.
+        The caller's context may be another client's: a cancel can come from another connection.
         """
         task = asyncio.create_task(work, context=self._context.copy())
         self._tasks.add(task)

@@ -377,7 +377,7 @@ def test_a_store_that_broke_still_answers(folder: Path, monkeypatch: pytest.Monk
     assert store._loaded == [None]
     assert not store.is_pending(other.key) and store.stats().num_dropped == 1
     assert "broke" in (store.trouble or "") and store.is_stalled
-    assert not store._opened.empty() and not store._closed.empty(), "nobody waits for it"
+    assert not store._opened.empty() and not store._closed.empty(), "no thread waits for it"
 
 
 def test_a_purge_deletes_the_files_although_the_store_broke(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
