@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from edgeagent.backends.base import Estimate
 from edgeagent.config import Config, RouterConfig
-from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Tier, is_remote, remote_of
+from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Target, Tier, is_remote, remote_of
 
 if TYPE_CHECKING:
     from edgeagent.remotes import Remote
@@ -48,14 +48,6 @@ _PATIENCE = 2.0
 _UNLOADED_FIRST_TOKEN_S = 3.0
 LOCAL_LATE = "local_late"
 """The reason of a route to a remote that is taken because this machine gave no content in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The latency target of a tier: seconds to the first token, and seconds from one token to the next."""
-
-    first_token_s: float
-    token_s: float
 
 
 Targets = Mapping[Tier, Target]

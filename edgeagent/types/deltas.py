@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from edgeagent.types.requests import Target
 from edgeagent.types.routing import Placement, is_remote
 
 
@@ -57,7 +58,8 @@ class Timings(Struct, frozen=True):
     queue: waiting for the scheduler, without load, render and cache; load: waiting for the model; render: template and
     tokenizer; cache: lookup and restore; prefill: computing the prompt's uncached tokens; first_token: from acceptance
     to the first sampled token; decode: from the first to the last token; delivery: mean time of a step from the engine
-    to the client. The worker does not set `delivery_ms`, `route`, `reason`, `handovers` and `placement`.
+    to the client. expected: the first_token that was predicted when the request was accepted; None if unknown. The
+    worker does not set `delivery_ms`, `route`, `reason`, `handovers`, `placement`, `expected_ms` and `target`.
     If an answer `is_resumed`, the times of the stages before the first token are unknown and 0.
     """
 
@@ -75,6 +77,8 @@ class Timings(Struct, frozen=True):
     reason: str = ""
     handovers: tuple[Handover, ...] = ()
     placement: Placement | None = None
+    expected_ms: float | None = None
+    target: Target | None = None
 
     @property
     def stages_before_first_token_ms(self) -> dict[str, float]:

@@ -23,6 +23,26 @@ class Tier(StrEnum):
     BATCH = "batch"
 
 
+class Target(Struct, frozen=True):
+    """A latency target, in seconds: to the first token (TTFT), and from one token to the next (ITL)."""
+
+    first_token_s: float
+    token_s: float
+
+
+class Need(Struct, frozen=True):
+    """What a client asks of the latency of its answer. None: nothing beyond the target of the request's tier.
+
+    `first_token_s`: the latest first token. If it is predicted to come later, the request is refused at once. The
+    target of a tier refuses nothing. `token_s`: the longest time from one token to the next. `max_prompt_tokens`: the
+    longest prompt.
+    """
+
+    first_token_s: float | None = None
+    token_s: float | None = None
+    max_prompt_tokens: int | None = None
+
+
 class ToolCall(Struct, frozen=True):
     """A function call that the model made. `arguments` is the JSON text exactly as generated."""
 
@@ -183,6 +203,8 @@ class GenerateRequest(Struct, frozen=True):
     num_hops: how many other edgeagents forwarded the request.
     draft_tokens: how many tokens to draft at each step, within the engine's limit (0: none; None: the engine chooses).
     is_whole: the client gets the answer as a whole, so its steps may come a moment later, several at once.
+    target: the latency to aim at, from `need` and the target of `tier`. It is set when the request is given to a
+    worker. None: the worker's own.
     """
 
     id: str
@@ -207,6 +229,8 @@ class GenerateRequest(Struct, frozen=True):
     num_hops: int = 0
     draft_tokens: int | None = None
     is_whole: bool = False
+    need: Need = Need()
+    target: Target | None = None
 
 
 class Tokenize(Struct, frozen=True, tag="tokenize"):

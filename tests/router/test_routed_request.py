@@ -26,7 +26,6 @@ from edgeagent.errors import (
     RequestTimeout,
     WorkerCrashed,
 )
-from edgeagent.router.policy import Target
 from edgeagent.router.router import Router
 from edgeagent.types import (
     AnswerSoFar,
@@ -45,6 +44,7 @@ from edgeagent.types import (
     RouteMode,
     Started,
     Step,
+    Target,
     TextDelta,
     TextFormat,
     Tier,
