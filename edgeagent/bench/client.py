@@ -16,7 +16,15 @@ import httpx
 from edgeagent.client import Address, Client
 from edgeagent.client.address import is_loopback
 from edgeagent.client.answer import wire_error
-from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError, ModelNotFound, NotFound, Unauthorized
+from edgeagent.errors import (
+    BackendUnavailable,
+    ConfigError,
+    EdgeAgentError,
+    ModelNotFound,
+    NotFound,
+    Overloaded,
+    Unauthorized,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +41,9 @@ class BenchRequest:
 
     `earlier` are the messages before the prompt. If `is_stored` is False, a request over the WebSocket asks the server
     to store nothing on disk. Over HTTP, `is_stored` has no effect. `draft_tokens` is the number of tokens to draft in
-    each step; if None, the server chooses.
+    each step; if None, the server chooses. `tier` is realtime, interactive or batch; None leaves it to the server. An
+    edgeagent must refuse the request if the first token is predicted to come later than after `ttft_ms`. Servers of
+    other kinds get neither.
     """
 
     prompt: str
@@ -41,6 +51,8 @@ class BenchRequest:
     earlier: tuple[Turn, ...] = ()
     is_stored: bool = False
     draft_tokens: int | None = None
+    tier: str | None = None
+    ttft_ms: float | None = None
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -62,8 +74,9 @@ class Trace:
     """The arrival times of one answer's events, in seconds of time.perf_counter.
 
     `texts` are the arrival times of events with text (reasoning included). `num_chars` has the number of characters in
-    each of these events, since events can have different numbers of tokens. `counts`, `prefill_ms` and `delivery_ms`
-    are what the server reports, or None. `on_text` is called for each event with text.
+    each of these events, since events can have different numbers of tokens. What the server reports is None if it does
+    not: `counts`, `prefill_ms`, `delivery_ms`, `first_token_ms`, and `expected_ms`, which it predicted for the latter.
+    `on_text` is called for each event with text.
     """
 
     on_text: Callable[[], None] | None = None
@@ -74,6 +87,8 @@ class Trace:
     counts: Counts | None = None
     prefill_ms: float | None = None
     delivery_ms: float | None = None
+    first_token_ms: float | None = None
+    expected_ms: float | None = None
 
     def send(self) -> None:
         """Record the time at which the request is sent."""
@@ -110,15 +125,17 @@ class Trace:
         return [ttft_ms - self.prefill_ms for ttft_ms in self.ttft_ms] if self.prefill_ms is not None else []
 
     def record_timings(self, event: Mapping[str, Any]) -> None:
-        """Record the prefill time and the delivery time that the server measured.
+        """Record the times that the server measured.
 
-        The prefill time comes from `timings` (llama-server's format), the delivery time from edgeagent's stages.
+        The prefill time comes from `timings` (llama-server's format), the others from edgeagent's stages.
         """
         timings, ours = event.get("timings"), event.get("edgeagent")
         if isinstance(timings, dict) and "prompt_ms" in timings:
             self.prefill_ms = float(timings["prompt_ms"])
-        if isinstance(ours, dict) and "delivery" in (ours.get("stages_ms") or {}):
-            self.delivery_ms = float(ours["stages_ms"]["delivery"])
+        stages = (ours.get("stages_ms") or {}) if isinstance(ours, dict) else {}
+        self.delivery_ms = stages.get("delivery", self.delivery_ms)
+        self.first_token_ms = stages.get("first_token", self.first_token_ms)
+        self.expected_ms = stages.get("expected", self.expected_ms)
 
     @property
     def gaps_ms(self) -> list[float]:
@@ -293,12 +310,11 @@ class WebSocketConnection:
     async def ask(self, request: BenchRequest, trace: Trace) -> None:
         """Send a request and record its events. See Connection.ask."""
         model: dict[str, Any] = {"model": self.server.model} if self.server.model else {}
-        drafts = _drafts("edgeagent", request)
         fields = {
             "max_output_tokens": request.max_tokens,
             "temperature": 0.0,
             "store": request.is_stored,
-            **drafts,
+            **_own_fields("edgeagent", request),
             **model,
         }
         reply = self.client.respond(request.messages, **fields)
@@ -335,7 +351,7 @@ class HttpConnection:
             "stream_options": {"include_usage": True},
             **({"model": self.server.model} if self.server.model else {}),
             **IGNORE_EOS_FIELDS.get(self.server.kind, {}),
-            **_drafts(self.server.kind, request),
+            **_own_fields(self.server.kind, request),
         }
         url = f"{self.server.http_base}/chat/completions"
         try:
@@ -371,18 +387,22 @@ class HttpConnection:
             raise BackendUnavailable(f"{url} ended its stream without [DONE]: the answer was cut short")
 
 
-def _drafts(kind: str, request: BenchRequest) -> dict[str, Any]:
-    """Return the request fields that set the number of draft tokens.
+# The values of OpenAI's `service_tier`, which edgeagent maps to its tiers.
+SERVICE_TIERS = {"realtime": "priority", "interactive": "default", "batch": "flex"}
 
-    They are empty if the server has no such fields, or if the request leaves the number to the server.
-    """
-    if request.draft_tokens is None:
-        return {}
-    fields: dict[str, dict[str, Any]] = {
-        "edgeagent": {"edgeagent": {"draft_tokens": request.draft_tokens}},
-        "llamacpp": {"speculative.n_max": request.draft_tokens, "speculative.n_min": 0},
-    }
-    return fields.get(kind, {})
+
+def _own_fields(kind: str, request: BenchRequest) -> dict[str, Any]:
+    """Return the request fields that only servers of this kind understand; see BenchRequest."""
+    fields: dict[str, Any] = {}
+    if kind == "edgeagent":
+        own = {"draft_tokens": request.draft_tokens, "ttft_ms": request.ttft_ms}
+        if given := {name: value for name, value in own.items() if value is not None}:
+            fields["edgeagent"] = given
+        if request.tier is not None:
+            fields["service_tier"] = SERVICE_TIERS[request.tier]
+    elif kind == "llamacpp" and request.draft_tokens is not None:
+        fields |= {"speculative.n_max": request.draft_tokens, "speculative.n_min": 0}
+    return fields
 
 
 @dataclass(slots=True)
@@ -478,6 +498,8 @@ def _refusal(url: str, status: int, body: bytes) -> EdgeAgentError:
         event = None
     if isinstance(event, dict) and event.get("error"):
         error = _error_object(event)
+        if status == httpx.codes.TOO_MANY_REQUESTS:
+            return Overloaded(f"{url} answers with HTTP {status}: {error.get('message')}")
         return BackendUnavailable(f"{url} answers with HTTP {status}: {error.get('message')}")
     if status == httpx.codes.NOT_FOUND:
         return NotFound(f"{url} does not exist (HTTP 404): is that an OpenAI-compatible server?")

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
 
 from edgeagent.bench.client import BenchRequest, Connection, Server, Trace, connection_to
+from edgeagent.bench.stats import Better, quantile
 from edgeagent.errors import BackendUnavailable
 
 _TEXT = (
@@ -98,7 +98,6 @@ def fit_token_counting(few: int, few_tokens: int, many: int, many_tokens: int) -
     return TokenCounting(per_word, max(0.0, few_tokens - few * per_word))
 
 
-Better = Literal["lower", "higher", "neither"]
 SHORT_PROMPT_TOKENS = 64
 FEW_TOKENS = 2
 """The number of tokens in an answer if only its first token matters."""
@@ -393,6 +392,117 @@ async def hol(measured: MeasuredServer, workload: Workload, round_id: str) -> Ro
     }
 
 
+ALONE = Metric("TTFT alone", "ms", "of a realtime request, on the idle server")
+REALTIME = Metric("realtime TTFT", "ms", "of a realtime request, beside the others")
+BESIDE_ITL = Metric("interactive ITL", "ms", "between events of the interactive streams")
+STREAM_ITL = Metric("a stream's p95", "ms", "the p95 of the ITL of each interactive stream")
+JOBS_ALONE = Metric("batch alone", "tokens/s", "prompts and answers of the batch jobs, alone", "higher")
+JOBS = Metric("batch", "tokens/s", "prompts and answers of the batch jobs, beside the others", "higher")
+NUM_REALTIME_ALONE = 3
+REALTIME_EVERY_S = 2.0
+NUM_REALTIME = 8
+"""A realtime request is sent every REALTIME_EVERY_S, at least NUM_REALTIME times and until each batch job has ended."""
+REALTIME_TOKENS = 16
+"""The length of an answer to a realtime request: a short sentence, as a voice assistant speaks it."""
+MAX_MIXED_S = 120.0
+"""A server that never computes the batch jobs beside the others is measured for this long."""
+
+
+@dataclass(slots=True)
+class Jobs:
+    """Batch jobs, each a long prompt with an answer, in a lane: the next one is sent when one has ended."""
+
+    began_s: float = 0.0
+    traces: list[Trace] = field(default_factory=list)
+    first_done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, measured: MeasuredServer, workload: Workload, name: str) -> None:
+        """Send jobs until cancelled."""
+        async with opened(measured) as connection:
+            self.began_s = time.perf_counter()
+            while True:
+                prompt = measured.prompts.cold(f"{name} {len(self.traces)}", workload.prompt_tokens)
+                self.traces.append(await _answer_of_tier(connection, "batch", prompt, workload.max_tokens))
+                self.first_done.set()
+
+    @property
+    def rate(self) -> float:
+        """The tokens/s of the jobs that have ended: computed prompts and answers. 0 if none has."""
+        done = [trace for trace in self.traces if trace.texts and trace.counts]
+        if not done:
+            return 0.0
+        tokens = sum(
+            counts.num_prompt - counts.num_cached + counts.num_output for trace in done if (counts := trace.counts)
+        )
+        return tokens / (done[-1].texts[-1] - self.began_s)
+
+
+async def _answer_of_tier(connection: Connection, tier: str, prompt: str, max_tokens: int) -> Trace:
+    trace = Trace()
+    await connection.ask(BenchRequest(prompt, max_tokens, tier=tier), trace)
+    return trace
+
+
+async def mixed(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
+    """Measure realtime requests, live streams and batch jobs beside each other.
+
+    First the realtime requests and the batch jobs are measured alone. Then a realtime request is sent every
+    REALTIME_EVERY_S, whether the earlier ones have ended or not, beside `workload.parallel` live streams and half as
+    many batch jobs.
+    """
+
+    async def realtime(name: str) -> Trace:
+        async with opened(measured) as connection:
+            prompt = measured.prompts.cold(f"realtime {round_id} {name}", SHORT_PROMPT_TOKENS)
+            return await _answer_of_tier(connection, "realtime", prompt, REALTIME_TOKENS)
+
+    alone = [await realtime(f"alone {number}") for number in range(NUM_REALTIME_ALONE)]
+    jobs_alone = await _run_jobs(measured, workload, f"alone {round_id}")
+    lanes, jobs = [Live() for _ in range(workload.parallel)], [Jobs() for _ in jobs_alone]
+    asked: list[asyncio.Task[Trace]] = []
+    async with tasks() as group:
+        running = [
+            group.create_task(live.run(measured, workload, f"mixed {round_id} {lane}"))
+            for lane, live in enumerate(lanes)
+        ]
+        for live in lanes:
+            await live.reach(1)
+        began_s = time.perf_counter()
+        running += [
+            group.create_task(each.run(measured, workload, f"job {round_id} {lane}")) for lane, each in enumerate(jobs)
+        ]
+        while len(asked) < NUM_REALTIME or (
+            not all(each.first_done.is_set() for each in jobs) and time.perf_counter() < began_s + MAX_MIXED_S
+        ):
+            asked.append(group.create_task(realtime(str(len(asked)))))
+            await asyncio.sleep(max(0.0, began_s + len(asked) * REALTIME_EVERY_S - time.perf_counter()))
+        answered = [await each for each in asked]
+        end_s = time.perf_counter()
+        for task in running:
+            task.cancel()
+    gaps = [live.gaps_ms(began_s, end_s) for live in lanes]
+    return {
+        ALONE: joined(trace.ttft_ms for trace in alone),
+        REALTIME: joined(trace.ttft_ms for trace in answered),
+        BESIDE_ITL: joined(gaps),
+        STREAM_ITL: [quantile(each, 0.95) for each in gaps if each],
+        JOBS_ALONE: [sum(each.rate for each in jobs_alone)],
+        JOBS: [sum(each.rate for each in jobs)],
+    }
+
+
+async def _run_jobs(measured: MeasuredServer, workload: Workload, name: str) -> list[Jobs]:
+    """Run batch jobs alone, until each has ended once."""
+    jobs = [Jobs() for _ in range(max(1, workload.parallel // 2))]
+    async with tasks() as group:
+        running = [group.create_task(each.run(measured, workload, f"{name} {lane}")) for lane, each in enumerate(jobs)]
+        for each in jobs:
+            await each.first_done.wait()
+        for task in running:
+            task.cancel()
+    return jobs
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -410,6 +520,13 @@ SCENARIOS = {
             "live streams while a long prompt arrives",
             (ITL_BEFORE, ITL_DURING, WORST_ITL, LONG_TTFT, LONG_PROMPT, BEGUN),
             hol,
+        ),
+        Scenario(
+            "mixed",
+            "realtime requests beside live streams and batch jobs",
+            (ALONE, REALTIME, BESIDE_ITL, STREAM_ITL, JOBS_ALONE, JOBS),
+            mixed,
+            is_once=True,
         ),
     )
 }

@@ -31,11 +31,12 @@ HELP = """Measure how fast a server answers, over its wire; takes about a minute
 
 decode: tokens/s of one stream. ttft: time to the first token, of a new prompt and of one that differs from an earlier
 one only at its end. parallel: several streams at once. hol: how long a new long prompt delays live streams
-(head-of-line blocking).
+(head-of-line blocking). mixed: realtime requests beside live streams and batch jobs, alone and together.
 
 \b
 edgeagent bench                                          this machine's daemon
 edgeagent bench --scenario decode --rounds 20            one of them, with more rounds
+edgeagent bench --scenario mixed --parallel 8            who waits for whom? takes half a minute
 edgeagent bench --scenario ttft --prompt-tokens 4000     how long do long prompts take?
 edgeagent bench http://127.0.0.1:8080                    llama-server, vLLM, ...
 edgeagent bench --against http://127.0.0.1:8080          ours against it, A B A B ...
@@ -54,6 +55,7 @@ class ScenarioName(StrEnum):
     TTFT = "ttft"
     PARALLEL = "parallel"
     HOL = "hol"
+    MIXED = "mixed"
 
 
 Url = Annotated[
@@ -68,18 +70,21 @@ Scenarios = Annotated[
     typer.Option(
         "--scenario",
         metavar="NAME",
-        help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: all.",
+        help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: all but mixed.",
     ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How many rounds to measure.")]
 PromptTokens = Annotated[
-    int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of the long prompts of ttft and hol.")
+    int, typer.Option("--prompt-tokens", min=64, metavar="N", help="Length of the long prompts of ttft, hol and mixed.")
 ]
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", min=8, metavar="N", help="Length of the answers of decode and parallel.")
 ]
 Parallel = Annotated[
-    int, typer.Option("--parallel", min=2, metavar="N", help="Streams in parallel; hol has N - 1 and the long prompt.")
+    int,
+    typer.Option(
+        "--parallel", min=2, metavar="N", help="Streams in parallel; hol: N - 1 and the prompt; mixed: N and N/2 jobs."
+    ),
 ]
 TransportFlag = Annotated[
     Transport, typer.Option("--transport", help="auto: the WebSocket if the server is an edgeagent.")
@@ -151,7 +156,8 @@ async def _servers(wanted: Sequence[tuple[Address, str | None]], transport: Tran
 def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
     from edgeagent.bench.scenarios import SCENARIOS
 
-    return [each for each in SCENARIOS.values() if not names or each.name in names]
+    # One that runs once takes as long as many rounds of another, so it is measured only if it is named.
+    return [each for each in SCENARIOS.values() if (each.name in names if names else not each.is_once)]
 
 
 def _run_measurement(runner: asyncio.Runner, run: Run, show: Show) -> bool:

@@ -28,7 +28,7 @@ from tests.daemon.running import running
 
 WORKLOAD = Workload(prompt_tokens=100, max_tokens=10, parallel=2)
 
-DEFAULT = list(SCENARIOS.values())
+DEFAULT = [scenario for scenario in SCENARIOS.values() if not scenario.is_once]
 
 
 def silent(label: str, done: int, total: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,7 @@ from edgeagent.bench.scenarios import (
 )
 from edgeagent.client import Address
 from edgeagent.errors import BackendUnavailable, Overloaded
-from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta
+from edgeagent.types import ChatPrompt, GenerateRequest, Started, TextDelta, Tier
 from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.daemon.running import running
 
@@ -52,6 +53,11 @@ def all_present(samples: Round, metrics: Iterable[Metric]) -> bool:
         samples[metric] and all(value > 0 or metric.better == "neither" for value in samples[metric])
         for metric in metrics
     )
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "REALTIME_EVERY_S", 0.01)
 
 
 @pytest.mark.parametrize("transport", ["ws", "http"])
@@ -162,6 +168,42 @@ async def test_hol_with_a_model_that_answers_nothing_fails_instead_of_asking_for
     async with measured_server(backend) as measured:
         with pytest.raises(BackendUnavailable, match="an empty answer"):
             await scenarios.hol(measured, WORKLOAD, "0")
+
+
+async def test_mixed_sends_realtime_requests_on_time_until_each_batch_job_has_ended() -> None:
+    """The batch jobs beside the others wait at a gate until more realtime requests than the fewest have been sent."""
+    gate, num_jobs = Gate(), WORKLOAD.parallel // 2
+    jobs, asked = [], []
+
+    def script(request: GenerateRequest) -> Iterable[Act]:
+        yield Started(200, 50)
+        if request.tier is Tier.BATCH:
+            jobs.append(request)
+            if len(jobs) > 2 * num_jobs:
+                yield gate
+        elif request.tier is Tier.REALTIME:
+            asked.append(request)
+            if len(asked) > scenarios.NUM_REALTIME_ALONE + scenarios.NUM_REALTIME + 2:
+                gate.opened.set()
+        else:
+            yield from iter(lambda: TextDelta("x"), None)
+        yield from (TextDelta("a"), finished(prompt=200, cached=50, output=1))
+
+    backend = FakeBackend(script)
+    async with measured_server(backend) as measured:
+        measured = replace(measured, server=replace(measured.server, kind="edgeagent"))
+        samples = await scenarios.mixed(measured, WORKLOAD, "0")
+        await backend.until(lambda fake: fake.num_live == 0)
+    assert len(samples[scenarios.ALONE]) == scenarios.NUM_REALTIME_ALONE
+    assert len(samples[scenarios.REALTIME]) > scenarios.NUM_REALTIME + 1
+    assert len(samples[scenarios.STREAM_ITL]) == WORKLOAD.parallel
+    assert samples[scenarios.JOBS_ALONE][0] > 0 < samples[scenarios.JOBS][0]
+
+
+def test_the_rate_of_batch_jobs_is_of_what_was_computed_until_the_last_has_ended() -> None:
+    done = Trace(texts=[11.0, 12.0], num_chars=[1, 1], counts=Counts(100, 20, 20))
+    assert scenarios.Jobs(10.0, [done, Trace()]).rate == 50
+    assert scenarios.Jobs(10.0, [Trace()]).rate == 0
 
 
 def test_live_gaps_are_those_that_have_a_part_in_the_time_asked_for() -> None:

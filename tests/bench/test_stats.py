@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.bench.report import Ratio, median, quantile, ratio, summarize
+from edgeagent.bench.stats import Ratio, median, quantile, ratio, summarize
 
 finite = st.floats(min_value=1e-3, max_value=1e6)
 

@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from edgeagent.bench import scenarios
-from edgeagent.bench.scenarios import ITL, RATE, SCENARIOS
+from edgeagent.bench.client import find_server
+from edgeagent.bench.measure import measure_token_counting
+from edgeagent.bench.scenarios import ITL, RATE, SCENARIOS, MeasuredServer, Prompts, Workload
+from edgeagent.client import Address
 from tests.integration.conftest import Daemon
 from tests.patience import patient
 
@@ -35,7 +38,9 @@ def test_every_number_is_there(daemon: Daemon, transport: str) -> None:
     assert report["servers"] == [
         {"url": daemon.url, "transport": transport, "model": "builtin", "kind": "edgeagent", "ignores_eos": False}
     ]
-    assert [scenario["name"] for scenario in report["scenarios"]] == list(SCENARIOS)
+    assert [scenario["name"] for scenario in report["scenarios"]] == [
+        name for name, each in SCENARIOS.items() if not each.is_once
+    ]
     for scenario in report["scenarios"]:
         assert scenario["failure"] is None
         for metric in scenario["metrics"]:
@@ -50,3 +55,14 @@ def test_every_number_is_there(daemon: Daemon, transport: str) -> None:
     assert abs(numbers["cold prompt"]["p50"] - 200) < 40, "prompts come out about as long as asked"
     assert numbers["cold cached"]["p50"] < 40, "cold prompts are cold"
     assert numbers["warm cached"]["p50"] > 120, "warm ones are warm"
+
+
+async def test_realtime_streams_and_jobs_are_measured_beside_each_other(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenarios, "REALTIME_EVERY_S", 0.1)
+    server = await find_server(Address(daemon.url))
+    measured = MeasuredServer(server, Prompts(1, "A", await measure_token_counting(server, 1)))
+    samples = await scenarios.mixed(measured, Workload(prompt_tokens=200, max_tokens=8, parallel=2), "0")
+    assert len(samples[scenarios.REALTIME]) >= scenarios.NUM_REALTIME
+    assert min(samples[scenarios.JOBS] + samples[scenarios.JOBS_ALONE]) > 0

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from edgeagent.bench.report import median
+from edgeagent.bench.stats import median
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine

@@ -24,8 +24,9 @@ from typing import Any
 from edgeagent.bench import scenarios
 from edgeagent.bench.client import BenchRequest, Server, Trace, read_page
 from edgeagent.bench.measure import Measurement, Run, measure
-from edgeagent.bench.report import as_object, median, quantile, summary_of
+from edgeagent.bench.report import as_object, summary_of
 from edgeagent.bench.scenarios import FEW_TOKENS, ITL, MeasuredServer, Metric, Round, Scenario, Workload, opened
+from edgeagent.bench.stats import median, quantile
 from edgeagent.cli.link import ask
 from edgeagent.client import Address
 from tests.peer import servers

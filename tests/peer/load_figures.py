@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from edgeagent.bench.report import median
+from edgeagent.bench.stats import median
 from edgeagent.store.names.catalog import builtin_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 

@@ -7,7 +7,7 @@ import time
 from array import array
 from pathlib import Path
 
-from edgeagent.bench.report import median
+from edgeagent.bench.stats import median
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Found, Head, Importance, Keyring
 from edgeagent.engine.cache.block_table import BlockTable

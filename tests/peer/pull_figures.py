@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgeagent.bench.report import median
+from edgeagent.bench.stats import median
 from edgeagent.store.file_records import file_sha256
 from edgeagent.store.hub.cache import HubCache
 from tests.hub_server import hub_server, sha256

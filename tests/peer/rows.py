@@ -11,8 +11,9 @@ from typing import Any
 
 from edgeagent.bench import scenarios
 from edgeagent.bench.measure import Measurement, Run, measure
-from edgeagent.bench.report import Ratio, as_object, ratio, ratio_of, summary_of
+from edgeagent.bench.report import as_object, ratio_of, summary_of
 from edgeagent.bench.scenarios import ITL, RATE, Metric, Workload
+from edgeagent.bench.stats import Ratio, ratio
 from tests.peer import servers
 from tests.peer.laboratory import SCENARIOS, caches, chats, overheads
 from tests.peer.servers import Setup
@@ -49,7 +50,8 @@ class Situation:
     """A scenario with its workload, and the server to compare with.
 
     `against` is "llama-server", "no disk cache" (an edgeagent without one), or "" for no comparison. If `is_fresh`,
-    each round has newly started servers.
+    each round has newly started servers. `num_sequences`: how many requests may run together; 0: those of the workload.
+    The servers get `context_share` times the usual number of KV cells.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Situation:
     workload: Workload
     against: str = "llama-server"
     is_fresh: bool = False
+    num_sequences: int = 0
+    context_share: float = 1.0
 
 
 def situations(size: Size) -> dict[str, Situation]:
@@ -76,6 +80,14 @@ def situations(size: Size) -> dict[str, Situation]:
             Situation("parallel", "parallel", workload(size.answer, NUM_STREAMS)),
             Situation("ttft", "ttft", workload(size.answer)),
             Situation("hol", "hol", workload(size.answer, NUM_LIVE + 1)),
+            Situation(
+                "mixed",
+                "mixed",
+                workload(size.answer, NUM_STREAMS),
+                is_fresh=True,
+                num_sequences=NUM_STREAMS + NUM_STREAMS // 2 + 1,
+                context_share=1.5,
+            ),
             Situation("connect", "connect", workload(size.answer)),
             Situation("overhead", "overhead", workload(size.answer)),
             Situation("beginnings", "beginnings", beginnings, is_fresh=True),
@@ -117,8 +129,8 @@ class Bar:
 class Row:
     """A row of the table: one metric in one situation on both servers.
 
-    If `of` is set, the row is instead the ratio of edgeagent's `metric` to edgeagent's `of`. If `is_own`, the bar
-    applies to edgeagent's own figure, not to a ratio. `figure` is a field of Summary, such as "p50".
+    If `of` is set, the row is instead the ratio of edgeagent's `metric` to edgeagent's `of` (its median). If
+    `is_own`, the bar applies to edgeagent's own figure, not to a ratio. `figure` is a field of Summary, such as "p50".
     """
 
     title: str
@@ -142,6 +154,11 @@ def rows(size: Size) -> tuple[Row, ...]:
         Row(f"{NUM_LIVE} live streams' gap while {prefix} arrive, p95", "hol", scenarios.ITL_DURING, figure="p95"),
         Row("their longest gap meanwhile", "hol", scenarios.WORST_ITL),
         Row("first token of what arrived", "hol", scenarios.LONG_TTFT),
+        Row("a realtime request's first token, alone", "mixed", scenarios.ALONE),
+        Row("beside 8 streams and 4 batch jobs, p95", "mixed", scenarios.REALTIME, figure="p95"),
+        Row("the same, of alone", "mixed", scenarios.REALTIME, Bar("≤", 2.0), figure="p95", of=scenarios.ALONE),
+        Row("the streams' gap, p95", "mixed", scenarios.BESIDE_ITL, figure="p95"),
+        Row("batch beside them, of alone", "mixed", scenarios.JOBS, Bar("≥", 0.3), of=scenarios.JOBS_ALONE),
         Row("first event on a new connection", "connect", overheads.NEW_EVENT),
         Row("first event on an open connection", "connect", overheads.OPEN_EVENT),
         Row("first token beyond prefill, quiet", "overhead", overheads.TTFT_OVERHEAD),
@@ -198,6 +215,10 @@ def figure_of(row: Row, measurement: Measurement) -> Figure:
         for summary in (_summary(measurement, row.metric, server) for server in (0, 1))
     )
     unit = row.metric.unit
+    if row.of is not None and row.figure != "p50":
+        alone = _summary(measurement, row.of, 0)
+        value = alone.p50 if alone is not None else 0.0
+        return Figure(ours, theirs, unit, ours / value if ours is not None and value else None)
     if row.of is not None:
         return _compared(ours, None, unit, ratio(*(measurement.samples(each, 0) for each in (row.metric, row.of))))
     if row.is_own:
@@ -241,14 +262,15 @@ def measured(
 
 
 def _servers(setup: Setup, situation: Situation, size: Size, flags: tuple[str, ...]) -> Iterator[Any]:
-    num_sequences = str(max(NUM_SEQUENCES, situation.workload.parallel))
+    num_sequences = str(situation.num_sequences or max(NUM_SEQUENCES, situation.workload.parallel))
+    context = round(situation.context_share * size.context)
     ours = ("--parallel", num_sequences, *flags)
-    yield servers.edgeagent(setup, size.context, *ours)
+    yield servers.edgeagent(setup, context, *ours)
     if situation.against == "llama-server":
         # One KV cache for all sequences, like edgeagent's.
-        yield servers.llama_server(setup, size.context, "-np", num_sequences, "--kv-unified")
+        yield servers.llama_server(setup, context, "-np", num_sequences, "--kv-unified")
     elif situation.against:
-        yield servers.edgeagent(setup, size.context, *ours, *NO_DISK)
+        yield servers.edgeagent(setup, context, *ours, *NO_DISK)
 
 
 def _add(total: Measurement, part: Measurement) -> None:

@@ -10,7 +10,7 @@ import argparse
 import time
 from array import array
 
-from edgeagent.bench.report import median, quantile
+from edgeagent.bench.stats import median, quantile
 from edgeagent.engine.cache.block import CachePriority, Keyring, Payload, choose_block_tokens
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
