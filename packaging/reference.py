@@ -148,7 +148,8 @@ def http_page() -> str:
                 continue
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
             scope = operation.get("x-scope")
-            query = ", ".join(f"`{each['name']}`" for each in operation.get("parameters", ()) if each["in"] == "query")
+            parameters = operation.get("parameters", ())
+            query = ", ".join(f"`{each['name']}`" for each in parameters if each.get("in") == "query")
             row = [f"`{method.upper()} {path}`", scope or "none", query, _schema_link(body), operation["summary"]]
             grouped.setdefault(operation["tags"][0], []).append(row)
     for tag, rows in grouped.items():

@@ -143,6 +143,9 @@ Each `response.create` is answered by exactly one terminal event: `error` if the
 `response.completed`, `response.incomplete` or `response.failed`. Responses of one lane (`stream_id`) come one after \
 another, those of different lanes side by side. Closing the socket cancels the responses that run on it.
 
+The headers `x-edgeagent-tier`, `x-edgeagent-ttft-ms`, `x-edgeagent-itl-ms` and `x-edgeagent-deadline-ms` of the \
+handshake hold for every `response.create`, beside its field `edgeagent`.
+
 The token, where one is needed, is in the Authorization header, or for browsers in a subprotocol \
 `openai-insecure-api-key.<token>` beside another one. Close codes: 1001 the daemon stops, 1002 and 1007 a frame broke \
 the protocol, 1003 a frame is binary, 1008 too many requests wait or the token has ended, 1009 a message is too large, \

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pydantic import BaseModel
-
 from edgeagent import __version__
 from edgeagent.api.documents.components import Components
 from edgeagent.api.routes import ROUTES
 from edgeagent.api.wire.errors import OllamaRefusal, Refusal, error_codes, wire_form
+from edgeagent.api.wire.latency import LatencyHeaders
 from edgeagent.api.wire.route import SSE, Route
 from edgeagent.api.wire.shape import Json
 from edgeagent.credentials.keys import Scope
@@ -49,6 +48,10 @@ def openapi_document() -> Json:
         "paths": paths,
         "components": {
             "schemas": components.schemas,
+            "parameters": {
+                name: {"name": name, "in": "header", "schema": schema}
+                for name, schema in components.fields(LatencyHeaders).items()
+            },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -67,7 +70,7 @@ def _operation(route: Route, components: Components) -> Json:
         "tags": [route.tag],
         "responses": responses,
     }
-    if parameters := [*_parameters(route.path, route.query or route.fields, components)]:
+    if parameters := [*_parameters(route, components)]:
         operation["parameters"] = parameters
     if kind := route.body or route.fields:
         content = {"application/json": {"schema": components.ref(kind)}}
@@ -79,11 +82,15 @@ def _operation(route: Route, components: Components) -> Json:
     return operation
 
 
-def _parameters(path: str, query: type[BaseModel] | None, components: Components) -> Iterator[Json]:
-    for name in re.findall(r"{(\w+)}", path):
+def _parameters(route: Route, components: Components) -> Iterator[Json]:
+    for name in re.findall(r"{(\w+)}", route.path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    query = route.query or route.fields
     for name, schema in ({} if query is None else components.fields(query)).items():
         yield {"name": name, "in": "query", "schema": schema}
+    if route.body is not None and "edgeagent" in route.body.model_fields:
+        for name in components.fields(LatencyHeaders):
+            yield {"$ref": f"#/components/parameters/{name}"}
 
 
 def _answer(route: Route, components: Components) -> Json:

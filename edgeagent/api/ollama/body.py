@@ -36,6 +36,7 @@ from edgeagent.api.wire.fields import (
     tools_of,
     with_adapter,
 )
+from edgeagent.api.wire.latency import asked_latency
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -272,6 +273,8 @@ def _asked(
     output = _read_format(body.format)
     request = None
     model = with_adapter(served(body.model), body.edgeagent, options.edgeagent)
+    # Ollama's own clients send only fields that they know, but any option. So `edgeagent` may be an option.
+    latency = asked_latency(None, body.edgeagent, options.edgeagent)
     if prompt is not None:
         request = GenerateRequest(
             id=request_id,
@@ -282,11 +285,13 @@ def _asked(
             max_tokens=options.max_tokens,
             stop=tuple(options.stop or ()),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            tier=latency.tier,
+            timeout_s=latency.timeout_s,
             cache=CachePolicy(partition=partition),
-            # Ollama's own clients send only fields that they know, but any option. So `edgeagent` may be an option.
             route=route_of(body.edgeagent, options.edgeagent),
             draft_tokens=drafts_of(body.edgeagent, options.edgeagent),
             keep_alive_s=kept_s,
+            need=latency.need,
         )
     return OllamaRequest(body.model, model, body.stream is not False, bool(body.think), request, is_unload, kept_s)
 

@@ -33,9 +33,9 @@ from edgeagent.api.wire.fields import (
     drafts_of,
     route_of,
     template_kwargs,
-    tier_of,
     tool_choice_of,
 )
+from edgeagent.api.wire.latency import Latency, asked_latency, service_tier_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import Conversation
 from edgeagent.conversation.items import Item, ReferenceItem, with_instructions
@@ -49,7 +49,6 @@ from edgeagent.types import (
     OutputFormat,
     SamplingParams,
     TextFormat,
-    Tier,
     Tool,
     ToolChoice,
 )
@@ -167,6 +166,7 @@ class ResponseCreate:
     offered: OfferedTools
     tool_choice: ToolChoice
     format: OutputFormat
+    latency: Latency
     warning: FieldWarning | None = None
     """The warning about unknown fields of this create; None if there are no unknown fields."""
 
@@ -230,11 +230,13 @@ class ResponseCreate:
             max_tokens=body.max_output_tokens,
             stop=tuple(body.stop or ()),
             logprobs=_num_logprobs(body),
-            tier=tier_of(body.service_tier),
+            tier=self.latency.tier,
+            timeout_s=self.latency.timeout_s,
             prefill_only=self.is_prefill_only,
             cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and conversation.is_storable),
             route=route_of(body.edgeagent),
             draft_tokens=drafts_of(body.edgeagent),
+            need=self.latency.need,
         )
 
     def echo(self, defaults: SamplingParams) -> Echo:
@@ -264,7 +266,7 @@ class ResponseCreate:
             "max_tool_calls": body.max_tool_calls,
             "store": self.is_stored,
             "background": False,
-            "service_tier": "priority" if tier_of(body.service_tier) is Tier.REALTIME else "default",
+            "service_tier": service_tier_of(self.latency.tier),
             "safety_identifier": body.safety_identifier,
             "prompt_cache_key": body.prompt_cache_key,
             "user": body.user,
@@ -281,9 +283,11 @@ def read_create(fields: Json) -> ResponseCreate:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
     offered = offered_tools(body.tools or ())
     choice, output = _read_choice(body.tool_choice, offered.tools), _read_format(body.text)
+    # The headers are known only now. The request may be made later, in another client's context.
+    latency = asked_latency(body.service_tier, body.edgeagent)
     # Items and tools are kept in types of our own. Pydantic models of them would be large, and slow to free.
     body = body.model_copy(update={"input": None, "tools": None})
-    return ResponseCreate(body, items, offered, choice, output, warning_about(CreateResponseBody, fields))
+    return ResponseCreate(body, items, offered, choice, output, latency, warning_about(CreateResponseBody, fields))
 
 
 def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:

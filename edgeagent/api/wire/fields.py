@@ -27,7 +27,7 @@ from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.policy import strictest
-from edgeagent.types import Role, RouteMode, SamplingParams, Tier, Tool, ToolChoice
+from edgeagent.types import Role, RouteMode, SamplingParams, Tool, ToolChoice
 from edgeagent.units import seconds_of
 
 MAX_INT32 = 2**31 - 1
@@ -117,10 +117,16 @@ KeepAlive = Annotated[
 TemplateKwargs = dict[str, bool | int | float | str | None]
 
 
+Milliseconds = Annotated[float, between(1, MAX_INT32)]
+TierName = Literal["realtime", "interactive", "batch"]
+
+
 class EdgeagentBody(Settings):
     """The field `edgeagent`: settings that other servers do not have. An unknown name in it is refused.
 
-    Otherwise a mistyped `route` would be ignored, and the request might leave this machine.
+    Otherwise a mistyped `route` would be ignored, and the request might leave this machine. Times can also be sent as
+    headers: `x-edgeagent-ttft-ms`, `x-edgeagent-itl-ms`, `x-edgeagent-deadline-ms`; the smallest holds. The tier is in
+    `x-edgeagent-tier`.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -128,6 +134,24 @@ class EdgeagentBody(Settings):
     route: Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None = None
     adapter: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     draft_tokens: Annotated[int, between(0, MAX_DRAFT_TOKENS)] | None = None
+    tier: Annotated[
+        TierName | None,
+        Field(description="The order in which requests are served, as `service_tier`; the two must not disagree."),
+    ] = None
+    ttft_ms: Annotated[
+        Milliseconds | None,
+        Field(description="The latest first token. If it is predicted to come later, the request is refused at once."),
+    ] = None
+    itl_ms: Annotated[Milliseconds | None, Field(description="The longest time from one token to the next.")] = None
+    deadline_ms: Annotated[
+        Milliseconds | None, Field(description="The longest time of the whole answer. Then it ends with an error.")
+    ] = None
+    max_prompt_tokens: Annotated[
+        Count | None,
+        Field(
+            description="The longest prompt. A longer one is shortened if it may be truncated, and otherwise refused."
+        ),
+    ] = None
 
 
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
@@ -214,16 +238,6 @@ def tool_choice_of(mode: str, names: tuple[str, ...], tools: Sequence[Tool]) -> 
         case "required":
             raise InvalidRequest("tool_choice asks for a call, but there are no tools", param="tool_choice")
     raise InvalidRequest(f"tool_choice must be auto, none or required, not {mode[:64]!r}", param="tool_choice")
-
-
-def tier_of(service_tier: str | None) -> Tier:
-    """Return the scheduling tier for OpenAI's `service_tier`: INTERACTIVE, except for priority, flex and batch."""
-    match service_tier:
-        case "priority":
-            return Tier.REALTIME
-        case "flex" | "batch":
-            return Tier.BATCH
-    return Tier.INTERACTIVE
 
 
 def template_kwargs(effort: str | None, extra: TemplateKwargs | None) -> str:

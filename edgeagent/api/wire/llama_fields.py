@@ -25,9 +25,9 @@ from edgeagent.api.wire.fields import (
     Schema,
     drafts_of,
     route_of,
-    tier_of,
     with_adapter,
 )
+from edgeagent.api.wire.latency import asked_latency
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -142,10 +142,13 @@ class ExtendedBody(SamplingBody):
         return params if self.samplers is None else replace(params, **_without(self.samplers))
 
     def request(self, request_id: str, default_model: str, partition: str, prompt: Prompt) -> GenerateRequest:
-        """Return the request that generates from a prompt with these settings; raise the errors of `sampling`.
+        """Return the request that generates from a prompt with these settings.
+
+        Raise the errors of `sampling` and `asked_latency`.
 
         With `store: false` or `no_store: true`, the prefix cache writes nothing to disk.
         """
+        latency = asked_latency(self.service_tier, self.edgeagent)
         is_cached = self.cache_prompt is not False
         is_kept = self.store is not False and not self.no_store
         return GenerateRequest(
@@ -153,11 +156,13 @@ class ExtendedBody(SamplingBody):
             model=with_adapter(self.model or default_model, self.edgeagent),
             prompt=prompt,
             sampling=self.sampling(),
-            tier=tier_of(self.service_tier),
+            tier=latency.tier,
+            timeout_s=latency.timeout_s,
             cache=CachePolicy(is_cached, is_cached, partition, persist=is_kept),
             reports_progress=bool(self.stream) and bool(self.return_progress),
             route=route_of(self.edgeagent),
             draft_tokens=drafts_of(self.edgeagent),
+            need=latency.need,
         )
 
     def schema_format(self, chosen: OutputFormat) -> OutputFormat:

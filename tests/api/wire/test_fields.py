@@ -29,12 +29,11 @@ from edgeagent.api.wire.fields import (
     keep_alive_s,
     route_of,
     template_kwargs,
-    tier_of,
     tool_choice_of,
     with_adapter,
 )
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
-from edgeagent.types import RouteMode, SamplingParams, Tier, Tool, ToolChoice
+from edgeagent.types import RouteMode, SamplingParams, Tool, ToolChoice
 
 
 def _never(_: object) -> object:
@@ -360,21 +359,6 @@ class TestToolChoice:
         with pytest.raises(InvalidRequest) as caught:
             tool_choice_of(mode, names, tools)
         assert (caught.value.message, caught.value.param) == (told, "tool_choice")
-
-
-@pytest.mark.parametrize(
-    ("service_tier", "expected"),
-    [
-        ("priority", Tier.REALTIME),
-        ("flex", Tier.BATCH),
-        ("batch", Tier.BATCH),
-        ("auto", Tier.INTERACTIVE),
-        ("another", Tier.INTERACTIVE),
-        (None, Tier.INTERACTIVE),
-    ],
-)
-def test_a_service_tier_means_a_tier(service_tier: str | None, expected: Tier) -> None:
-    assert tier_of(service_tier) is expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""What a request asks of its latency: read from its body and its headers, in the same way on every wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from edgeagent.api.wire.body import Settings, validate
+from edgeagent.api.wire.fields import EdgeagentBody, Milliseconds, TierName
+from edgeagent.api.wire.request_id import OWN_HEADERS
+from edgeagent.errors import InvalidRequest
+from edgeagent.types import Need, Tier
+
+
+class LatencyHeaders(Settings):
+    """The headers that say what the fields of `edgeagent` do, for bodies that have no room for these.
+
+    On a WebSocket, those of the handshake hold for each `response.create`.
+    """
+
+    model_config = ConfigDict(strict=False)
+
+    tier: Annotated[TierName | None, Field(alias="x-edgeagent-tier")] = None
+    ttft_ms: Annotated[Milliseconds | None, Field(alias="x-edgeagent-ttft-ms")] = None
+    itl_ms: Annotated[Milliseconds | None, Field(alias="x-edgeagent-itl-ms")] = None
+    deadline_ms: Annotated[Milliseconds | None, Field(alias="x-edgeagent-deadline-ms")] = None
+
+
+_OF_SERVICE_TIER = {
+    "priority": Tier.REALTIME,
+    "default": Tier.INTERACTIVE,
+    "flex": Tier.BATCH,
+    "batch": Tier.BATCH,
+}
+ServiceTier = Literal["priority", "default", "flex"]
+_SERVICE_TIERS: dict[Tier, ServiceTier] = {
+    Tier.REALTIME: "priority",
+    Tier.INTERACTIVE: "default",
+    Tier.BATCH: "flex",
+}
+
+
+def service_tier_of(tier: Tier) -> ServiceTier:
+    """Return OpenAI's name of a tier, for the field `service_tier` of an answer."""
+    return _SERVICE_TIERS[tier]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What a request asks of its latency; see GenerateRequest."""
+
+    tier: Tier
+    need: Need
+    timeout_s: float | None
+
+
+def asked_latency(service_tier: str | None, *bodies: EdgeagentBody | None) -> Latency:
+    """Return what a request asks of its latency.
+
+    `service_tier`: OpenAI's field. `bodies`: the field `edgeagent` of the body, then that of its `options`. The headers
+    are those of the current request. Of several values for a time or a number, the smallest holds. Raise
+    InvalidRequest if they name different tiers, or if a header is wrong.
+    """
+    given = OWN_HEADERS.get()
+    headers = validate(LatencyHeaders, given) if given else None
+    places: list[tuple[str, EdgeagentBody | LatencyHeaders | None]] = [("x-edgeagent-", headers)]
+    places += zip(("edgeagent.", "options.edgeagent."), bodies, strict=False)
+    named = {"service_tier": tier} if (tier := _OF_SERVICE_TIER.get(service_tier or "")) is not None else {}
+    named |= {f"{place}tier": Tier(each.tier) for place, each in places if each is not None and each.tier is not None}
+    if len(set(named.values())) > 1:
+        said = " and ".join(f"{name} names the tier {tier.value}" for name, tier in named.items())
+        raise InvalidRequest(f"{said}; send one of them", param=next(iter(named)))
+    sent = [each for _, each in places if each is not None]
+    need = Need(
+        first_token_s=_least_s(each.ttft_ms for each in sent),
+        token_s=_least_s(each.itl_ms for each in sent),
+        max_prompt_tokens=min(
+            (body.max_prompt_tokens for body in bodies if body and body.max_prompt_tokens), default=None
+        ),
+    )
+    timeout_s = _least_s(each.deadline_ms for each in sent)
+    return Latency(next(iter(named.values()), Tier.INTERACTIVE), need, timeout_s)
+
+
+def _least_s(values_ms: Iterable[float | None]) -> float | None:
+    """Return the smallest of several times in seconds; None if there is none."""
+    return min((value_ms / 1000 for value_ms in values_ms if value_ms is not None), default=None)
