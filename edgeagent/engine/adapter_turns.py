@@ -70,20 +70,21 @@ class AdapterTurns:
         proposals: Proposals,
         num_cells: int,
         num_others: int = 0,
+        waiting: Items[Sequence] = (),
     ) -> list[BatchPart]:
         """Choose the adapter of the next step, and return the batch of its sequences.
 
         Nothing is drafted for sequences with an adapter. `num_cells`: KV cells in use. `num_others`: how many side
-        contexts compute between the steps. Each of them counts as one more turn.
+        contexts compute between the steps. Each of them counts as one more turn. `waiting`: sequences that wait for the
+        end of the step.
         """
         chosen = self.take(running)
         drafts = proposals.propose([] if self.current else chosen, num_cells)
         if len(chosen) == len(running):
-            return scheduler.plan(chosen, drafts, num_cells, num_turns=1 + num_others)
+            return scheduler.plan(chosen, drafts, num_cells, num_turns=1 + num_others, others=waiting)
         num_turns = num_others + len({sequence.spec.adapter for sequence in running})
-        others = (sequence for sequence in running if sequence.spec.adapter != self.current)
-        others_decode = any(sequence.is_decoding for sequence in others)
-        return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, others_decode=others_decode)
+        others = [*waiting, *(sequence for sequence in running if sequence.spec.adapter != self.current)]
+        return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, others=others)
 
     def apply(self, runner: Runner) -> bool:
         """Make the runner use the adapter whose turn it is. Return whether it used another one before."""

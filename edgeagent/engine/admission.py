@@ -42,10 +42,10 @@ class Admission:
         """
         awaited = sequence.awaited_sequence(running)
         if awaited is not None:
-            awaited.is_boosted = awaited.is_boosted or sequence.is_boosted
+            awaited.inherit_urgency(sequence)
             return True
         sequence.awaited_prefill = None
-        if self._is_refused(sequence):
+        if self.is_refused(sequence):
             return False
         best: tuple[int, Sequence] | None = None
         wanted = sequence.tokens[: sequence.num_usable]
@@ -60,7 +60,7 @@ class Admission:
         if length < self._find(sequence).end + _MIN_SHARED:
             return False
         sequence.awaited_prefill = awaited, length
-        awaited.tier = min(awaited.tier, sequence.tier, key=list(type(awaited.tier)).index)
+        awaited.inherit_urgency(sequence)
         if self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
             awaited.add_chunk_end(length)
         return True
@@ -72,7 +72,7 @@ class Admission:
         looked up again until a live sequence ends or loses cells. `is_alone`: no other sequence runs, so there are
         enough cells.
         """
-        if self._is_refused(sequence):
+        if self.is_refused(sequence):
             return False
         # An idle prefix may be longer, and hold cells or the last id that the sequence needs.
         for only_live in (False, True):
@@ -87,6 +87,18 @@ class Admission:
                     return True
         self.refuse(sequence)
         return False
+
+    def fits_without(self, sequence: Sequence, others: Collection[Sequence]) -> bool:
+        """Whether a waiting sequence would fit into the cells if the running `others` gave up theirs."""
+        ids = {other.seq_id for other in others}
+        return any(
+            self._prefixes.cells.fits(len(sequence.tokens) + 1, found.cell_prefix, without=ids)
+            for found in (self._find(sequence, only_live=only_live) for only_live in (False, True))
+        )
+
+    def num_cached(self, sequence: Sequence) -> int:
+        """Return how many leading tokens of a waiting sequence are cached now."""
+        return self._find(sequence).end
 
     def refuse(self, sequence: Sequence) -> None:
         """Let a sequence wait until a live sequence ends or loses cells."""
@@ -148,7 +160,8 @@ class Admission:
         )
         sequence.restoring = None
 
-    def _is_refused(self, sequence: Sequence) -> bool:
+    def is_refused(self, sequence: Sequence) -> bool:
+        """Whether `claim` returned False for a sequence, and would do so again."""
         return sequence.refused_at == self._prefixes.cells.num_releases
 
     def _find(self, sequence: Sequence, *, only_live: bool = False) -> CachedPrefix:

@@ -20,7 +20,7 @@ from edgeagent.engine.context_room import output_room
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import BatchPart, Scheduler, boost_stalled, by_share, by_urgency, without_drafts
-from edgeagent.engine.sequence import Sequence, SequenceSpec, partition_of
+from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec, partition_of
 from edgeagent.engine.side_prefill import ALONE_S, SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.speculation.warming import PromptWarmer
@@ -29,7 +29,7 @@ from edgeagent.engine.step_costs import StepCosts
 from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
-from edgeagent.types import FinishReason, MemoryKind, Tier
+from edgeagent.types import FinishReason, MemoryKind
 
 # Shares of the inter-token-latency budget, for one sequence's restore and for read-outs between two steps.
 _BUDGET_SHARE_TO_RESTORE, _BUDGET_SHARE_TO_READ_OUT = 0.1, 0.1
@@ -90,7 +90,12 @@ class Engine:
         self.cost_model = self._prefixes.costs
         """The measured costs of the runner's steps."""
         self._scheduler = Scheduler(
-            runner.max_batch, itl_budget_s, self.cost_model, max_outputs=runner.max_outputs, row_cost=runner.row_cost
+            runner.max_batch,
+            itl_budget_s,
+            self.cost_model,
+            max_outputs=runner.max_outputs,
+            row_cost=runner.row_cost,
+            clock=clock,
         )
         self._costs = StepCosts(runner, self._prefixes, itl_budget_s)
         self._admission = Admission(runner, self._prefixes, clock)
@@ -162,6 +167,10 @@ class Engine:
         num_output = output_room(spec, self.context_length, self._num_trained)
         sequence = Sequence.of(spec, num_output, self._num_added, self._runner.min_prompt_chunk, self._clock())
         self._num_added += 1
+        if spec.token_s is None and sequence.rank < Rank.BATCH:
+            sequence.token_s = self._itl_budget_s
+        if spec.due_s < math.inf:
+            sequence.num_found = self._admission.num_cached(sequence)
         self._waiting[spec.id] = sequence
         return sequence
 
@@ -196,15 +205,18 @@ class Engine:
         if not self._waiting and all(sequence.is_decoding for sequence in running):
             return []  # most steps
         boost_stalled(running, self._waiting.values(), self._clock())
+        self._scheduler.mark_late((*running, *self._waiting.values()))
         restored = [sequence for sequence in by_urgency(running) if sequence.restoring is not None]
         outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
         is_short_of_cells = False
         for sequence in by_share(self._waiting.values(), running):
-            if len(running) >= self.max_running or (is_short_of_cells and sequence.tier is not Tier.REALTIME):
+            less_urgent = self._less_urgent(sequence)
+            is_full = len(running) >= self.max_running and not less_urgent
+            if is_full or (is_short_of_cells and sequence.rank is not Rank.REALTIME):
                 break
             if self._admission.must_wait(sequence, running):
                 continue
-            if not self._admission.claim(sequence, is_alone=not running):
+            if not self._claim(sequence, less_urgent):
                 if not sequence.is_boosted:
                     break
                 is_short_of_cells = True
@@ -214,6 +226,33 @@ class Engine:
             self._admission.make_way(sequence, is_alone=len(running) == 1)
             outputs += self._advance_admission(sequence)
         return outputs
+
+    def _claim(self, sequence: Sequence, less_urgent: Items[Sequence]) -> bool:
+        """Give a waiting sequence a place in the steps and its cached prefix. Return False if there is no room for it.
+
+        If it needs the place or the cells of `less_urgent` running sequences, they are preempted, the first one first.
+        """
+        running = self._running.values()
+        if self._admission.is_refused(sequence):
+            return False
+        if len(running) < self.max_running and self._admission.claim(sequence, is_alone=not running):
+            return True
+        if not less_urgent or not self._admission.fits_without(sequence, less_urgent):
+            return False
+        for victim in less_urgent:
+            self._preempt(victim)
+            if len(running) < self.max_running and self._admission.claim(sequence, is_alone=not running):
+                return True
+        return False
+
+    def _less_urgent(self, sequence: Sequence) -> list[Sequence]:
+        """Return the running sequences that give way to a waiting one, in the order in which they are preempted.
+
+        Among equally urgent ones, those come last that would have to compute their tokens again. A boosted sequence
+        waits for its place, so it interrupts no answer of a more urgent tier.
+        """
+        found = [each for each in reversed(by_share(self._running.values())) if each.rank > sequence.spec.rank]
+        return sorted(found, key=lambda each: (-each.rank, not (each.keeps_prefix and each.spec.read_cache)))
 
     def _advance_admission(self, sequence: Sequence) -> list[Output]:
         restoring = sequence.restoring
@@ -247,7 +286,7 @@ class Engine:
         If `has_command` reports a waiting command, a long step is postponed, but never twice in a row.
         """
         assert self._batch is None, "the last batch is not finished"
-        if not self._side.wait(has_command):
+        if not self._side.wait(has_command, self._running.values()):
             return False
         self._outputs += self._take_side_chunks()
         began_s = self._clock()
@@ -259,7 +298,7 @@ class Engine:
         self._prefixes.saver.free_saved_cells()
         shape, min_tokens = self._costs.padded(parts)
         expected_s = self.cost_model.predict(shape)
-        is_urgent = any(part.sequence.tier is Tier.REALTIME for part in parts)
+        is_urgent = any(part.sequence.rank <= Rank.REALTIME for part in parts)
         if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, has_command=has_command):
             return False
         self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock())
@@ -394,11 +433,18 @@ class Engine:
         """Plan the next batch and reserve its cells. If there are too few, drop all drafts, then preempt sequences."""
         while self._running:
             num_cells = self._prefixes.cells.num_cells_used
-            ready = [sequence for sequence in self._running.values() if sequence.restoring is None]
-            running = self._side.split_running(ready, num_cells)
+            ready, restoring = list[Sequence](), list[Sequence]()
+            for sequence in self._running.values():
+                (ready if sequence.restoring is None else restoring).append(sequence)
+            in_steps = self._side.split_running(ready, num_cells)
+            running = self._scheduler.choose(
+                in_steps, num_cells, self._side.sequence if self._side.may_compute else None
+            )
             is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
             self.proposals.note_waiting(is_first_awaited=is_awaited)
-            parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, int(self._side.may_compute))
+            waiting = [each for each in (*restoring, *self._waiting.values()) if each.rank is Rank.REALTIME]
+            num_others = int(self._side.may_compute)
+            parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, num_others, waiting)
             if self._reserve(parts):
                 return parts
             if self.proposals.withdraw() and self._reserve(parts := without_drafts(parts)):
@@ -439,6 +485,8 @@ class Engine:
                 sequence.marks.prefill_s = started_s
             in_prompt = sequence.num_output == 0
             output = self._verifier.verify(part, row)
+            if in_prompt and sequence.num_output and not sequence.is_boosted:
+                sequence.rank = sequence.spec.rank  # no other sequence waits for its prefill any more
             row += part.num_logits
             sequence.record_progress(started_s)
             if output.is_last:

@@ -1,16 +1,25 @@
 """Plans the next batch. The engine carries the plan out.
 
-1. Each decoding sequence gets its next token and its drafts, so that no stream waits for another one's prompt.
-2. Prompt tokens follow, in the order of `by_share`. Their number is limited by the expected time of the step. While a
-   sequence decodes, the limit is the inter-token-latency budget, and more while a continued answer waits, that is, one
-   that another engine began. If no sequence decodes, the limit is MAX_STEP_S, or twice as much for a step that is
-   larger than any measured one. So a new request waits for one such step at most, and a slow machine shows progress.
+The order of sequences (`by_share`) is that of their ranks. Within a rank, clients take turns. Among the next sequences
+of the clients, the one that is due first comes first. Those whose first token is predicted to come too late follow, in
+the same order: so they delay no sequence that can be in time, and the latest of them is as little late as possible.
+A sequence that made no progress for a minute comes before all ranks (`boost_stalled`), so none waits forever.
+
+1. `choose` leaves sequences of the tier BATCH out of a step that more urgent ones need. They keep a share of the time.
+2. Each decoding sequence of the step gets its next token and its drafts, so that no stream waits for another one's
+   prompt.
+3. Prompt tokens follow, in the order of `by_share`. Their number is limited by the expected time of the step: by the
+   shortest target of the streams (`Sequence.token_s`). If no stream has a target, the limit is MAX_STEP_S, or twice as
+   much for a step that is larger than any measured one. So a new request waits for one such step at most, and a slow
+   machine shows progress.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -18,8 +27,8 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.sequence import Sequence
-from edgeagent.types import Tier
+from edgeagent.engine.sequence import Rank, Sequence
+from edgeagent.engine.speculation.time_share import TimeShare
 
 # The smallest useful prompt chunk: a smaller one does not fill a tile of a CPU kernel and takes as long.
 MIN_CHUNK = 32
@@ -45,17 +54,18 @@ MAX_SCORED = 32
 # The fewest prompt tokens of one sequence to score in a step while a sequence decodes.
 _MIN_SCORED = 4
 
-# The longest predicted step with streams while an answer that began elsewhere waits to continue. Its client sees a
-# pause too. When 16 answers came back from a remote at once, the last one waited 0.6 s with steps within the budget,
-# and 0.3 s with this limit.
-_RESUMING_STEP_S = 0.25
+# The longest predicted step with streams while an answer that began elsewhere waits to continue, or while a realtime
+# prompt would be late with shorter ones. When 16 answers came back from a remote at once, the last one waited 0.6 s
+# with steps within the budget, and 0.3 s with this limit.
+_HURRIED_STEP_S = 0.25
+
+# Sequences of the tier BATCH that are left out of steps get this share of the rate that they would have alone.
+_BATCH_SHARE = 0.3
 
 # How long a sequence may make no progress because of more urgent sequences or those of other clients.
 _MAX_STALL_S = 60.0
 
 _OVERHEAD_WEIGHT = 0.1  # of the latest step's overhead
-
-_RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 class BatchPart(NamedTuple):
@@ -102,28 +112,28 @@ def without_drafts(parts: Items[BatchPart]) -> list[BatchPart]:
     return [part._replace(drafts=(), num_logits=part.num_logits - len(part.drafts)) for part in parts]
 
 
-def rank(sequence: Sequence) -> int:
-    """Return how urgent a sequence is. A smaller number is more urgent."""
-    return -1 if sequence.is_boosted else _RANK[sequence.tier]
-
-
 def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return sequences sorted by urgency: boosted ones (see `boost_stalled`) first, then by tier and arrival."""
-    return sorted(sequences, key=lambda sequence: (rank(sequence), sequence.order))
+    """Return sequences sorted by rank. Within a rank: late ones last, then by the time they are due, and arrival."""
+    return sorted(sequences, key=lambda each: (each.rank, each.is_late, each.due_s, each.order))
 
 
 def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
-    """Return sequences in the order in which they are served: boosted ones first, then by tier, fair share and arrival.
+    """Return sequences in the order in which they are served: by rank, fair share and `by_urgency`.
 
-    In a tier, clients take turns: the n-th sequence of a client comes after the first n - 1 sequences of every other
+    In a rank, clients take turns: the n-th sequence of a client comes after the first n - 1 sequences of every other
     client. A client's `running` sequences count as its first ones. Each client has its own partition.
     """
     places = Counter(sequence.spec.partition for sequence in running)
     ranked = []
     for sequence in by_urgency(sequences):
-        ranked.append((rank(sequence), places[sequence.spec.partition], sequence.order, sequence))
+        ranked.append((sequence.rank, places[sequence.spec.partition], sequence))
         places[sequence.spec.partition] += 1
-    return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]
+    return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:2])]
+
+
+def shortest_target_s(sequences: Iterable[Sequence]) -> float:
+    """Return the shortest target of the sequences that decode, in seconds per token; infinite if they have none."""
+    return min((sequence.token_s for sequence in sequences if sequence.is_decoding), default=math.inf)
 
 
 def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], now_s: float) -> None:
@@ -131,14 +141,14 @@ def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], 
 
     Without this, more urgent requests could delay the sequence forever. Only one sequence is boosted at a time, so that
     urgent requests wait for at most one. Realtime requests may still start before a boosted sequence that lacks cells.
-    A sequence that waits for the prefill of another one is not boosted.
+    A sequence that waits for the prefill of another one is not boosted, and neither is one that is computed ahead.
     """
     live = (*running, *waiting)
     if len(live) > 1 and not any(sequence.is_boosted for sequence in live):
-        own = [sequence for sequence in live if sequence.awaited_sequence(running) is None]
+        own = [each for each in live if each.awaited_sequence(running) is None and each.rank is not Rank.AHEAD]
         stalled = min(own, key=lambda sequence: sequence.advanced_s, default=None)
-        if stalled is not None:
-            stalled.is_boosted = now_s - stalled.advanced_s >= _MAX_STALL_S
+        if stalled is not None and now_s - stalled.advanced_s >= _MAX_STALL_S:
+            stalled.rank = Rank.BOOSTED
 
 
 class Scheduler:
@@ -155,14 +165,76 @@ class Scheduler:
         *,
         max_outputs: int | None = None,
         row_cost: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_batch = max_batch
         self._max_outputs = max_batch if max_outputs is None else max_outputs
         self._row_cost = row_cost
         self._itl_budget_s = itl_budget_s
-        self._cost_model = cost_model
+        self._cost_model, self._clock = cost_model, clock
+        self._batch_time, self._chosen_s = TimeShare(_BATCH_SHARE), clock()
         self._retrials = Retrials()  # of the smallest chunk
         self._overhead_s = 0.0  # the part of a step that is not the decode: drafting and sampling
+
+    def mark_late(self, sequences: Iterable[Sequence]) -> None:
+        """Set `is_late` of sequences that wait for their first token: whether it would be late even if each were alone.
+
+        A sequence that already gave a token is never late.
+        """
+        now_s = self._clock()
+        for sequence in sequences:
+            if sequence.num_output:
+                sequence.is_late = False
+            elif sequence.due_s < math.inf:
+                known = max(sequence.num_computed, sequence.num_found)
+                left_s = self._cost_model.prefill_s(len(sequence.tokens) - known, known) or 0.0
+                sequence.is_late = now_s + left_s > sequence.due_s
+
+    def choose(self, running: Items[Sequence], num_cells: int = 0, aside: Sequence | None = None) -> Items[Sequence]:
+        """Return the `running` sequences that take part in the next step.
+
+        Sequences of the rank BATCH are left out if more urgent ones need the step: while a more urgent prompt is
+        computed, or if the step would exceed the target of a more urgent stream. They save up _BATCH_SHARE of the time
+        meanwhile, and take part when that pays for their own step. Sequences of the rank AHEAD are left out likewise,
+        but save nothing up, and also while any other prompt is computed.
+
+        `num_cells`: KV cells in use. `aside`: the sequence in the side context, if it is computed between the steps.
+        """
+        if all(sequence.rank < Rank.BATCH for sequence in running):
+            return running  # most steps
+        prompts = [sequence for sequence in running if not sequence.is_decoding]
+        most_urgent = min((each.rank for each in (prompts if aside is None else [*prompts, aside])), default=Rank.AHEAD)
+        if most_urgent < Rank.AHEAD:
+            running = [sequence for sequence in running if sequence.rank < Rank.AHEAD]
+        urgent = [sequence for sequence in running if sequence.rank < Rank.BATCH]
+        elapsed_s, self._chosen_s = self._clock() - self._chosen_s, self._clock()
+        is_prompt_urgent = most_urgent < Rank.BATCH
+        if not urgent and not is_prompt_urgent:
+            return running
+        limit_s = shortest_target_s(urgent) - self._overhead_s
+        if not is_prompt_urgent and (self._least_s(running, num_cells) or 0.0) <= limit_s:
+            return running
+        batch = [sequence for sequence in running if sequence.rank is Rank.BATCH]
+        alone_s = self._least_s(batch, num_cells) or 0.0
+        self._batch_time.add(elapsed_s, 2 * alone_s)
+        if not batch or self._batch_time.saved_s < alone_s:
+            return urgent
+        self._batch_time.spend(alone_s)
+        return [*urgent, *batch]
+
+    def _least_s(self, sequences: Items[Sequence], num_cells: int) -> float | None:
+        """Return the expected seconds of the shortest useful step of these sequences; None if nothing was measured."""
+        num_tokens, num_pairs, depth = 0, 0, 0
+        for sequence in sequences:
+            if sequence.is_decoding:
+                num_tokens += 1
+                num_pairs += sequence.num_computed
+            else:
+                depth = max(depth, sequence.num_computed)
+        shape = StepShape(num_tokens, num_cells, float(num_pairs))
+        if num_tokens < len(sequences):
+            shape = shape.plus(MIN_CHUNK_WITH_STREAMS, depth)
+        return self._cost_model.predict(shape)
 
     def plan(
         self,
@@ -171,13 +243,13 @@ class Scheduler:
         num_cells: int = 0,
         *,
         num_turns: int = 1,
-        others_decode: bool = False,
+        others: Items[Sequence] = (),
     ) -> list[BatchPart]:
         """Return the next batch for the `running` sequences. There may be at most `max_batch` of them.
 
         `drafts`: proposed tokens by sequence id. `num_cells`: KV cells in use. `num_turns`: how many groups take turns;
         each gets an equal part of the budget. A group is the sequences of one adapter, or a side context.
-        `others_decode`: a sequence of another group decodes.
+        `others`: sequences that wait for the end of the step, but have no part in it.
         """
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
@@ -192,15 +264,12 @@ class Scheduler:
         if not prompts:
             return parts  # most steps: no prediction is needed
         base = StepShape(sum(1 + len(part.drafts) for part in parts), num_cells, sum(part.num_pairs for part in parts))
-        budget_s = None if not decoding and not others_decode else self._itl_budget_s / num_turns - self._overhead_s
-        if budget_s is not None and any(sequence.spec.delivered for sequence in prompts):
-            budget_s = max(budget_s, _RESUMING_STEP_S)
-        depth = max(sequence.num_computed for sequence in prompts)
-        room = min(room, self._prompt_budget(base, depth, budget_s))
+        prompts = by_share(prompts)
+        room = min(room, self._most_prompt_tokens(prompts, [*decoding, *others], base, num_turns))
         # Decoding sequences and drafts need rows of logits, and each prompt one for its last token. Scoring uses the
         # rest.
         num_spare = self._max_outputs - sum(part.num_logits for part in parts) - len(prompts)
-        for sequence in by_share(prompts):
+        for sequence in prompts:
             num_tokens = min(sequence.num_until_chunk_end, room)
             if sequence.is_scoring:
                 num_tokens = min(num_tokens, num_spare, self._most_scored(room, is_alone=not decoding))
@@ -224,6 +293,39 @@ class Scheduler:
         if is_alone:
             return MAX_SCORED
         return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
+
+    def _most_prompt_tokens(
+        self, prompts: Items[Sequence], others: Items[Sequence], base: StepShape, num_turns: int
+    ) -> int:
+        """Return how many tokens of the `prompts`, which are in their order, to add to a step.
+
+        `others`: the streams of the step, and all sequences that wait for its end. `base`: the step without prompts.
+        """
+        depth, first = max(sequence.num_computed for sequence in prompts), prompts[0]
+        limit_s = shortest_target_s(others)
+        # A realtime sequence that cannot be computed yet gets its first step soon.
+        if any(each.rank is Rank.REALTIME and not each.is_decoding for each in others):
+            limit_s = min(limit_s, self._itl_budget_s)
+        if first.rank is Rank.AHEAD and any(each.is_decoding for each in others):
+            limit_s = min(limit_s, self._itl_budget_s)
+        if limit_s == math.inf:
+            return self._prompt_budget(base, depth, None)
+        budget_s = limit_s / num_turns - self._overhead_s
+        if any(sequence.spec.delivered for sequence in prompts):
+            return self._prompt_budget(base, depth, max(budget_s, _HURRIED_STEP_S))
+        num_tokens = self._prompt_budget(base, depth, budget_s)
+        if first.rank is Rank.REALTIME and self._would_be_late(first, num_tokens, base):
+            # Streams of other ranks may wait longer for a step.
+            equals_s = shortest_target_s(each for each in others if each.rank <= Rank.REALTIME)
+            budget_s = max(budget_s, min(equals_s / num_turns - self._overhead_s, _HURRIED_STEP_S))
+            num_tokens = self._prompt_budget(base, depth, budget_s)
+        return num_tokens
+
+    def _would_be_late(self, sequence: Sequence, num_tokens: int, base: StepShape) -> bool:
+        """Whether a prompt would be late if each step computed `num_tokens` of its tokens."""
+        step_s = self._cost_model.predict(base.plus(num_tokens, sequence.num_computed)) or 0.0
+        num_steps = math.ceil(sequence.num_pending / num_tokens)
+        return not sequence.num_output and self._clock() + num_steps * step_s > sequence.due_s
 
     def _prompt_budget(self, base: StepShape, depth: int, budget_s: float | None) -> int:
         """Return how many prompt tokens to add to a step. `base`: the shape of the step without them.

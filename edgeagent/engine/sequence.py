@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import math
 from array import array
 from collections.abc import Container
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from edgeagent.engine.cache.block import CachePriority, Importance
 from edgeagent.engine.cache.cached_prefix import Restoring
@@ -16,6 +18,20 @@ from edgeagent.types import Tier
 
 _MAX_MIN_PROMPT_CHUNK = 2
 """The largest value of Runner.min_prompt_chunk."""
+
+
+class Rank(IntEnum):
+    """How urgent a sequence is. The smaller rank is more urgent.
+
+    BOOSTED: it made no progress for long (see `scheduler.boost_stalled`). REALTIME, INTERACTIVE and BATCH are the
+    tiers. AHEAD: it computes what may be asked for later, in time that no other sequence uses.
+    """
+
+    BOOSTED = 0
+    REALTIME = 1
+    INTERACTIVE = 2
+    BATCH = 3
+    AHEAD = 4
 
 
 def partition_of(partition: str, adapter: str) -> str:
@@ -44,6 +60,10 @@ class SequenceSpec:
       ends, or until other lanes need the memory.
     - `adapter`: the identity of the adapter that computes the sequence; "" for none.
     - `draft_tokens`: how many tokens to draft in each step, if possible. If None, as many as speed up the output.
+    - `due_s`: when the first token is due, by the engine's clock; infinite if at no particular time.
+    - `token_s`: the longest time that may pass from one output token to the next. If None, the engine's budget in the
+      tiers REALTIME and INTERACTIVE, and any time in the tier BATCH.
+    - `is_ahead`: the sequence is computed ahead of a request that may never come, so its rank is AHEAD.
     """
 
     id: str
@@ -66,6 +86,14 @@ class SequenceSpec:
     lane: str = ""
     adapter: str = ""
     draft_tokens: int | None = None
+    due_s: float = math.inf
+    token_s: float | None = None
+    is_ahead: bool = False
+
+    @property
+    def rank(self) -> Rank:
+        """How urgent the request is."""
+        return Rank.AHEAD if self.is_ahead else Rank[self.tier.name]
 
     @property
     def cache_partition(self) -> str:
@@ -115,10 +143,13 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
-    tier: Tier = Tier.INTERACTIVE  # its own, or that of a more urgent sequence that waits for its prefill
+    rank: Rank = Rank.INTERACTIVE  # its own, or that of a more urgent sequence that waits for its prefill
+    due_s: float = math.inf  # its own, or that of a sequence that waits for its prefill
+    token_s: float = math.inf  # its target, or the default; see SequenceSpec
+    num_found: int = 0  # how many of its tokens were cached when it was added
+    is_late: bool = False  # its first token is predicted to come after `due_s`
     farthest: int = 0  # the largest `num_computed` so far, reached at `advanced_s`
     advanced_s: float = 0.0
-    is_boosted: bool = False  # it comes before all tiers, since it made no progress for long
     awaited_prefill: tuple[Sequence, int] | None = None  # it waits until that sequence has computed this many tokens
     refused_at: int = -1  # PrefixStore.num_releases when it did not fit into the cells
     restoring: Restoring | None = None  # set while blocks of its prefix are being restored
@@ -132,7 +163,10 @@ class Sequence:
     cache_priority: CachePriority = field(init=False)
 
     def __post_init__(self) -> None:
-        self.id, self.cache_priority, self.tier = self.spec.id, self.spec.cache_priority, self.spec.tier
+        self.id, self.cache_priority = self.spec.id, self.spec.cache_priority
+        self.rank, self.due_s = self.spec.rank, self.spec.due_s
+        if self.spec.token_s is not None:
+            self.token_s = self.spec.token_s
         if self.spec.sampler.is_repeatable:
             self.batch_ends = BatchEnds.of_steps(self.num_prompt, self.spec.step_lengths)
 
@@ -169,6 +203,10 @@ class Sequence:
             return None
         sequence, length = self.awaited_prefill
         return sequence if sequence in running and sequence.num_computed < length else None
+
+    def inherit_urgency(self, other: Sequence) -> None:
+        """Become at least as urgent as `other`, which waits for the prefill of this sequence."""
+        self.rank, self.due_s = min(self.rank, other.rank), min(self.due_s, other.due_s)
 
     def record_batch(self, end: int) -> None:
         """Record the position where a batch ended, if the batch gave output and the sampler is repeatable."""
@@ -217,6 +255,11 @@ class Sequence:
         if batch_end is not None:
             end = min(end, batch_end)
         return end - self.num_computed
+
+    @property
+    def is_boosted(self) -> bool:
+        """Whether it comes before all others, since it made no progress for long."""
+        return self.rank is Rank.BOOSTED
 
     @property
     def keeps_prefix(self) -> bool:

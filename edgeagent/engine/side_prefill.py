@@ -12,8 +12,9 @@ step of the engine.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -21,7 +22,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
-from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, rank
+from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, shortest_target_s
 from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InternalError
 
@@ -45,8 +46,8 @@ ALONE_S = 0.05  # how long one step of the engine waits for a chunk if no stream
 class SidePrefill:
     """Decides which prompt is computed in a context of its own, the side context. Divides the time with the streams.
 
-    After each step of the streams, the side context computes for the rest of the inter-token-latency budget. It gets at
-    least the time of that step, or of an average step if that is shorter.
+    After each step of the streams, the side context computes for the rest of the shortest target of the streams. It
+    gets at least the time of that step, or of an average step if that is shorter.
     """
 
     def __init__(
@@ -58,11 +59,14 @@ class SidePrefill:
         cost_model: CostModel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """If `open_context` is None, there are no side contexts: prompts are computed in the streams' steps."""
+        """If `open_context` is None, there are no side contexts: prompts are computed in the streams' steps.
+
+        `itl_budget_s`: the target of streams that have none.
+        """
         self._open_context = open_context
         self._runner = runner
         self._prefixes = prefixes
-        self._budget_s = itl_budget_s
+        self._default_s = self._budget_s = itl_budget_s
         self._costs = cost_model
         self._clock = clock
         self._context: SideContext | None = None
@@ -90,19 +94,29 @@ class SidePrefill:
         All sequences remain except the one in the side context. An open side context is replaced only for a more urgent
         prompt. `num_cells`: KV cells in use.
         """
-        self._open_if_useful(running, num_cells)
+        if self._open_context is None:
+            return list(running)
+        shortest_s = shortest_target_s(running)
+        self._budget_s = self._default_s if shortest_s == math.inf else shortest_s
+        self._open_if_useful(self._open_context, running, num_cells)
         own = self.sequence
         others = [sequence for sequence in running if sequence is not own]
         self.may_compute = own is not None and not any(
-            rank(sequence) < rank(own) for sequence in others if not sequence.is_decoding
+            sequence.rank < own.rank for sequence in others if not sequence.is_decoding
         )
         return others
 
-    def wait(self, has_command: Callable[[], bool]) -> bool:
+    def wait(self, has_command: Callable[[], bool], running: Iterable[Sequence] = ()) -> bool:
         """Let the side context compute until the streams' next step is due, or until it pauses or ends by itself.
 
-        Return False as soon as `has_command` reports a waiting command, otherwise True.
+        Return False as soon as `has_command` reports a waiting command, otherwise True. Do not wait if one of the
+        `running` prompts is more urgent.
         """
+        own = self.sequence
+        if own is not None and any(
+            each.rank < own.rank and each.restoring is None and not each.is_decoding for each in running
+        ):
+            return True
         while self._context is not None and (rest_s := self._until_s - self._clock()) > 0 and not self._context.is_over:
             if has_command():
                 return False
@@ -181,22 +195,22 @@ class SidePrefill:
         self._unfit.add(self.sequence)
         self.close_for(self.sequence)
 
-    def _open_if_useful(self, running: Items[Sequence], num_cells: int) -> None:
+    def _open_if_useful(self, open_context: OpenSideContext, running: Items[Sequence], num_cells: int) -> None:
         streams = [sequence for sequence in running if sequence.is_decoding]
         own = self.sequence
-        if self._open_context is None or not streams:
+        if all(sequence.token_s == math.inf for sequence in streams):
             return
         self._unfit.intersection_update(running)
         depths = sum(float(sequence.num_computed) for sequence in streams)
         base = StepShape(len(streams), num_cells, depths)
         for sequence in by_urgency(running):
-            if own is not None and rank(sequence) >= rank(own):
+            if own is not None and sequence.rank >= own.rank:
                 return
             chunk = 0 if sequence in self._unfit else self._chunk_of(sequence, base)
             if chunk:
                 if own is not None:
                     self.close_for(own)
-                self._open_for(self._open_context, sequence, chunk)
+                self._open_for(open_context, sequence, chunk)
                 return
 
     def _open_for(self, open_context: OpenSideContext, sequence: Sequence, chunk: int) -> None:

@@ -6,12 +6,14 @@ import itertools
 
 import pytest
 
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.types import Tier
 from tests.engine.support import greedy, make_engine, run
-from tests.fakes import FakeClock, FakeRunner, warm_costs
+from tests.fakes import FakeClock, FakeRunner, next_token, warm_costs
 from tests.integrity import check_integrity
 
 
@@ -32,6 +34,119 @@ class TestPreemption:
         assert was_preempted
         assert (first.num_cached, second.num_cached) == (0, 0), "what it had computed itself was not cached for it"
         assert (second.marks.claimed_s, second.marks.cache_s) == (claimed_s, cache_s)
+
+
+def make_scene(
+    *, num_cells: int = 1024, max_running: int = 2, host_bytes: int = 0, batch_s: float = 0.05
+) -> tuple[Engine, FakeRunner, FakeClock]:
+    clock, runner = FakeClock(), FakeRunner(end_token=-1, num_cells=num_cells, max_batch=64)
+    blocks = BlockTable(Keyring(b"fake", b"s" * 32), host_bytes, None, can_cut=True, block_tokens=16)
+    prefixes = PrefixStore(runner, blocks, warm_costs(64, batch_s), clock)
+    return Engine(runner, max_running=max_running, prefixes=prefixes, clock=clock), runner, clock
+
+
+def prompt_of(num_tokens: int, seed: int) -> list[int]:
+    return [1 + (7 * seed + 3 * index) % 47 for index in range(num_tokens)]
+
+
+class TestGivingWay:
+    """A less urgent sequence gives up its place and its cells, and goes on later."""
+
+    @pytest.mark.parametrize("tier", [Tier.REALTIME, Tier.INTERACTIVE])
+    def test_a_place(self, tier: Tier) -> None:
+        engine, runner, _ = make_scene(max_running=2)
+        prompts = {"old": prompt_of(300, 1), "new": prompt_of(300, 2), "urgent": prompt_of(30, 3)}
+        batch = {name: SequenceSpec(name, prompts[name], greedy(), 40, tier=Tier.BATCH) for name in ("old", "new")}
+        old, new = (engine.add(spec) for spec in batch.values())
+        while new.num_output < 5:
+            engine.step()
+        urgent = engine.add(SequenceSpec("urgent", prompts["urgent"], greedy(), 3, tier=tier))
+        engine.step()
+        assert urgent.seq_id is not None and urgent.num_output == 1, "it gets its first token at once"
+        assert new.seq_id is None and old.seq_id is not None, "the one that came last gives way"
+        while urgent.num_output < 3:
+            engine.step()
+            check_integrity(engine)
+        run(engine)
+        for sequence, name, num_tokens in ((old, "old", 40), (new, "new", 40), (urgent, "urgent", 3)):
+            assert sequence.tokens[len(prompts[name]) :].tolist() == plain(prompts[name], num_tokens)
+        num_tokens = sum(len(prompt) for prompt in prompts.values()) + 39 + 39 + 2
+        assert runner.num_tokens_computed == num_tokens, "no token is computed twice"
+
+    def test_cells(self) -> None:
+        """Its tokens are kept in blocks, and go back to the cells."""
+        engine, runner, _ = make_scene(num_cells=512, max_running=4, host_bytes=1 << 20)
+        batch = engine.add(SequenceSpec("batch", prompt_of(400, 1), greedy(), 40, tier=Tier.BATCH))
+        while batch.num_output < 5:
+            engine.step()
+        urgent = engine.add(SequenceSpec("urgent", prompt_of(300, 2), greedy(), 3, tier=Tier.REALTIME))
+        engine.step()
+        assert batch.seq_id is None and urgent.num_computed > 0
+        run(engine)
+        assert batch.tokens[400:].tolist() == plain(prompt_of(400, 1), 40)
+        assert urgent.tokens[300:].tolist() == plain(prompt_of(300, 2), 3)
+        assert runner.num_tokens_computed < 400 + 39 + 300 + 2 + 32, "at most a block's part is computed again"
+
+    def test_no_more_gives_way_than_is_needed(self) -> None:
+        engine, _, _ = make_scene(num_cells=512, max_running=4)
+        specs = [SequenceSpec(f"b{seed}", prompt_of(150, seed), greedy(), 40, tier=Tier.BATCH) for seed in range(3)]
+        batch = [engine.add(spec) for spec in specs]
+        while batch[-1].num_output < 5:
+            engine.step()
+        engine.add(SequenceSpec("large", prompt_of(200, 7), greedy(), 3))
+        engine.step()
+        assert [sequence.seq_id is None for sequence in batch] == [False, True, True]
+
+    def test_nothing_gives_way_if_that_is_not_enough(self) -> None:
+        engine, _, _ = make_scene(num_cells=512, max_running=4)
+        stream = engine.add(SequenceSpec("stream", prompt_of(300, 1), greedy(), 100))
+        batch = engine.add(SequenceSpec("batch", prompt_of(100, 2), greedy(), 40, tier=Tier.BATCH))
+        while not (stream.num_output and batch.num_output):
+            engine.step()
+        large = engine.add(SequenceSpec("large", prompt_of(400, 3), greedy(), 3))
+        engine.step()
+        assert large.seq_id is None and batch.seq_id is not None
+
+    def test_one_that_would_lose_its_tokens_comes_last(self) -> None:
+        engine, runner, _ = make_scene(max_running=2)
+        specs = [
+            SequenceSpec("kept", prompt_of(300, 1), greedy(), 40, tier=Tier.BATCH),
+            SequenceSpec("lost", prompt_of(300, 2), greedy(), 40, tier=Tier.BATCH, write_cache=False),
+        ]
+        kept, lost = (engine.add(spec) for spec in specs)
+        while lost.num_output < 5:
+            engine.step()
+        engine.add(SequenceSpec("urgent", prompt_of(30, 3), greedy(), 3, tier=Tier.REALTIME))
+        engine.step()
+        assert kept.seq_id is None and lost.seq_id is not None
+        run(engine)
+        assert runner.num_tokens_computed == 2 * 339 + 32
+
+    def test_an_equal_gives_no_way(self) -> None:
+        engine, _, _ = make_scene(max_running=1)
+        first = engine.add(SequenceSpec("first", prompt_of(30, 1), greedy(), 40))
+        engine.step()
+        engine.add(SequenceSpec("second", prompt_of(30, 2), greedy(), 3))
+        engine.step()
+        assert first.seq_id is not None
+
+    def test_what_is_computed_ahead_gives_way_to_batch(self) -> None:
+        engine, _, _ = make_scene(max_running=1)
+        ahead = engine.add(SequenceSpec("ahead", prompt_of(30, 1), greedy(), 40, is_ahead=True))
+        engine.step()
+        batch = engine.add(SequenceSpec("batch", prompt_of(30, 2), greedy(), 3, tier=Tier.BATCH))
+        engine.step()
+        assert ahead.seq_id is None and batch.num_output == 1
+        run(engine)
+        assert ahead.tokens[30:].tolist() == plain(prompt_of(30, 1), 40)
+
+
+def plain(prompt: list[int], num_tokens: int) -> list[int]:
+    """Return what a plain loop would generate, without an end token."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens, 50))
+    return tokens[len(prompt) :]
 
 
 def test_no_more_run_than_a_batch_has_tokens() -> None:

@@ -43,8 +43,10 @@ def sequence(
     return Sequence(spec, tokens, num_prompt, num_prompt + 100, order, seq_id=order, num_computed=num_computed)
 
 
-def decoding(name: str, order: int = 0) -> Sequence:
-    return sequence(name, 10, num_computed=10, num_output=1, order=order)
+def decoding(name: str, order: int = 0, token_s: float = 0.1, tier: Tier = Tier.INTERACTIVE) -> Sequence:
+    stream = sequence(name, 10, num_computed=10, num_output=1, order=order, tier=tier)
+    stream.token_s = token_s
+    return stream
 
 
 def summary(parts: list) -> list[tuple[str, int, int]]:  # type: ignore[type-arg]
@@ -110,7 +112,7 @@ def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
     costs = CostModel(512)
     for size in (32, 64, 128, 256, 512):
         costs.observe(StepShape.alone(size, 10), size / 1000)  # one millisecond per token
-    parts = Scheduler(512, 0.130, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
+    parts = Scheduler(512, 0.1, costs).plan([decoding("a", token_s=0.130), sequence("b", 600, order=1)], {})
     assert summary(parts) == [("a", 1, 1), ("b", 127, 0)]
 
 
@@ -123,7 +125,7 @@ def test_an_answer_that_waits_to_go_on_takes_longer_steps_than_a_new_prompt() ->
     sizes = []
     for budget_s in (0.130, 0.400):
         for prompt in (sequence("b", 600, order=1), resuming):
-            _, part = Scheduler(512, budget_s, costs).plan([decoding("a"), prompt], {})
+            _, part = Scheduler(512, 0.1, costs).plan([decoding("a", token_s=budget_s), prompt], {})
             sizes.append(part.num_tokens)
     assert sizes[0] < sizes[1] <= 250, "a quarter of a second"
     assert sizes[2] == sizes[3] > 250, "the owner's budget is larger"
@@ -220,7 +222,7 @@ def test_rows_of_logits_count_while_somebody_decodes() -> None:
         return next(part.num_scored for part in plan if part.sequence is scored)
 
     assert num_scored(0.5) == num_scored(64.0) == MAX_SCORED
-    stream = decoding("stream")
+    stream = decoding("stream", token_s=0.001)
     assert num_scored(0.0, stream) == MIN_CHUNK_WITH_STREAMS
     assert num_scored(1.0, stream) == MIN_CHUNK_WITH_STREAMS // 2
     assert num_scored(64.0, stream) == 4
@@ -229,7 +231,7 @@ def test_rows_of_logits_count_while_somebody_decodes() -> None:
 def test_rows_cost_nothing_where_nothing_is_said_of_them() -> None:
     scored = sequence("scored", 600, order=1)
     scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
-    _, part = Scheduler(512, 0.001, warm_costs(512, 0.512)).plan([decoding("stream"), scored], {})
+    _, part = Scheduler(512, 0.1, warm_costs(512, 0.512)).plan([decoding("stream", token_s=0.001), scored], {})
     assert part.num_scored == MIN_CHUNK_WITH_STREAMS
 
 

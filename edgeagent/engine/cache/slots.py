@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
@@ -112,13 +112,14 @@ class Slots:
         """Whether a sequence has ended and its prefix is still in the cells."""
         return seq_id in self._idle
 
-    def fits(self, num_tokens: int, cell_prefix: CellPrefix) -> bool:
+    def fits(self, num_tokens: int, cell_prefix: CellPrefix, without: Container[int | None] = ()) -> bool:
         """Whether a new sequence of `num_tokens` that begins with `cell_prefix` fits beside the live sequences.
 
         All cells that neither the live sequences nor the prefix hold count as free: idle prefixes can be evicted.
+        `without`: ids of live sequences that are taken to be idle.
         """
         held: dict[int, int | None] = {} if cell_prefix.seq_id is None else {cell_prefix.seq_id: cell_prefix.length}
-        held |= dict.fromkeys(self._live)
+        held |= dict.fromkeys(seq_id for seq_id in self._live if seq_id not in without)
         return num_tokens - cell_prefix.length <= self._cells.num_cells - self._cells.num_held(held)
 
     def claim(self, root: BlockKey, cell_prefix: CellPrefix) -> int | None:

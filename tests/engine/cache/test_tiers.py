@@ -13,7 +13,7 @@ from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec
 from edgeagent.types import FinishReason, MemoryKind, Tier
 from tests.engine.support import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier, warm_costs
@@ -230,7 +230,7 @@ def test_who_is_waited_for_gets_the_urgency_of_those_that_wait() -> None:
     engine.step()
     engine.add(SequenceSpec("urgent", [*system, 5], greedy(), max_tokens=1, tier=Tier.REALTIME))
     engine.step()
-    assert slow.tier is Tier.REALTIME
+    assert slow.rank is Rank.REALTIME
     run(engine)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeagent.engine.costs.cost_model import PredictionError
 from edgeagent.engine.verification import Output
@@ -162,7 +162,10 @@ class GeneratorLoop(JobLoop):
         if not self._is_awaited(ready.submit):
             return
         try:
-            self._engine.add(ready.prepared.spec)
+            spec, target = ready.prepared.spec, ready.submit.request.target
+            if target is not None:
+                spec = replace(spec, due_s=ready.submit.accepted_at_s + target.first_token_s)
+            self._engine.add(spec)
             self._requests[ready.submit.request.id].prepared = ready.prepared
         except EdgeAgentError as error:
             self._refuse(ready.submit.request.id, error)

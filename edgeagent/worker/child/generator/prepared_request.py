@@ -76,7 +76,9 @@ def make_spec(
     `num_scored` is the number of alternatives for each prompt token if log probabilities of the prompt are requested;
     otherwise None. `adapter` is the identity of the request's adapter, "" for none.
     """
-    cache = request.cache
+    cache, target = request.cache, request.target
+    # The time per token in the target of a tier is what a machine must reach. Only what a client asks for is a limit.
+    token_s = None if target is None or request.need.token_s is None else target.token_s
     return SequenceSpec(
         id=request.id,
         prompt=prompt.tokens,
@@ -98,4 +100,5 @@ def make_spec(
         lane=cache.lane,
         adapter=adapter,
         draft_tokens=request.draft_tokens,
+        token_s=token_s,
     )
