@@ -24,6 +24,7 @@ from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
 from edgeagent.credentials.keys import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
+from edgeagent.router.policy import targets_of
 from edgeagent.service.live_service import LiveService, Trace
 from edgeagent.service.probe import Probe
 from edgeagent.service.service import Service
@@ -74,7 +75,7 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes, in_flight=in_flight),
         ],
     )
-    live = LiveService(service, with_caller, trace)
+    live = LiveService(service, with_caller, trace, targets_of(config.router))
     app.state.context = Context(
         config=config,
         service=live,

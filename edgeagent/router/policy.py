@@ -71,6 +71,15 @@ TARGETS = targets_of(RouterConfig())
 """The latency targets of the default configuration."""
 
 
+def target_of(request: GenerateRequest, targets: Targets) -> Target:
+    """Return a request's latency target: its own where it asks for one, else that of its tier."""
+    own, of_tier = request.need, targets[request.tier]
+    return Target(
+        of_tier.first_token_s if own.first_token_s is None else own.first_token_s,
+        of_tier.token_s if own.token_s is None else own.token_s,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A backend that a request may use, the reason for the choice, and the permit if the backend is a remote."""

@@ -11,7 +11,8 @@ from functools import partial
 
 from edgeagent.credentials.grants import unless_revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
-from edgeagent.metrics.meter import ABANDONED, Meter
+from edgeagent.metrics.meter import ABANDONED, NO_TARGET, Meter
+from edgeagent.router.policy import TARGETS, Targets, target_of
 from edgeagent.service.client_sink import Ending
 from edgeagent.service.live_requests import LiveRequests
 from edgeagent.service.service import Service
@@ -26,6 +27,7 @@ from edgeagent.types import (
     Score,
     Sink,
     TextPrompt,
+    Tier,
     WorkerState,
 )
 
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 WithCaller = Callable[[GenerateRequest], GenerateRequest]
 """Returns a copy of a request with its caller's name, the strictest route mode that applies, and the number of hops."""
+
+_NO_TARGETS: Targets = dict.fromkeys(Tier, NO_TARGET)
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
@@ -44,8 +48,11 @@ class LiveService:
     After `begin_drain`, it refuses new requests.
     """
 
-    def __init__(self, service: Service, with_caller: WithCaller, trace: Trace | None = None) -> None:
+    def __init__(
+        self, service: Service, with_caller: WithCaller, trace: Trace | None = None, targets: Targets = TARGETS
+    ) -> None:
         self._service = service
+        self._targets = targets
         self.models = service.models
         self.remote_access = service.remote_access
         self.remotes, self.cancel = service.remotes, service.cancel
@@ -70,11 +77,23 @@ class LiveService:
 
         Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, or the service's errors.
         """
+        await self._run(self._with_caller(request), sink, self._targets)
+
+    async def run_own(self, request: GenerateRequest) -> Ending:
+        """Run a request of the daemon itself, which has no latency target, and return its end.
+
+        Raise the errors of `generate`.
+        """
+        ending = Ending()
+        await self._run(self._with_caller(request), ending, _NO_TARGETS)
+        return ending
+
+    async def _run(self, request: GenerateRequest, sink: Sink, targets: Targets) -> None:
         self._refuse_if_draining()
-        request = self._with_caller(request)
         self.live.begin(request.id)
         self._num_total += 1
-        meter, code = Meter(partial(self._label, request.model), sink), ABANDONED
+        label, target = partial(self._label, request.model), target_of(request, targets)
+        meter, code = Meter(label, sink, request, target), ABANDONED
         try:
             with until_revoked(partial(self.cancel, request.id)):
                 await self._service.generate(request, meter)
@@ -138,8 +157,7 @@ class LiveService:
             cache=CachePolicy(read=False, write=False),
             keep_alive_s=keep_alive_s,
         )
-        loading = Ending()
-        await self.generate(request, loading)
+        loading = await self.run_own(request)
         if loading.finished is not None and loading.finished.reason is FinishReason.CANCELLED:
             raise BackendUnavailable("the model was not loaded: the daemon is stopping", retry_after_s=5)
         return name

@@ -11,7 +11,6 @@ from contextvars import copy_context
 
 from edgeagent.credentials.grants import GRANT
 from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
-from edgeagent.service.client_sink import Ending
 from edgeagent.service.live_service import LiveService
 from edgeagent.service.service import status_of
 from edgeagent.types import (
@@ -107,4 +106,4 @@ class Probe:
             cache=CachePolicy(read=False, write=False),
             route=RouteMode.LOCAL_ONLY,
         )
-        await self._service.generate(request, Ending())
+        await self._service.run_own(request)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from edgeagent.types.requests import Target
+from edgeagent.types.requests import Target, Tier
 from edgeagent.types.routing import Placement, is_remote
 
 
@@ -52,6 +52,18 @@ class Handover(Struct, frozen=True):
     reason: str
 
 
+class Verdict(Struct, frozen=True):
+    """Whether an answer kept its latency target, that of its tier or its own.
+
+    `late_stage`: the stage that broke the target (see `metrics.meter.late_stage`); "" if it was kept. A time of the
+    target is infinite if nothing was to be kept: an answer that its client gets as a whole has no time between tokens.
+    """
+
+    tier: Tier
+    target: Target
+    late_stage: str = ""
+
+
 class Timings(Struct, frozen=True):
     """Milliseconds of each stage, counts of draft tokens, and where the request ran.
 
@@ -59,7 +71,8 @@ class Timings(Struct, frozen=True):
     tokenizer; cache: lookup and restore; prefill: computing the prompt's uncached tokens; first_token: from acceptance
     to the first sampled token; decode: from the first to the last token; delivery: mean time of a step from the engine
     to the client. expected: the first_token that was predicted when the request was accepted; None if unknown. The
-    worker does not set `delivery_ms`, `route`, `reason`, `handovers`, `placement`, `expected_ms` and `target`.
+    worker does not set `delivery_ms`, `route`, `reason`, `handovers`, `placement`, `expected_ms`, `target` and
+    `verdict`.
     If an answer `is_resumed`, the times of the stages before the first token are unknown and 0.
     """
 
@@ -79,6 +92,7 @@ class Timings(Struct, frozen=True):
     placement: Placement | None = None
     expected_ms: float | None = None
     target: Target | None = None
+    verdict: Verdict | None = None
 
     @property
     def stages_before_first_token_ms(self) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import timeit
 
 import httpx
@@ -14,11 +15,13 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.errors import Overloaded
 from edgeagent.metrics.meter import Meter
 from edgeagent.service.client_sink import Ending
-from edgeagent.types import GenerateRequest, Started, Step, TextDelta
+from edgeagent.types import GenerateRequest, Started, Step, Target, TextDelta, TextPrompt
 from tests.backends.fake import FakeBackend, Gate, echo
 from tests.daemon.running import TOKEN, Running, running
 
 CHAT = {"messages": [{"role": "user", "content": "one two three"}]}
+
+ANSWER = {"model": "fake", "tier": "interactive", "served_by": "local"}
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -61,8 +64,8 @@ async def test_numbers_move_as_they_should() -> None:
         await gate.reached.wait()
         during = Change(before, await scrape(server))
         assert during.of("live_requests", model="fake", state="running") == 1
-        assert during.of("first_token_seconds_count", model="fake") == 1
-        assert during.of("generation_seconds_count", model="fake") == 0
+        assert during.of("first_token_seconds_count", **ANSWER) == 1
+        assert during.of("generation_seconds_count", **ANSWER) == 0
         gate.opened.set()
         assert (await asking).status_code == 200
         change = Change(before, await scrape(server))
@@ -72,11 +75,13 @@ async def test_numbers_move_as_they_should() -> None:
     assert change.of("generations_total", model="fake", end="stop") == 1
     assert change.of("live_requests", model="fake", state="running") == 0
     assert change.of("live_requests", model="fake", state="waiting") == 0
-    assert change.of("inter_token_seconds_count", model="fake") == 2
-    assert change.of("generation_seconds_bucket", model="fake", le="+Inf") == 1
+    assert change.of("inter_token_seconds_count", **ANSWER) == 2
+    assert change.of("generation_seconds_bucket", **ANSWER, le="+Inf") == 1
+    assert change.of("usable_seconds_count", **ANSWER) == 1
+    assert change.of("answers_total", **ANSWER, outcome="met") == 1
     assert change.of("decode_tokens_total", model="fake") == 3
     assert change.of("prefill_tokens_total", model="fake") == 3
-    assert change.of("stage_seconds_count", stage="prefill") == 1
+    assert change.of("stage_seconds_count", stage="prefill", tier="interactive", served_by="local") == 1
     assert change.after["edgeagent_model_ready", frozenset({("model", "fake")})] == 1
     assert change.after["edgeagent_open_connections", frozenset()] >= 1
 
@@ -145,7 +150,8 @@ async def test_it_is_an_owner_s_where_tokens_are_asked_for() -> None:
 
 def test_a_token_costs_little() -> None:
     """The time limit is generous, for noisy machines: 50 times what a token takes."""
-    meter = Meter(lambda: "cost", Ending())
+    request = GenerateRequest("r", "cost", TextPrompt("one"))
+    meter = Meter(lambda: "cost", Ending(), request, Target(math.inf, 0.005))
     meter.put(Step((Started(1, 0), TextDelta("a")), (1,), at_s=1.0))
     step = Step((TextDelta("a"),), (1,), at_s=1.01)
     seconds = min(timeit.repeat(lambda: meter.put(step), number=1000, repeat=5)) / 1000

@@ -50,7 +50,7 @@ def test_numbers_are_the_model_s_own(daemon: Daemon) -> None:
     assert moved("prefill_tokens_total") == sum(usage["prompt_tokens"] for usage in usages) - cached
     assert moved("decode_tokens_total") == sum(usage["completion_tokens"] for usage in usages)
     assert moved("generations_total") == moved("first_token_seconds_count") == 2
-    assert moved("stage_seconds_count") == 2 * 6
+    assert moved("stage_seconds_count") == 2 * 7
     # The worker's numbers come with its pongs, and the loop measures its lag at intervals.
     lag = "edgeagent_loop_lag_seconds_count"
     while not after.get("edgeagent_kv_cells") or after[lag] == before[lag]:

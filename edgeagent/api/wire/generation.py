@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from edgeagent.api.wire.body import WARNING_HEADER
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.errors import printable
-from edgeagent.types import Placement, Started, Timings, TokenLogprob, Usage
+from edgeagent.types import Placement, Started, Tier, Timings, TokenLogprob, Usage, Verdict
 
 
 class ResponseUsage(Shape):
@@ -87,12 +87,28 @@ class RunsAt(Shape):
     route_overruled: NotRequired[str]
 
 
+class LatencyVerdict(Shape):
+    """Whether an answer kept its latency target: the time to the first token (TTFT), and that between tokens (ITL).
+
+    The ITL is kept if 95 % of the tokens keep it; null: the answer was not streamed. `late_stage` is the stage that
+    broke the target: queue, load, render, cache, prefill, decode, delivery, remote, or unknown after a crash. null: the
+    target was met.
+    """
+
+    tier: Tier
+    ttft_target_ms: float
+    itl_target_ms: float | None
+    met: bool
+    late_stage: str | None
+
+
 class Run(Shape):
-    """Where a generation ran and why, and the milliseconds of its stages."""
+    """Where a generation ran and why, the milliseconds of its stages, and whether it kept its latency target."""
 
     route: str
     reason: str
     stages_ms: dict[str, float]
+    slo: NotRequired[LatencyVerdict]
     handovers: NotRequired[list[Handover]]
     served_by: NotRequired[str]
     model: NotRequired[str]
@@ -159,12 +175,25 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
         "reason": timings.reason,
         "stages_ms": {stage: _round(milliseconds) for stage, milliseconds in stages.items()},
     }
+    if timings.verdict is not None:
+        body["slo"] = _verdict_body(timings.verdict)
     if timings.handovers:
         body["handovers"] = [
             {"from": move.source, "to": move.target, "after_tokens": move.num_tokens, "reason": move.reason}
             for move in timings.handovers
         ]
     return body if timings.placement is None else {**body, **placement_body(timings.placement)}
+
+
+def _verdict_body(verdict: Verdict) -> LatencyVerdict:
+    target = verdict.target
+    return {
+        "tier": verdict.tier,
+        "ttft_target_ms": _round(1000.0 * target.first_token_s),
+        "itl_target_ms": None if math.isinf(target.token_s) else _round(1000.0 * target.token_s),
+        "met": not verdict.late_stage,
+        "late_stage": verdict.late_stage or None,
+    }
 
 
 def placement_body(placement: Placement) -> RunsAt:

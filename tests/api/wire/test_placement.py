@@ -1,4 +1,4 @@
-"""Every wire reports where an answer comes from, before its first token and at its end."""
+"""Every wire reports where an answer comes from, before its first token and at its end; then also if it was late."""
 
 from __future__ import annotations
 
@@ -63,6 +63,13 @@ async def test_headers_and_the_end_say_it(path: str, is_streamed: bool) -> None:
     last = documents[-1]["response"] if documents[-1].get("type") == "response.completed" else documents[-1]
     assert PLACE.items() <= last["edgeagent"].items()
     assert last["edgeagent"]["route"] == "fake"
+    assert last["edgeagent"]["slo"] == {
+        "tier": "interactive",
+        "ttft_target_ms": 3000.0,
+        "itl_target_ms": 200.0 if is_streamed else None,
+        "met": True,
+        "late_stage": None,
+    }
 
 
 @pytest.mark.parametrize("path", WIRES)
