@@ -54,13 +54,14 @@ MAX_SCORED = 32
 # The fewest prompt tokens of one sequence to score in a step while a sequence decodes.
 _MIN_SCORED = 4
 
-# The longest predicted step with streams while an answer that began elsewhere waits to continue, or while a realtime
-# prompt would be late with shorter ones. When 16 answers came back from a remote at once, the last one waited 0.6 s
-# with steps within the budget, and 0.3 s with this limit.
-_HURRIED_STEP_S = 0.25
+# The longest predicted step with streams that asked for no target, while an answer that began elsewhere waits to
+# continue, or while a realtime prompt would be late with shorter ones. When 16 answers came back from a remote at once,
+# the last one waited 0.6 s with steps within the budget, and 0.3 s with steps of up to 0.25 s.
+_HURRIED_STEP_S = 0.2
 
-# Sequences of the tier BATCH that are left out of steps get this share of the rate that they would have alone.
-_BATCH_SHARE = 0.3
+# Sequences of the tier BATCH get at least this share of the rate that they would have alone, over some seconds: while a
+# realtime prompt is computed, they save up their share, and at most this many seconds of work.
+_BATCH_SHARE, _MAX_BATCH_S = 0.3, 1.0
 
 # How long a sequence may make no progress because of more urgent sequences or those of other clients.
 _MAX_STALL_S = 60.0
@@ -193,10 +194,10 @@ class Scheduler:
     def choose(self, running: Items[Sequence], num_cells: int = 0, aside: Sequence | None = None) -> Items[Sequence]:
         """Return the `running` sequences that take part in the next step.
 
-        Sequences of the rank BATCH are left out if more urgent ones need the step: while a more urgent prompt is
-        computed, or if the step would exceed the target of a more urgent stream. They save up _BATCH_SHARE of the time
-        meanwhile, and take part when that pays for their own step. Sequences of the rank AHEAD are left out likewise,
-        but save nothing up, and also while any other prompt is computed.
+        Sequences of the rank BATCH are left out while a more urgent prompt is computed, or if the step would exceed the
+        target of a more urgent stream. They save up _BATCH_SHARE of the time. If that pays for their own step, and no
+        realtime prompt is computed, they take part, and the other prompts wait for a step. Sequences of the rank AHEAD
+        are left out likewise, but save nothing up, and also while any other prompt is computed.
 
         `num_cells`: KV cells in use. `aside`: the sequence in the side context, if it is computed between the steps.
         """
@@ -208,19 +209,27 @@ class Scheduler:
             running = [sequence for sequence in running if sequence.rank < Rank.AHEAD]
         urgent = [sequence for sequence in running if sequence.rank < Rank.BATCH]
         elapsed_s, self._chosen_s = self._clock() - self._chosen_s, self._clock()
-        is_prompt_urgent = most_urgent < Rank.BATCH
-        if not urgent and not is_prompt_urgent:
-            return running
-        limit_s = shortest_target_s(urgent) - self._overhead_s
-        if not is_prompt_urgent and (self._least_s(running, num_cells) or 0.0) <= limit_s:
-            return running
+        self._batch_time.add(elapsed_s, _MAX_BATCH_S)
+        if most_urgent >= Rank.BATCH:
+            limit_s = shortest_target_s(urgent) - self._overhead_s
+            if not urgent or (self._least_s(running, num_cells) or 0.0) <= limit_s:
+                self._batch_time.saved_s = max(0.0, self._batch_time.saved_s)
+                return running
         batch = [sequence for sequence in running if sequence.rank is Rank.BATCH]
         alone_s = self._least_s(batch, num_cells) or 0.0
-        self._batch_time.add(elapsed_s, 2 * alone_s)
-        if not batch or self._batch_time.saved_s < alone_s:
+        if not batch or most_urgent <= Rank.REALTIME or self._batch_time.saved_s < alone_s:
             return urgent
-        self._batch_time.spend(alone_s)
+        if any(not sequence.is_decoding for sequence in batch):
+            urgent = [sequence for sequence in urgent if sequence.is_decoding]
         return [*urgent, *batch]
+
+    def _spend_batch_time(self, parts: Items[BatchPart], num_cells: int) -> None:
+        """Spend the time that the parts of rank BATCH in a step would take alone."""
+        batch = [part for part in parts if part.sequence.rank is Rank.BATCH]
+        if batch:
+            num_tokens = sum(part.num_tokens for part in batch)
+            shape = StepShape(num_tokens, num_cells, sum(part.num_pairs for part in batch))
+            self._batch_time.spend(self._cost_model.predict(shape) or 0.0)
 
     def _least_s(self, sequences: Items[Sequence], num_cells: int) -> float | None:
         """Return the expected seconds of the shortest useful step of these sequences; None if nothing was measured."""
@@ -262,6 +271,7 @@ class Scheduler:
             room -= len(proposed)
             parts.append(_part_of(sequence, 1, proposed))
         if not prompts:
+            self._spend_batch_time(parts, num_cells)
             return parts  # most steps: no prediction is needed
         base = StepShape(sum(1 + len(part.drafts) for part in parts), num_cells, sum(part.num_pairs for part in parts))
         prompts = by_share(prompts)
@@ -279,6 +289,7 @@ class Scheduler:
             if num_tokens > 0:
                 parts.append(_part_of(sequence, num_tokens))
                 room -= num_tokens
+        self._spend_batch_time(parts, num_cells)
         return parts
 
     def record_overhead(self, seconds: float) -> None:
@@ -311,14 +322,13 @@ class Scheduler:
         if limit_s == math.inf:
             return self._prompt_budget(base, depth, None)
         budget_s = limit_s / num_turns - self._overhead_s
+        asked_s = min((each.token_s for each in others if each.spec.token_s is not None), default=math.inf)
+        hurried_s = max(budget_s, min(_HURRIED_STEP_S, asked_s - self._overhead_s))
         if any(sequence.spec.delivered for sequence in prompts):
-            return self._prompt_budget(base, depth, max(budget_s, _HURRIED_STEP_S))
+            return self._prompt_budget(base, depth, hurried_s)
         num_tokens = self._prompt_budget(base, depth, budget_s)
-        if first.rank is Rank.REALTIME and self._would_be_late(first, num_tokens, base):
-            # Streams of other ranks may wait longer for a step.
-            equals_s = shortest_target_s(each for each in others if each.rank <= Rank.REALTIME)
-            budget_s = max(budget_s, min(equals_s / num_turns - self._overhead_s, _HURRIED_STEP_S))
-            num_tokens = self._prompt_budget(base, depth, budget_s)
+        if first.rank is Rank.REALTIME and hurried_s > budget_s and self._would_be_late(first, num_tokens, base):
+            num_tokens = self._prompt_budget(base, depth, hurried_s)
         return num_tokens
 
     def _would_be_late(self, sequence: Sequence, num_tokens: int, base: StepShape) -> bool:

@@ -1,0 +1,314 @@
+"""Due times and targets: an engine on a machine whose steps take a known time, over random arrivals."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Items
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.runner import Slice
+from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec
+from edgeagent.types import Tier
+from tests.engine.support import greedy
+from tests.fakes import FakeClock, FakeRunner, next_token
+from tests.integrity import check_integrity
+
+BUDGET_S = 0.1
+
+
+class Machine(FakeRunner):
+    """A runner whose steps take `fixed_s`, and `token_s` for each token. A step may be interrupted at `interrupt_s`."""
+
+    def __init__(self, fixed_s: float, token_s: float, **options: int) -> None:
+        super().__init__(end_token=-1, **{"num_cells": 16_384, "num_sequences": 32, "max_batch": 512, **options})
+        self.clock, self.fixed_s, self.token_s = FakeClock(), fixed_s, token_s
+
+    def step_s(self, num_tokens: int) -> float:
+        return self.fixed_s + self.token_s * num_tokens
+
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
+        self.clock.advance(self.step_s(sum(len(part.tokens) for part in slices)))
+        super().decode(slices)
+
+
+class Scene:
+    """An engine on a machine, and when each sequence got its tokens."""
+
+    def __init__(self, *, fixed_s: float = 0.02, token_s: float = 0.001, max_running: int = 16, **options: int) -> None:
+        self.runner = Machine(fixed_s, token_s, **options)
+        self.clock, costs = self.runner.clock, CostModel(512)
+        for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+            costs.observe(StepShape.alone(size, 0), self.runner.step_s(size))
+        prefixes = PrefixStore(self.runner, None, costs, self.clock)
+        self.engine = Engine(
+            self.runner, max_running=max_running, itl_budget_s=BUDGET_S, prefixes=prefixes, clock=self.clock
+        )
+        self.times_s: dict[str, list[float]] = {}
+        self.sequences: dict[str, Sequence] = {}
+
+    def add(self, name: str, num_prompt: int, num_output: int = 1, **options: object) -> Sequence:
+        """Add a sequence with a prompt that begins like no other one."""
+        number = len(self.sequences)
+        prompt = [1 + number // 48, 1 + number % 48, *(1 + (7 * number + 3 * each) % 47 for each in range(num_prompt))]
+        spec = SequenceSpec(name, prompt[:num_prompt], greedy(), num_output, **options)  # type: ignore[arg-type]
+        self.sequences[name] = self.engine.add(spec)
+        return self.sequences[name]
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            assert output.error is None
+            self.times_s.setdefault(output.sequence.id, []).extend([self.clock.now_s] * len(output.tokens))
+
+    def run(self, *, until_s: float | None = None) -> None:
+        while self.engine.num_live and (until_s is None or self.clock.now_s < until_s):
+            self.step()
+
+    def gaps_s(self, name: str) -> list[float]:
+        return [later - earlier for earlier, later in pairwise(self.times_s[name])]
+
+    def check_answers(self) -> None:
+        """Assert that each sequence has exactly the tokens that a plain loop would generate."""
+        for sequence in self.sequences.values():
+            tokens = list(sequence.spec.prompt)
+            while len(tokens) < len(sequence.tokens):
+                tokens.append(next_token(tokens, 50))
+            assert sequence.tokens.tolist() == tokens, sequence.id
+
+
+SIZES = st.lists(st.integers(8, 600), min_size=1, max_size=8)
+
+
+@settings(max_examples=10, deadline=None)
+@given(sizes=SIZES, seed=st.integers(0, 1000))
+def test_whatever_can_be_in_time_is_in_time(sizes: list[int], seed: int) -> None:
+    """Of prompts that wait together, each is in time if there is any order in which each is."""
+    scene, rng = Scene(), random.Random(seed)
+    ends_s = list(accumulate(scene.runner.step_s(size) * 1.1 for size in sizes))
+    jobs = list(zip(sizes, ends_s, strict=True))
+    rng.shuffle(jobs)
+    for number, (size, end_s) in enumerate(jobs):
+        scene.add(f"{number}", size, due_s=end_s, tier=Tier.INTERACTIVE)
+    scene.run()
+    for number, (_, end_s) in enumerate(jobs):
+        # A chunk of the next prompt may be in the step that ends a prompt.
+        assert scene.times_s[f"{number}"][0] <= end_s + scene.runner.step_s(512)
+        assert not scene.sequences[f"{number}"].is_late
+
+
+def test_a_late_one_delays_none_that_can_be_in_time() -> None:
+    scene = Scene()
+    late = scene.add("late", 3000, due_s=1.0)
+    scene.add("second", 400, due_s=1.5)
+    scene.add("first", 400, due_s=0.9)
+    scene.step()
+    assert late.is_late
+    scene.run()
+    assert scene.times_s["first"][0] < 0.9 and scene.times_s["second"][0] < 1.5 < scene.times_s["late"][0]
+
+
+def test_of_late_ones_the_first_that_was_due_is_first() -> None:
+    scene = Scene(max_running=1)
+    scene.add("b", 400, due_s=0.02)
+    scene.add("a", 400, due_s=0.01)
+    scene.run()
+    assert scene.times_s["a"] < scene.times_s["b"]
+
+
+def test_what_is_cached_counts_as_computed() -> None:
+    scene = Scene()
+    scene.add("before", 2000)
+    scene.run()
+    known = list(scene.sequences["before"].spec.prompt)
+    again = scene.engine.add(SequenceSpec("again", [*known, 5, 6], greedy(), 1, due_s=scene.clock.now_s + 0.2))
+    scene.engine._scheduler.mark_late([again])
+    assert again.num_found >= 2000 and not again.is_late
+
+
+def test_an_answer_that_goes_on_is_never_late() -> None:
+    scene = Scene()
+    resumed = scene.add("resumed", 400, 9, due_s=-5.0, delivered=(3, 4))
+    scene.add("new", 400, due_s=10.0)
+    scene.step()
+    assert resumed.num_computed > 0 and not resumed.is_late
+
+
+def test_a_client_with_short_due_times_does_not_push_out_another_one() -> None:
+    scene = Scene()
+    for number in range(5):
+        scene.add(f"hasty {number}", 200, due_s=2.0 + number, partition="hasty")
+    scene.add("patient", 200, due_s=100.0, partition="patient")
+    scene.run()
+    assert scene.times_s["hasty 0"] == scene.times_s["patient"] < scene.times_s["hasty 1"]
+
+
+class TestStreams:
+    """Streams, each with its target."""
+
+    def test_a_chunk_fits_the_shortest_target(self) -> None:
+        for targets_s, most_s in (((0.3, 0.06), 0.06), ((0.3, 0.3), 0.3), ((None, 0.3), BUDGET_S)):
+            scene = Scene()
+            for number, target_s in enumerate(targets_s):
+                scene.add(f"{number}", 10, 1000, token_s=target_s)
+            scene.step()
+            scene.add("long", 3000)
+            while "long" not in scene.times_s:
+                scene.step()
+            gaps_s = [gap_s for name in ("0", "1") for gap_s in scene.gaps_s(name)]
+            assert 0.7 * most_s < max(gaps_s) <= most_s + 0.001
+
+    @pytest.mark.parametrize("tier", [Tier.BATCH, None])
+    def test_beside_batch_streams_alone_a_chunk_is_a_whole_batch(self, tier: Tier | None) -> None:
+        scene = Scene()
+        if tier is not None:
+            scene.add("batch", 10, 1000, tier=tier)
+            scene.step()
+        long = scene.add("long", 3000)
+        scene.step()
+        assert long.num_computed >= 511
+
+    def test_a_realtime_prompt_that_would_be_late_takes_longer_steps(self) -> None:
+        longest_s = {}
+        for due_s in (0.5, 100.0):
+            for target_s in (None, BUDGET_S):
+                scene = Scene()
+                scene.add("stream", 10, 1000, token_s=target_s)
+                scene.step()
+                scene.add("now", 700, due_s=scene.clock.now_s + due_s, tier=Tier.REALTIME)
+                while "now" not in scene.times_s:
+                    scene.step()
+                longest_s[due_s, target_s] = max(scene.gaps_s("stream"))
+        assert 0.15 < longest_s.pop((0.5, None)) <= 0.201, "twice the usual budget"
+        assert max(longest_s.values()) <= BUDGET_S + 0.001, "in time anyhow, or the stream asked for its target"
+
+    @settings(max_examples=5, deadline=None)
+    @given(seed=st.integers(0, 10_000))
+    def test_targets_are_kept_and_no_token_is_lost_over_random_arrivals(self, seed: int) -> None:
+        """The machine can keep the targets: the streams take less than half of them, and a smallest chunk fits."""
+        scene, rng = Scene(max_running=6), random.Random(seed)
+        arrivals_s = sorted(rng.random() * 6 for _ in range(14))
+        targets_s: dict[str, float] = {}
+        while scene.engine.num_live or arrivals_s:
+            if arrivals_s and arrivals_s[0] <= scene.clock.now_s:
+                arrivals_s.pop(0)
+                name, tier = f"{len(targets_s)}", rng.choice([*Tier, Tier.BATCH])
+                target_s = rng.choice((None, 0.07, 0.25))
+                is_ahead = rng.random() < 0.1
+                options = {"tier": tier, "due_s": scene.clock.now_s + rng.random() * 3, "is_ahead": is_ahead}
+                scene.add(name, rng.randrange(5, 900), rng.randrange(1, 60), token_s=target_s, **options)
+                # A realtime prompt in a hurry may take a step of 0.2 s beside a stream that asked for no target.
+                is_free = tier is Tier.BATCH or is_ahead
+                targets_s[name] = 1000.0 if is_free else target_s or 0.2
+            elif not scene.engine.num_live:
+                scene.clock.advance(arrivals_s[0] - scene.clock.now_s)
+                continue
+            parked = {name for name, each in scene.sequences.items() if each.num_output and each.seq_id is None}
+            scene.step()
+            check_integrity(scene.engine)
+            for name in parked:
+                targets_s[name] = 1000.0  # it gave way
+        scene.check_answers()
+        for name, target_s in targets_s.items():
+            assert len(scene.times_s[name]) == scene.sequences[name].max_length - scene.sequences[name].num_prompt
+            assert max(scene.gaps_s(name), default=0.0) <= target_s + 0.01
+
+
+class TestBatch:
+    """Sequences of the tier BATCH beside more urgent ones."""
+
+    def test_streams_keep_their_target_where_batch_streams_would_exceed_it(self) -> None:
+        """Five streams take 95 ms for a step, and 140 ms with three batch streams at their share of the rate."""
+        scene = Scene(fixed_s=0.02, token_s=0.015)
+        batch = [scene.add(f"batch {number}", 10, 2000, tier=Tier.BATCH) for number in range(3)]
+        scene.run(until_s=10.0)
+        alone = batch[0].num_output / 10.0
+        for number in range(5):
+            scene.add(f"stream {number}", 10, 2000)
+        while batch[0].num_output == 0 or "stream 4" not in scene.times_s:
+            scene.step()
+        num_before, begun_s = batch[0].num_output, scene.clock.now_s
+        scene.run(until_s=begun_s + 20.0)
+        rate = (batch[0].num_output - num_before) / 20.0
+        assert 0.28 <= rate / alone <= 0.5
+        gaps_s = scene.gaps_s("stream 0")
+        assert sum(gap_s <= BUDGET_S for gap_s in gaps_s) / len(gaps_s) >= 0.4
+        assert scene.engine._running.keys() >= {"batch 0", "batch 1", "batch 2"}, "a pause, no preemption"
+
+    def test_a_batch_prompt_gets_its_share_beside_prompts_that_never_end(self) -> None:
+        scene = Scene()
+        scene.add("stream", 10, 5000)
+        scene.add("batch", 3000, tier=Tier.BATCH)
+        number = 0
+        while "batch" not in scene.times_s:
+            if not any(name.startswith("next") and not each.num_output for name, each in scene.sequences.items()):
+                number += 1
+                scene.add(f"next {number}", 400)
+            scene.step()
+        alone_s = sum(scene.runner.step_s(512) for _ in range(6))
+        assert scene.clock.now_s <= 2 * alone_s / 0.3, "chunks beside a stream are smaller, so they take longer"
+
+    def test_a_realtime_prompt_waits_for_no_batch_token(self) -> None:
+        scene = Scene()
+        scene.add("batch", 3000, tier=Tier.BATCH)
+        scene.add("batch stream", 10, 500, tier=Tier.BATCH)
+        scene.step()
+        now = scene.add("now", 900, tier=Tier.REALTIME)
+        before = [scene.sequences[name].num_computed for name in ("batch", "batch stream")]
+        while not now.num_output:
+            scene.step()
+        assert [scene.sequences[name].num_computed for name in ("batch", "batch stream")] == before
+
+
+class TestAhead:
+    """Sequences that are computed ahead of a request use only time that no other sequence uses."""
+
+    def test_alone_it_is_computed_as_any_other(self) -> None:
+        scene = Scene()
+        ahead = scene.add("ahead", 400, 5, is_ahead=True)
+        scene.run()
+        assert ahead.num_output == 5 and scene.clock.now_s < 1.0
+
+    @pytest.mark.parametrize("tier", list(Tier))
+    def test_beside_any_prompt_it_waits(self, tier: Tier) -> None:
+        scene = Scene()
+        ahead = scene.add("ahead", 400, 5, is_ahead=True)
+        other = scene.add("other", 1200, tier=tier)
+        while not other.num_output:
+            scene.step()
+        assert ahead.num_computed == 0
+
+    def test_beside_streams_it_stays_within_their_target(self) -> None:
+        for tier in (Tier.INTERACTIVE, Tier.BATCH):
+            scene = Scene()
+            scene.add("stream", 10, 100, tier=tier)
+            scene.step()
+            ahead = scene.add("ahead", 600, 50, is_ahead=True)
+            scene.run()
+            assert ahead.num_output == 50 and max(scene.gaps_s("stream")) <= BUDGET_S + 0.001
+
+    def test_where_streams_need_the_whole_step_it_waits_and_is_never_boosted(self) -> None:
+        scene = Scene(fixed_s=0.02, token_s=0.05)
+        scene.add("a", 10, 1000)
+        scene.add("b", 10, 1000)
+        scene.step()
+        ahead = scene.add("ahead", 20, 5, is_ahead=True)
+        scene.run(until_s=100.0)
+        assert ahead.num_computed <= 1 and ahead.rank is Rank.AHEAD, "its first token is that of another prompt"
+
+    def test_one_that_a_request_waits_for_becomes_as_urgent(self) -> None:
+        scene = Scene()
+        ahead = scene.add("ahead", 2000, 5, is_ahead=True)
+        scene.step()
+        prompt = [*ahead.spec.prompt, 7]
+        follower = scene.engine.add(SequenceSpec("follower", prompt, greedy(), 1, tier=Tier.REALTIME, due_s=3.0))
+        scene.step()
+        assert follower.awaited_prefill is not None and (ahead.rank, ahead.due_s) == (Rank.REALTIME, 3.0)
+        scene.run()
+        assert scene.runner.num_tokens_computed < 2020, "the follower goes on from what was computed ahead"
