@@ -298,8 +298,8 @@ class Engine:
         self._prefixes.saver.free_saved_cells()
         shape, min_tokens = self._costs.padded(parts)
         expected_s = self.cost_model.predict(shape)
-        is_urgent = any(part.sequence.rank <= Rank.REALTIME for part in parts)
-        if not self.current_step.begin(shape.num_tokens, expected_s, is_urgent=is_urgent, has_command=has_command):
+        rank = min(part.sequence.rank for part in parts)
+        if not self.current_step.begin(shape.num_tokens, expected_s, rank, has_command):
             return False
         self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock())
         try:

@@ -55,7 +55,8 @@ MAX_SCORED = 32
 _MIN_SCORED = 4
 
 # The longest predicted step with streams that asked for no target, while an answer that began elsewhere waits to
-# continue, or while a realtime prompt would be late with shorter ones. When 16 answers came back from a remote at once,
+# continue, or while a realtime prompt would be late with shorter ones. Also the longest step of a prompt that is
+# computed ahead. When 16 answers came back from a remote at once,
 # the last one waited 0.6 s with steps within the budget, and 0.3 s with steps of up to 0.25 s.
 _HURRIED_STEP_S = 0.2
 
@@ -201,7 +202,11 @@ class Scheduler:
 
         `num_cells`: KV cells in use. `aside`: the sequence in the side context, if it is computed between the steps.
         """
-        if all(sequence.rank < Rank.BATCH for sequence in running):
+        least_urgent = Rank.INTERACTIVE  # without a generator: this is done in each step
+        for sequence in running:
+            if sequence.rank > least_urgent:
+                break
+        else:
             return running  # most steps
         prompts = [sequence for sequence in running if not sequence.is_decoding]
         most_urgent = min((each.rank for each in (prompts if aside is None else [*prompts, aside])), default=Rank.AHEAD)
@@ -224,11 +229,18 @@ class Scheduler:
         return [*urgent, *batch]
 
     def _spend_batch_time(self, parts: Items[BatchPart], num_cells: int) -> None:
-        """Spend the time that the parts of rank BATCH in a step would take alone."""
-        batch = [part for part in parts if part.sequence.rank is Rank.BATCH]
-        if batch:
-            num_tokens = sum(part.num_tokens for part in batch)
-            shape = StepShape(num_tokens, num_cells, sum(part.num_pairs for part in batch))
+        """Spend the time that the parts of rank BATCH in a step would take alone, with large chunks of the prompts."""
+        streams, batch = list[BatchPart](), Rank.BATCH
+        for part in parts:
+            if part.sequence.rank is not batch:
+                continue
+            if part.sequence.is_decoding:
+                streams.append(part)
+            else:
+                alone_s = self._cost_model.prefill_s(self._max_batch, part.sequence.num_computed) or 0.0
+                self._batch_time.spend(alone_s * part.num_tokens / self._max_batch)
+        if streams:
+            shape = StepShape(len(streams), num_cells, sum(part.num_pairs for part in streams))
             self._batch_time.spend(self._cost_model.predict(shape) or 0.0)
 
     def _least_s(self, sequences: Items[Sequence], num_cells: int) -> float | None:
@@ -317,8 +329,8 @@ class Scheduler:
         # A realtime sequence that cannot be computed yet gets its first step soon.
         if any(each.rank is Rank.REALTIME and not each.is_decoding for each in others):
             limit_s = min(limit_s, self._itl_budget_s)
-        if first.rank is Rank.AHEAD and any(each.is_decoding for each in others):
-            limit_s = min(limit_s, self._itl_budget_s)
+        if first.rank is Rank.AHEAD:
+            limit_s = min(limit_s, self._itl_budget_s if any(each.is_decoding for each in others) else _HURRIED_STEP_S)
         if limit_s == math.inf:
             return self._prompt_budget(base, depth, None)
         budget_s = limit_s / num_turns - self._overhead_s

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgeagent.engine.sequence import Rank
+
 # A step expected to take longer than this is worth interrupting for a cancel.
 _LONG_S = 0.03
 _LONG_TOKENS = 32  # the same limit in tokens, until a step was measured
@@ -26,21 +28,26 @@ class StepInProgress:
     # queues a command and then reads False here, the next `begin` of a long step sees the command. `begin` does not
     # call `has_command` if the step is not long, or if the step before was postponed.
     is_long: bool = False
-    is_urgent: bool = False  # whether the step has a realtime request; keeps its value until the next step
+    rank: Rank = Rank.BOOSTED  # of the step's most urgent sequence; keeps its value until the next step
     expected_s: float = 0.0  # 0 if unknown
     _was_interrupted: bool = False
     _was_put_off: bool = False
 
-    def begin(
-        self, num_tokens: int, expected_s: float | None, *, is_urgent: bool, has_command: Callable[[], bool]
-    ) -> bool:
+    def gives_way_to(self, rank: Rank) -> bool:
+        """Whether a new request of this rank should interrupt the step.
+
+        A step of sequences that are computed ahead is short. What comes next probably begins with them, so it waits.
+        """
+        return self.is_long and rank < self.rank < Rank.AHEAD
+
+    def begin(self, num_tokens: int, expected_s: float | None, rank: Rank, has_command: Callable[[], bool]) -> bool:
         """Begin a step, and return True if it may run now. `expected_s`: None if unknown.
 
         Return False if the step is postponed, because `is_long` is true and `has_command` reports a waiting command.
         Such a step has ended already, so `end` is not needed.
         """
         is_long = num_tokens > _LONG_TOKENS if expected_s is None else expected_s > _LONG_S
-        self.is_urgent = is_urgent
+        self.rank = rank
         self.is_long = is_long and self.can_be_interrupted and not self._was_interrupted
         self.expected_s = expected_s or 0.0
         self._was_put_off = self.is_long and not self._was_put_off and has_command()

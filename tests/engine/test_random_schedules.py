@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -78,8 +79,18 @@ def test_the_law_over_random_schedules(
             prompt = prompt[-(runner.num_cells - 2) :]
             name = f"s{step}"
             expected[name] = Expected(prompt, rng.randrange(1, 15))
+            urgency = random.Random(step)
             engine.add(
-                SequenceSpec(name, prompt, greedy(), max_tokens=expected[name].max_tokens, tier=rng.choice(list(Tier)))
+                SequenceSpec(
+                    name,
+                    prompt,
+                    greedy(),
+                    max_tokens=expected[name].max_tokens,
+                    tier=rng.choice(list(Tier)),
+                    due_s=time.monotonic() + urgency.random(),
+                    token_s=urgency.choice((None, 0.01)),
+                    is_ahead=urgency.random() < 0.1,
+                )
             )
         if expected and rng.random() < 0.03:
             cancel(engine, rng, expected, outputs)

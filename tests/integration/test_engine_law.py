@@ -34,7 +34,7 @@ from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import MODEL, Drafters
-from edgeagent.types import MemoryKind, replace
+from edgeagent.types import MemoryKind, Tier, replace
 from tests.conftest import TinyModel
 from tests.fakes import ALWAYS, FakeClock, FakeTier
 from tests.integration.naive import EXACT_FLOOR, FLOOR, Asked, Naive, Recorder, check
@@ -151,6 +151,7 @@ def run_schedule(
             # The shared prefix sometimes counts as instructions, and some prompts belong to a lane.
             num_system = kept if len(prompt) <= 600 and rng.random() < 0.4 else 0
             lane = rng.choice(["", "", "a", "b"])
+            urgency = random.Random(step)  # less urgent sequences give way, and go on later
             spec = SequenceSpec(
                 name,
                 asked[name].prompt,
@@ -159,6 +160,9 @@ def run_schedule(
                 num_system=num_system,
                 boundaries=(num_system,) if num_system else (),
                 lane=lane,
+                tier=urgency.choice(list(Tier)),
+                due_s=urgency.random(),
+                is_ahead=urgency.random() < 0.1,
             )
             engine.add(spec)
         if asked and rng.random() < 0.05:

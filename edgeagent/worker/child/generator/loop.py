@@ -14,7 +14,6 @@ from edgeagent.types import (
     PurgeCache,
     QueryAnswer,
     Rerank,
-    Tier,
     WorkerStatus,
 )
 from edgeagent.worker.child.frame_writer import Outlet
@@ -83,10 +82,9 @@ class GeneratorLoop(JobLoop):
             self._host.request_abort()
 
     def hand_in(self, ready: PromptReady) -> None:
-        """Queue a prepared request. If its tier is REALTIME, interrupt a long step without requests of that tier."""
+        """Queue a prepared request. Interrupt a long step of less urgent requests."""
         self.commands.put(ready)
-        is_urgent = ready.submit.request.tier is Tier.REALTIME
-        if is_urgent and self._engine.current_step.is_long and not self._engine.current_step.is_urgent:
+        if self._engine.current_step.gives_way_to(ready.prepared.spec.rank):
             self._host.request_abort()
 
     def _has_command(self) -> bool:

@@ -31,9 +31,11 @@ from edgeagent.types import (
     JsonObjectFormat,
     MemoryKind,
     Message,
+    Need,
     Prompt,
     SamplingParams,
     SettingChoice,
+    Target,
     TextPrompt,
     TokenPrompt,
 )
@@ -100,6 +102,13 @@ def infill_host(tmp_path_factory: pytest.TempPathFactory) -> Host:
 
 def pieces(host: Host, prompt: Prompt) -> list[str]:
     return [host.model.piece(token).decode() for token in host.prepare(request(prompt)).spec.prompt]
+
+
+def test_only_a_time_per_token_that_a_client_asked_for_is_a_limit(host: Host) -> None:
+    target, prompt = Target(first_token_s=1.0, token_s=0.03), TextPrompt("a")
+    asked, default = Need(token_s=0.03), Need(first_token_s=1.0)
+    specs = [host.prepare(request(prompt, need=need, target=target)).spec for need in (asked, default)]
+    assert [spec.token_s for spec in specs] == [0.03, None]
 
 
 def test_a_gap_is_marked_as_the_model_was_trained(host: Host, infill_host: Host) -> None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from edgeagent.engine.sequence import Rank
 from edgeagent.types import FinishReason, MemoryKind, Tier
 from edgeagent.worker.protocol import Cancel, Stop
 from tests.worker.child.generator.fake_host import Bench, naive
@@ -22,15 +23,22 @@ class TestInterrupt:
         assert bench.host.num_aborts == 1
 
     @pytest.mark.parametrize(
-        ("tier", "is_urgent_step", "num_aborts"),
-        [(Tier.REALTIME, False, 1), (Tier.REALTIME, True, 0), (Tier.INTERACTIVE, False, 0)],
+        ("tier", "rank", "num_aborts"),
+        [
+            (Tier.REALTIME, Rank.INTERACTIVE, 1),
+            (Tier.REALTIME, Rank.REALTIME, 0),
+            (Tier.INTERACTIVE, Rank.INTERACTIVE, 0),
+            (Tier.INTERACTIVE, Rank.BATCH, 1),
+            (Tier.BATCH, Rank.BATCH, 0),
+            (Tier.REALTIME, Rank.AHEAD, 0),
+        ],
     )
-    def test_a_realtime_request_waits_for_no_step_without_its_like(
-        self, tier: Tier, is_urgent_step: bool, num_aborts: int
+    def test_a_request_waits_for_no_long_step_of_less_urgent_ones(
+        self, tier: Tier, rank: Rank, num_aborts: int
     ) -> None:
         bench = Bench()
         engine = bench.host.engine
-        engine.current_step.is_long, engine.current_step.is_urgent = True, is_urgent_step
+        engine.current_step.is_long, engine.current_step.rank = True, rank
         bench.give(tier=tier, max_tokens=1)
         assert bench.host.num_aborts == num_aborts
         bench.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from edgeagent.types import (
     GenerateRequest,
     MemoryKind,
     Started,
+    Target,
     TextDelta,
     TokenLogprob,
     TokenPrompt,
@@ -205,6 +207,15 @@ class TestAnswers:
         assert [logprob for delta in deltas for logprob in delta.logprobs] == held
         assert bench.text() == " " * len(held)
         assert bench.finished().usage.num_output_tokens == len(held)
+
+    def test_a_target_sets_when_the_first_token_is_due(self) -> None:
+        bench = Bench(ends=False)
+        submit = bench.submit(max_tokens=30, target=Target(first_token_s=0.5, token_s=0.2))
+        bench.prepare(submit)
+        bench.give("b", max_tokens=30)
+        bench.turn()
+        running = bench.host.engine._running
+        assert (running["a"].due_s, running["b"].due_s) == (submit.accepted_at_s + 0.5, math.inf)
 
     def test_an_idle_worker_says_that_it_is_idle(self) -> None:
         bench = Bench()
