@@ -83,8 +83,8 @@ class AdapterTurns:
         if len(chosen) == len(running):
             return scheduler.plan(chosen, drafts, num_cells, num_turns=1 + num_others, others=waiting)
         num_turns = num_others + len({sequence.spec.adapter for sequence in running})
-        others = [*waiting, *(sequence for sequence in running if sequence.spec.adapter != self.current)]
-        return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, others=others)
+        others = [each for each in running if each.spec.adapter != self.current and each.is_decoding]
+        return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, others=[*waiting, *others])
 
     def apply(self, runner: Runner) -> bool:
         """Make the runner use the adapter whose turn it is. Return whether it used another one before."""

@@ -443,6 +443,8 @@ class Engine:
             is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
             self.proposals.note_waiting(is_first_awaited=is_awaited)
             waiting = [each for each in (*restoring, *self._waiting.values()) if each.rank is Rank.REALTIME]
+            if len(running) < len(in_steps):
+                waiting += [sequence for sequence in in_steps if sequence not in running]
             num_others = int(self._side.may_compute)
             parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, num_others, waiting)
             if self._reserve(parts):

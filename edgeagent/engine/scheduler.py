@@ -326,8 +326,8 @@ class Scheduler:
         """
         depth, first = max(sequence.num_computed for sequence in prompts), prompts[0]
         limit_s = shortest_target_s(others)
-        # A realtime sequence that cannot be computed yet gets its first step soon.
-        if any(each.rank is Rank.REALTIME and not each.is_decoding for each in others):
+        # A prompt that waits for the end of the step gets a step soon, unless it is less urgent.
+        if any(each.rank <= first.rank and not each.is_decoding for each in others):
             limit_s = min(limit_s, self._itl_budget_s)
         if first.rank is Rank.AHEAD:
             limit_s = min(limit_s, self._itl_budget_s if any(each.is_decoding for each in others) else _HURRIED_STEP_S)

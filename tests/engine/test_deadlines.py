@@ -254,6 +254,19 @@ class TestBatch:
         alone_s = sum(scene.runner.step_s(512) for _ in range(6))
         assert scene.clock.now_s <= 2 * alone_s / 0.3, "chunks beside a stream are smaller, so they take longer"
 
+    def test_a_batch_prompt_s_share_comes_in_short_steps(self) -> None:
+        scene = Scene()
+        batch = scene.add("batch", 5000, tier=Tier.BATCH)
+        scene.step()
+        new = scene.add("new", 2000)
+        longest_s, num_before = 0.0, batch.num_computed
+        while not new.num_output:
+            begun_s, num_new = scene.clock.now_s, new.num_computed
+            scene.step()
+            if new.num_computed == num_new:
+                longest_s = max(longest_s, scene.clock.now_s - begun_s)
+        assert batch.num_computed > num_before and 0.0 < longest_s <= BUDGET_S + 0.001
+
     def test_a_realtime_prompt_waits_for_no_batch_token(self) -> None:
         scene = Scene()
         scene.add("batch", 3000, tier=Tier.BATCH)
