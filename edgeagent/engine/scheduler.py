@@ -56,8 +56,8 @@ _MIN_SCORED = 4
 
 # The longest predicted step with streams that asked for no target, while an answer that began elsewhere waits to
 # continue, or while a realtime prompt would be late with shorter ones. Also the longest step of a prompt that is
-# computed ahead. When 16 answers came back from a remote at once,
-# the last one waited 0.6 s with steps within the budget, and 0.3 s with steps of up to 0.25 s.
+# computed ahead. When 16 answers came back from a remote at once, the last one waited 0.6 s with steps within the
+# budget, and 0.3 s with steps of up to 0.25 s.
 _HURRIED_STEP_S = 0.2
 
 # Sequences of the tier BATCH get at least this share of the rate that they would have alone, over some seconds: while a
