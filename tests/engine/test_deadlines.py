@@ -25,10 +25,10 @@ BUDGET_S = 0.1
 
 
 class Machine(FakeRunner):
-    """A runner whose steps take `fixed_s`, and `token_s` for each token. A step may be interrupted at `interrupt_s`."""
+    """A runner whose steps take `fixed_s`, and `token_s` for each token."""
 
-    def __init__(self, fixed_s: float, token_s: float, **options: int) -> None:
-        super().__init__(end_token=-1, **{"num_cells": 16_384, "num_sequences": 32, "max_batch": 512, **options})
+    def __init__(self, fixed_s: float, token_s: float) -> None:
+        super().__init__(end_token=-1, num_cells=16_384, num_sequences=32, max_batch=512)
         self.clock, self.fixed_s, self.token_s = FakeClock(), fixed_s, token_s
 
     def step_s(self, num_tokens: int) -> float:
@@ -42,8 +42,8 @@ class Machine(FakeRunner):
 class Scene:
     """An engine on a machine, and when each sequence got its tokens."""
 
-    def __init__(self, *, fixed_s: float = 0.02, token_s: float = 0.001, max_running: int = 16, **options: int) -> None:
-        self.runner = Machine(fixed_s, token_s, **options)
+    def __init__(self, *, fixed_s: float = 0.02, token_s: float = 0.001, max_running: int = 16) -> None:
+        self.runner = Machine(fixed_s, token_s)
         self.clock, costs = self.runner.clock, CostModel(512)
         for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
             costs.observe(StepShape.alone(size, 0), self.runner.step_s(size))
