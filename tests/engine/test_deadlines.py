@@ -327,3 +327,38 @@ class TestAhead:
         assert follower.awaited_prefill is not None and (ahead.rank, ahead.due_s) == (Rank.REALTIME, 3.0)
         scene.run()
         assert scene.runner.num_tokens_computed < 2020, "the follower goes on from what was computed ahead"
+
+
+def test_realtime_requests_beside_streams_and_batch_jobs() -> None:
+    """A realtime request every two seconds beside eight streams and four batch jobs, on a machine that can do it."""
+    alone_s = Scene(fixed_s=0.015, token_s=0.0012).runner.step_s(64)
+
+    def batch_rate(scene: Scene, seconds: float) -> float:
+        begun_s, jobs = scene.clock.now_s, list[Sequence]()
+        next_s = begun_s + 1.0
+        while scene.clock.now_s < begun_s + seconds:
+            while sum(not job.num_output for job in jobs) < 4:
+                jobs.append(scene.add(f"job {len(jobs)}", 1500, 20, tier=Tier.BATCH))
+            if scene.clock.now_s >= next_s and "stream 0" in scene.sequences:
+                due_s = scene.clock.now_s + 0.5
+                scene.add(f"now {due_s}", 64, 16, tier=Tier.REALTIME, due_s=due_s)
+                next_s += 2.0
+            scene.step()
+        return sum(job.farthest for job in jobs) / seconds
+
+    rate_alone = batch_rate(Scene(fixed_s=0.015, token_s=0.0012), 10.0)
+    scene = Scene(fixed_s=0.015, token_s=0.0012)
+    for number in range(8):
+        scene.add(f"stream {number}", 20, 5000)
+    scene.step()
+    assert batch_rate(scene, 20.0) >= 0.3 * rate_alone
+    gaps_s = sorted(gap_s for number in range(8) for gap_s in scene.gaps_s(f"stream {number}"))
+    assert gaps_s[int(0.95 * len(gaps_s))] <= BUDGET_S
+    firsts_s = [
+        scene.times_s[name][0] - (sequence.due_s - 0.5)
+        for name, sequence in scene.sequences.items()
+        if name.startswith("now") and name in scene.times_s
+    ]
+    # The request that arrives within a step waits for half of it, or interrupts it.
+    assert len(firsts_s) >= 8 and max(firsts_s) + BUDGET_S / 2 <= 2 * alone_s
+    scene.check_answers()
