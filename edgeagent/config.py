@@ -303,15 +303,24 @@ class StoreConfig(Section, frozen=True):
     """Disk space that downloads and the cache leave free. If less is free, the cache shrinks."""
 
 
-class RouterConfig(Section, frozen=True):
-    """Latency targets. A request may run on a remote if this machine is predicted to miss them."""
+TierName = Literal["realtime", "interactive", "batch"]
+"""The names of the tiers; see types.Tier."""
 
-    flag_prefix: ClassVar[str] = "target-"
 
-    interactive_first_token_s: LatencyTarget = 3.0
-    """Seconds within which an interactive request's first token should come."""
-    interactive_token_s: LatencyTarget = 0.2
-    """Seconds from one token of an interactive answer to the next."""
+class TierConfig(Section, frozen=True, omit_defaults=True):
+    """Options of one tier of requests. Only in the file: [tiers.realtime], [tiers.interactive], [tiers.batch].
+
+    A request may run on a remote if this machine is predicted to miss the targets of its tier.
+    """
+
+    first_token_s: LatencyTarget | None = None
+    """Target: the seconds in which the first token should come (default: realtime 0.5, interactive 3, batch 120)."""
+    token_s: LatencyTarget | None = None
+    """Target: the seconds from one token to the next (default: realtime 0.1, interactive 0.2, batch 5)."""
+    max_prompt_tokens: Annotated[int, Meta(ge=1, le=MAX_INT32)] | None = None
+    """Budget: the longest prompt, in tokens. A longer one is shortened if it may be, and otherwise refused."""
+    max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_INT32)] | None = None
+    """Budget: the longest answer, in tokens. It then ends with the reason `length`."""
 
 
 class LogConfig(Section, frozen=True):
@@ -348,7 +357,6 @@ class Config(Section, frozen=True):
     forget: bool = False
     """Keep no conversation on disk: no responses, cached prefixes or chat lines. Delete earlier ones at start."""
     server: ServerConfig = ServerConfig()
-    router: RouterConfig = RouterConfig()
     engine: EngineConfig = EngineConfig()
     load: LoadConfig = LoadConfig()
     cache: CacheConfig = CacheConfig()
@@ -357,6 +365,12 @@ class Config(Section, frozen=True):
     trace: TraceConfig = TraceConfig()
     models: dict[str, ModelConfig] = {}
     """Options of single models, by name. Only in the file: [models."qwen3:4b"]."""
+    tiers: dict[str, TierConfig] = {}
+    """Latency targets and token budgets of the tiers of requests. Only in the file: [tiers.realtime]."""
+
+    def tier(self, name: str) -> TierConfig:
+        """Return the options of a tier."""
+        return self.tiers.get(name, TierConfig())
 
     def engine_of(self, name: str) -> EngineConfig:
         """Return the engine options of a model: those in its own table, and for all others the common ones.

@@ -31,13 +31,15 @@ from edgeagent.config import (
     ModelConfig,
     Rule,
     Section,
+    TierConfig,
+    TierName,
     UserPath,
     with_home,
 )
 from edgeagent.errors import ConfigError
 
-TABLES = frozenset({"models"})
-"""Options that only the file can set: tables whose keys the owner chooses."""
+TABLES: dict[str, type[Section]] = {"models": ModelConfig, "tiers": TierConfig}
+"""Options that only the file can set: tables of tables, and what each inner table holds."""
 _WANTED_IN_TABLES = {
     "keep_alive": 'a number of seconds or a duration, as in "5m"',
     "draft": "auto, none, ngram or the name of a model",
@@ -45,6 +47,10 @@ _WANTED_IN_TABLES = {
     "engine": "a table of options, as in { ctx = 4096 }",
     "adapters": 'a table of files, as in { support = "support.gguf" }',
     "prefixes": 'a list of files, as in ["assistant.txt"]',
+    "first_token_s": "a number of seconds of more than 0 to 3600",
+    "token_s": "a number of seconds of more than 0 to 3600",
+    "max_prompt_tokens": "a whole number of 1 or more",
+    "max_output_tokens": "a whole number of 1 or more",
 }
 CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 # Options of the previous release, by name: what holds instead. Errors say so, until the next release.
@@ -60,10 +66,12 @@ _REMOVED = {
     "engine.load_timeout_s": "a load fails after five minutes without progress",
     "cache.min_free_bytes": "store.min_free_bytes holds for the cache too",
     "cache.max_unused_days": "cached prefixes that are unused for seven days are deleted",
-    "router.realtime_first_token_s": "the target of realtime requests is 0.5 s to the first token",
-    "router.realtime_token_s": "the target of realtime requests is 0.1 s from one token to the next",
-    "router.batch_first_token_s": "the target of batch requests is 120 s to the first token",
-    "router.batch_token_s": "the target of batch requests is 5 s from one token to the next",
+    "router.realtime_first_token_s": "set first_token_s in [tiers.realtime] of config.toml",
+    "router.realtime_token_s": "set token_s in [tiers.realtime] of config.toml",
+    "router.interactive_first_token_s": "set first_token_s in [tiers.interactive] of config.toml",
+    "router.interactive_token_s": "set token_s in [tiers.interactive] of config.toml",
+    "router.batch_first_token_s": "set first_token_s in [tiers.batch] of config.toml",
+    "router.batch_token_s": "set token_s in [tiers.batch] of config.toml",
 }
 
 
@@ -240,6 +248,12 @@ def declared_options() -> Iterator[Option]:
                 yield Option(f"{prefix}{field.name}", section, _without_none(field.type), field.default)
 
 
+def table_options(name: str) -> Iterator[Option]:
+    """Yield the options of a table that only the file can set; `name` is a key of TABLES."""
+    for field in fields(TABLES[name]):
+        yield Option(f"{name}.NAME.{field.name}", TABLES[name], _without_none(field.type), field.default)
+
+
 def _without_none(kind: Any) -> Any:
     """Return the type of the values that can be given: a kind without None, which is the default of some options."""
     members = [member for member in get_args(kind) if member is not type(None)]
@@ -266,7 +280,10 @@ def _variable(name: str) -> str:
 def removed_flags() -> dict[str, str]:
     """Return the flags of the options that were removed in this release, with what holds instead."""
     sections = {name: SECTIONS.get(name.partition(".")[0], Config) for name in _REMOVED}
-    return {Option(name, sections[name], str, None).flag: instead for name, instead in _REMOVED.items()}
+    flags = {name: Option(name, sections[name], str, None).flag for name in _REMOVED}
+    # The section `router`, which is removed, had a prefix.
+    flags |= {name: flag.replace("--", "--target-") for name, flag in flags.items() if name.startswith("router.")}
+    return {flags[name]: instead for name, instead in _REMOVED.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +320,7 @@ def load_config(overrides: Mapping[str, object] | None = None, file: Path | None
     for name in (name for name in (*options, *TABLES) if name in chosen):
         value, source = chosen[name]
         try:
-            values[name] = _read_models(value, options) if name in TABLES else options[name].read(value)
+            values[name] = _read_tables(name, value, options) if name in TABLES else options[name].read(value)
         except ValueError as error:
             where = _where(name, source) if name not in TABLES else f"{path}: {getattr(error, 'place', '')}"
             complaints.append(f"{where.removesuffix(': ')}: {error}")
@@ -415,22 +432,25 @@ def _meant(name: str, known: Mapping[str, object]) -> str | None:
     return alike[0] if alike else None
 
 
-def _read_models(tables: object, options: Mapping[str, Option]) -> dict[str, ModelConfig]:
-    """Return the options of single models in the file; raise _Wrong."""
+def _read_tables(name: str, tables: object, options: Mapping[str, Option]) -> dict[str, Section]:
+    """Return the options in the tables [name.KEY] of the file, by key; raise _Wrong."""
+    quote = '"' if name == "models" else ""
     for table in tables.values() if isinstance(tables, Mapping) else [tables]:
         if not isinstance(table, Mapping):
-            raise _Wrong(f'tables of models look like [models."NAME"], not {table!r:.80}')
+            raise _Wrong(f"tables of {name} look like [{name}.{quote}NAME{quote}], not {table!r:.80}")
     assert isinstance(tables, Mapping)
-    models = {}
-    for name, table in tables.items():
-        with _at(f'[models."{name}"] '):
-            models[name] = ModelConfig(**{key: _read_own(key, value, options) for key, value in table.items()})
-    return models
+    if name == "tiers" and (unknown := tables.keys() - set(get_args(TierName))):
+        raise _Wrong(f"there is no such tier; the tiers are {', '.join(get_args(TierName))}", f"[tiers.{min(unknown)}]")
+    kind, read = TABLES[name], {}
+    for key, table in tables.items():
+        with _at(f"[{name}.{quote}{key}{quote}] "):
+            read[key] = kind(**{own: _read_own(kind, own, value, options) for own, value in table.items()})
+    return read
 
 
-def _read_own(key: str, value: object, options: Mapping[str, Option]) -> Any:
-    """Return the value of an option in a model's table; raise _Wrong."""
-    kinds = {field.name: _without_none(field.type) for field in fields(ModelConfig)}
+def _read_own(table: type[Section], key: str, value: object, options: Mapping[str, Option]) -> Any:
+    """Return the value of an option in a table of the kind `table`; raise _Wrong."""
+    kinds = {field.name: _without_none(field.type) for field in fields(table)}
     with _at(key):
         if key not in kinds:
             meant = difflib.get_close_matches(key, kinds, n=1)

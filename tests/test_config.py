@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from edgeagent.cli.app import main
-from edgeagent.config import Config, ModelConfig
+from edgeagent.config import Config, ModelConfig, TierConfig
 from edgeagent.config_sources import declared_options, default_config_file, load_config
 from edgeagent.errors import ConfigError
 
@@ -121,6 +122,7 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch, variab
         ("engine.load_timeout_s", "--load-timeout-s", "a load fails after five minutes without progress"),
         ("cache.min_free_bytes", "--cache-min-free-bytes", "store.min_free_bytes holds for the cache too"),
         ("engine.draft_ngrams", "--no-draft-ngrams", "set draft to ngram"),
+        ("router.interactive_token_s", "--target-interactive-token-s", "set token_s in .tiers.interactive. of config"),
         ("engine.side_prefill", "--no-side-prefill", "a long prompt beside streams has a context of its own"),
     ],
 )
@@ -133,7 +135,7 @@ def test_a_removed_option_says_what_holds_instead(
     told: str,
 ) -> None:
     assert main(["config", "show", flag]) == 2
-    assert f"{flag} was removed: {told}" in capsys.readouterr().err
+    assert re.search(f"{flag} was removed: {told}", capsys.readouterr().err)
     section, _, key = option.partition(".")
     config_file.write_text(f"[{section}]\n{key} = 1\n")
     with pytest.raises(ConfigError, match=f":2: {option}: this option was removed: {told}"):
@@ -176,9 +178,6 @@ def test_a_bad_value_names_the_option_the_value_and_its_source(
         ("engine.hang_timeout_s", "inf"),
         ("engine.itl_budget_ms", "inf"),
         ("store.min_free_bytes", str(2**63)),
-        ("router.interactive_token_s", "0"),
-        ("router.interactive_first_token_s", "inf"),
-        ("router.interactive_token_s", "nan"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_starts(option: str, value: str) -> None:
@@ -315,6 +314,38 @@ def test_the_file_has_options_of_single_models(tmp_path: Path) -> None:
     assert (config.engine_of("qwen3:4b").ctx, config.engine_of("qwen3:4b").parallel) == (200, 2)
     own = config.models["qwen3:4b"]
     assert (config.engine_of("other").ctx, own.keep_alive, own.preload) == (100, "1h", True)
+
+
+def test_the_file_has_targets_and_budgets_of_tiers(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[tiers.realtime]\nfirst_token_s = 0.3\n[tiers.batch]\nmax_output_tokens = 100\n")
+    config = load_config({}, file).config
+    realtime = config.tier("realtime")
+    assert (realtime.first_token_s, realtime.token_s, realtime.max_output_tokens) == (0.3, None, None)
+    assert config.tier("batch").max_output_tokens == 100
+    assert config.tier("interactive") == TierConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[tiers.fast]\ntoken_s = 1",
+            r"\[tiers.fast\]: there is no such tier; the tiers are realtime, .*, batch$",
+        ),
+        ("[tiers]\nrealtime = 5", r"tables of tiers look like \[tiers.NAME\], not 5$"),
+        ("[tiers.batch]\ntokens = 1", r"\[tiers.batch\] tokens: there is no such option; did you mean token_s\?$"),
+        ("[tiers.batch]\ntoken_s = 0", r"token_s: must be a number of seconds of more than 0 to 3600, not 0$"),
+        ("[tiers.batch]\nfirst_token_s = inf", r"first_token_s: must be a number of .* to 3600, not inf$"),
+        ("[tiers.batch]\ntoken_s = nan", r"token_s: must be a number of seconds .*, not nan$"),
+        ("[tiers.batch]\nmax_prompt_tokens = 0", r"max_prompt_tokens: must be a whole number of 1 or more, not 0$"),
+    ],
+)
+def test_a_wrong_option_of_a_tier_is_named(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=told):
+        load_config({}, file)
 
 
 @pytest.mark.parametrize(

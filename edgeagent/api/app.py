@@ -75,7 +75,7 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes, in_flight=in_flight),
         ],
     )
-    live = LiveService(service, with_caller, trace, targets_of(config.router))
+    live = LiveService(service, with_caller, trace, targets_of(config))
     app.state.context = Context(
         config=config,
         service=live,

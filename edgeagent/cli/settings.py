@@ -10,7 +10,16 @@ import typer
 
 from edgeagent.cli.display import print_json, table, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, with_declared_options
-from edgeagent.config_sources import LoadedConfig, declared_options, json_values, load_config
+from edgeagent.config import Section
+from edgeagent.config_sources import (
+    TABLES,
+    LoadedConfig,
+    Option,
+    declared_options,
+    json_values,
+    load_config,
+    table_options,
+)
 from edgeagent.machine_policy import PolicyFile, described
 
 config_app = typer.Typer(rich_markup_mode=None)
@@ -66,16 +75,28 @@ def options_table() -> str:
                 default = "the platform's state folder"
             case value:
                 default = f"`{_text(value)}`"
-        bounds = f" ({option.bounds})" if option.bounds else f" ({', '.join(option.choices)})" if option.choices else ""
         flag = "MODEL" if option.name == "model" else option.flag
-        lines.append(f"| `{option.name}` | `{flag}` | {default} | {option.help}{bounds} |")
+        lines.append(f"| `{option.name}` | `{flag}` | {default} | {_meaning(option)} |")
+    lines += [
+        "",
+        "Only the file has these tables: `[models.NAME]` for a model, `[tiers.NAME]` for a tier of requests.",
+        "",
+    ]
+    lines += ["| option | meaning |", "|---|---|"]
+    lines += [f"| `{option.name}` | {_meaning(option)} |" for name in TABLES for option in table_options(name)]
     return "\n".join(lines)
 
 
+def _meaning(option: Option) -> str:
+    bounds = option.bounds or ", ".join(option.choices)
+    return f"{option.help} ({bounds})" if bounds else option.help
+
+
 def _tables(loaded: LoadedConfig) -> dict[str, Any]:
-    """Return the options that the config file sets for single models, by full name: `models."MODEL".OPTION`."""
-    models = loaded.config.models.items()
-    return {name: value for model, own in models for name, value in json_values(own, f'models."{model}".').items()}
+    """Return the options in the config file's tables, by full name: `models."MODEL".OPTION`, `tiers.TIER.OPTION`."""
+    tables: list[tuple[Section, str]] = [(own, f'models."{model}".') for model, own in loaded.config.models.items()]
+    tables += [(own, f"tiers.{tier}.") for tier, own in loaded.config.tiers.items()]
+    return {name: value for own, prefix in tables for name, value in json_values(own, prefix).items()}
 
 
 def _text(value: object) -> str:

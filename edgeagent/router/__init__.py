@@ -30,7 +30,7 @@ def build(config: Config) -> Router:
     from edgeagent.worker.parent.pool.pool import Pool
     from edgeagent.worker.parent.pool.tuning_store import TuningStore
 
-    remote_access, targets, uses = RemoteAccess(config), targets_of(config.router), LastUse(config.state_dir)
+    remote_access, targets, uses = RemoteAccess(config), targets_of(config), LastUse(config.state_dir)
     verified = VerifiedFiles(config.state_dir)
     if config.model == NO_MODEL:
         return Router([], remote_access, targets=targets)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edgeagent.backends.base import Estimate
-from edgeagent.config import Config, RouterConfig
+from edgeagent.config import Config
 from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Target, Tier, is_remote, remote_of
 
 if TYPE_CHECKING:
@@ -51,23 +51,26 @@ LOCAL_LATE = "local_late"
 
 
 Targets = Mapping[Tier, Target]
-# A spoken answer must begin within half a second, and go on faster than it is spoken.
-_REALTIME_TARGET = Target(first_token_s=0.5, token_s=0.1)
-# No person waits for the answer to a batch request. It leaves this machine only if this machine is far too slow.
-_BATCH_TARGET = Target(first_token_s=120.0, token_s=5.0)
+_DEFAULT_TARGETS = {
+    # A spoken answer must begin within half a second, and go on faster than it is spoken.
+    Tier.REALTIME: Target(first_token_s=0.5, token_s=0.1),
+    Tier.INTERACTIVE: Target(first_token_s=3.0, token_s=0.2),
+    # No person waits for the answer to a batch request. It leaves this machine only if this machine is far too slow.
+    Tier.BATCH: Target(first_token_s=120.0, token_s=5.0),
+}
 NOTHING_LEFT_OUT: Mapping[str, str] = MappingProxyType({})
 
 
-def targets_of(router: RouterConfig) -> Targets:
-    """Return the latency target of each tier. Only that of interactive requests can be configured."""
-    return {
-        Tier.REALTIME: _REALTIME_TARGET,
-        Tier.INTERACTIVE: Target(router.interactive_first_token_s, router.interactive_token_s),
-        Tier.BATCH: _BATCH_TARGET,
-    }
+def targets_of(config: Config) -> Targets:
+    """Return the latency target of each tier: what the configuration sets, and the defaults."""
+    targets = {}
+    for tier, target in _DEFAULT_TARGETS.items():
+        own = config.tier(tier.value)
+        targets[tier] = Target(own.first_token_s or target.first_token_s, own.token_s or target.token_s)
+    return targets
 
 
-TARGETS = targets_of(RouterConfig())
+TARGETS = targets_of(Config())
 """The latency targets of the default configuration."""
 
 

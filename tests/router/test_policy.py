@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from edgeagent.backends.base import Estimate
-from edgeagent.config import RouterConfig
+from edgeagent.config import Config, TierConfig
+from edgeagent.config_sources import table_options
 from edgeagent.router.policy import (
     LOCAL_LATE,
     TARGETS,
@@ -20,7 +21,7 @@ from edgeagent.router.policy import (
     targets_of,
     why_target_missed,
 )
-from edgeagent.types import Permit, ProbePermit, RouteMode, Tier, replace
+from edgeagent.types import Permit, ProbePermit, RouteMode, Target, Tier, replace
 from tests.worker.support import request
 
 ASKED = replace(request(""), client="app")
@@ -203,10 +204,22 @@ def test_where_nothing_can_serve_a_request_a_remote_is_tried_that_may_have_come_
 def test_the_owner_sets_what_each_tier_asks_for() -> None:
     slow = replace(LOCAL, first_token_s=1.0, token_s=0.15)
     wanted = replace(ASKED, tier=Tier.INTERACTIVE)
-    for given, first in (({}, "local"), ({"first_token_s": 0.9}, "gpu"), ({"token_s": 0.1}, "gpu")):
-        config = RouterConfig(**{f"interactive_{name}": value for name, value in given.items()})
+    for own, first in (
+        (TierConfig(), "local"),
+        (TierConfig(first_token_s=0.9), "gpu"),
+        (TierConfig(token_s=0.1), "gpu"),
+    ):
+        config = Config(tiers={"interactive": own, "batch": TierConfig(first_token_s=0.1)})
         order = choose_routes(wanted, RouteMode.PREFER_LOCAL, [slow, REMOTE], targets=targets_of(config))
         assert names(order)[0][0] == first
+
+
+def test_the_reference_names_the_default_targets() -> None:
+    for option in table_options("tiers"):
+        name = option.name.rpartition(".")[2]
+        if name in Target.__struct_fields__:
+            listed = ", ".join(f"{tier} {getattr(TARGETS[tier], name):g}" for tier in Tier)
+            assert f"(default: {listed})" in option.help
 
 
 def explained() -> set[str]:

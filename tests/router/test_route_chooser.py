@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from edgeagent.config import Config, RouterConfig
+from edgeagent.config import Config, TierConfig
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router import build
 from edgeagent.router.models import NO_MODEL
@@ -105,9 +105,8 @@ def test_a_daemon_without_a_model_says_so(places: list[Place], told: str) -> Non
 def test_the_options_of_targets_decide(tmp_path: Path) -> None:
     wanted = request("", model="fake")
     for seconds, first in ((0.5, "remote:gpu"), (2.0, "local")):
-        router = build(
-            Config(model=NO_MODEL, state_dir=tmp_path, router=RouterConfig(interactive_first_token_s=seconds))
-        )
+        tiers = {"interactive": TierConfig(first_token_s=seconds)}
+        router = build(Config(model=NO_MODEL, state_dir=tmp_path, tiers=tiers))
         places = [Place("local", first_token_s=1.0), Place("remote:gpu", first_token_s=0.1)]
         router._backends.update({place.name: place for place in places})
         router._chooser._machine_mode = lambda: RouteMode.PREFER_LOCAL

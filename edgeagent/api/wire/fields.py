@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Settings, between
 from edgeagent.api.wire.shape import Json
-from edgeagent.config import MAX_DRAFT_TOKENS
+from edgeagent.config import MAX_DRAFT_TOKENS, TierName
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.policy import strictest
 from edgeagent.types import Role, RouteMode, SamplingParams, Tool, ToolChoice
@@ -118,7 +118,6 @@ TemplateKwargs = dict[str, bool | int | float | str | None]
 
 
 Milliseconds = Annotated[float, between(1, MAX_INT32)]
-TierName = Literal["realtime", "interactive", "batch"]
 
 
 class EdgeagentBody(Settings):

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from edgeagent.api.wire.body import Settings, validate
-from edgeagent.api.wire.fields import EdgeagentBody, Milliseconds, TierName
+from edgeagent.api.wire.fields import EdgeagentBody, Milliseconds
 from edgeagent.api.wire.request_id import OWN_HEADERS
+from edgeagent.config import TierName
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Need, Tier
 
