@@ -3,6 +3,7 @@
 EdgeAgentError
 ├── InvalidRequest
 │   ├── ContextLengthExceeded
+│   ├── TokenBudgetExceeded
 │   ├── InvalidToolSchema
 │   ├── TemplateTooSlow
 │   ├── PayloadTooLarge
@@ -83,6 +84,12 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room in the context. A remote may count the requested number of tokens too."""
 
     code = "context_length_exceeded"
+
+
+class TokenBudgetExceeded(InvalidRequest):
+    """The prompt has more tokens than its tier allows, or than the request itself allows (`max_prompt_tokens`)."""
+
+    code = "token_budget_exceeded"
 
 
 class InvalidToolSchema(InvalidRequest):

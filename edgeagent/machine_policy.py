@@ -28,20 +28,21 @@ from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
 from edgeagent.remotes import Budget, Remote
 from edgeagent.remotes.check import check_budget, check_url, host_of, is_loopback
 from edgeagent.state_files import OncePerTurn, file_stamp, folder_stamp
-from edgeagent.types import RouteMode
+from edgeagent.types import RouteMode, Tier
 
 
 class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """What is allowed. A field that is not given forbids nothing.
 
-    `route`: the least strict routing mode that is allowed. `remote_hosts`: the only hosts that remotes may have, as
-    "gpu.example", "gpu.example:8443" or "*.example". `pulls`: whether models may be downloaded. `model_sha256`: the
-    hashes of the only files that may be loaded. `budget`: the limits of a day's spending on all remotes together.
-    `ca_file`: the PEM file of the only CA that is trusted for remotes. `proxy`: the proxy for every remote that is not
-    on this machine.
+    `route`: the least strict routing mode that is allowed. `tier`: the highest tier of requests. `remote_hosts`: the
+    only hosts that remotes may have, as "gpu.example", "gpu.example:8443" or "*.example". `pulls`: whether models may
+    be downloaded. `model_sha256`: the hashes of the only files that may be loaded. `budget`: the limits of a day's
+    spending on all remotes together. `ca_file`: the PEM file of the only CA that is trusted for remotes. `proxy`: the
+    proxy for every remote that is not on this machine.
     """
 
     route: RouteMode | None = None
+    tier: Tier | None = None
     remote_hosts: tuple[str, ...] | None = None
     pulls: bool = True
     model_sha256: tuple[str, ...] | None = None

@@ -29,6 +29,7 @@ from edgeagent.service.live_service import LiveService, Trace
 from edgeagent.service.probe import Probe
 from edgeagent.service.service import Service
 from edgeagent.store.hub.background import Pulls
+from edgeagent.types import GenerateRequest
 
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
@@ -75,7 +76,12 @@ def create_app(
             Middleware(BodyLimit, max_bytes=config.server.max_body_bytes, in_flight=in_flight),
         ],
     )
-    live = LiveService(service, with_caller, trace, targets_of(config))
+
+    def admitted(request: GenerateRequest) -> GenerateRequest:
+        access = service.remote_access
+        return with_caller(request, config, None if access is None else access.policy.policy.tier)
+
+    live = LiveService(service, admitted, trace, targets_of(config))
     app.state.context = Context(
         config=config,
         service=live,

@@ -155,6 +155,7 @@ def _effective(loaded: LoadedConfig) -> dict[str, Any]:
         allowed = remote_access.policy.policy
         return {
             "route": remote_access.mode.value,
+            "tier": allowed.tier,
             "pulls": allowed.pulls,
             "model_sha256": allowed.model_sha256,
             "budget": described(allowed).get("budget"),

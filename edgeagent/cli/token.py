@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir, settings_of
 from edgeagent.credentials.keys import Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE
-from edgeagent.types import RouteMode
+from edgeagent.types import RouteMode, Tier
 
 token_app = typer.Typer(rich_markup_mode=None)
 
@@ -33,6 +34,14 @@ Route = Annotated[
         help="Where the client's requests may run. Only a route stricter than the daemon's has an effect.",
     ),
 ]
+HighestTier = Annotated[
+    Tier | None,
+    typer.Option(
+        "--tier",
+        metavar="realtime|interactive|batch",
+        help="The highest tier of the client's requests. A request that asks for a higher one is lowered to it.",
+    ),
+]
 
 
 @token_app.command("rotate")
@@ -48,13 +57,14 @@ def add(
     name: Name,
     scope: Scopes = [Scope.INFER],  # noqa: B006
     route: Route = None,
+    tier: HighestTier = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
     """Print a new token for a client; only its digest is kept. It replaces the token that the client had."""
     folder = _made(settings_of(state_dir, config).state_dir)
     is_known = any(client.name == name for client in clients(folder))
-    token = add_client(folder, name, scope, route)
+    token = add_client(folder, name, scope, route, tier)
     if is_known:
         typer.echo(f"{name} had a token, which is refused from now on; this one replaces it.", err=True)
     typer.echo(token)
@@ -65,12 +75,14 @@ def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, confi
     """List the clients that have a token, and what it allows."""
     known = clients(settings_of(state_dir, config).state_dir)
     if as_json:
-        listed = [{"name": each.name, "scopes": sorted(each.scopes), "route": each.route} for each in known]
-        print_json(listed)
+        print_json([{**asdict(each), "scopes": sorted(each.scopes)} for each in known])
         return
-    rows = [(client.name, ", ".join(sorted(client.scopes)), client.route or "as the daemon's") for client in known]
-    headings = ("client", "scopes", "route")
-    typer.echo(table(headings, rows, left_columns=3) if rows else "No client has a token of its own.")
+    rows = [
+        (client.name, ", ".join(sorted(client.scopes)), client.route or "as the daemon's", client.tier or "any")
+        for client in known
+    ]
+    headings = ("client", "scopes", "route", "highest tier")
+    typer.echo(table(headings, rows, left_columns=4) if rows else "No client has a token of its own.")
 
 
 @token_app.command("remove")

@@ -16,7 +16,7 @@ from edgeagent.conversation.items import (
     compaction_item,
     to_messages,
 )
-from edgeagent.errors import ContextLengthExceeded
+from edgeagent.errors import ContextLengthExceeded, TokenBudgetExceeded
 from edgeagent.service.client_sink import Ending
 from edgeagent.service.service import Service
 from edgeagent.types import (
@@ -75,15 +75,15 @@ async def summarize(
     """Return a model's summary of a conversation, and the token counts of the summary's generation.
 
     `template`: the request whose id, model, tier and cache policy are used. `instructions`: the system message, or
-    None. As long as the conversation does not fit the context, the older half of its messages is left out. Raise
-    ContextLengthExceeded if fewer than four messages are left and do not fit, SummaryCancelled if the request was
-    cancelled, or the service's errors.
+    None. As long as the conversation does not fit the context, or the budget of the tier, the older half of its
+    messages is left out. Raise ContextLengthExceeded or TokenBudgetExceeded if fewer than four messages are left and do
+    not fit, SummaryCancelled if the request was cancelled, or the service's errors.
     """
     messages = to_messages(instructions, items)
     while True:
         try:
             return await _summarize(template, messages, service)
-        except ContextLengthExceeded:
+        except (ContextLengthExceeded, TokenBudgetExceeded):
             if len(messages) < 4:
                 raise
             messages = messages[len(messages) // 2 :]

@@ -25,8 +25,8 @@ T = TypeVar("T")
 class Grant:
     """The permission that a token gave to one request or socket. `token_digest` is the digest of this token.
 
-    The grant ends when its token is removed or replaced, when the token's scopes or route change, or when the token can
-    no longer be checked.
+    The grant ends when its token is removed or replaced, when what the token allows changes, or when the token can no
+    longer be checked.
     """
 
     def __init__(self, grants: Grants, client: Client, token_digest: bytes) -> None:
@@ -90,7 +90,7 @@ class Grants:
         self._live.discard(grant)
 
     def is_held(self, grant: Grant) -> bool:
-        """Whether the token of a grant still belongs to the same client, with the same scopes and route."""
+        """Whether the token of a grant still belongs to the same client, with the same rights."""
         return self._keys.holder(grant.token_digest) == grant.client
 
     def _set_timer(self) -> None:
@@ -103,7 +103,7 @@ class Grants:
             self._set_timer()
 
     def check(self) -> None:
-        """End the grants whose token is no longer valid, has another holder, scopes or route, or cannot be checked."""
+        """End the grants whose token is no longer valid, has another holder or other rights, or cannot be checked."""
         revision = self._keys.revision  # reads the files if they changed, and logs trouble with them
         if revision == self._checked:
             return

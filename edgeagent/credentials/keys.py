@@ -21,7 +21,7 @@ from typing import Protocol
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, read_private, read_token, write_private
 from edgeagent.state_files import changing, check_folder, file_stamp, folder_stamp
-from edgeagent.types import RouteMode
+from edgeagent.types import RouteMode, Tier
 
 CLIENTS_FILE = "clients.json"
 TOKEN_PREFIX = "edge_"  # noqa: S105 distinguishes our tokens from the API keys that OpenAI's clients must send
@@ -46,12 +46,13 @@ class Scope(StrEnum):
 class Client:
     """A holder of a token, or a local user without one. The owner's name is empty.
 
-    `route` limits where the client's requests may run; None adds no limit.
+    `route` limits where the client's requests may run, and `tier` is their highest tier; None adds no limit.
     """
 
     name: str
     scopes: frozenset[Scope]
     route: RouteMode | None = None
+    tier: Tier | None = None
 
 
 OWNER = Client("", frozenset(Scope))
@@ -94,7 +95,7 @@ class Keys(Protocol):
 
     @property
     def revision(self) -> object:
-        """A value that differs after every change of tokens, holders, scopes or routes."""
+        """A value that differs after every change of tokens, or of what one allows."""
         ...
 
     def judge(self, tokens: Sequence[bytes]) -> CheckedKeys:
@@ -233,7 +234,9 @@ def clients(state_dir: Path) -> list[Client]:
     return [client for client, _ in _read_clients(state_dir)]
 
 
-def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None) -> str:
+def add_client(
+    state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None, tier: Tier | None = None
+) -> str:
     """Create a token for a client and return it. It replaces the client's earlier token, if there is one.
 
     Raise ConfigError for a wrong name, if there are too many clients, or if the clients' file cannot be trusted, read
@@ -246,7 +249,9 @@ def add_client(state_dir: Path, name: str, scopes: Iterable[Scope], route: Route
         others = [(client, token_digest) for client, token_digest in _read_clients(state_dir) if client.name != name]
         if len(others) >= MAX_CLIENTS:
             raise ConfigError(f"there are {MAX_CLIENTS} clients; remove one with `edgeagent token remove`")
-        _write_clients(state_dir, [*others, (Client(name, frozenset(scopes), route), digest(token.encode()).hex())])
+        _write_clients(
+            state_dir, [*others, (Client(name, frozenset(scopes), route, tier), digest(token.encode()).hex())]
+        )
     return token
 
 
@@ -272,6 +277,7 @@ def _write_clients(state_dir: Path, entries: Iterable[tuple[Client, str]]) -> No
     rows = [
         {"name": client.name, "scopes": sorted(client.scopes), "sha256": token_digest}
         | ({} if client.route is None else {"route": client.route})
+        | ({} if client.tier is None else {"tier": client.tier})
         for client, token_digest in entries
     ]
     write_private(state_dir / CLIENTS_FILE, json.dumps({"clients": rows}, indent=1).encode() + b"\n")
@@ -297,5 +303,6 @@ def _read_client(row: object) -> tuple[Client, str]:
         ) and _NAME.fullmatch(name):
             # An unknown mode, even null, is an error: if it were ignored, requests could leave the machine.
             route = RouteMode(str(more["route"])) if "route" in more else None
-            return Client(name, frozenset(Scope(scope) for scope in scopes), route), token_digest
+            tier = Tier(str(more["tier"])) if "tier" in more else None
+            return Client(name, frozenset(Scope(scope) for scope in scopes), route, tier), token_digest
     raise ValueError("a client has a name, scopes and a sha256")

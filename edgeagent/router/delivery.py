@@ -157,7 +157,8 @@ class Delivery:
                 self._placement = delta.placement
                 if self.has_content:
                     return None
-                self._started = replace(delta, placement=self.placement)
+                warnings = (*self._request.warnings, *delta.warnings)
+                self._started = replace(delta, placement=self.placement, tier=self._request.tier, warnings=warnings)
                 return self._started
             case Interrupted():
                 return None

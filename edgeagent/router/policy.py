@@ -12,14 +12,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edgeagent.backends.base import Estimate
-from edgeagent.config import Config
-from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Target, Tier, is_remote, remote_of
+from edgeagent.config import Config, TierConfig
+from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Target, Tier, is_remote, remote_of, replace
 
 if TYPE_CHECKING:
     from edgeagent.remotes import Remote
 
 # In the order of declaration: the strictest first.
 _RANKS = {mode: rank for rank, mode in enumerate(RouteMode)}
+_TIER_RANKS = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 def strictest(*modes: RouteMode | None) -> RouteMode | None:
@@ -81,6 +82,37 @@ def target_of(request: GenerateRequest, targets: Targets) -> Target:
         of_tier.first_token_s if own.first_token_s is None else own.first_token_s,
         of_tier.token_s if own.token_s is None else own.token_s,
     )
+
+
+def lowered(request: GenerateRequest, ceiling: Tier | None, targets: Targets, why: str) -> GenerateRequest:
+    """Return a request whose tier is at most `ceiling` (None: as it is). A warning says if it was changed, and `why`.
+
+    It may not ask for a shorter time between tokens than the target of `ceiling`: that would shorten all steps.
+    """
+    if ceiling is None:
+        return request
+    need, warnings = request.need, request.warnings
+    if _TIER_RANKS[request.tier] < _TIER_RANKS[ceiling]:
+        warnings += (f"the tier is {ceiling.value} instead of {request.tier.value}: {why}",)
+        request = replace(request, tier=ceiling)
+    if need.token_s is not None and need.token_s < (token_s := targets[ceiling].token_s):
+        warnings += (f"itl_ms is {1000 * token_s:g} instead of {1000 * need.token_s:g}: {why}",)
+        need = replace(need, token_s=token_s)
+    return replace(request, need=need, warnings=warnings)
+
+
+def within_budget(request: GenerateRequest, own: TierConfig) -> GenerateRequest:
+    """Return a request with the token budgets of its tier, whose options are `own`.
+
+    A warning says if its answer may be shorter than it asks for. The worker, which counts the prompt's tokens, refuses
+    or shortens a prompt over the budget.
+    """
+    limit, warnings = request.max_tokens, request.warnings
+    most = None if request.prefill_only else own.max_output_tokens
+    if most is not None and (limit is None or limit > most):
+        limit = most
+        warnings += (f"the answer has at most {most} tokens: max_output_tokens of the tier {request.tier.value}",)
+    return replace(request, max_tokens=limit, max_prompt_tokens=own.max_prompt_tokens, warnings=warnings)
 
 
 @dataclass(frozen=True, slots=True)

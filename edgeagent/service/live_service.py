@@ -34,7 +34,7 @@ from edgeagent.types import (
 logger = logging.getLogger(__name__)
 
 WithCaller = Callable[[GenerateRequest], GenerateRequest]
-"""Returns a copy of a request with its caller's name, the strictest route mode that applies, and the number of hops."""
+"""Returns a copy of a request with its caller's name, the number of hops, and the limits of the caller and its tier."""
 
 _NO_TARGETS: Targets = dict.fromkeys(Tier, NO_TARGET)
 

@@ -124,7 +124,8 @@ class Started(Struct, frozen=True, tag="started"):
 
     `num_dropped_items` counts the conversation's items that did not fit and were left out of the prompt. The worker
     sends no `placement`; the backend and the router add it. `warnings` name what the answer does not observe although
-    the request asks for it, such as a pattern in a tool's schema; each is a line for the client.
+    the request asks for it, such as a pattern in a tool's schema; each is a line for the client. `tier` is the tier at
+    which the request runs; the router adds it.
     """
 
     num_prompt_tokens: int
@@ -132,6 +133,7 @@ class Started(Struct, frozen=True, tag="started"):
     num_dropped_items: int = 0
     placement: Placement | None = None
     warnings: tuple[str, ...] = ()
+    tier: Tier | None = None
 
 
 class Interrupted(Struct, frozen=True, tag="interrupted"):

@@ -203,6 +203,8 @@ class GenerateRequest(Struct, frozen=True):
     num_hops: how many other edgeagents forwarded the request.
     draft_tokens: how many tokens to draft at each step, within the engine's limit (0: none; None: the engine chooses).
     is_whole: the client gets the answer as a whole, so its steps may come a moment later, several at once.
+    max_prompt_tokens: the longest prompt that its tier allows (None: no limit). `need` may have a smaller limit.
+    warnings: in what the request was changed because of its tier; `Started.warnings` begins with them.
     target: the latency to aim at, from `need` and the target of `tier`. It is set when the request is given to a
     worker. None: the worker's own.
     """
@@ -231,6 +233,8 @@ class GenerateRequest(Struct, frozen=True):
     is_whole: bool = False
     need: Need = Need()
     target: Target | None = None
+    max_prompt_tokens: int | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Tokenize(Struct, frozen=True, tag="tokenize"):

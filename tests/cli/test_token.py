@@ -21,24 +21,32 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
     assert re.fullmatch(r"edge_[\w-]{43}", token)
     assert main(["token", "list", *folder]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "client  scopes         route",
-        "kiosk   infer, models  as the daemon's",
+        "client  scopes         route            highest tier",
+        "kiosk   infer, models  as the daemon's  any",
     ]
     assert main(["token", "list", "--json", *folder]) == 0
-    assert json.loads(capsys.readouterr().out) == [{"name": "kiosk", "scopes": ["infer", "models"], "route": None}]
+    assert json.loads(capsys.readouterr().out) == [
+        {"name": "kiosk", "scopes": ["infer", "models"], "route": None, "tier": None}
+    ]
     assert main(["token", "remove", "kiosk", *folder]) == 0
     assert main(["token", "remove", "kiosk", *folder]) == 2
     assert "no client is named 'kiosk'" in capsys.readouterr().err
 
 
-def test_a_client_may_have_a_route_of_its_own(tmp_path: Path, capsys: Output) -> None:
+def test_a_client_may_have_a_route_and_a_highest_tier_of_its_own(tmp_path: Path, capsys: Output) -> None:
     folder = ["--state-dir", str(tmp_path)]
-    assert main(["token", "add", "kiosk", "--route", "local_only", *folder]) == 0
+    assert main(["token", "add", "kiosk", "--route", "local_only", "--tier", "batch", *folder]) == 0
     capsys.readouterr()
     assert main(["token", "list", *folder]) == 0
-    assert capsys.readouterr().out.splitlines() == ["client  scopes  route", "kiosk   infer   local_only"]
+    assert capsys.readouterr().out.splitlines() == [
+        "client  scopes  route       highest tier",
+        "kiosk   infer   local_only  batch",
+    ]
     assert main(["token", "list", "--json", *folder]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["route"] == "local_only"
+    listed = json.loads(capsys.readouterr().out)[0]
+    assert (listed["route"], listed["tier"]) == ("local_only", "batch")
+    assert main(["token", "add", "kiosk", "--tier", "fast", *folder]) == 2
+    assert "realtime" in capsys.readouterr().err
     assert main(["token", "add", "kiosk", "--route", "anywhere", *folder]) == 2
     assert "local_only" in capsys.readouterr().err
 

@@ -14,12 +14,13 @@ from starlette.routing import compile_path
 from starlette.types import Scope as AsgiScope
 
 from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
+from edgeagent.config import Config
 from edgeagent.credentials.decision import OWN_USER, UNKNOWN_USER, Listener, Peer, Sender, decide
 from edgeagent.credentials.grants import GRANT
 from edgeagent.credentials.keys import OWNER, TOKEN_PREFIX, Client, Keys, KeyStatus, Scope
 from edgeagent.errors import EdgeAgentError
-from edgeagent.router.policy import strictest
-from edgeagent.types import GenerateRequest, RouteMode, replace
+from edgeagent.router.policy import lowered, strictest, targets_of, within_budget
+from edgeagent.types import GenerateRequest, RouteMode, Tier, replace
 
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
 CLIENT_KEY = "edgeagent.client"
@@ -177,14 +178,21 @@ def subprotocol_tokens(scope: AsgiScope) -> list[bytes]:
     return [token.encode() for token in tokens]
 
 
-def with_caller(request: GenerateRequest) -> GenerateRequest:
-    """Return a copy of a request with its client's name, its number of hops, and the strictest route mode that applies.
+def with_caller(request: GenerateRequest, config: Config, ceiling: Tier | None) -> GenerateRequest:
+    """Return a copy of a request with its client's name, its number of hops, and the limits that apply to it.
+
+    They are the strictest route mode, the highest tier (`ceiling` is that of the machine's policy), and the budgets of
+    its tier. Its `warnings` say how it was changed.
 
     A request with `prefill_only` runs on this machine, because it fills this machine's cache. A request that was
     forwarded MAX_HOPS times runs here too. Otherwise two edgeagents could forward it to each other without end.
     """
     grant, num_hops = GRANT.get(), NUM_HOPS.get()
-    allowed = grant.client.route if grant is not None else None
+    client = grant.client if grant is not None else OWNER
     here = RouteMode.LOCAL_ONLY if request.prefill_only or num_hops >= MAX_HOPS else None
-    route = strictest(allowed, here, request.route)
-    return replace(request, route=route, client=request.cache.partition, num_hops=num_hops)
+    route = strictest(client.route, here, request.route)
+    request = replace(request, route=route, client=request.cache.partition, num_hops=num_hops)
+    targets = targets_of(config)
+    request = lowered(request, client.tier, targets, f"the token of {client.name!r} allows no more")
+    request = lowered(request, ceiling, targets, "the policy of this machine allows no more")
+    return within_budget(request, config.tier(request.tier))

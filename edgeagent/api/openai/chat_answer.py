@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.wire.generation import ChatLogprobs, ChatUsage, started_body, token_logprobs
+from edgeagent.api.wire.latency import ServiceTier, service_tier_of
 from edgeagent.api.wire.llama_fields import Delivery
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import event
@@ -78,6 +79,8 @@ class ChatCompletion(GenerationMetrics):
     model: str
     choices: list[ChatChoice]
     usage: ChatUsage
+    service_tier: NotRequired[ServiceTier]
+    """The tier at which the request ran. A stream has it in the first and the last chunk."""
 
 
 @dataclass(slots=True)
@@ -159,6 +162,7 @@ class ChatAnswer(Answer):
             "model": self.model,
             "choices": choices,
             "usage": self.usage(),
+            **_service_tier(self.choices[0].started),
             **self.generation_metrics(self.choices[0]),
         }
 
@@ -208,6 +212,7 @@ class ChatChunks(Chunks):
             opening = self._chunk(index, {"role": "assistant", "content": content})
             if started := started_body(self._progress[index].started):
                 opening["edgeagent"] = started
+            opening |= _service_tier(self._progress[index].started)
             chunks.insert(0, opening)
         if self._delivery.has_timings:
             timings = self._progress[index].timings()
@@ -230,7 +235,8 @@ class ChatChunks(Chunks):
             case Finished():
                 choice = self._answer.choices[index]
                 choice.finished = delta
-                return [self._ended(self._chunk(index, {}, self._answer.reason(delta)), choice)]
+                last = self._chunk(index, {}, self._answer.reason(delta)) | _service_tier(self._progress[index].started)
+                return [self._ended(last, choice)]
             case PromptProgress():
                 return [{**self._chunk(index, {}), "prompt_progress": self._progress[index].prompt_progress(delta)}]
             case Started() | PromptText() | Interrupted():
@@ -243,6 +249,17 @@ class ChatChunks(Chunks):
         if logprobs:
             choice["logprobs"] = logprobs_body(logprobs)
         return {**self._head, "choices": [choice], **self._tail}
+
+
+class _Tier(Shape):
+    service_tier: NotRequired[ServiceTier]
+
+
+def _service_tier(started: Started | None) -> _Tier:
+    """Return the field `service_tier`; empty if the tier is unknown."""
+    if started is None or started.tier is None:
+        return {}
+    return {"service_tier": service_tier_of(started.tier)}
 
 
 def logprobs_body(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:

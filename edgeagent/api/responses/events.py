@@ -40,6 +40,7 @@ from edgeagent.api.wire.generation import (
     timings_body,
     warnings_of,
 )
+from edgeagent.api.wire.latency import service_tier_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CompactionItem, Item
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
@@ -193,6 +194,8 @@ class ResponseEvents:
                     self.started = self.started or delta
                     if num_dropped:
                         self.notes["dropped_items"] = num_dropped
+                    if delta.tier is not None:
+                        self.response["service_tier"] = service_tier_of(delta.tier)
                     if delta.warnings:
                         self.notes["warnings"] = [*self.notes.get("warnings", []), *warnings_of(delta)]
                     self._unsent_placement = None if placement is None else placement_body(placement)

@@ -95,6 +95,7 @@ WIRE_FORMS: dict[type[EdgeAgentError], WireForm] = {
     EdgeAgentError: WireForm(500, "server_error"),
     errors.InvalidRequest: WireForm(400, "invalid_request_error"),
     errors.ContextLengthExceeded: WireForm(400, "invalid_request_error"),
+    errors.TokenBudgetExceeded: WireForm(400, "invalid_request_error"),
     errors.InvalidToolSchema: WireForm(400, "invalid_request_error"),
     errors.TemplateTooSlow: WireForm(400, "invalid_request_error"),
     # 501 would be retried by openai clients, and a missing feature stays missing.

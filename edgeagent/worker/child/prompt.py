@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import InfillTokens, Model
-from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
+from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported, TokenBudgetExceeded
 from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.template.conversation import cut_before, cut_places, num_items, text_of
 from edgeagent.text.template.rendered import Rendered, tokenize_rendered
@@ -18,6 +18,7 @@ from edgeagent.types import (
     ChatPrompt,
     Detokenize,
     Embed,
+    GenerateRequest,
     MemoryKind,
     Message,
     Prompt,
@@ -42,8 +43,9 @@ _MOST_BYTES = 16  # bytes per token, on average; a conversation with more cannot
 _ROUGHLY_BYTES = 4  # bytes per token, if a conversation is too long to count its tokens
 _TURN_TOKENS = 8  # about how many tokens a turn's role and punctuation add
 _MAX_SIZES = 8192
-# Turns of a conversation are dropped in steps of context / _STEP tokens. Larger steps drop more than is needed. Smaller
-# steps are more frequent, and after each step the rest of the conversation is computed again.
+# Turns of a conversation are dropped in steps of context / _STEP tokens, or of budget / _STEP if its budget is less.
+# Larger steps drop more than is needed. Smaller steps are more frequent, and after each step the rest of the
+# conversation is computed again.
 _STEP = 2
 # Truncation leaves context / _USUAL_ANSWER for an answer without a limit, and context / _LONGEST_ANSWER at most.
 _USUAL_ANSWER = 8
@@ -102,20 +104,25 @@ class PromptReader:
         self._context_length = context_length
         self._sizes: PartitionCache[bytes, int] = PartitionCache(_MAX_SIZES)
 
-    def read(self, prompt: Prompt, max_tokens: int | None = None, *, partition: str = "") -> ReadPrompt:
+    def read(
+        self, prompt: Prompt, max_tokens: int | None = None, *, partition: str = "", max_prompt: int | None = None
+    ) -> ReadPrompt:
         """Return a prompt's tokens. Raise InvalidRequest or NotSupported if the prompt cannot be used.
 
         Raise ContextLengthExceeded if a text is too long for its tokens to fit. The engine checks the
         number of tokens.
 
         `max_tokens` is the limit of the answer; None means as many tokens as fit. A conversation with `truncate` is
-        shortened to leave room for an answer. `partition`: the client, see CachePolicy.
+        shortened to leave room for an answer, and to at most `max_prompt` tokens if that is possible. `partition`: the
+        client, see CachePolicy.
         """
         match prompt:
             case ChatPrompt():
                 self._template.renew()
-                is_cut = prompt.truncate
-                written = self._write_shortened(prompt, max_tokens, partition) if is_cut else self._write(prompt)
+                if prompt.truncate:
+                    written = self._write_shortened(prompt, max_tokens, partition, max_prompt)
+                else:
+                    written = self._write(prompt)
                 num_dropped = num_items(prompt.messages) - num_items(written.prompt.messages)
                 return self._read_chat(written, num_dropped)
             case TextPrompt(text=text, suffix=suffix, parse_special=parse_special, files=files):
@@ -132,15 +139,19 @@ class PromptReader:
         self._check_length(rendered.text)
         return _Written(prompt, rendered, tokenize_rendered(rendered, self._vocabulary))
 
-    def _write_shortened(self, prompt: ChatPrompt, max_tokens: int | None, partition: str) -> _Written:
-        """Render a conversation. If it would not leave room for an answer, drop its oldest turns.
+    def _write_shortened(
+        self, prompt: ChatPrompt, max_tokens: int | None, partition: str, max_prompt: int | None
+    ) -> _Written:
+        """Render a conversation. If it would not leave room for an answer, or is over its limit, drop its oldest turns.
 
         If even the shortest version is too long, return that version.
         """
         context = self._context_length
         most = context - min(max_tokens or context // _USUAL_ANSWER, context // _LONGEST_ANSWER)
+        limit = context if max_prompt is None else min(context, max_prompt)
+        most = min(most, limit)
         written = self._write_fitting(prompt, most)
-        places = [] if written is not None else self._places(prompt.messages, partition)
+        places = [] if written is not None else self._places(prompt.messages, partition, limit)
         low, high = 0, len(places) - 1
         while low <= high:
             middle = (low + high) // 2
@@ -151,10 +162,11 @@ class PromptReader:
             return written
         return self._write(_cut(prompt, places[-1]) if places else prompt)
 
-    def _places(self, messages: Sequence[Message], partition: str) -> list[int]:
+    def _places(self, messages: Sequence[Message], partition: str, limit: int) -> list[int]:
         """Return the indices of the messages before which a conversation can be cut; see `cut_places`.
 
-        The sizes of messages are cached, because the next request of the conversation has the same messages.
+        `limit`: the longest prompt, in tokens. The sizes of messages are cached, because the next request of the
+        conversation has the same messages.
         """
         texts = {id(message): text_of(message) for message in messages}
         is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
@@ -170,7 +182,7 @@ class PromptReader:
                 self._sizes.put(partition, key, num_tokens)
             return _TURN_TOKENS + num_tokens
 
-        return cut_places(messages, max(1, self._context_length // _STEP), size)
+        return cut_places(messages, max(1, limit // _STEP), size)
 
     def _write_fitting(self, prompt: ChatPrompt, most: int) -> _Written | None:
         """Render a conversation; return None if it has more than `most` tokens."""
@@ -257,6 +269,29 @@ class PromptReader:
 
 def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
     return replace(prompt, messages=cut_before(prompt.messages, place))
+
+
+def longest_prompt(request: GenerateRequest) -> int | None:
+    """Return the most tokens of a request's prompt: the smaller limit of its tier and its own; None if it has none."""
+    limits = (request.max_prompt_tokens, request.need.max_prompt_tokens)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_budget(request: GenerateRequest, num_tokens: int) -> None:
+    """Raise TokenBudgetExceeded if a request's prompt of `num_tokens` tokens is longer than `longest_prompt`."""
+    most = longest_prompt(request)
+    if most is None or num_tokens <= most:
+        return
+    is_own = most == request.need.max_prompt_tokens
+    whose = "the request's own limit" if is_own else f"the budget of the tier {request.tier.value}"
+    advice = "raise edgeagent.max_prompt_tokens" if is_own else "send it in a tier with a larger budget"
+    may_cut = isinstance(request.prompt, ChatPrompt) and not request.prompt.truncate
+    raise TokenBudgetExceeded(
+        f"The prompt has {num_tokens} tokens, but {whose} is {most} (max_prompt_tokens). Shorten the prompt, "
+        f"{'let it be shortened (truncation: auto), ' if may_cut else ''}or {advice}.",
+        param="input",
+        served_by="local",
+    )
 
 
 def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Renderer, query: TextQuery) -> QueryAnswer:

@@ -1,4 +1,4 @@
-"""What a request takes from its caller: its name, and where it may run."""
+"""What a request takes from its caller, its tier and this machine: a name, where it may run, and its limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import pytest
 
 from edgeagent.api.gate.access import with_caller
 from edgeagent.api.wire.request_id import begin_request
-from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, TextPrompt
+from edgeagent.config import Config, TierConfig
+from edgeagent.credentials.grants import GRANT, Grant, Grants
+from edgeagent.credentials.keys import Client
+from edgeagent.types import CachePolicy, GenerateRequest, Need, RouteMode, TextPrompt, Tier
+from tests.owner_key import OwnerKey
+
+
+def own(request: GenerateRequest) -> GenerateRequest:
+    return with_caller(request, Config(), None)
 
 
 @pytest.mark.parametrize(
@@ -22,17 +30,64 @@ from edgeagent.types import CachePolicy, GenerateRequest, RouteMode, TextPrompt
 )
 async def test_a_request_does_not_go_round(told: tuple[bytes, ...], num_hops: int, route: RouteMode) -> None:
     begin_request([(b"host", b"x"), *((b"x-edgeagent-hops", value) for value in told)])
-    asked = with_caller(GenerateRequest("a", "fake", TextPrompt("one two"), route=RouteMode.PREFER_REMOTE))
+    asked = own(GenerateRequest("a", "fake", TextPrompt("one two"), route=RouteMode.PREFER_REMOTE))
     assert (asked.num_hops, asked.route) == (num_hops, route)
 
 
 async def test_a_prefill_stays_here() -> None:
     begin_request([])
     asked = GenerateRequest("a", "fake", TextPrompt("x"), route=RouteMode.PREFER_REMOTE, prefill_only=True)
-    assert with_caller(asked).route is RouteMode.LOCAL_ONLY
+    assert own(asked).route is RouteMode.LOCAL_ONLY
 
 
 async def test_a_client_has_the_name_of_its_partition() -> None:
     begin_request([])
     asked = GenerateRequest("a", "fake", TextPrompt("x"), cache=CachePolicy(partition="kiosk"))
-    assert (with_caller(asked).client, with_caller(asked).route) == ("kiosk", None)
+    assert (own(asked).client, own(asked).route) == ("kiosk", None)
+
+
+BATCH = TierConfig(max_prompt_tokens=100, max_output_tokens=5)
+REALTIME = GenerateRequest("a", "fake", TextPrompt("x"), tier=Tier.REALTIME, need=Need(0.1, 0.01, 50))
+
+
+@pytest.mark.parametrize(
+    ("client", "machine", "tier", "token_s", "told"),
+    [
+        (None, None, Tier.REALTIME, 0.01, []),
+        (Tier.REALTIME, Tier.REALTIME, Tier.REALTIME, 0.1, ["itl_ms is 100 instead of 10: the token"]),
+        (Tier.INTERACTIVE, None, Tier.INTERACTIVE, 0.2, ["the tier is interactive instead of realtime: the token of"]),
+        (None, Tier.INTERACTIVE, Tier.INTERACTIVE, 0.2, ["the tier is interactive instead of realtime: the policy"]),
+        (
+            Tier.BATCH,
+            Tier.INTERACTIVE,
+            Tier.BATCH,
+            5.0,
+            ["the tier is batch instead of realtime: the token of 'kiosk'"],
+        ),
+    ],
+)
+async def test_client_and_machine_bound_the_tier(
+    client: Tier | None, machine: Tier | None, tier: Tier, token_s: float, told: list[str]
+) -> None:
+    begin_request([])
+    GRANT.set(Grant(Grants(OwnerKey("x")), Client("kiosk", frozenset(), tier=client), b""))
+    bound = with_caller(REALTIME, Config(), machine)
+    assert (bound.tier, bound.need) == (tier, Need(0.1, token_s, 50))
+    assert len(bound.warnings) == len(told) + (tier is not Tier.REALTIME)
+    assert all(warning.startswith(start) for warning, start in zip(bound.warnings, told, strict=False))
+    GRANT.set(None)
+
+
+async def test_a_request_has_the_budgets_of_the_tier_that_it_runs_at() -> None:
+    begin_request([])
+    config = Config(tiers={"batch": BATCH})
+    assert with_caller(REALTIME, config, None).max_prompt_tokens is None
+    bound = with_caller(REALTIME, config, Tier.BATCH)
+    assert (bound.max_prompt_tokens, bound.max_tokens) == (100, 5)
+    assert bound.warnings[-1] == "the answer has at most 5 tokens: max_output_tokens of the tier batch"
+    for max_tokens, most in ((6, 5), (5, 5), (0, 0)):
+        asked = GenerateRequest("a", "fake", TextPrompt("x"), tier=Tier.BATCH, max_tokens=max_tokens)
+        bound = with_caller(asked, config, None)
+        assert (bound.max_tokens, len(bound.warnings)) == (most, int(most < max_tokens))
+    ahead = GenerateRequest("a", "fake", TextPrompt("x"), tier=Tier.BATCH, prefill_only=True)
+    assert with_caller(ahead, config, None).warnings == ()

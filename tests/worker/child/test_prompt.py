@@ -168,6 +168,10 @@ def test_a_conversation_that_is_too_long_loses_its_front_where_that_is_wanted(to
         assert 0 < len(read.tokens) <= most
         assert read.text is not None and "be kind to cats" in read.text and "and now?" in read.text
         assert read.text.count("<|im_start|>") == len(messages) - read.num_dropped_items + 1
+    read = tools.reader.read(prompt, max_prompt=200)
+    assert 100 < len(read.tokens) <= 200 and read.text is not None and "be kind to cats" in read.text
+    # What cannot be cut that far is returned, and refused by `check_budget`.
+    assert len(tools.reader.read(prompt, max_prompt=5).tokens) > 5
     short = ChatPrompt(messages[:5], truncate=True)
     assert tools.reader.read(short) == tools.reader.read(ChatPrompt(messages[:5]))
 

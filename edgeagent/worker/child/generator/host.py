@@ -52,7 +52,14 @@ from edgeagent.worker.child.generator.prepared_request import PreparedRequest, m
 from edgeagent.worker.child.generator.rewind_check import check_drafts
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.opening import Opened
-from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
+from edgeagent.worker.child.prompt import (
+    PromptReader,
+    ReadPrompt,
+    answer_query,
+    check_budget,
+    longest_prompt,
+    make_template,
+)
 from edgeagent.worker.child.text_reader import TextReader
 from edgeagent.worker.protocol import MEASUREMENTS, NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
@@ -200,7 +207,10 @@ class Host:
         InvalidRequest (also for a prompt that is too long), NotSupported, or ModelDamaged if the adapter is unusable.
         """
         started_s = time.monotonic()
-        prompt = self._prompts.read(request.prompt, request.max_tokens, partition=request.cache.partition)
+        prompt = self._prompts.read(
+            request.prompt, request.max_tokens, partition=request.cache.partition, max_prompt=longest_prompt(request)
+        )
+        check_budget(request, len(prompt.tokens))
         if not prompt.tokens:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
