@@ -52,6 +52,7 @@ from edgeagent.types import (
     Sink,
     Started,
     Step,
+    Tier,
     Timings,
     Usage,
     replace,
@@ -324,7 +325,8 @@ class Run:
 
     def _headers(self) -> Headers:
         num_hops = (HOPS_HEADER, str(self._request.num_hops + 1))
-        return (*self._key_headers, ("Accept", _EVENT_STREAM), ("X-Session-ID", self._session), num_hops)
+        own = (("Accept", _EVENT_STREAM), ("X-Session-ID", self._session), num_hops)
+        return (*self._key_headers, *own, *_latency_headers(self._request))
 
     def _check_model(self, endpoint: Endpoint, answer: ChatReader) -> None:
         """Raise a Failure if another of the endpoint's listed models answered. Accept a name that is not listed."""
@@ -451,3 +453,14 @@ class Run:
 
 def _is_too_long(failure: Failure) -> bool:
     return failure.kind is Kind.REJECTED and failure.status != 413 and is_too_long(failure.detail)
+
+
+def _latency_headers(request: GenerateRequest) -> Headers:
+    """Return the headers in which another edgeagent reads the tier and the times that a request asks for."""
+    need = request.need
+    asked = {
+        "X-EdgeAgent-Tier": None if request.tier is Tier.INTERACTIVE else request.tier.value,
+        "X-EdgeAgent-TTFT-Ms": None if need.first_token_s is None else f"{1000 * need.first_token_s:g}",
+        "X-EdgeAgent-ITL-Ms": None if need.token_s is None else f"{1000 * need.token_s:g}",
+    }
+    return tuple((name, value) for name, value in asked.items() if value is not None)

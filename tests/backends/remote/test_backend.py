@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeagent.api.wire.body import validate
+from edgeagent.api.wire.latency import LatencyHeaders
 from edgeagent.backends.remote import network
 from edgeagent.backends.remote.answer import MIN_CERTAIN_CHARS, EchoGuard
 from edgeagent.errors import (
@@ -28,12 +30,14 @@ from edgeagent.types import (
     ChatPrompt,
     FinishReason,
     Message,
+    Need,
     Permit,
     Placement,
     ProbePermit,
     RouteMode,
     TextDelta,
     TextPrompt,
+    Tier,
     Tokenize,
     TokenPrompt,
     Usage,
@@ -79,6 +83,14 @@ async def test_nothing_of_this_machine_is_in_the_headers() -> None:
     }
     assert server.asked[0].headers["user-agent"] == "edgeagent"
     assert [asked.headers["x-edgeagent-hops"] for asked in server.asked] == ["1", "2"]
+
+
+async def test_another_edgeagent_learns_the_tier_and_the_times_that_are_asked_for() -> None:
+    need = Need(first_token_s=0.5, token_s=0.0405)
+    async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
+        await ask(remote, tier=Tier.BATCH, need=need)
+    headers = validate(LatencyHeaders, server.asked[0].headers)
+    assert (headers.tier, headers.ttft_ms, headers.itl_ms, headers.deadline_ms) == ("batch", 500.0, 40.5, None)
 
 
 async def test_connections_are_kept() -> None:
