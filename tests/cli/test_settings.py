@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.config_sources import declared_options
+from edgeagent.config_sources import TABLES, declared_options, table_options
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,9 @@ def test_path_prints_the_path(config_file: Path, capsys: pytest.CaptureFixture[s
 def test_options_is_a_table_of_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "options"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 2 + len(list(declared_options()))
+    in_tables = [option for name in TABLES for option in table_options(name)]
+    listed = [option.name for option in (*declared_options(), *in_tables)]
+    assert [row.split("`")[1] for row in rows if row.startswith("| `")] == listed
     assert "| `server.port` | `--port` | `8127` | TCP port. 0 chooses a free port and prints it. (0 to 65535) |" in rows
 
 
