@@ -462,6 +462,9 @@ class Engine:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
         self._side.pause()
         copied = self._side.copy(self._preempt_last)
+        if copied:
+            sequence, start = copied[0]
+            self._scheduler.record_prompt(sequence, max(0, sequence.num_computed - start))
         self._unsaved += copied
         self._num_steps += len(copied)
         return [Output(sequence) for sequence, _ in copied if sequence.spec.reports_progress]

@@ -60,9 +60,9 @@ _MIN_SCORED = 4
 # budget, and 0.3 s with steps of up to 0.25 s.
 _HURRIED_STEP_S = 0.2
 
-# Sequences of the tier BATCH get at least this share of the rate that they would have alone, over some seconds: while a
-# realtime prompt is computed, they save up their share, and at most this many seconds of work.
-_BATCH_SHARE, _MAX_BATCH_S = 0.3, 1.0
+# Sequences of the tier BATCH get at least this share of the rate that they would have alone. While a realtime prompt is
+# computed, they save it up, but at most this many seconds of work: other prompts wait for such work.
+BATCH_SHARE, _MAX_BATCH_S = 0.3, 0.3
 
 # How long a sequence may make no progress because of more urgent sequences or those of other clients.
 _MAX_STALL_S = 60.0
@@ -174,7 +174,7 @@ class Scheduler:
         self._row_cost = row_cost
         self._itl_budget_s = itl_budget_s
         self._cost_model, self._clock = cost_model, clock
-        self._batch_time, self._chosen_s = TimeShare(_BATCH_SHARE), clock()
+        self._batch_time, self._chosen_s = TimeShare(BATCH_SHARE), clock()
         self._retrials = Retrials()  # of the smallest chunk
         self._overhead_s = 0.0  # the part of a step that is not the decode: drafting and sampling
 
@@ -196,7 +196,7 @@ class Scheduler:
         """Return the `running` sequences that take part in the next step.
 
         Sequences of the rank BATCH are left out while a more urgent prompt is computed, or if the step would exceed the
-        target of a more urgent stream. They save up _BATCH_SHARE of the time. If that pays for their own step, and no
+        target of a more urgent stream. They save up BATCH_SHARE of the time. If that pays for their own step, and no
         realtime prompt is computed, they take part, and the other prompts wait for a step. Sequences of the rank AHEAD
         are left out likewise, but save nothing up, and also while any other prompt is computed.
 
@@ -218,7 +218,7 @@ class Scheduler:
         if most_urgent >= Rank.BATCH:
             limit_s = shortest_target_s(urgent) - self._overhead_s
             if not urgent or (self._least_s(running, num_cells) or 0.0) <= limit_s:
-                self._batch_time.saved_s = max(0.0, self._batch_time.saved_s)
+                self._batch_time.saved_s = 0.0  # they lack nothing
                 return running
         batch = [sequence for sequence in running if sequence.rank is Rank.BATCH]
         alone_s = self._least_s(batch, num_cells) or 0.0
@@ -227,6 +227,12 @@ class Scheduler:
         if any(not sequence.is_decoding for sequence in batch):
             urgent = [sequence for sequence in urgent if sequence.is_decoding]
         return [*urgent, *batch]
+
+    def record_prompt(self, sequence: Sequence, num_tokens: int) -> None:
+        """Record that tokens of a prompt are computed, in a step or in a side context."""
+        if sequence.rank is Rank.BATCH:
+            alone_s = self._cost_model.prefill_s(self._max_batch, sequence.num_computed) or 0.0
+            self._batch_time.spend(alone_s * num_tokens / self._max_batch)
 
     def _spend_batch_time(self, parts: Items[BatchPart], num_cells: int) -> None:
         """Spend the time that the parts of rank BATCH in a step would take alone, with large chunks of the prompts."""
@@ -237,8 +243,7 @@ class Scheduler:
             if part.sequence.is_decoding:
                 streams.append(part)
             else:
-                alone_s = self._cost_model.prefill_s(self._max_batch, part.sequence.num_computed) or 0.0
-                self._batch_time.spend(alone_s * part.num_tokens / self._max_batch)
+                self.record_prompt(part.sequence, part.num_tokens)
         if streams:
             shape = StepShape(len(streams), num_cells, sum(part.num_pairs for part in streams))
             self._batch_time.spend(self._cost_model.predict(shape) or 0.0)
@@ -340,7 +345,12 @@ class Scheduler:
             return self._prompt_budget(base, depth, hurried_s)
         num_tokens = self._prompt_budget(base, depth, budget_s)
         if first.rank is Rank.REALTIME and hurried_s > budget_s and self._would_be_late(first, num_tokens, base):
-            num_tokens = self._prompt_budget(base, depth, hurried_s)
+            hurried = self._prompt_budget(base, depth, hurried_s)
+            # If even the smallest chunk takes longer, no target can be kept. Then the prompt is computed at once.
+            if asked_s == math.inf and (self._cost_model.predict(base.plus(hurried, depth)) or 0.0) > hurried_s:
+                hurried = self._prompt_budget(base, depth, None)
+            num_wanted = sum(sequence.num_pending for sequence in prompts if sequence.rank is Rank.REALTIME)
+            num_tokens = max(num_tokens, min(hurried, num_wanted))
         return num_tokens
 
     def _would_be_late(self, sequence: Sequence, num_tokens: int, base: StepShape) -> bool:

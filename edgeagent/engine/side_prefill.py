@@ -22,8 +22,8 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
-from edgeagent.engine.scheduler import MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, shortest_target_s
-from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.scheduler import BATCH_SHARE, MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, shortest_target_s
+from edgeagent.engine.sequence import Rank, Sequence
 from edgeagent.errors import InternalError
 
 # Possible numbers of tokens of a chunk. The largest that the machine computes within MAX_STEP_S is used. A larger chunk
@@ -47,7 +47,8 @@ class SidePrefill:
     """Decides which prompt is computed in a context of its own, the side context. Divides the time with the streams.
 
     After each step of the streams, the side context computes for the rest of the shortest target of the streams. It
-    gets at least the time of that step, or of an average step if that is shorter.
+    gets at least the time of that step, or of an average step if that is shorter. A prompt of the tier BATCH gets less,
+    and one that is computed ahead gets only what is left.
     """
 
     def __init__(
@@ -150,8 +151,17 @@ class SidePrefill:
         self._until_s = self._clock()
         if self.may_compute:
             rest_s = _PLANNED_SHARE * self._budget_s - step_s - self._pause_s
-            self._until_s += max(rest_s, min(step_s, self._step_s))
-            self._context.resume(self._until_s)
+            self._until_s += max(rest_s, self._least_share * min(step_s, self._step_s))
+            if self._until_s > self._clock():
+                self._context.resume(self._until_s)
+
+    @property
+    def _least_share(self) -> float:
+        """How much time the side context gets at least after a step, as a multiple of the time of that step."""
+        assert self.sequence is not None
+        if self.sequence.rank is Rank.AHEAD:
+            return 0.0
+        return BATCH_SHARE / (1 - BATCH_SHARE) if self.sequence.rank is Rank.BATCH else 1.0
 
     def copy(self, make_room: Callable[[], None]) -> list[tuple[Sequence, int]]:
         """Copy the computed chunks to the cells of their sequence. Return (sequence, start of the chunk) for each.

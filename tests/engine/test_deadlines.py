@@ -188,6 +188,24 @@ class TestStreams:
         assert 0.15 < longest_s.pop((0.5, None)) <= 0.201, "twice the usual budget"
         assert max(longest_s.values()) <= BUDGET_S + 0.001, "in time anyhow, or the stream asked for its target"
 
+    def test_where_no_target_can_be_kept_a_realtime_prompt_takes_one_step(self) -> None:
+        """As a small model on one slow core: 80 ms for eight streams, 240 ms with a smallest chunk."""
+        gaps_s = {}
+        for target_s in (None, BUDGET_S):
+            scene = Scene(fixed_s=0.0, token_s=0.01)
+            for number in range(8):
+                scene.add(f"{number}", 4, 1000, token_s=target_s)
+            scene.run(until_s=1.0)
+            other = scene.add("other", 300)
+            scene.step()
+            num_computed = other.num_computed
+            now = scene.add("now", 64, due_s=scene.clock.now_s + 0.5, tier=Tier.REALTIME)
+            scene.step()
+            assert (now.num_output == 1) == (target_s is None)
+            assert other.num_computed == num_computed, "the longer step is for the realtime prompt alone"
+            gaps_s[target_s] = scene.gaps_s("0")[-1]
+        assert 0.6 < gaps_s[None] < 0.75 and 0.2 < gaps_s[BUDGET_S] < 0.25
+
     @settings(max_examples=5, deadline=None)
     @given(seed=st.integers(0, 10_000))
     def test_targets_are_kept_and_no_token_is_lost_over_random_arrivals(self, seed: int) -> None:
