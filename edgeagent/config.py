@@ -224,7 +224,7 @@ class EngineConfig(Section, frozen=True):
     draft_ngrams: Annotated[bool, NOT_AN_OPTION] = False
     """Draft what followed the same words earlier in the text. Set by `draft`; a draft model always adds this."""
     max_waiting: Annotated[int, Meta(ge=0)] = 64
-    """Requests that may wait for a free sequence; more are refused with 429."""
+    """Requests of each tier that may wait for a free sequence; more are refused with 429. Clients share the places."""
     sandbox: bool = True
     """Keep the worker from using the network, other programs and other files, if the platform can (Linux)."""
     hang_timeout_s: Annotated[float, Meta(gt=0), Rule(check=_finite)] = 30.0

@@ -13,6 +13,7 @@ EdgeAgentError
 │   └── ResponseNotFound
 ├── Unauthorized · Forbidden
 ├── Overloaded
+│   └── DeadlineUnreachable
 ├── ModelLoading
 ├── RequestTimeout
 ├── ModelLoadFailed
@@ -172,6 +173,37 @@ class Overloaded(EdgeAgentError):
         """
         message = f"{reason} and no more are accepted; try again later"
         return cls(message, retry_after_s=retry_after_s, served_by=served_by)
+
+
+class DeadlineUnreachable(Overloaded):
+    """The request asks for its first token sooner than it can come. Nothing was computed; a later try may succeed.
+
+    `expected_s`: the predicted seconds to the first token; None if the request waited until its time was over.
+    """
+
+    code = "deadline_unreachable"
+    expected_s: float | None = None
+
+    @classmethod
+    def predicted(cls, expected_s: float, limit_s: float, *, served_by: str = "edgeagent") -> DeadlineUnreachable:
+        """Return the error of a request that is predicted to miss its limit."""
+        error = cls(
+            f"the first token is expected in {1000 * expected_s:.0f} ms and must come within {1000 * limit_s:.0f} ms; "
+            "try again later, or allow more time",
+            retry_after_s=max(1.0, expected_s - limit_s),
+            served_by=served_by,
+        )
+        error.expected_s = expected_s
+        return error
+
+    @classmethod
+    def passed(cls, limit_s: float, *, served_by: str = "edgeagent") -> DeadlineUnreachable:
+        """Return the error of a request whose limit has passed while it waited."""
+        return cls(
+            f"the first token had to come within {1000 * limit_s:.0f} ms, and the request still waited; try again "
+            "later, or allow more time",
+            served_by=served_by,
+        )
 
 
 class ModelLoading(EdgeAgentError):

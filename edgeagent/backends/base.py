@@ -17,7 +17,7 @@ UNREACHABLE = "unreachable"
 class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full the backend is, and how fast it would answer.
 
-    `num_live` and `max_live`: how many requests run or wait at the backend, and how many it accepts.
+    `num_live` and `max_live`: how many requests run or wait at the backend, and how many it accepts with this one.
     `retry_after_s`: how long to wait before retrying, if the backend refuses the request.
     `obstacle`: one word for why the backend cannot serve the request, such as "memory" or "budget"; empty if there is
     no such reason. A full queue is no obstacle; it shows in `num_live` and `max_live`.
@@ -25,6 +25,7 @@ class Estimate(Struct, frozen=True):
     `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
     `strain`: one word for why the backend is slow now (loading, memory, thermal), or will probably
     refuse the request (context_too_long); empty if it is not.
+    `doubt`: how many times faster than estimated the backend may be, since it has measured nothing for a while.
     `is_last_resort`: the obstacle may be gone, so this backend is tried if no other one can serve the request.
     """
 
@@ -37,6 +38,7 @@ class Estimate(Struct, frozen=True):
     first_token_s: float | None = None
     token_s: float | None = None
     strain: str = ""
+    doubt: float = 1.0
     is_last_resort: bool = False
 
     @property

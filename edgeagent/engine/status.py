@@ -13,7 +13,7 @@ from edgeagent.types import CacheStatus, DraftCounts
 class EngineStatus:
     """Counts and rates of an engine for the status page and metrics.
 
-    `prefill_tokens_per_s` and `token_s` are the two values of `StepCosts.rates`. `host`: the blocks in host memory.
+    The three rates are the values of `StepCosts.rates`. `host`: the blocks in host memory.
     """
 
     num_steps: int
@@ -21,6 +21,7 @@ class EngineStatus:
     num_waiting: int
     num_cells_used: int
     prefill_tokens_per_s: float
+    prefill_tokens_per_s_beside: float
     token_s: float
     step_errors: tuple[PredictionError | None, ...]  # of the model's steps, and of its draft model's if it has one
     drafts: tuple[DraftCounts, ...]

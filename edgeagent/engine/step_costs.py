@@ -24,10 +24,7 @@ class StepCosts:
         self._itl_budget_s = itl_budget_s
         self._num_steps = 0
         self.rates = self._measured_rates(())
-        """The expected rates of an additional sequence: prompt tokens per second, and seconds per generated token.
-
-        A rate is 0 if it is unknown. Other threads may read this.
-        """
+        """The expected rates of an additional sequence; see `_measured_rates`. Other threads may read this."""
 
     def shape(self, parts: Items[BatchPart]) -> StepShape:
         """Return the shape of a batch."""
@@ -74,20 +71,32 @@ class StepCosts:
         """Update `rates`. `running`: the sequences that run now."""
         self.rates = self._measured_rates(running)
 
-    def _measured_rates(self, running: Collection[Sequence]) -> tuple[float, float]:
-        """Return a new value of `rates`.
+    def _measured_rates(self, running: Collection[Sequence]) -> tuple[float, float, float]:
+        """Return a new value of `rates`. A rate is 0 if it is unknown.
 
-        The prompt of an additional sequence gets only the part of the inter-token-latency budget that the running
-        sequences leave. Its rate is unknown until steps of nearly the size of its chunks were measured: rates of
-        smaller steps are too low.
+        1. The prompt tokens per second while no sequence decodes.
+        2. The same beside the running sequences, or beside one sequence if none runs. A prompt then gets only the part
+           of the inter-token-latency budget that they leave.
+        3. The seconds per generated token.
+
+        The rate of a prompt is unknown until steps of nearly the size of its chunks were measured: rates of smaller
+        steps are too low.
         """
-        costs = self._prefixes.costs
         depths = [sequence.num_computed for sequence in running]
-        base = StepShape(len(depths), self._prefixes.cells.num_cells_used if depths else 0, float(sum(depths)))
         depth = max(depths, default=0)
-        limit_s = self._itl_budget_s if depths else MAX_STEP_S
+        base = StepShape(len(depths), self._prefixes.cells.num_cells_used if depths else 0, float(sum(depths)))
+        beside = base if depths else StepShape(1, 0, 0.0)
+        token_s = self._prefixes.costs.predict_if_reliable(base.plus(1, depth))
+        return (
+            self._prompt_rate(StepShape(0, base.num_cells, 0.0), 0, MAX_STEP_S),
+            self._prompt_rate(beside, depth, self._itl_budget_s),
+            token_s or 0.0,
+        )
+
+    def _prompt_rate(self, base: StepShape, depth: int, limit_s: float) -> float:
+        """Return how many prompt tokens per second are computed in steps of `base` that take at most `limit_s`."""
+        costs = self._prefixes.costs
         chunk = costs.max_tokens_within(limit_s, base, depth, MIN_SLOW_CHUNK, max_growth=MAX_GROWTH)
         size = min(chunk, costs.largest - base.num_tokens)
         step_s = costs.predict(base.plus(size, depth)) if size * _NEARLY >= chunk else None
-        token_s = costs.predict_if_reliable(base.plus(1, depth))
-        return size / step_s if step_s else 0.0, token_s or 0.0
+        return size / step_s if step_s else 0.0

@@ -16,6 +16,7 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Queued,
     ReasoningDelta,
     Sink,
     Started,
@@ -96,6 +97,9 @@ class Meter(Sink):
         """Count a step, in about half a microsecond, and pass it on."""
         deltas = step.deltas
         if not self._is_steady:
+            if deltas and isinstance(deltas[0], Queued):
+                self._sink.put(step)
+                return
             self._begin(step)
         if step.tokens or (deltas and type(deltas[-1]) in _OUTPUT):
             self.num_tokens += len(step.tokens)

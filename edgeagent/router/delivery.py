@@ -18,6 +18,7 @@ from edgeagent.types import (
     Placement,
     PromptProgress,
     PromptText,
+    Queued,
     ReasoningDelta,
     Started,
     Step,
@@ -30,7 +31,7 @@ from edgeagent.types import (
 )
 
 _CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
-FOR_ROUTER = frozenset({Started, Interrupted, Finished})
+FOR_ROUTER = frozenset({Started, Queued, Interrupted, Finished})
 
 
 def has_content(step: Step) -> bool:
@@ -55,6 +56,7 @@ class Delivery:
         self._started: Started | None = None
         self._first_token_s: float | None = None
         self._handovers: tuple[Handover, ...] = ()
+        self._expected_s: float | None = None  # until the first token, as it was predicted at first
         self._placement: Placement | None = None  # where the answer runs, as the backend reported it
         self.is_at_seam = False
         self.route: Route | None = None
@@ -95,6 +97,8 @@ class Delivery:
 
     def begin(self, route: Route) -> None:
         """Set the route that the answer takes from now on. If the answer has no content yet, set `num_tokens` to 0."""
+        if self.route is None:
+            self._expected_s = route.expected_s
         self.route, self._placement = route, None
         self.is_at_seam = self.has_content
         if not self.has_content:
@@ -146,7 +150,7 @@ class Delivery:
                     self._reasonings.append(text)
                 case ToolCallStarted() | ToolCallDelta():
                     self._has_calls = True
-                case PromptProgress() | PromptText() | Started() | Interrupted() | Finished():
+                case PromptProgress() | PromptText() | Started() | Queued() | Interrupted() | Finished():
                     continue
             if self._first_token_s is None:
                 self._first_token_s = step.at_s or self._clock()
@@ -175,8 +179,14 @@ class Delivery:
         know them.
         """
         assert self.route is not None
+        expected_s = self._expected_s
         timings = replace(
-            finished.timings, route=self.route.backend, reason=self.placement.reason, placement=self.placement
+            finished.timings,
+            route=self.route.backend,
+            reason=self.placement.reason,
+            placement=self.placement,
+            expected_ms=None if expected_s is None else 1000 * expected_s,
+            target=self._request.target,
         )
         usage = finished.usage
         if self._handovers:

@@ -167,8 +167,13 @@ def choose_routes(
     In cases 4 and 5, a remote takes over if this machine comes first and exceeds its patience (see `patience_s`).
     In cases 2 to 5, backends that cannot serve the request are left out. If that leaves no backend, the remotes whose
     obstacle may be gone are tried. If there is no such remote, this machine is tried, except in case 2.
+
+    Remotes that are predicted to miss the request's own limit of the first token are left out too. This machine refuses
+    such a request itself.
     """
-    target = targets[request.tier]
+    limit_s = request.latest_first_token_s
+    estimates = [each for each in estimates if each.is_local or not misses(each, limit_s)]
+    target = target_of(request, targets)
     here = [estimate for estimate in estimates if estimate.is_local]
     local = here[0] if here else None
     if mode is RouteMode.LOCAL_ONLY:  # 1
@@ -243,9 +248,16 @@ def why_target_missed(estimate: Estimate, target: Target) -> str:
         return obstacle
     if estimate.strain:
         return estimate.strain
-    if estimate.first_token_s is not None and estimate.first_token_s > target.first_token_s:
+    if misses(estimate, target.first_token_s):
         return "first_token"
-    return "tokens" if estimate.token_s is not None and estimate.token_s > target.token_s else ""
+    return "tokens" if estimate.token_s is not None and estimate.token_s / estimate.doubt > target.token_s else ""
+
+
+def misses(estimate: Estimate, limit_s: float | None) -> bool:
+    """Whether a backend's first token is predicted to come after a limit. An unknown time and no limit are met."""
+    if limit_s is None or estimate.first_token_s is None:
+        return False
+    return estimate.first_token_s / estimate.doubt > limit_s
 
 
 def patience_s(local: Estimate, target: Target) -> float:

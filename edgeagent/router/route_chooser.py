@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from edgeagent import metrics
 from edgeagent.backends.base import CONTEXT, Backend, Estimate
 from edgeagent.backends.prompts import conversation_of
-from edgeagent.errors import BackendUnavailable, ContextLengthExceeded, EdgeAgentError, ModelNotFound, Overloaded
+from edgeagent.errors import (
+    BackendUnavailable,
+    ContextLengthExceeded,
+    DeadlineUnreachable,
+    EdgeAgentError,
+    ModelNotFound,
+    Overloaded,
+)
 from edgeagent.router.policy import (
     NOTHING_LEFT_OUT,
     TARGETS,
@@ -21,11 +28,13 @@ from edgeagent.router.policy import (
     Targets,
     choose_routes,
     is_sooner,
+    misses,
     patience_s,
     strictest,
+    target_of,
 )
 from edgeagent.router.remote_backends import RemoteBackends
-from edgeagent.types import GenerateRequest, RouteMode, is_remote
+from edgeagent.types import GenerateRequest, RouteMode, Target, is_remote
 
 _MAX_CONVERSATIONS = 4096
 
@@ -69,6 +78,10 @@ class RouteChooser:
         self._machine_mode = machine_mode
         self.why_local = why_local
         self._targets = targets
+
+    def target(self, request: GenerateRequest) -> Target:
+        """Return the latency that a request is to have."""
+        return target_of(request, self._targets)
 
     def mode(self, request: GenerateRequest) -> RouteMode:
         """Return the mode that applies to a request now."""
@@ -151,7 +164,7 @@ class RouteChooser:
         gone = {**left_out, route.backend: "worker_lost"}
         order = choose_routes(request, mode, list(estimates.values()), left_out=gone, targets=self._targets)
         routes = tuple(each for each in order.routes if is_sooner(estimates[each.backend], local))
-        return Order(routes, None if routes else patience_s(local, self._targets[request.tier]))
+        return Order(routes, None if routes else patience_s(local, self.target(request)))
 
     def can_take_over(self, request: GenerateRequest, left_out: Mapping[str, str]) -> bool:
         """Whether a remote can serve a request now whose backend is late. `left_out` includes this backend.
@@ -161,7 +174,7 @@ class RouteChooser:
         mode = self.mode(request)
         estimates, _ = self._estimates(request, mode, left_out)
         able = [estimate for estimate in estimates.values() if not estimate.obstacle]
-        return bool(choose_routes(request, mode, able, left_out=left_out).routes)
+        return bool(choose_routes(request, mode, able, left_out=left_out, targets=self._targets).routes)
 
     def _estimates(
         self, request: GenerateRequest, mode: RouteMode, left_out: Mapping[str, str]
@@ -203,6 +216,10 @@ def _no_route(
         )
     if not estimates and unknown is not None:
         return unknown
+    limit_s = request.latest_first_token_s
+    late = [estimate.first_token_s for estimate in estimates.values() if misses(estimate, limit_s)]
+    if limit_s is not None and late and len(late) == len(estimates):
+        return DeadlineUnreachable.predicted(min(each for each in late if each is not None), limit_s)
     if any(estimate.num_live >= estimate.max_live for estimate in estimates.values()):
         return _full(estimates)
     if estimates and all(estimate.obstacle == CONTEXT for estimate in estimates.values()):

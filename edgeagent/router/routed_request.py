@@ -14,6 +14,7 @@ from edgeagent.backends.remote.body import why_not_continuable
 from edgeagent.errors import (
     BackendUnavailable,
     ContextLengthExceeded,
+    DeadlineUnreachable,
     EdgeAgentError,
     InvalidRequest,
     LocalUnavailable,
@@ -34,6 +35,7 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     Interrupted,
+    Queued,
     Sink,
     Step,
     Timings,
@@ -92,9 +94,10 @@ def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> Edge
     """Return the error for the client whose request failed on this machine and may not leave it.
 
     The error says how much would have been sent to a remote. `why` is the reason from the machine's policy; empty if
-    another setting keeps the request here. An error that is not a failure of this machine is returned unchanged.
+    another setting keeps the request here. An error that is not a failure of this machine is returned unchanged, and so
+    is a DeadlineUnreachable, which says when this machine can serve the request.
     """
-    if not isinstance(error, _LOCAL_FAILURES):
+    if not isinstance(error, _LOCAL_FAILURES) or isinstance(error, DeadlineUnreachable):
         return error
     why = why or "local_only"
     return LocalUnavailable(
@@ -139,6 +142,7 @@ class RoutedRequest(Sink):
         self._live = live
         self._clock = clock
         self._delivery = Delivery(request, clock)
+        self._accepted_s = clock()
         self._deadline_s: float | None = None
         self._left_out: dict[str, str] = {}  # the backends that are not tried again, and why
         self._errors: list[EdgeAgentError] = []
@@ -191,7 +195,8 @@ class RoutedRequest(Sink):
             self._live.pop(self._request.id, None)
 
     async def _begin(self) -> None:
-        request = self._request = await self._locate(self._request)
+        located = await self._locate(self._request)
+        request = self._request = replace(located, target=self._chooser.target(located))
         self._delivery = Delivery(request, self._clock, self._chooser.overruled(request))
         self._deadline_s = None if request.timeout_s is None else self._clock() + request.timeout_s
 
@@ -232,6 +237,9 @@ class RoutedRequest(Sink):
         self._is_flowing = False
         if self._why_leaving:
             return
+        if step.deltas and isinstance(step.deltas[0], Queued):
+            self._tell_wait(step)
+            return
         if self._patience is not None and has_content(step):
             self._end_patience()
         for_client = self._delivery.take(step)
@@ -257,6 +265,11 @@ class RoutedRequest(Sink):
 
     async def room(self) -> None:
         await self._sink.room()
+
+    def _tell_wait(self, step: Step) -> None:
+        """Pass on at once that the request waits, although another backend may still answer it."""
+        if not (self._has_moved or self._delivery.has_content):
+            self._sink.put(step)
 
     def _place(self) -> None:
         """Record where the first content came from."""
@@ -294,16 +307,22 @@ class RoutedRequest(Sink):
         self._leaving.reschedule(0)
 
     def _timed(self) -> GenerateRequest:
-        """Return the request for the next attempt. After the first attempt, its timeout is the time that remains.
+        """Return the request for the next attempt. After the first attempt, its limits are the time that remains.
 
-        Raise RequestTimeout if no time remains.
+        Raise RequestTimeout if no time remains. The first token of an answer that has content is no longer limited.
         """
-        if self._deadline_s is None or not self._has_moved:
-            return self._request
-        left_s = self._deadline_s - self._clock()
-        if left_s <= 0:
-            raise RequestTimeout(f"the request did not end within its {self._request.timeout_s:g} s")
-        return replace(self._request, timeout_s=left_s)
+        request = self._request
+        if not self._has_moved:
+            return request
+        need, now_s = request.need, self._clock()
+        if need.first_token_s is not None:
+            left_s = None if self._delivery.has_content else max(0.0, self._accepted_s + need.first_token_s - now_s)
+            request = replace(request, need=replace(need, first_token_s=left_s))
+        if self._deadline_s is None:
+            return request
+        if self._deadline_s <= now_s:
+            raise RequestTimeout(f"the request did not end within its {request.timeout_s:g} s")
+        return replace(request, timeout_s=self._deadline_s - now_s)
 
     def _choose(self) -> Order:
         """Return the order of the backends that are left; raise the error for the client if none is left.

@@ -136,6 +136,17 @@ class Started(Struct, frozen=True, tag="started"):
     tier: Tier | None = None
 
 
+class Queued(Struct, frozen=True, tag="queued"):
+    """The request is accepted, but waits, or its first token is predicted to come later than its target.
+
+    `place`: how many requests get their first token before it. `expected_s`: the predicted seconds to its first token;
+    None if unknown. No worker sends it. At most one is sent, before all other deltas.
+    """
+
+    place: int
+    expected_s: float | None = None
+
+
 class Interrupted(Struct, frozen=True, tag="interrupted"):
     """The backend that computes the answer has lost its state, for example because its worker crashed.
 
@@ -200,7 +211,7 @@ class Finished(Struct, frozen=True, tag="finished"):
 
 
 Output = PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta
-Delta = Started | Interrupted | Output | Finished
+Delta = Started | Queued | Interrupted | Output | Finished
 
 
 class Step(Struct, frozen=True):

@@ -121,8 +121,9 @@ class WorkerStatus(Struct, frozen=True):
     seconds of the running step; 0 if there is no prediction, or if no step runs. `preparing_id`: the id of the request
     whose prompt is being prepared since `preparing_since_s`, which is 0 while no prompt is being prepared.
     `num_tokens_from_memory_total` and `num_tokens_from_disk_total`: the cached tokens that were restored from there;
-    the others were in KV cells. `prefill_tokens_per_s` and `token_s`: for one more request now, the predicted prompt
-    tokens a second, and the predicted seconds between two tokens; 0 if no steps were measured yet.
+    the others were in KV cells. `prefill_tokens_per_s`: the predicted prompt tokens a second while no sequence decodes;
+    `prefill_tokens_per_s_beside`: beside the sequences that run now, or beside one if none runs. `token_s`: the
+    predicted seconds between two tokens of one more request now. The three are 0 if no steps were measured yet.
     `step_error_median` and `step_error_p95`: the median and the 95th percentile of the recent errors of predicted step
     times. An error is a fraction of the measured time. 0 if too few steps were measured. `draft_step_error_median` and
     `draft_step_error_p95`: the same for the steps of the draft model; 0 without a draft model. `draft_gain`: the factor
@@ -148,6 +149,7 @@ class WorkerStatus(Struct, frozen=True):
     num_output_tokens_total: int = 0
     tokens_per_second: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    prefill_tokens_per_s_beside: float = 0.0
     token_s: float = 0.0
     step_error_median: float = 0.0
     step_error_p95: float = 0.0

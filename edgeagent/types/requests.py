@@ -205,8 +205,7 @@ class GenerateRequest(Struct, frozen=True):
     is_whole: the client gets the answer as a whole, so its steps may come a moment later, several at once.
     max_prompt_tokens: the longest prompt that its tier allows (None: no limit). `need` may have a smaller limit.
     warnings: in what the request was changed because of its tier; `Started.warnings` begins with them.
-    target: the latency to aim at, from `need` and the target of `tier`. It is set when the request is given to a
-    worker. None: the worker's own.
+    target: the latency to aim at, from `need` and the target of `tier`. The router sets it. None: the worker's own.
     """
 
     id: str
@@ -235,6 +234,12 @@ class GenerateRequest(Struct, frozen=True):
     target: Target | None = None
     max_prompt_tokens: int | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def latest_first_token_s(self) -> float | None:
+        """Within how many seconds the first token must come. If it cannot, the request is refused. None: no limit."""
+        limits = [limit_s for limit_s in (self.need.first_token_s, self.timeout_s) if limit_s is not None]
+        return min(limits, default=None)
 
 
 class Tokenize(Struct, frozen=True, tag="tokenize"):

@@ -1,32 +1,61 @@
-"""Predicted times of requests, from prompt sizes, cached tokens and the requests ahead."""
+"""Predicted times of requests, from prompt sizes, cached tokens, the requests ahead, and earlier errors."""
 
 from __future__ import annotations
 
 import pytest
 
-from edgeagent.backends.local import Forecast, Rates
+from edgeagent.backends.forecast import MAX_WAITING_TOKENS, Forecast, Rates
 from edgeagent.backends.prompts import prompt_bytes
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
+    Finished,
+    FinishReason,
     GenerateRequest,
     Message,
     Started,
+    Target,
     TextPrompt,
     Tier,
+    Timings,
     TokenPrompt,
     Tool,
     ToolCall,
+    Usage,
     replace,
 )
 
-RATES = Rates(prefill_tokens_per_s=1000.0, token_s=0.01)
+RATES = Rates(prefill_tokens_per_s=1000.0, prefill_tokens_per_s_beside=500.0, token_s=0.01)
 FIXED_S = 0.015  # overhead and one token
+PARALLEL = 4
 
 
-def chat(request_id: str, *texts: str, tier: Tier = Tier.INTERACTIVE, **cache: object) -> GenerateRequest:
-    messages = tuple(Message("user", text) for text in texts)
-    return GenerateRequest(request_id, "", ChatPrompt(messages), tier=tier, cache=CachePolicy(**cache))  # type: ignore[arg-type]
+def chat(
+    request_id: str, *texts: str, tier: Tier = Tier.INTERACTIVE, max_tokens: int | None = None, **cache: object
+) -> GenerateRequest:
+    messages = tuple(Message("assistant" if text.startswith("A") else "user", text) for text in texts)
+    policy = CachePolicy(**cache)  # type: ignore[arg-type]
+    return GenerateRequest(request_id, "", ChatPrompt(messages), tier=tier, max_tokens=max_tokens, cache=policy)
+
+
+def forecast_at(rates: Rates = RATES) -> Forecast:
+    forecast = Forecast()
+    forecast.note_rates(rates)
+    return forecast
+
+
+def first_token_s(forecast: Forecast, request: GenerateRequest, now_s: float = 0.0) -> float:
+    seconds = forecast.predict(request, PARALLEL, now_s).first_token_s
+    assert seconds is not None
+    return seconds
+
+
+def stream(forecast: Forecast, request_id: str, *, at_s: float = 0.0, **fields: object) -> None:
+    """Let a request get its first token."""
+    request = chat(request_id, "s" * 40, **fields)  # type: ignore[arg-type]
+    forecast.accept(request, at_s)
+    forecast.start(request, Started(10, 0), at_s)
+    forecast.add_tokens(request_id, 1, at_s)
 
 
 def test_the_size_of_a_prompt() -> None:
@@ -37,50 +66,146 @@ def test_the_size_of_a_prompt() -> None:
     assert prompt_bytes(GenerateRequest("", "", TokenPrompt((1, 2)))) == 8
 
 
-def test_a_prompt_takes_its_tokens_and_those_ahead() -> None:
+def test_without_rates_only_the_place_is_known() -> None:
     forecast = Forecast()
-    assert forecast.first_token_s(chat("a", "x" * 400), Rates(0.0, 0.01)) is None
-    asked = chat("a", "x" * 400)
-    assert forecast.first_token_s(asked, RATES) == pytest.approx(0.1 + FIXED_S)
-    forecast.accept(chat("b", "y" * 4000))
-    forecast.accept(chat("c", "z" * 4000, tier=Tier.BATCH))
-    assert forecast.first_token_s(asked, RATES) == pytest.approx(1.1 + FIXED_S)
-    assert forecast.first_token_s(replace(asked, tier=Tier.REALTIME), RATES) == pytest.approx(0.1 + FIXED_S)
-    forecast.start(chat("b", "y" * 4000), Started(1000, 700))
-    assert forecast.first_token_s(asked, RATES) == pytest.approx(0.4 + FIXED_S)
-    forecast.end("b")
-    assert forecast.first_token_s(asked, RATES) == pytest.approx(0.1 + FIXED_S)
+    assert forecast.predict(chat("a", "x" * 400), PARALLEL, 0.0).first_token_s is None
+    for number in range(PARALLEL):
+        assert not forecast.predict(chat("a", "x" * 400), PARALLEL, 0.0).waits
+        forecast.accept(chat(str(number), "y" * 400), 0.0)
+    found = forecast.predict(chat("a", "x" * 400), PARALLEL, 0.0)
+    assert (found.first_token_s, found.place, found.waits) == (None, PARALLEL, True)
+
+
+def test_a_prompt_takes_its_tokens_and_those_ahead() -> None:
+    forecast, asked = forecast_at(), chat("a", "x" * 400)
+    assert first_token_s(forecast, asked) == pytest.approx(0.1 + FIXED_S)
+    forecast.accept(chat("known", "k" * 400), 0.0)
+    forecast.start(chat("known", "k" * 400), Started(100, 0), 0.0)
+    forecast.end("known", 0.0)
+    forecast.accept(chat("b", "y" * 4000), 0.0)
+    forecast.accept(chat("c", "z" * 4000, tier=Tier.BATCH), 0.0)
+    # The prompt of `b` is computed first. Then `b` is a stream, beside which prompts take twice as long.
+    assert first_token_s(forecast, asked) == pytest.approx(1.01 + 0.2 + FIXED_S)
+    assert first_token_s(forecast, replace(asked, tier=Tier.REALTIME)) == pytest.approx(0.1 + FIXED_S)
+    forecast.start(chat("b", "y" * 4000), Started(1000, 700), 0.0)
+    assert first_token_s(forecast, asked) == pytest.approx(0.31 + 0.2 + FIXED_S, rel=0.01)
+    assert first_token_s(forecast, asked, now_s=0.2) == pytest.approx(0.11 + 0.2 + FIXED_S, rel=0.01), "it goes on"
+    forecast.end("b", 0.2)
+    assert first_token_s(forecast, asked, now_s=0.2) == pytest.approx(0.1 + FIXED_S, rel=0.01)
+
+
+def test_a_request_waits_for_a_slot() -> None:
+    forecast = forecast_at()
+    for number in range(PARALLEL):
+        stream(forecast, str(number), max_tokens=100 if number else 50, tier=Tier.BATCH)
+    asked = chat("a", "x" * 400, tier=Tier.BATCH)
+    # The first stream has 49 more tokens of 10 ms. Beside the others, 100 tokens take 0.2 s.
+    found = forecast.predict(asked, PARALLEL, 0.0)
+    assert (found.place, found.waits) == (0, True)
+    assert found.first_token_s == pytest.approx(0.49 + 0.2 + FIXED_S, rel=0.01)
+    urgent = forecast.predict(replace(asked, tier=Tier.INTERACTIVE), PARALLEL, 0.0)
+    assert not urgent.waits and urgent.first_token_s == pytest.approx(0.2 + FIXED_S, rel=0.01), (
+        "a batch stream gives way"
+    )
+
+
+def test_due_times_and_turns_of_clients_are_the_order() -> None:
+    forecast = forecast_at()
+    for number in range(3):
+        asked = replace(chat(f"b{number}", f"{number}" * 4000, partition="b"), target=Target(100.0, 1.0))
+        forecast.accept(asked, 0.0)
+
+    def place(client: str, due_s: float) -> int:
+        asked = replace(chat("a", "x" * 400, partition=client), target=Target(due_s, 1.0))
+        return forecast.predict(asked, PARALLEL, 0.0).place
+
+    assert (place("b", 200.0), place("b", 50.0), place("other", 200.0)) == (3, 0, 1)
+    assert place("b", 0.01) == 3, "one that is late in any case delays no other"
 
 
 def test_what_was_computed_before_is_cached_for_the_same_client() -> None:
-    forecast = Forecast()
-    forecast.start(chat("a", "x" * 400, "y" * 400), Started(200, 0))
-    assert forecast.first_token_s(chat("b", "x" * 400, "y" * 400, "z" * 400), RATES) == pytest.approx(0.1 + FIXED_S)
+    forecast = forecast_at()
+    first = chat("a", "x" * 400, "y" * 400)
+    forecast.accept(first, 0.0)
+    forecast.end("a", 0.0)
+    further = chat("b", "x" * 400, "y" * 400, "A" * 400, "z" * 400)
+    assert first_token_s(forecast, further) == pytest.approx(0.1 + FIXED_S), "the model's own answer is cached too"
     for other in (
         chat("b", "x" * 400, "w" * 400, partition="other"),
         chat("b", "x" * 400, "w" * 400, read=False),
     ):
-        assert forecast.first_token_s(other, RATES) == pytest.approx(0.2 + FIXED_S)
-    forecast.start(chat("c", "v" * 400, write=False), Started(100, 0))
-    assert forecast.first_token_s(chat("d", "v" * 400), RATES) == pytest.approx(0.1 + FIXED_S)
+        assert first_token_s(forecast, other) == pytest.approx(0.2 + FIXED_S)
+    forecast.accept(chat("c", "v" * 400, write=False), 0.0)
+    forecast.end("c", 0.0)
+    assert first_token_s(forecast, chat("d", "v" * 400)) == pytest.approx(0.1 + FIXED_S)
 
 
-def test_the_bytes_of_a_token_are_learned() -> None:
-    forecast = Forecast()
-    forecast.start(chat("a", "x" * 800), Started(400, 0))
-    assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(400, rel=0.01), "the first prompt counts whole"
+def test_the_bytes_of_a_token_are_learned_by_size() -> None:
+    forecast = forecast_at()
+    for size, num_tokens in ((800, 400), (80000, 10000)):
+        forecast.start(chat("a", "x" * size), Started(num_tokens, 0), 0.0)
+    assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(400), "the first prompt counts whole"
+    assert forecast.num_tokens(chat("b", "y" * 80000)) == pytest.approx(10000)
     for _ in range(60):
-        forecast.start(chat("a", "x" * 800), Started(200, 0))
+        forecast.start(chat("a", "x" * 800), Started(200, 0), 0.0)
     assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(200, rel=0.01)
 
 
-def test_of_an_idle_worker_the_best_rates_hold_and_bad_ones_are_doubted() -> None:
-    forecast, none = Forecast(), Rates(0.0, 0.0)
-    idle = {"is_proven": True, "is_busy": False, "idle_s": 0.0}
-    assert forecast.known(Rates(1.0, 9.0), is_proven=False, is_busy=False, idle_s=0.0) == none
-    assert forecast.known(RATES, **idle) == RATES  # type: ignore[arg-type]
-    bad = Rates(10.0, 0.5)
-    assert forecast.known(bad, **idle | {"is_busy": True}) == bad  # type: ignore[arg-type]
-    assert forecast.known(bad, **idle) == RATES  # type: ignore[arg-type]
-    assert forecast.known(none, is_proven=False, is_busy=False, idle_s=30.0) == Rates(2000.0, 0.005)
-    assert forecast.known(none, is_proven=False, is_busy=False, idle_s=3e9) == Rates(32000.0, 0.01 / 32)
+def finished(num_tokens: int, decode_ms: float) -> Finished:
+    return Finished(FinishReason.STOP, Usage(100, 0, num_tokens), Timings(decode_ms=decode_ms))
+
+
+def test_its_errors_correct_it_within_bounds() -> None:
+    forecast, now_s = forecast_at(), 0.0
+    for factor, wanted_s in ((2.0, 0.22), (100.0, 0.44)):
+        for number in range(40):
+            asked = chat(f"{number}", f"{number:04}" * 100)
+            forecast.accept(asked, now_s)
+            forecast.start(asked, Started(100, 0), now_s)
+            now_s += 0.005 + factor * 0.11
+            forecast.add_tokens(asked.id, 1, now_s)
+            forecast.end(asked.id, now_s)
+            now_s += 1.0
+        assert first_token_s(forecast, chat("a", "x" * 400), now_s) == pytest.approx(0.005 + wanted_s, rel=0.02)
+
+
+def test_the_lengths_and_the_speed_of_answers_are_learned() -> None:
+    forecast = forecast_at()
+    for number in range(40):
+        stream(forecast, f"{number}", max_tokens=1000)
+        forecast.add_tokens(f"{number}", 19, 1.0)
+        forecast.end(f"{number}", 1.0, finished(20, 19 * 50.0))
+    for number in range(PARALLEL):
+        stream(forecast, f"s{number}", at_s=1.0, max_tokens=1000)
+    waiting = forecast.predict(chat("a", "x" * 400), PARALLEL, 1.0)
+    assert waiting.first_token_s == pytest.approx(19 * 0.05, rel=0.3), "streams of 20 tokens, each 50 ms"
+
+
+def test_no_client_fills_the_queue_for_others() -> None:
+    forecast = forecast_at()
+
+    def is_full(client: str, tier: Tier = Tier.INTERACTIVE) -> bool:
+        return forecast.is_full(chat("new", "x" * 40, partition=client, tier=tier), 64)
+
+    for number in range(64):
+        assert not is_full("a")
+        forecast.accept(chat(f"a{number}", "y" * 40, partition="a"), 0.0)
+    assert is_full("a") and not is_full("b") and not is_full("a", Tier.BATCH)
+    for number in range(32):
+        assert not is_full("b"), "its half"
+        forecast.accept(chat(f"b{number}", "y" * 40, partition="b"), 0.0)
+    assert is_full("b") and not is_full("c")
+
+
+def test_the_tokens_that_wait_are_bounded() -> None:
+    forecast = forecast_at()
+    half = "y" * (4 * 300_000)
+    assert MAX_WAITING_TOKENS < 600_000, "what is computed in ten minutes"
+    for number in range(2):
+        asked = chat(f"a{number}", f"{number}{half}", partition="a")
+        assert not forecast.is_full(asked, 64) or number == 1
+        forecast.accept(asked, 0.0)
+    assert forecast.is_full(chat("new", "x", partition="a"), 64) and not forecast.is_full(chat("new", half), 64)
+    for number in range(2):
+        forecast.start(chat(f"a{number}", half, partition="a"), Started(300_000, 0), 0.0)
+    assert not forecast.is_full(chat("new", half, partition="a"), 64), "those with a slot do not wait"

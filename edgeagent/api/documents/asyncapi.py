@@ -18,7 +18,7 @@ from edgeagent.api.responses.items import InputMessage, OutputItem, OutputText, 
 from edgeagent.api.responses.socket.lanes import STREAM_ID
 from edgeagent.api.wire.body import Body
 from edgeagent.api.wire.errors import ErrorEvent
-from edgeagent.api.wire.generation import RunsAt, Scored
+from edgeagent.api.wire.generation import RunsAt, Scored, Wait
 from edgeagent.api.wire.shape import Json
 
 StreamId = Annotated[str, Field(pattern=f"^{STREAM_ID.pattern}$")]
@@ -64,6 +64,8 @@ _PLACE = Annotated[
     RunsAt, Field(description="Where the response runs, and why. Only in the first event after the decision.")
 ]
 
+_WAIT = Annotated[Wait, Field(description="Only if it waits for other requests, or is expected to begin late.")]
+
 
 def _event(kind: str, says: str, **fields: Any) -> type:
     """Return the type of an event for the documents. Every event has its number, and its lane if that has a name."""
@@ -87,8 +89,10 @@ SERVER_EVENTS = (
     _event("response.created", "The response exists; this is its first event.", **_RESPONSE),
     _event(
         "response.queued",
-        "The response waits: for other responses of its WebSocket, or, in the background, for its first step.",
+        "The response waits: for other responses of its WebSocket, for other requests, or, in the background, for its "
+        "first step.",
         **_RESPONSE,
+        edgeagent=NotRequired[_WAIT],
     ),
     _event("response.in_progress", "The response has begun.", **_RESPONSE),
     _event("response.output_item.added", "An item begins.", **_ITEM),

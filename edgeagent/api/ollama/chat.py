@@ -37,6 +37,7 @@ from edgeagent.types import (
     Delta,
     Finished,
     FinishReason,
+    Queued,
     ReasoningDelta,
     Sink,
     Started,
@@ -321,6 +322,10 @@ class _Lines(AnswerWriter):
     def __init__(self, answer: OllamaAnswer, request_id: str) -> None:
         self._answer = answer
         self.id = request_id
+
+    def queued(self, queued: Queued) -> bytes:
+        del queued  # lines of JSON have no comments; the header says it
+        return b""
 
     def write(self, index: int, step: Step) -> bytes:
         del index

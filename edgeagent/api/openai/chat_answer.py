@@ -24,6 +24,7 @@ from edgeagent.types import (
     Interrupted,
     PromptProgress,
     PromptText,
+    Queued,
     ReasoningDelta,
     Started,
     Step,
@@ -138,7 +139,7 @@ class ChatAnswer(Answer):
                 choice.finished = delta
             case Started():
                 choice.started = choice.started or delta
-            case PromptProgress() | PromptText() | Interrupted():
+            case PromptProgress() | PromptText() | Queued() | Interrupted():
                 pass
 
     def take(self, index: int, step: Step) -> None:
@@ -239,7 +240,7 @@ class ChatChunks(Chunks):
                 return [self._ended(last, choice)]
             case PromptProgress():
                 return [{**self._chunk(index, {}), "prompt_progress": self._progress[index].prompt_progress(delta)}]
-            case Started() | PromptText() | Interrupted():
+            case Started() | PromptText() | Queued() | Interrupted():
                 return []
 
     def _chunk(

@@ -34,10 +34,12 @@ from edgeagent.api.wire.errors import error_body
 from edgeagent.api.wire.generation import (
     Run,
     RunsAt,
+    Wait,
     edgeagent_body,
     placement_body,
     responses_usage,
     timings_body,
+    wait_body,
     warnings_of,
 )
 from edgeagent.api.wire.latency import service_tier_of
@@ -48,6 +50,7 @@ from edgeagent.types import (
     Delta,
     Finished,
     FinishReason,
+    Queued,
     ReasoningDelta,
     Started,
     TextDelta,
@@ -123,6 +126,11 @@ def set_delivery(terminal: Json, delivery_ms: float) -> None:
         stages["delivery"] = round(delivery_ms, 3)
 
 
+def is_wait(deltas: Sequence[Delta | Compacting | Compacted]) -> bool:
+    """Whether a step's deltas only say that the request waits."""
+    return len(deltas) == 1 and isinstance(deltas[0], Queued)
+
+
 class ResponseEvents:
     """The events of one response.
 
@@ -153,14 +161,21 @@ class ResponseEvents:
         self._clock = clock
         self._num_events = 0
         self._events: list[Json] = []
-        self._unsent_placement: RunsAt | None = None  # where the response runs, until the next event says it
+        self._unsent: RunsAt | Wait | None = None  # where the response runs, or its place, until the next event says it
+        self._wait: Wait | Json = {}  # how long the response waits, while it is queued
         self._open: OpenItem | None = None
         self._output: list[OutputItem] = []
 
-    def created(self, *, is_queued: bool = False) -> list[Json]:
-        """Begin or queue the response. Return the opening events: created, then in_progress or queued."""
+    def created(self, queued: Queued | None = None, *, is_queued: bool = False) -> list[Json]:
+        """Begin or queue the response. Return the opening events: created, then in_progress or queued.
+
+        `queued`: what the request waits for, if that is known. `is_queued`: it waits for something else.
+        """
+        is_queued = is_queued or queued is not None
         self.response["status"] = "queued" if is_queued else "in_progress"
         self._emit_response("response.created")
+        if queued is not None:
+            self._wait = self._unsent = wait_body(queued)
         self._emit_response("response.queued" if is_queued else "response.in_progress")
         return self._take()
 
@@ -185,6 +200,8 @@ class ResponseEvents:
                     self._call(delta.index).add(delta.arguments)
                 case Finished():
                     self._finish(delta)
+                case Queued():
+                    self._wait = wait_body(delta)
                 case Compacting(item_id):
                     self._open_item(OpenCompaction, item_id)
                 case Compacted(item):
@@ -198,7 +215,7 @@ class ResponseEvents:
                         self.response["service_tier"] = service_tier_of(delta.tier)
                     if delta.warnings:
                         self.notes["warnings"] = [*self.notes.get("warnings", []), *warnings_of(delta)]
-                    self._unsent_placement = None if placement is None else placement_body(placement)
+                    self._unsent = None if placement is None else placement_body(placement)
         return self._take()
 
     def fail(self, error: EdgeAgentError) -> list[Json]:
@@ -228,8 +245,9 @@ class ResponseEvents:
     def so_far(self) -> ResponseBody:
         """Return the response object with its finished output items."""
         response: ResponseBody = {**self.response, "output": list(self._output)}
-        if self.notes:
-            response["edgeagent"] = cast("Notes", {**self.response.get("edgeagent", {}), **self.notes})
+        wait = self._wait if self.is_queued else {}
+        if self.notes or wait:
+            response["edgeagent"] = cast("Notes", {**self.response.get("edgeagent", {}), **self.notes, **wait})
         return response
 
     def numbered(self, event: Json) -> list[Json]:
@@ -255,8 +273,8 @@ class ResponseEvents:
         event["sequence_number"] = self._num_events
         if self._stream_id is not None:
             event["stream_id"] = self._stream_id
-        if self._unsent_placement is not None:
-            event["edgeagent"], self._unsent_placement = self._unsent_placement, None
+        if self._unsent is not None:
+            event["edgeagent"], self._unsent = self._unsent, None
         self._num_events += 1
         self._events.append(event)
 

@@ -21,6 +21,7 @@ from edgeagent.api.responses.events import (
     Compacting,
     NewId,
     ResponseEvents,
+    is_wait,
     new_id,
     new_response,
     set_delivery,
@@ -44,6 +45,7 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Queued,
     SamplingParams,
     Sink,
     Step,
@@ -242,8 +244,14 @@ class Drive(AnswerWriter, Sink):
         self._delivery_time = DeliveryTime()
 
     def opening(self) -> bytes:
+        return self._open()
+
+    def queued(self, queued: Queued) -> bytes:
+        return self._open(queued)
+
+    def _open(self, queued: Queued | None = None) -> bytes:
         self._context.service.live.show(self._live)
-        return b"" if self._events.has_begun else _written(self._events.created())
+        return b"" if self._events.has_begun else _written(self._events.created(queued))
 
     def write(self, index: int, step: Step) -> bytes:
         del index
@@ -251,12 +259,14 @@ class Drive(AnswerWriter, Sink):
         return _written(self._apply(step))
 
     def put(self, step: Step) -> None:
+        if is_wait(step.deltas) and not self._events.has_begun:
+            return  # an error that comes before the answer is answered as one
         if not self._live.is_visible:
             self.opening()
         self._apply(step)
 
     def _apply(self, step: Step) -> list[Json]:
-        begun = self._events.in_progress() if self._events.is_queued else []
+        begun = self._events.in_progress() if self._events.is_queued and not is_wait(step.deltas) else []
         made = begun + self._events.step(step.deltas)
         self._live.wake_followers()
         if not self._events.is_over:

@@ -14,11 +14,11 @@ from typing import Any
 from starlette.types import Receive
 
 from edgeagent.api.wire.errors import to_client_error
-from edgeagent.api.wire.generation import put_headers, started_in
+from edgeagent.api.wire.generation import put_headers, started_in, wait_body
 from edgeagent.api.wire.sse import PING_INTERVAL_S, Stream, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.client_sink import ClientSink
-from edgeagent.types import PromptText, Sink, Started, Step, TextDelta
+from edgeagent.types import PromptText, Queued, Sink, Started, Step, TextDelta, replace
 
 # After this time a waiting request gets its headers, and a later error is part of the stream. Refusals (a full queue,
 # an unknown model, a prompt that is too long) take milliseconds. A request that takes longer is accepted and waits for
@@ -44,8 +44,13 @@ class AnswerWriter(ABC):
     id: str
 
     def opening(self) -> bytes:
-        """Return what is sent before the first step."""
+        """Return what is sent before the first step, or before the first one behind a Queued."""
         return b""
+
+    def queued(self, queued: Queued) -> bytes:
+        """Return what tells the client that its request waits: a comment, which other clients ignore."""
+        words = " ".join(f"{name}={value}" for name, value in wait_body(queued).items())
+        return f": queued {words}\n\n".encode()
 
     @abstractmethod
     def write(self, index: int, step: Step) -> bytes:
@@ -70,7 +75,7 @@ async def start_stream(receive: Receive, writer: AnswerWriter, generate: Generat
     """
     stream = AnswerStream(writer, generate, num_sinks)
     await unless_disconnected(receive, stream.wait_for_first_step())
-    put_headers(stream, stream.started)
+    put_headers(stream, stream.started, stream.queued)
     return stream
 
 
@@ -109,9 +114,15 @@ class AnswerStream(Stream):
         first = next((sink.first for sink in self._sinks if sink.first is not None), None)
         return None if first is None else started_in(first.deltas)
 
+    @property
+    def queued(self) -> Queued | None:
+        """The Queued of the oldest step that is held; None if that step has none."""
+        held = (delta for sink in self._sinks if sink.first is not None for delta in sink.first.deltas[:1])
+        return next((delta for delta in held if isinstance(delta, Queued)), None)
+
     async def write_all(self) -> None:
         try:
-            if opening := self._writer.opening():
+            if self.queued is None and (opening := self._writer.opening()):
                 await self.write(opening)
             for sink in self._sinks:
                 sink.open()
@@ -138,6 +149,11 @@ class AnswerStream(Stream):
         if self._failure is not None:
             return
         try:
+            if step.deltas and type(step.deltas[0]) is Queued:
+                await self.write(self._writer.queued(step.deltas[0]))
+                step = replace(step, deltas=step.deltas[1:])
+                if not step.deltas:
+                    return
             if self._writer.has_logprobs and num_logprobs(step) > MAX_INLINE_LOGPROBS:
                 written = await asyncio.to_thread(self._writer.write, index, step)
             else:

@@ -38,6 +38,8 @@ _OLLAMA_BUSY = "server busy, please try again.  maximum pending requests exceede
 # openai clients ignore Retry-After over 120 s and then give up altogether.
 MAX_RETRY_AFTER_S = 120.0
 DEFAULT_RETRY_AFTER_S = 1.0
+EXPECTED_HEADER = "x-edgeagent-expected-ms"
+"""The header with the predicted milliseconds to the first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ WIRE_FORMS: dict[type[EdgeAgentError], WireForm] = {
     errors.Unauthorized: WireForm(401, "authentication_error"),
     errors.Forbidden: WireForm(403, "permission_error"),
     errors.Overloaded: WireForm(429, "rate_limit_error", may_pass=True),
+    errors.DeadlineUnreachable: WireForm(429, "rate_limit_error", may_pass=True),
     errors.ModelLoading: WireForm(503, "unavailable_error", may_pass=True),
     errors.RequestTimeout: WireForm(504, "timeout_error", retry=False),
     errors.ModelLoadFailed: WireForm(500, "model_error", retry=False),
@@ -234,4 +237,6 @@ def error_headers(error: EdgeAgentError) -> dict[str, str]:
         delay_s = min(max(delay_s, 0.001), MAX_RETRY_AFTER_S)
         headers["retry-after"] = str(math.ceil(delay_s))
         headers["retry-after-ms"] = str(math.ceil(delay_s * 1000))
+    if isinstance(error, errors.DeadlineUnreachable) and error.expected_s is not None:
+        headers[EXPECTED_HEADER] = str(round(error.expected_s * 1000))
     return headers

@@ -18,9 +18,10 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from edgeagent.api.wire.body import WARNING_HEADER
+from edgeagent.api.wire.errors import EXPECTED_HEADER
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.errors import printable
-from edgeagent.types import Placement, Started, Tier, Timings, TokenLogprob, Usage, Verdict
+from edgeagent.types import Placement, Queued, Started, Tier, Timings, TokenLogprob, Usage, Verdict
 
 
 class ResponseUsage(Shape):
@@ -103,11 +104,15 @@ class LatencyVerdict(Shape):
 
 
 class Run(Shape):
-    """Where a generation ran and why, the milliseconds of its stages, and whether it kept its latency target."""
+    """Where a generation ran and why, the milliseconds of its stages, and whether it kept its latency target.
+
+    `expected_ms`: the stage `first_token` as it was predicted when the request was accepted.
+    """
 
     route: str
     reason: str
     stages_ms: dict[str, float]
+    expected_ms: NotRequired[float]
     slo: NotRequired[LatencyVerdict]
     handovers: NotRequired[list[Handover]]
     served_by: NotRequired[str]
@@ -175,6 +180,8 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
         "reason": timings.reason,
         "stages_ms": {stage: _round(milliseconds) for stage, milliseconds in stages.items()},
     }
+    if timings.expected_ms is not None:
+        body["expected_ms"] = _round(timings.expected_ms)
     if timings.verdict is not None:
         body["slo"] = _verdict_body(timings.verdict)
     if timings.handovers:
@@ -372,8 +379,27 @@ def started_in(deltas: Iterable[object]) -> Started | None:
     return next((delta for delta in deltas if isinstance(delta, Started)), None)
 
 
-def put_headers(response: Response, started: Started | None) -> None:
-    """Add the headers to `response`. Add none if the generation has not started yet."""
+class Wait(Shape):
+    """A request that waits: how many others get their first token before it, and when it is predicted to get its own.
+
+    `expected_ms` is missing if that is unknown.
+    """
+
+    place: int
+    expected_ms: NotRequired[float]
+
+
+def wait_body(queued: Queued) -> Wait:
+    """Return how long a request waits."""
+    if queued.expected_s is None:
+        return {"place": queued.place}
+    return {"place": queued.place, "expected_ms": _round(1000 * queued.expected_s)}
+
+
+def put_headers(response: Response, started: Started | None, queued: Queued | None = None) -> None:
+    """Add the headers to `response`. `started` and `queued`: None if the generation has not sent it yet."""
+    if queued is not None and queued.expected_s is not None:
+        response.headers[EXPECTED_HEADER] = str(round(1000 * queued.expected_s))
     if started is None:
         return
     for text in warnings_of(started):

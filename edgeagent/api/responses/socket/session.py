@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from edgeagent.api.responses.body import ResponseCreate
-from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, NewId, new_id
+from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, NewId, is_wait, new_id
 from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import (
@@ -36,7 +36,7 @@ from edgeagent.conversation.items import Item
 from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.service import Service
-from edgeagent.types import Delta, FinishReason, Step
+from edgeagent.types import Delta, FinishReason, Queued, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +241,8 @@ class Session:
         """Return the actions for one step of a live request. A step after the terminal event is ignored."""
         if live.is_under_way:
             live.has_steps = True
+            if live.is_created and live.turn.events.is_queued and not is_wait(step.deltas):
+                self._send(live, live.turn.events.in_progress())
             self._feed(live, step.deltas, step.at_s)
         return self._take()
 
@@ -377,7 +379,7 @@ class Session:
             self._actions.append(Start(live))
 
     def _feed(self, live: LaneTurn, deltas: Sequence[Delta | Compacting | Compacted], at_s: float = 0.0) -> None:
-        self._begin(live)
+        self._begin(live, deltas[0] if deltas and isinstance(deltas[0], Queued) else None)
         events = live.turn.events.step(deltas)
         if live.turn.events.is_over:
             self._keep_end(live)
@@ -385,11 +387,11 @@ class Session:
         if live.turn.events.is_over:
             self._end(live)
 
-    def _begin(self, live: LaneTurn, *, is_queued: bool = False) -> None:
+    def _begin(self, live: LaneTurn, queued: Queued | None = None, *, is_queued: bool = False) -> None:
         if not live.is_created:
             live.is_created = True
             self._steers.release(live.turn.create.previous_id, live.lane)
-            self._send(live, live.turn.events.created(is_queued=is_queued))
+            self._send(live, live.turn.events.created(queued, is_queued=is_queued))
 
     def _keep_end(self, live: LaneTurn) -> None:
         stored = live.turn.stored()

@@ -216,6 +216,7 @@ class GeneratorLoop(JobLoop):
             num_cells_used=status.num_cells_used,
             num_cells=self._host.num_cells,
             prefill_tokens_per_s=status.prefill_tokens_per_s,
+            prefill_tokens_per_s_beside=status.prefill_tokens_per_s_beside,
             token_s=status.token_s,
             step_error_median=error.median,
             step_error_p95=error.p95,

@@ -1,0 +1,56 @@
+"""A real daemon whose queue is long: what misses its limit is refused at once, and what waits learns for how long."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import urllib.request
+from contextlib import ExitStack
+from http.client import HTTPResponse
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+
+from edgeagent.config import DEFAULT_PARALLEL
+from tests.integration.conftest import Daemon
+from tests.patience import patient
+
+LONG = {"prompt": "Once upon a time", "n_predict": 400, "ignore_eos": True, "stream": True}
+
+
+def post(daemon: Daemon, path: str, **body: object) -> HTTPResponse:
+    request = urllib.request.Request(
+        f"{daemon.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    response: HTTPResponse = urllib.request.urlopen(request, timeout=patient(60))
+    return response
+
+
+def test_a_full_machine_refuses_what_it_cannot_keep_and_queues_the_rest(daemon: Daemon) -> None:
+    measured: dict[str, float] = {}
+    for number in itertools.count():  # the daemon learns the worker's rates once a second
+        with post(daemon, "/completion", prompt=f"{number} {'a longer text ' * 80}", n_predict=2) as first:
+            measured = json.load(first)["edgeagent"]
+        if "expected_ms" in measured:
+            break
+    with ExitStack() as streams:
+        for number in range(DEFAULT_PARALLEL):
+            stream = streams.enter_context(post(daemon, "/completion", **LONG | {"prompt": f"Story {number}"}))
+            assert stream.readline().startswith(b"data: ")
+        with pytest.raises(HTTPError) as refused:
+            post(daemon, "/v1/responses", input="hi", edgeagent={"ttft_ms": 1})
+        waiting = streams.enter_context(post(daemon, "/v1/responses", input="hi", stream=True, max_output_tokens=8))
+        events = list[dict[str, Any]]()
+        while not events or events[-1]["type"] != "response.queued":
+            line = waiting.readline()
+            assert line, "the stream has ended"
+            if line.startswith(b"data: "):
+                events.append(json.loads(line.removeprefix(b"data: ")))
+    error = json.load(refused.value)["error"]
+    assert (refused.value.code, error["code"]) == (429, "deadline_unreachable")
+    assert int(refused.value.headers["retry-after"]) >= 1
+    assert int(refused.value.headers["x-edgeagent-expected-ms"]) > 1
+    assert [event["type"] for event in events] == ["response.created", "response.queued"]
+    assert events[1]["edgeagent"]["place"] == 0 and events[1]["edgeagent"]["expected_ms"] > 0
+    assert int(waiting.headers["x-edgeagent-expected-ms"]) > 0
