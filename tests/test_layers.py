@@ -79,6 +79,7 @@ OWNERS: dict[str, set[str]] = {
         "config_sources",
         "runtime_file",
         "types",
+        "metrics",
         "remotes",
         "machine_policy",
         "egress",

@@ -24,6 +24,7 @@ from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
 from edgeagent.credentials.keys import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
+from edgeagent.metrics.slo import SloLedger
 from edgeagent.router.policy import targets_of
 from edgeagent.service.live_service import LiveService, Trace
 from edgeagent.service.probe import Probe
@@ -54,12 +55,13 @@ def create_app(
     stop: Callable[[], None] = lambda: None,
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
+    slo: SloLedger | None = None,
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
     `keys` checks tokens and returns the client of each. `config.server` decides which requests need a token. By
-    default the stored responses are in memory only; the caller must close those that it passes. See Context for `stop`
-    and `trouble`, and `service.live_service` for `trace`.
+    default the stored responses are in memory only; the caller must close those that it passes. See Context for `stop`,
+    `trouble` and `slo`, and `service.live_service` for `trace`.
     """
     in_flight = InFlight(config.server.max_in_flight_bytes)
     app = FastAPI(
@@ -92,6 +94,7 @@ def create_app(
         keys=keys,
         pulls=Pulls(config.store, config.state_dir),
         in_flight=in_flight,
+        slo=slo or SloLedger(),
     )
     app.router.default = _answer_no_route
     for router in ROUTERS:

@@ -17,6 +17,7 @@ from edgeagent.config import Config
 from edgeagent.conversation.items import ItemFormat
 from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
 from edgeagent.credentials.keys import Keys
+from edgeagent.metrics.slo import SloLedger
 from edgeagent.service.live_service import LiveService
 from edgeagent.service.probe import Probe
 from edgeagent.store.hub.background import Pulls
@@ -72,9 +73,9 @@ class Context:
     """The values that all routes of one daemon share.
 
     `stop` asks the daemon to finish its live requests and end. `trouble` returns what is wrong with the daemon itself,
-    or None. `in_flight` counts the bytes that clients have sent; the server counts its frames there too. `connections`:
-    those that clients have open; the server adds and removes them. `started_at_s` is the daemon's start by
-    time.monotonic, and `started_unix_s` the same by time.time.
+    or None. `slo` is the ledger of latency targets. `in_flight` counts the bytes that clients have sent; the server
+    counts its frames there too. `connections`: those that clients have open; the server adds and removes them.
+    `started_at_s` is the daemon's start by time.monotonic, and `started_unix_s` the same by time.time.
     """
 
     config: Config
@@ -86,6 +87,7 @@ class Context:
     keys: Keys
     pulls: Pulls
     in_flight: InFlight
+    slo: SloLedger
     connections: set[Any] = field(default_factory=set)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))

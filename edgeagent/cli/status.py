@@ -63,9 +63,15 @@ WithEgress = Annotated[
 ]
 
 
+WithSlo = Annotated[
+    bool, typer.Option("--slo", help="Show how many answers kept their latency targets in the last hour and day.")
+]
+
+
 def status(
     as_json: AsJson = False,
     explain_choices: ExplainChoices = False,
+    with_slo: WithSlo = False,
     with_egress: WithEgress = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
@@ -78,10 +84,15 @@ def status(
         raise typer.Exit(1)
     if found is None:
         raise no_daemon(state_dir)
+    slo = ask(address_of(found), "/edgeagent/slo") if with_slo else {}
+    if with_slo and not as_json:
+        show_slo(slo)
+        return
     report = ask(address_of(found), "/edgeagent/status")
     if as_json:
-        left = {"egress": recent_egress(state_dir)} if with_egress else {}
-        print_json({"running": True, "url": found.url, **report, **left})
+        asked = {"slo": slo} if with_slo else {}
+        asked |= {"egress": recent_egress(state_dir)} if with_egress else {}
+        print_json({"running": True, "url": found.url, **report, **asked})
         return
     if explain_choices:
         for model in report["models"]:
@@ -107,6 +118,60 @@ def status(
             typer.echo(wrapped(line))
     if with_egress:
         show_recent_egress(state_dir)
+
+
+SLO_COLUMNS = (
+    "window",
+    "tier",
+    "answered by",
+    "answers",
+    "kept",
+    "kept/s",
+    "burn",
+    *(f"{kind} p50, p95" for kind in ("TTFT", "TTUA", "ITL", "whole")),
+    "late because of",
+)
+
+
+def show_slo(slo: Mapping[str, Any]) -> None:
+    """Print how many answers kept their latency targets: a row for each window, tier and place."""
+    targets = ", ".join(
+        f"{tier} {seconds_text(target['ttft_ms'])} and {seconds_text(target['itl_ms'])}"
+        for tier, target in slo["targets"].items()
+    )
+    typer.echo(
+        wrapped(f"targets of the first token and between tokens: {targets}; kept by {slo['objective']:.0%} or more")
+    )
+    rows = [_slo_row(figures, route) for figures in slo["tiers"] for route in figures["routes"]]
+    if rows:
+        typer.echo(table(SLO_COLUMNS, rows, left_columns=3, last_left=True))
+    else:
+        typer.echo("No answer in the last 24 hours.")
+
+
+def _slo_row(figures: Mapping[str, Any], route: Mapping[str, Any]) -> tuple[str, ...]:
+    num, burn = route["num_answers"], figures["budget_burn"]
+    late = ", ".join(f"{stage} {count}" for stage, count in sorted(route["late"].items(), key=lambda each: -each[1]))
+    return (
+        figures["window"],
+        figures["tier"],
+        route["served_by"],
+        str(num),
+        f"{route['num_met'] / num:.1%}" if num else "-",
+        f"{figures['goodput_per_s']:.3g}",
+        "-" if burn is None else f"{burn:.1f}",
+        *(_times_text(route["times"].get(kind)) for kind in ("first_token", "usable", "token", "total")),
+        late or "-",
+    )
+
+
+def _times_text(times: Mapping[str, float] | None) -> str:
+    return "-" if times is None else f"{seconds_text(times['p50_ms'])}, {seconds_text(times['p95_ms'])}"
+
+
+def seconds_text(milliseconds: float) -> str:
+    """Return a latency as text, such as "8.5 ms" or "1.2 s"."""
+    return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
 
 
 def reload(

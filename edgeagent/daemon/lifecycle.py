@@ -19,9 +19,10 @@ from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
 from edgeagent.daemon.console import ConsoleReporter, LogReporter, Reporter, console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, external_urls, listening
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
-from edgeagent.daemon.state import ExitCode, Publication, StartError, locked_state_dir, warn_if_missing
+from edgeagent.daemon.state import ExitCode, Publication, SloFile, StartError, locked_state_dir, warn_if_missing
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import ConfigError, EdgeAgentError, from_code
+from edgeagent.metrics.slo import SloLedger
 from edgeagent.process_settings import keep_collections_short, request_short_time_slices, switch_threads_often
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
 from edgeagent.service.service import Service
@@ -38,8 +39,8 @@ WATCH_STOP_S = 0.05
 # How long the daemon waits for its workers to end after a second signal. A worker that takes longer ends by itself when
 # the daemon has ended, because its pipe closes.
 FORCED_STOP_S = 0.5
-# How long the stored responses may take to close. They are already on disk, so only a disk that hangs takes longer.
-RESPONSES_CLOSE_S = 2.0
+# How long the files of the state folder may take to close. Only a disk that hangs takes longer.
+FILES_CLOSE_S = 2.0
 
 
 class StartableService(Service, Protocol):
@@ -174,6 +175,8 @@ async def _serve(
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
     publication = Publication(config.state_dir, runtime)
+    slo = SloLedger()
+    slo_file = SloFile(config.state_dir, slo)
     prefixes = Prefixes(service, config)
     watch: asyncio.Task[None] | None = None
     background: list[asyncio.Task[None]] = []
@@ -183,6 +186,7 @@ async def _serve(
         keep_collections_short()
         publication.publish()
         background.append(asyncio.create_task(publication.keep_published()))
+        background.append(asyncio.create_task(slo_file.keep_saved()))
         reporter.listening(runtime, token_file, external_urls(listeners.tcp, runtime.url.partition(":")[0]))
         # Start the watch only now, so that the first printed line says where the daemon listens.
         watch = asyncio.create_task(_watch(service, reporter, stop))
@@ -197,6 +201,7 @@ async def _serve(
         stop=stop.request,
         trace=trace,
         trouble=lambda: publication.trouble,
+        slo=slo,
     )
     server = make_server(app, stop, reporter, announce, listeners.unix)
     try:
@@ -209,7 +214,8 @@ async def _serve(
                 task.cancel()
         publication.withdraw()
         with suppress(TimeoutError):
-            async with asyncio.timeout(RESPONSES_CLOSE_S):
+            async with asyncio.timeout(FILES_CLOSE_S):
+                await slo_file.close()
                 await responses.close()
 
 

@@ -17,7 +17,17 @@ from enum import IntEnum
 from pathlib import Path
 
 from edgeagent.errors import ConfigError
-from edgeagent.runtime_file import LOCK_FILE, Runtime, find_daemon, is_published, remove_runtime, write_runtime
+from edgeagent.metrics.slo import SloLedger
+from edgeagent.runtime_file import (
+    LOCK_FILE,
+    Runtime,
+    find_daemon,
+    is_published,
+    read_private,
+    remove_runtime,
+    write_private,
+    write_runtime,
+)
 from edgeagent.state_files import try_lock
 from edgeagent.usable import NETWORK_FILE_SYSTEMS, file_system
 
@@ -161,3 +171,55 @@ class Publication:
     def withdraw(self) -> None:
         """Remove the file if it is this daemon's own."""
         remove_runtime(self._state_dir, self._runtime.pid)
+
+
+SLO_FILE = "slo.json"
+# A crash costs the figures of this time at most. The file has some ten kilobytes, so a write a minute wears no flash.
+SAVE_S = 60.0
+# A day in which every tier runs at ten remotes too takes 2 MB.
+_MAX_SLO_BYTES = 16 << 20
+
+
+class SloFile:
+    """The file that keeps the SLO ledger over restarts. If it cannot be used, only its figures are lost."""
+
+    def __init__(self, state_dir: Path, ledger: SloLedger) -> None:
+        """Restore the ledger from the file."""
+        self._path = state_dir / SLO_FILE
+        self._ledger = ledger
+        self._writing: asyncio.Future[None] | None = None
+        self._has_failed = False
+        try:
+            content = read_private(self._path, _MAX_SLO_BYTES)
+            if content is not None:
+                ledger.restore(content)
+        except (ConfigError, ValueError) as error:
+            logger.warning("%s is not used, and its figures are lost: %s", self._path, error)
+
+    async def keep_saved(self) -> None:
+        """Write the file once in SAVE_S, forever, if anything has changed."""
+        while True:
+            await asyncio.sleep(SAVE_S)
+            await self._save()
+
+    async def close(self) -> None:
+        """Write the file a last time."""
+        if self._writing is not None:
+            await self._writing
+        await self._save()
+
+    async def _save(self) -> None:
+        self._ledger.tick()
+        if not self._ledger.is_saved:
+            # In a thread, since a disk may be slow. A write goes on if this task is cancelled; `close` waits for it.
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._ledger.dump()))
+            await asyncio.shield(self._writing)
+
+    def _write(self, content: bytes) -> None:
+        try:
+            write_private(self._path, content)
+            self._has_failed = False
+        except ConfigError as error:
+            if not self._has_failed:
+                logger.warning("%s; the figures of latency targets are lost at the next restart", error.message)
+            self._has_failed = True

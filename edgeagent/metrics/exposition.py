@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from edgeagent import __version__
 from edgeagent.metrics import REGISTRY
+from edgeagent.metrics.slo import OBJECTIVE, TierFigures
 from edgeagent.types import CacheStatus, ModelStatus, RemoteStatus, WorkerState, WorkerStatus
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -44,6 +45,20 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
 }
+_SLO_GAUGES: dict[str, tuple[str, Callable[[TierFigures], float | None]]] = {
+    "edgeagent_slo_attainment": (
+        "The share of answers of the last hour (1h) or day (1d) that kept their latency targets.",
+        lambda figures: figures.attainment,
+    ),
+    "edgeagent_slo_goodput": (
+        "How many requests a second were answered within their latency targets.",
+        lambda figures: figures.goodput_per_s,
+    ),
+    "edgeagent_slo_budget_burn": (
+        f"How many times faster the error budget is spent than an objective of {OBJECTIVE:.0%} allows.",
+        lambda figures: figures.budget_burn,
+    ),
+}
 _BREAKERS = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
 _CACHE_GAUGES: dict[str, tuple[str, Callable[[CacheStatus], float]]] = {
     "edgeagent_cache_bytes": ("Bytes in a tier of the prefix cache below the cells.", lambda cache: cache.num_bytes),
@@ -66,6 +81,7 @@ class Snapshot:
     models: Sequence[ModelStatus]
     num_connections: int
     remotes: Sequence[RemoteStatus] = ()
+    slo: Sequence[TierFigures] = ()
 
 
 def exposition(snapshot: Snapshot) -> bytes:
@@ -95,6 +111,7 @@ class _Gauges(Collector):
         yield from _draft_metrics(self._snapshot.models)
         yield from _cache_metrics(self._snapshot.models)
         yield from _remote_metrics(self._snapshot.remotes)
+        yield from _slo_metrics(self._snapshot.slo)
 
 
 def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
@@ -155,6 +172,15 @@ def _remote_metrics(remotes: Sequence[RemoteStatus]) -> Iterator[Metric]:
         for endpoint in remote.endpoints:
             breaker.add_metric([remote.name, endpoint.url], _BREAKERS[endpoint.breaker])
     yield from (live, usable, breaker)
+
+
+def _slo_metrics(tiers: Sequence[TierFigures]) -> Iterator[Metric]:
+    for name, (documentation, read) in _SLO_GAUGES.items():
+        gauge = GaugeMetricFamily(name, documentation, labels=["tier", "window"])
+        for figures in tiers:
+            if (value := read(figures)) is not None:
+                gauge.add_metric([figures.tier, figures.window], value)
+        yield gauge
 
 
 def _cache_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:

@@ -218,7 +218,7 @@ class Meter(Sink):
         if self.has_begun and end != ABANDONED:
             return FAILED
         if (self.first_s or self.ended_s) - self.began_s > self._target.first_token_s or self._excess_s:
-            return UNKNOWN
+            return UNKNOWN if self.has_begun else "queue"
         return "" if self.first_s is None else MET
 
     def _count_tokens(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -251,6 +252,32 @@ def test_status_json_is_the_daemons_own_report(
     _found(monkeypatch, daemon)
     assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"running": True, "url": _address(daemon).url, **REPORT}
+
+
+def test_status_shows_latency_targets_if_asked(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    targets = {tier: {"ttft_ms": 500.0, "itl_ms": 100.0} for tier in ("realtime", "interactive")}
+    targets["batch"] = {"ttft_ms": 120_000.0, "itl_ms": 5000.0}
+    slo: dict[str, Any] = {"objective": 0.99, "targets": targets, "tiers": []}
+    daemon.answers["/edgeagent/slo"] = (200, slo)
+    assert main(["status", "--slo"]) == 0
+    output = capsys.readouterr().out
+    assert "realtime 500 ms and 100 ms" in output and "batch 120 s and 5 s" in output
+    assert "No answer in the last 24 hours." in output
+    times = {"num": 200, "p50_ms": 12.34, "p95_ms": 1250.0, "p99_ms": 2000.0}
+    here = {"served_by": "local", "num_answers": 200, "num_met": 195, "late": {"queue": 1, "prefill": 4}, "stages": {}}
+    there = {"served_by": "remote:gpu", "num_answers": 0, "num_met": 0, "late": {}, "stages": {}, "times": {}}
+    figures = {"window": "1h", "tier": "realtime", "attainment": 0.975, "goodput_per_s": 0.05417, "budget_burn": 2.5}
+    slo["tiers"] = [{**figures, "routes": [{**here, "times": {"first_token": times}}, there]}]
+    assert main(["status", "--slo"]) == 0
+    _, _, first, second = capsys.readouterr().out.splitlines()
+    cells = ["1h", "realtime", "local", "200", "97.5%", "0.0542", "2.5", "12.3 ms, 1.25 s", "-", "-", "-"]
+    assert re.split("  +", first) == [*cells, "prefill 4, queue 1"]
+    assert re.split("  +", second)[2:5] == ["remote:gpu", "0", "-"]
+    assert main(["status", "--slo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["slo"] == slo
 
 
 def test_status_shows_what_left_the_machine_if_asked(

@@ -8,10 +8,11 @@ import math
 import timeit
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
-from edgeagent.config import Config, ServerConfig
+from edgeagent.config import Config, RouterConfig, ServerConfig
 from edgeagent.errors import Overloaded
 from edgeagent.metrics.meter import Meter
 from edgeagent.service.client_sink import Ending
@@ -91,6 +92,38 @@ async def test_what_may_never_happen_is_there_from_the_beginning() -> None:
         samples = await scrape(server)
     for transport in ("http", "websocket"):
         assert ("edgeagent_slow_clients_cut_total", frozenset({("transport", transport)})) in samples
+
+
+async def test_the_ledger_of_latency_targets() -> None:
+    tiers = {"realtime": "priority", "interactive": "default", "batch": "flex"}
+    router = RouterConfig(interactive_first_token_s=1e-9)
+    async with running(FakeBackend(), Config(router=router)) as server:
+        for tier in tiers.values():
+            body = {**CHAT, "service_tier": tier}
+            assert (await server.http.post(f"{server.url}/v1/chat/completions", json=body)).status_code == 200
+        await server.http.get(f"{server.url}/ready")
+        report = (await server.http.get(f"{server.url}/edgeagent/slo")).json()
+        samples = await scrape(server)
+    assert report["objective"] == 0.99
+    assert report["targets"]["interactive"] == {"ttft_ms": pytest.approx(1e-6), "itl_ms": 200.0}
+    for figures in report["tiers"]:
+        [route] = figures["routes"]
+        assert (figures["num_answers"], route["num_answers"], route["served_by"]) == (1, 1, "local")
+        assert {name: times["num"] for name, times in route["times"].items()} == {
+            "first_token": 1,
+            "usable": 1,
+            "token": 2,
+            "total": 1,
+        }
+        key = frozenset({("tier", figures["tier"]), ("window", figures["window"])})
+        assert samples["edgeagent_slo_attainment", key] == figures["attainment"]
+        is_late = figures["tier"] == "interactive"
+        assert figures["attainment"] == (0.0 if is_late else 1.0)
+        assert sum(route["late"].values()) == int(is_late)
+        assert figures["budget_burn"] == (100.0 if is_late else 0.0)
+    assert [(each["window"], each["tier"]) for each in report["tiers"]] == [
+        (window, tier) for window in ("1h", "1d") for tier in tiers
+    ]
 
 
 async def test_websockets() -> None:

@@ -14,8 +14,9 @@ import pytest
 from msgspec import structs
 
 from edgeagent.credentials.keys import ensure_token
-from edgeagent.daemon.state import ExitCode, StartError, locked_state_dir, warn_if_missing
+from edgeagent.daemon.state import SLO_FILE, ExitCode, SloFile, StartError, locked_state_dir, warn_if_missing
 from edgeagent.errors import ConfigError
+from edgeagent.metrics.slo import SloLedger, Totals
 from edgeagent.runtime_file import (
     LOCK_FILE,
     Runtime,
@@ -276,3 +277,37 @@ def test_a_folder_with_other_things_is_not_closed_to_others(tmp_path: Path) -> N
     (folder / LOCK_FILE).touch()
     with locked_state_dir(folder):
         assert mode(folder) == 0o700, "it was a state folder before"
+
+
+ANSWERS: Totals = {("batch", "local"): {"outcome:met": [7]}}
+
+
+def restored(folder: Path) -> list[int]:
+    """Return the answers in each window of a ledger that is restored from the file."""
+    ledger = SloLedger(dict)
+    SloFile(folder, ledger)
+    return [figures.num_answers for figures in ledger.figures()]
+
+
+async def test_the_ledger_of_latency_targets_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, counted = tmp_path / SLO_FILE, dict[tuple[str, str], dict[str, list[int]]]()
+    file = SloFile(tmp_path, SloLedger(lambda: counted))
+    await file.close()
+    assert not path.exists()  # nothing to keep
+    counted.update(ANSWERS)
+    await file.close()
+    assert restored(tmp_path) == [7, 7]
+    assert not caplog.messages
+    content = path.read_bytes()
+    for damage in (content[:-9], b"\0" * len(content)):
+        path.write_bytes(damage)
+        assert restored(tmp_path) == []
+        assert f"{path} is not used, and its figures are lost" in caplog.messages[-1]
+    path.unlink()
+    path.mkdir()  # it can be neither read nor written
+    file = SloFile(tmp_path, SloLedger(lambda: counted))
+    counted["batch", "local"] = {"outcome:met": [8]}
+    await file.close()
+    counted["batch", "local"] = {"outcome:met": [9]}
+    await file.close()
+    assert len([line for line in caplog.messages if "lost at the next restart" in line]) == 1

@@ -234,12 +234,15 @@ def test_only_what_was_due_is_judged(model: str) -> None:
     late.put(cancelled)
     late.end()
     measure(model, ALWAYS_LATE).end()
+    unfinished = measure(model, ALWAYS_LATE)
+    unfinished.put(Step((TextDelta("a"),), (1,), at_s=1.0))
+    unfinished.end()
     broken, left = measure(model), measure(model)
     for meter in (broken, left):
         meter.put(Step((TextDelta("a"),), (1,), at_s=1.0))
     broken.end("worker_crashed")
     left.end()
-    assert outcomes() == {"prefill": 1, "unknown": 1, "failed": 1, "met": 1}
+    assert outcomes() == {"prefill": 1, "queue": 1, "unknown": 1, "failed": 1, "met": 1}
 
 
 def test_what_the_daemon_asks_itself_has_no_latency(model: str) -> None:

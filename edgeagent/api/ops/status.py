@@ -1,4 +1,4 @@
-"""The owner's routes of the daemon: its status and measurements, load, unload and reload of a model, and the stop."""
+"""The owner's routes of the daemon: status, measurements, latency targets, load and unload of a model, and the stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from edgeagent.api.wire.shape import Json, Reported, Shape, report
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
 from edgeagent.metrics.exposition import CONTENT_TYPE, Snapshot, exposition
-from edgeagent.types import ModelStatus
+from edgeagent.metrics.slo import OBJECTIVE, TierFigures
+from edgeagent.router.policy import targets_of
+from edgeagent.types import ModelStatus, Tier
 
 routes = Routes()
 
@@ -63,6 +65,24 @@ class Status(Shape):
     """Why stored responses are in memory only, e.g. a full disk; null if all are written."""
     models: list[Annotated[Json, Reported(ModelStatus)]]
     route: RouteReport
+
+
+class TierTarget(Shape):
+    """The latency target of a tier: to the first token (TTFT), and from one token to the next (ITL)."""
+
+    ttft_ms: float
+    itl_ms: float
+
+
+class SloReport(Shape):
+    """How many answers kept their latency targets in the last hour and day. `objective`: the share that should.
+
+    `targets`: that of each tier; a request may ask for its own. `tiers`: no entry for a tier without answers.
+    """
+
+    objective: float
+    targets: dict[Tier, TierTarget]
+    tiers: list[Annotated[Json, Reported(TierFigures)]]
 
 
 class Stopping(Shape):
@@ -122,6 +142,22 @@ async def get_status(request: Request) -> JSONResponse:
     return JSONResponse(body)
 
 
+@routes.add("GET /edgeagent/slo", Scope.ADMIN, "daemon", answer=SloReport)
+async def get_slo(request: Request) -> JSONResponse:
+    """Return how many answers kept their latency targets, how long they took, and which stages broke the targets."""
+    await read_fields(request, OwnerBody)
+    context = context_of(request)
+    body: SloReport = {
+        "objective": OBJECTIVE,
+        "targets": {
+            tier: {"ttft_ms": 1000.0 * target.first_token_s, "itl_ms": 1000.0 * target.token_s}
+            for tier, target in targets_of(context.config.router).items()
+        },
+        "tiers": [report(figures) for figures in context.slo.figures()],
+    }
+    return JSONResponse(body)
+
+
 @routes.add(
     "POST /edgeagent/reload", Scope.ADMIN, "daemon", answer=Reloading, status=HTTPStatus.ACCEPTED, fields=ModelChoice
 )
@@ -174,5 +210,6 @@ async def stop(request: Request) -> JSONResponse:
 async def get_metrics(request: Request) -> Response:
     """Return every measurement in Prometheus's text format."""
     context = context_of(request)
-    snapshot = Snapshot(context.service.models.statuses(), len(context.connections), context.service.remotes())
+    models, remotes = context.service.models.statuses(), context.service.remotes()
+    snapshot = Snapshot(models, len(context.connections), remotes, context.slo.figures())
     return Response(exposition(snapshot), media_type=CONTENT_TYPE)

@@ -62,6 +62,8 @@ def report(value: Any, name: str = "") -> Any:
             return {name: report(getattr(value, name), name) for name in shown_names(type(value))}
         case tuple():
             return [report(each) for each in value]
+        case dict():
+            return {key: report(each, key) for key, each in value.items()}
         case float():
             return round(value, 9 if name.endswith("money") else 1 if name.endswith("_ms") else 4)
     return value
