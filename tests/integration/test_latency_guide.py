@@ -40,8 +40,6 @@ def test_a_client_states_its_latency_and_the_record_is_kept(tmp_path: Path) -> N
     shown = run([sys.executable, "-c", of(daemon, code)])
     slo = json.loads(shown[shown.index("{\n") : shown.rindex("}\n") + 1])["slo"]
     assert (slo["tier"], slo["ttft_target_ms"], slo["itl_target_ms"]) == ("realtime", 5000.0, 1000.0)
-    (refused,) = re.findall(r"^deadline_unreachable (\d+)$", shown, re.MULTILINE)
-    assert int(refused) > 0
     table, record = commands(daemon)
     expected = {(window, tier): 1 for window in ("1h", "1d") for tier in ("realtime", "interactive", "batch")}
     assert num_answers(record) == expected
