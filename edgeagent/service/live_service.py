@@ -52,7 +52,7 @@ class LiveService:
         self, service: Service, with_caller: WithCaller, trace: Trace | None = None, targets: Targets = TARGETS
     ) -> None:
         self._service = service
-        self._targets = targets
+        self.targets = targets
         self.models = service.models
         self.remote_access = service.remote_access
         self.remotes, self.cancel = service.remotes, service.cancel
@@ -77,7 +77,7 @@ class LiveService:
 
         Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, or the service's errors.
         """
-        await self._run(self._with_caller(request), sink, self._targets)
+        await self._run(self._with_caller(request), sink, self.targets)
 
     async def run_own(self, request: GenerateRequest) -> Ending:
         """Run a request of the daemon itself, which has no latency target, and return its end.

@@ -24,7 +24,6 @@ from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
 from edgeagent.metrics.exposition import CONTENT_TYPE, Snapshot, exposition
 from edgeagent.metrics.slo import OBJECTIVE, TierFigures
-from edgeagent.router.policy import targets_of
 from edgeagent.types import ModelStatus, Tier
 
 routes = Routes()
@@ -151,7 +150,7 @@ async def get_slo(request: Request) -> JSONResponse:
         "objective": OBJECTIVE,
         "targets": {
             tier: {"ttft_ms": 1000.0 * target.first_token_s, "itl_ms": 1000.0 * target.token_s}
-            for tier, target in targets_of(context.config.router).items()
+            for tier, target in context.service.targets.items()
         },
         "tiers": [report(figures) for figures in context.slo.figures()],
     }
