@@ -202,13 +202,11 @@ class EngineConfig(Section, frozen=True):
     tensor_split: Numbers = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
-    """Flash attention (auto: on a CPU what is measured to be faster, on other devices what llama.cpp decides)."""
+    """Flash attention (auto: on a CPU what `edgeagent tune` chose, else on; on a GPU what llama.cpp decides)."""
     kv_type_k: KvType = "auto"
     """Type of the K cache (auto: f16, or q8_0 if memory is short)."""
     kv_type_v: KvType = "auto"
     """Type of the V cache (auto: as for K). Quantized types need flash attention."""
-    calibration_s: Annotated[float, NOT_AN_OPTION] = 2.0
-    """Most seconds that a load may measure which form of attention suits this machine (0: measure nothing)."""
     cache_memory_bytes: Annotated[int, Meta(ge=-1)] = -1
     """Host memory for cached prefixes outside the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     cache_type: Literal["exact", "q8_0"] = "exact"

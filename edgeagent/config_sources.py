@@ -60,7 +60,7 @@ _REMOVED = {
     "server.max_connections": "2000 connections may be open",
     "server.max_stored_responses": "server.max_stored_bytes and server.max_stored_days limit stored responses",
     "server.max_websocket_age_s": "a WebSocket stays open for as long as the client wants",
-    "engine.calibration_s": "set flash_attention to on or off, and nothing is measured",
+    "engine.calibration_s": "nothing is measured when a model is loaded; `edgeagent tune` measures",
     "engine.side_prefill": "a long prompt beside streams has a context of its own if there is memory for it",
     "engine.draft_ngrams": "set draft to ngram, or to none",
     "engine.load_timeout_s": "a load fails after five minutes without progress",

@@ -78,14 +78,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(autouse=True)
-def _choices_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the engines of this process use default choices; measured ones may differ between two lives of an engine."""
-    choosing = sys.modules.get("edgeagent.worker.child.generator.choosing")
-    if choosing is not None:
-        monkeypatch.setattr(choosing, "_measure", lambda *_: None)
-
-
-@pytest.fixture(autouse=True)
 def _freed_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Free the contexts and weights that a test leaves open, as a worker does whose process ends."""
     opened: list[Any] = []

@@ -135,7 +135,7 @@ class Trace:
         stages = (ours.get("stages_ms") or {}) if isinstance(ours, dict) else {}
         self.delivery_ms = stages.get("delivery", self.delivery_ms)
         self.first_token_ms = stages.get("first_token", self.first_token_ms)
-        self.expected_ms = stages.get("expected", self.expected_ms)
+        self.expected_ms = ours.get("expected_ms", self.expected_ms) if isinstance(ours, dict) else self.expected_ms
 
     @property
     def gaps_ms(self) -> list[float]:

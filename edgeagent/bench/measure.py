@@ -1,11 +1,13 @@
 """Runs a whole measurement: the rounds of all scenarios.
 
-If two servers are compared, their rounds alternate. If a round fails, the finished rounds are kept.
+If two servers are compared, their rounds alternate (A B B A), so that a drift of the machine affects both alike. If a
+round fails, the finished rounds are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from edgeagent.bench.client import BenchRequest, Server, Trace, connection_to
@@ -20,6 +22,7 @@ from edgeagent.bench.scenarios import (
     Workload,
     fit_token_counting,
 )
+from edgeagent.bench.stats import median
 from edgeagent.errors import EdgeAgentError
 
 Progress = Callable[[str, int, int], None]
@@ -88,14 +91,44 @@ async def measure(run: Run, progress: Progress) -> None:
                 for measured in measured_servers:
                     await scenario.prepare(measured, run.workload)
             for number in range(run.num_rounds_of(scenario)):
-                for measured, rounds in zip(measured_servers, measurement.rounds, strict=True):
-                    rounds.append(await scenario.round(measured, run.workload, str(number)))
+                async for _ in measure_round(measurement, measured_servers, run.workload, number):
                     done += 1
                     progress(scenario.name, done, total)
         except EdgeAgentError as error:
             measurement.failure = error.message
             done = run.num_total_rounds([each.scenario for each in run.measurements])
     run.is_complete = True
+
+
+async def measure_round(
+    measurement: Measurement, servers: Sequence[MeasuredServer], workload: Workload, number: int
+) -> AsyncIterator[None]:
+    """Measure a scenario's round on each server, in the opposite order of the round before. Yield after each server.
+
+    Raise EdgeAgentError if a server fails.
+    """
+    turns = list(zip(servers, measurement.rounds, strict=True))
+    for measured, rounds in turns if number % 2 == 0 else reversed(turns):
+        rounds.append(await measurement.scenario.round(measured, workload, str(number)))
+        yield
+
+
+def speeds(measurement: Measurement) -> list[tuple[float, float]]:
+    """Return a pair of 1 and the speed of the second server as a multiple of the first's, for each round.
+
+    The speed is the geometric mean over all metrics. Metrics without a sample on one of the servers are left out.
+    """
+    metrics = [metric for metric in measurement.scenario.metrics if metric.better != "neither"]
+    found = []
+    for first, second in zip(*measurement.rounds, strict=False):
+        logs = []
+        for metric in metrics:
+            if first.get(metric) and second.get(metric):
+                ratio = median(second[metric]) / median(first[metric])
+                logs.append(math.log(ratio if metric.better == "higher" else 1 / ratio))
+        if logs:
+            found.append((1.0, math.exp(sum(logs) / len(logs))))
+    return found
 
 
 async def measure_token_counting(server: Server, seed: int) -> TokenCounting:

@@ -14,7 +14,7 @@ Align = Callable[[Sequence[Sequence[str]]], str]
 
 PROMISE = "pXX: XX % of the samples are at least this good (times: no longer; rates: no lower)."
 TURNS = (
-    "A/B: the median ratio of neighbouring rounds (which alternate A B A B) and its quartiles; for times, less than 1 "
+    "A/B: the median ratio of neighbouring rounds (which alternate A B B A) and its quartiles; for times, less than 1 "
     "means that A is faster."
 )
 EVENTS = (

@@ -146,7 +146,8 @@ class Scenario:
     """One thing to measure. `round` measures it once. `prepare` runs once on each server, and is not measured.
 
     The third argument of `round` is the round's id: its number as text, from "0". `round` raises EdgeAgentError if the
-    server fails, or if the scenario cannot measure this server. If `is_once` is True, only one round is measured.
+    server fails, or if the scenario cannot measure this server. If `is_once` is True, only one round is measured. If
+    `is_usual` is False, the scenario is measured only if it is named.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Scenario:
     round: Callable[[MeasuredServer, Workload, str], Awaitable[Round]]
     prepare: Callable[[MeasuredServer, Workload], Awaitable[None]] | None = None
     is_once: bool = False
+    is_usual: bool = True
 
 
 @asynccontextmanager
@@ -503,6 +505,18 @@ async def _run_jobs(measured: MeasuredServer, workload: Workload, name: str) -> 
     return jobs
 
 
+BEHIND = Metric("tokens/s behind", "tokens/s", "one stream, behind the long prompt", "higher")
+
+
+async def turn(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
+    """Measure what settings of the engine change: a long prompt, its answer, and several streams together."""
+    async with opened(measured) as connection:
+        prompt = measured.prompts.cold(f"turn {round_id}", workload.prompt_tokens)
+        trace = await answer(connection, prompt, workload.max_tokens)
+    together = await parallel(measured, workload, f"turn {round_id}")
+    return {COLD: trace.ttft_ms, BEHIND: trace.tokens_per_s, ALL_RATE: together[ALL_RATE]}
+
+
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
@@ -527,6 +541,14 @@ SCENARIOS = {
             (ALONE, REALTIME, BESIDE_ITL, STREAM_ITL, JOBS_ALONE, JOBS),
             mixed,
             is_once=True,
+            is_usual=False,
+        ),
+        Scenario(
+            "turn",
+            "a long prompt with its answer, then many streams",
+            (COLD, BEHIND, ALL_RATE),
+            turn,
+            is_usual=False,
         ),
     )
 }

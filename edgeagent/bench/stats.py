@@ -1,8 +1,9 @@
-"""The statistics of samples: percentiles, and how two servers compare round by round."""
+"""The statistics of samples: percentiles, how two servers compare round by round, and whether a change is chance."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -74,3 +75,70 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) ->
     if not ratios:
         return None
     return Ratio(len(ratios), median(ratios), quantile(ratios, 0.25), quantile(ratios, 0.75))
+
+
+# The two-sided 95 % quantiles of Student's t distribution for 1 to 30 degrees of freedom; more are treated as 30, which
+# widens an interval by at most 4 %.
+_T: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_T += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+_T += (2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How many times larger the second of two values is than the first, with the 95 % interval of this ratio."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval leaves out 1, so that the two values differ by more than chance explains."""
+        return not self.low <= 1 <= self.high
+
+    def is_better(self, better: Better) -> bool:
+        """Whether the second value is better beyond chance."""
+        return self.is_shown and better != "neither" and (self.ratio > 1) == (better == "higher")
+
+
+def paired_change(pairs: Sequence[tuple[float, float]]) -> Change | None:
+    """Return the change from the first to the second values of pairs; None with fewer than two pairs above 0.
+
+    The interval is that of Student's t for the mean of the logarithms of the ratios. What disturbs both values of a
+    pair alike, such as a drifting clock of the processor, does not widen it.
+    """
+    logs = [math.log(second / first) for first, second in pairs if first > 0 and second > 0]
+    if len(logs) < 2:
+        return None
+    return _change(statistics.fmean(logs), statistics.variance(logs) / len(logs), len(logs) - 1)
+
+
+def unpaired_change(first: Sequence[float], second: Sequence[float]) -> Change | None:
+    """Return the change from the mean of some values to that of others, measured at other times (Welch's t interval).
+
+    Return None if one of them has fewer than two values above 0.
+    """
+    logs = [[math.log(value) for value in values if value > 0] for values in (first, second)]
+    if min(map(len, logs)) < 2:
+        return None
+    shares = [statistics.variance(each) / len(each) for each in logs]
+    weights = sum(share**2 / (len(each) - 1) for share, each in zip(shares, logs, strict=True))
+    freedom = sum(shares) ** 2 / weights if weights else math.inf
+    return _change(statistics.fmean(logs[1]) - statistics.fmean(logs[0]), sum(shares), freedom)
+
+
+def _change(mean: float, variance: float, freedom: float) -> Change:
+    half = _T[max(1, min(len(_T), int(min(freedom, len(_T))))) - 1] * math.sqrt(variance)
+    return Change(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def verdict(change: Change | None, better: Better) -> str:
+    """Return in words what a change says, such as "-4.1 % (-6.2 to -2.0 %): better"."""
+    if change is None:
+        return "too few rounds to tell"
+    low, high = (100 * (value - 1) for value in (change.low, change.high))
+    if not change.is_shown:
+        return f"no difference shown ({low:+.1f} to {high:+.1f} %)"
+    word = "" if better == "neither" else f": {'better' if change.is_better(better) else 'worse'}"
+    return f"{100 * (change.ratio - 1):+.1f} % ({low:+.1f} to {high:+.1f} %){word}"

@@ -1,8 +1,13 @@
-"""`edgeagent bench`: finds the server or the two servers to measure, shows the progress and prints the report."""
+"""`edgeagent bench`: finds the server or the two servers to measure, shows the progress and prints the report.
+
+It also saves runs, lists and compares them, and compares two values of an option.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,17 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer.core import TyperGroup
 
-from edgeagent.cli.display import aligned, wrapped
-from edgeagent.cli.options import ConfigFile, StateDir, settings_of, with_help
+from edgeagent.cli.display import aligned, print_json, table, wrapped
+from edgeagent.cli.help import DEFAULT_COMMAND
+from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir, settings_of, with_help
 from edgeagent.cli.progress import Show, progress
+from edgeagent.cli.tune import ab
+from edgeagent.errors import ConfigError, EdgeAgentError
 
 if TYPE_CHECKING:
     import asyncio
 
+    from typer._click.core import Context
+
     from edgeagent.bench.client import Server
     from edgeagent.bench.measure import Run
-    from edgeagent.bench.scenarios import Scenario
+    from edgeagent.bench.saved import SavedRuns
+    from edgeagent.bench.scenarios import Scenario, Workload
     from edgeagent.client import Address
 
 Transport = Literal["auto", "ws", "http"]
@@ -31,7 +43,8 @@ HELP = """Measure how fast a server answers, over its wire; takes about a minute
 
 decode: tokens/s of one stream. ttft: time to the first token, of a new prompt and of one that differs from an earlier
 one only at its end. parallel: several streams at once. hol: how long a new long prompt delays live streams
-(head-of-line blocking). mixed: realtime requests beside live streams and batch jobs, alone and together.
+(head-of-line blocking). mixed: realtime requests beside live streams and batch jobs, alone and together. turn: a long
+prompt with its answer, then several streams.
 
 \b
 edgeagent bench                                          this machine's daemon
@@ -39,9 +52,12 @@ edgeagent bench --scenario decode --rounds 20            one of them, with more 
 edgeagent bench --scenario mixed --parallel 8            who waits for whom? takes half a minute
 edgeagent bench --scenario ttft --prompt-tokens 4000     how long do long prompts take?
 edgeagent bench http://127.0.0.1:8080                    llama-server, vLLM, ...
-edgeagent bench --against http://127.0.0.1:8080          ours against it, A B A B ...
+edgeagent bench --against http://127.0.0.1:8080          ours against it, A B B A ...
 edgeagent bench ws://127.0.0.1:8127 --against http://127.0.0.1:8127 --transport http
-edgeagent bench --json > before.json
+edgeagent bench --save before                            keep the figures in the state folder
+edgeagent bench history                                  the saved runs
+edgeagent bench compare before after                     what has changed, and is it chance?
+edgeagent bench ab threads=1,2 qwen3:0.6b                which value of an option is faster?
 
 A ws:// URL is always measured over the WebSocket. Rates count the tokens that the server produced. Answers that it ends
 early shorten a round, and the report counts them. Ctrl-C prints the measurements so far.
@@ -56,6 +72,7 @@ class ScenarioName(StrEnum):
     PARALLEL = "parallel"
     HOL = "hol"
     MIXED = "mixed"
+    TURN = "turn"
 
 
 Url = Annotated[
@@ -70,7 +87,7 @@ Scenarios = Annotated[
     typer.Option(
         "--scenario",
         metavar="NAME",
-        help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: all but mixed.",
+        help=f"What to measure; may be repeated. {', '.join(ScenarioName)}. Default: the first four.",
     ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How many rounds to measure.")]
@@ -98,9 +115,23 @@ AgainstApiKey = Annotated[str | None, typer.Option("--against-api-key", metavar=
 Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="The seed of the prompts' words; default: a new one.")
 ]
+Save = Annotated[
+    str | None, typer.Option("--save", metavar="NAME", help="Keep the figures under this name in the state folder.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")]
 
 
+class _BenchGroup(TyperGroup):
+    """Measures if the first word is not the name of a subcommand: `edgeagent bench URL`."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args and args[0] in self.commands else [DEFAULT_COMMAND, *args])
+
+
+bench_app = typer.Typer(cls=_BenchGroup, rich_markup_mode=None)
+
+
+@bench_app.command(DEFAULT_COMMAND, short_help="Measure a server, or compare two; `measure` may be left out.")
 @with_help(HELP)
 def bench(
     url: Url = None,
@@ -116,6 +147,7 @@ def bench(
     against_model: AgainstModel = None,
     against_api_key: AgainstApiKey = None,
     seed: Seed = None,
+    save: Save = None,
     as_json: AsJson = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
@@ -138,12 +170,124 @@ def bench(
         servers = runner.run(_servers(wanted, transport))
         workload = Workload(prompt_tokens, max_tokens, parallel)
         run = Run(servers, _scenarios(scenario), workload, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
+        facts = facts_of(servers[0], workload) if save else {}
         is_interrupted = _run_measurement(runner, run, show)
     _print(run, as_json=as_json)
+    if save:
+        from edgeagent.bench.report import as_object
+
+        number = saved_runs(settings_of(state_dir, config).state_dir).save(save, facts, as_object(run))
+        typer.echo(f"Saved as run {number}, {save!r}.", err=True)
     if is_interrupted:
         raise typer.Exit(130)
     if any(measurement.failure for measurement in run.measurements):
         raise typer.Exit(1)
+
+
+def saved_runs(state_dir: Path) -> SavedRuns:
+    """Return the saved runs in a state folder, which is created if needed."""
+    from edgeagent.bench.saved import SavedRuns
+    from edgeagent.cache_folder import ensure_private
+
+    try:
+        ensure_private(state_dir)
+    except OSError as error:
+        raise ConfigError(f"the state folder {state_dir} cannot be used: {error}") from None
+    return SavedRuns(state_dir)
+
+
+def facts_of(server: Server, workload: Workload) -> dict[str, str]:
+    """Return in words what figures of a server depend on: the machine, the build, the model and the settings."""
+    from edgeagent.cli.link import ask
+    from edgeagent.client.address import is_loopback
+
+    is_here = is_loopback(server.http_base)
+    facts = {
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs"
+        if is_here
+        else server.address.url,
+        "build": server.kind,
+        "model": server.model or "",
+        "workload": f"prompts of {workload.prompt_tokens} tokens, answers of {workload.max_tokens}, "
+        f"{workload.parallel} streams",
+    }
+    with contextlib.suppress(EdgeAgentError):  # it is no edgeagent, or its status is not for this client
+        status = ask(server.address, "/edgeagent/status")
+        facts["build"] = f"edgeagent {status['version']}"
+        loaded = (each for each in status["models"] if each["info"] and server.model in (None, each["name"]))
+        if (model := next(loaded, None)) is not None:
+            info = model["info"]
+            machine = info["conditions"]
+            facts["machine"] = f"{machine['processor']}, {machine['cores']} cores, {machine['devices']}"
+            facts["build"] += f", llama.cpp {info['llama_cpp_commit']}"
+            chosen = [f"{choice['name']} {choice['value']}" for choice in info["choices"] if choice["by"] != "model"]
+            counts = [f"{(model['worker'] or {}).get('max_threads')} threads", f"context {info['context_length']}"]
+            facts["settings"] = ", ".join([*counts, f"{info['num_parallel']} at once", *chosen])
+    return facts
+
+
+@bench_app.command("history", short_help="List the saved runs.")
+def history(as_json: AsJsonArray = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """List the runs that `edgeagent bench --save NAME` has kept, with the median of each scenario's first figure.
+
+    \b
+    edgeagent bench history
+    edgeagent bench history --json | jq '.[-1].facts'
+    """
+    from edgeagent.bench.saved import main_figures
+
+    runs = saved_runs(settings_of(state_dir, config).state_dir).all()
+    if as_json:
+        print_json([{"id": run.id, "at": run.at, "name": run.name, "facts": run.facts, **run.report} for run in runs])
+    elif runs:
+        rows = [(str(run.id), run.at[:16], run.name, run.facts.get("model", ""), main_figures(run)) for run in runs]
+        typer.echo(table(("run", "at (UTC)", "name", "model", "figures"), rows, left_columns=5))
+    else:
+        typer.echo("No run is saved; `edgeagent bench --save NAME` keeps one.")
+
+
+@bench_app.command("compare", short_help="Show what changed between two saved runs.")
+def compare_runs(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="The number or the name of a saved run.")],
+    second: Annotated[str, typer.Argument(metavar="RUN2", help="Another one; a name means its latest run.")],
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show the figures of two saved runs, and the change from the first to the second with its 95 % interval.
+
+    A machine's speed drifts between two runs. To compare two settings or two servers, measure them in alternation:
+    `edgeagent bench ab`, `edgeagent bench --against`.
+
+    \b
+    edgeagent bench --save before
+    edgeagent bench --save after
+    edgeagent bench compare before after
+    """
+    from dataclasses import asdict
+
+    from edgeagent.bench.saved import compare, differing_facts
+    from edgeagent.bench.stats import verdict
+
+    runs = saved_runs(settings_of(state_dir, config).state_dir)
+    ours, theirs = runs.find(first), runs.find(second)
+    compared, differing = compare(ours, theirs), differing_facts(ours, theirs)
+    if as_json:
+        print_json(
+            {"runs": [ours.id, theirs.id], "differing": differing, "figures": [asdict(each) for each in compared]}
+        )
+        return
+    rows = [
+        (each.scenario, each.metric, f"{each.first:.4g}", f"{each.second:.4g}", verdict(each.change, each.better))
+        for each in compared
+    ]
+    columns = ("scenario", "figure", f"run {ours.id}", f"run {theirs.id}", "change")
+    typer.echo(table(columns, rows, left_columns=2) if rows else "The two runs have no figure in common.")
+    for line in differing:
+        typer.echo(wrapped(f"differs: {line}"))
+
+
+bench_app.command("ab", short_help="Compare two values of an option.")(ab)
 
 
 async def _servers(wanted: Sequence[tuple[Address, str | None]], transport: Transport) -> list[Server]:
@@ -156,8 +300,7 @@ async def _servers(wanted: Sequence[tuple[Address, str | None]], transport: Tran
 def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
     from edgeagent.bench.scenarios import SCENARIOS
 
-    # One that runs once takes as long as many rounds of another, so it is measured only if it is named.
-    return [each for each in SCENARIOS.values() if (each.name in names if names else not each.is_once)]
+    return [each for each in SCENARIOS.values() if (each.name in names if names else each.is_usual)]
 
 
 def _run_measurement(runner: asyncio.Runner, run: Run, show: Show) -> bool:

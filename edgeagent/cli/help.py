@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from typer._click import Context
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
-    from typer._click import Context, HelpFormatter
+    from typer._click import HelpFormatter
 
 SHOWS_ALL = "edgeagent.shows_all"
 """Set in a context's `meta` if its help has the options of all groups."""
@@ -22,8 +23,20 @@ _RANGES = (
 )
 
 
+DEFAULT_COMMAND = "measure"
+"""The subcommand of `edgeagent bench` whose name may be left out, and is left out in help and errors."""
+
+
+class _PlainContext(Context):
+    @property
+    def command_path(self) -> str:
+        return super().command_path.removesuffix(f" {DEFAULT_COMMAND}")
+
+
 class PlainCommand(TyperCommand):
     """A command whose help shows values as N, FILE or a|b|c, and ranges as "1 or more"."""
+
+    context_class = _PlainContext
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the arguments, then the options. Options of a group are written only for `--help-all`."""

@@ -18,7 +18,7 @@ LINE_STEP_PERCENT = 10
 
 Show = Callable[[str, int, int], None]
 """Shows a stage, how much of it is done, and how much there is in all; 0 if that is not known."""
-Unit = Literal["bytes", "tensors", "rounds"]
+Unit = Literal["bytes", "tensors", "rounds", "seconds"]
 
 
 @contextmanager
@@ -78,11 +78,11 @@ def _show_in_lines(unit: Unit) -> Show:
     def show(stage: str, done: int, total: int) -> None:
         nonlocal printed
         percent = 100 * done // max(total, 1)
-        step = 0 if unit == "rounds" else percent // LINE_STEP_PERCENT
+        step = 0 if unit in ("rounds", "seconds") else percent // LINE_STEP_PERCENT
         line = (stage if total else stage.rstrip("0123456789%"), step)
         if line != printed:
             printed = line
-            how_much = f" ({done} of {total})" if unit == "rounds" else f": {percent}%"
+            how_much = f" ({done} of {total})" if unit in ("rounds", "seconds") else f": {percent}%"
             typer.echo(f"{stage}{how_much}" if total else stage, err=True)
 
     return show

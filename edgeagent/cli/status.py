@@ -30,7 +30,7 @@ _HOW = {
 
 
 def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each chosen setting. If it was measured, also yield a table of the milliseconds for each value.
+    """Yield a line for each chosen setting.
 
     `model` is the model's entry in the daemon's status. If no setting was chosen, yield a line that says so.
     """
@@ -40,13 +40,6 @@ def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
     for choice in choices or ():
         how = _HOW.get(choice["by"], choice["by"])
         yield wrapped(f"{model['name']}: {choice['name']} {choice['value']} ({how}): {choice['why']}")
-        works = list(dict.fromkeys(work for each in choice["alternatives"] for work in each["work_ms"]))
-        if works:
-            rows = [
-                [f"  {work}, ms", *(f"{each['work_ms'].get(work, 0):,.1f}" for each in choice["alternatives"])]
-                for work in works
-            ]
-            yield table(["", *(each["value"] for each in choice["alternatives"])], rows)
 
 
 POLL_S = 0.05

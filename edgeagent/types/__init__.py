@@ -7,7 +7,6 @@ the client decides (tool parameters, schemas, arguments) are sent as JSON text.
 
 from msgspec.structs import replace as replace  # returns a copy of a value with some fields changed
 
-from edgeagent.types.choices import Alternative as Alternative
 from edgeagent.types.choices import SettingChoice as SettingChoice
 from edgeagent.types.deltas import *
 from edgeagent.types.models import *

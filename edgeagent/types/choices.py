@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, MsgspecError, Struct, json
+from msgspec.structs import asdict
 
 Name = Annotated[str, Meta(max_length=256)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
-Count = Annotated[int, Meta(ge=1, le=1 << 31)]
+Ratio = Annotated[float, Meta(gt=0, le=1e6)]
+Conditions = Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]
 Counts = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(max_length=64)]
-
-
-class FormTimes(Struct, frozen=True):
-    """The measured seconds of one form of attention: flash attention or not.
-
-    `prompt_s`: a chunk of a prompt; `turn_s`: a short turn; `tile_s`: the same, padded to a whole tile of attention
-    (None if such batches are never padded); `token_s`: a token. All of them behind a text, and with the first
-    `Measurements.num_layers` layers only, since all layers take about the same time.
-    """
-
-    is_flash: bool
-    prompt_s: Seconds
-    turn_s: Seconds
-    token_s: Seconds
-    tile_s: Seconds | None = None
-
-
-class Measurements(Struct, frozen=True):
-    """The result of measuring the forms of attention. `depth`: how many KV cells the text before had."""
-
-    depth: Count
-    num_layers: Count
-    forms: Annotated[tuple[FormTimes, ...], Meta(max_length=4)]
 
 
 class StepTime(Struct, frozen=True, array_like=True):
@@ -70,28 +49,84 @@ class LearnedCosts(Struct, frozen=True):
 
 
 class SavedTuning(Struct, frozen=True):
-    """What the daemon keeps for the next load of a model: measured forms of attention, the choice, what was learned.
+    """What the daemon keeps for the next load of a model: what an engine learned.
 
-    `conditions` describes the model, the settings and the machine. If they differ at the next load, the measurements
-    are not reused. `is_flash`: the chosen form. `num_loads`: how many loads there were under these conditions.
+    `conditions` describes the model, the settings and the machine. If they differ at the next load, nothing is reused.
     """
 
-    conditions: Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]
-    measurements: Measurements | None
-    is_flash: bool
-    num_loads: Annotated[int, Meta(ge=0, le=1 << 31)]
-    learned: LearnedCosts | None = None
+    conditions: Conditions
+    learned: LearnedCosts = LearnedCosts()
 
 
-class Alternative(Struct, frozen=True):
-    """One of the values that could be chosen, with the milliseconds that each kind of work is expected to take."""
+class Trial(Struct, frozen=True):
+    """A comparison that `edgeagent tune` made: a value of a setting with the value that was best until then.
 
-    value: str
-    work_ms: dict[str, float]
+    `speed`: how many times faster the value is. `low` and `high` are the 95 % interval of `speed`.
+    """
+
+    setting: Name
+    value: Name
+    against: Name
+    speed: Ratio
+    low: Ratio
+    high: Ratio
+    is_taken: bool
+
+
+class TunedOptions(Struct, frozen=True, omit_defaults=True):
+    """The engine options of a profile, as in EngineConfig. None: the default."""
+
+    flash_attention: Literal["on", "off"] | None = None
+    kv_type_k: Literal["f16", "q8_0"] | None = None
+    kv_type_v: Literal["f16", "q8_0"] | None = None
+    threads: Annotated[int, Meta(ge=1, le=512)] | None = None
+    batch: Annotated[int, Meta(ge=32, le=1 << 16)] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are not the default, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def set_options(engine: Struct) -> dict[str, str]:
+    """Return the options of an EngineConfig that a profile could choose and that the user has set, by name."""
+    usual = type(engine)()
+    given = ((name, getattr(engine, name)) for name in TunedOptions.__struct_fields__)
+    return {name: str(value) for name, value in given if value != getattr(usual, name)}
+
+
+class Profile(Struct, frozen=True):
+    """The best engine options that `edgeagent tune` found for a model on this machine.
+
+    `conditions` describes the model's file, the machine and llama.cpp's build. If they differ, the profile is not used.
+    `at`: when it was measured, as ISO 8601 text. `model`: its name, as it was given to `edgeagent tune`. `own`: the
+    options that the user had set, which were not tuned; see `set_options`.
+    """
+
+    model: Annotated[str, Meta(max_length=4096)]
+    path: Annotated[str, Meta(max_length=4096)]
+    conditions: Conditions
+    options: TunedOptions
+    at: Name
+    own: Conditions = {}
+    trials: Annotated[tuple[Trial, ...], Meta(max_length=64)] = ()
+
+
+def encoded_profile(profile: Profile) -> bytes:
+    """Return the JSON of a profile."""
+    return json.encode(profile)
+
+
+def read_profile(content: bytes) -> Profile | None:
+    """Return the profile in `content`; None if it is empty or not valid."""
+    try:
+        return json.decode(content, type=Profile) if content else None
+    except (MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class SettingChoice(Struct, frozen=True):
-    """The value chosen for the setting `name`, the reason in words (`why`), and the alternatives.
+    """The value chosen for the setting `name`, and the reason in words (`why`).
 
     `by` says what decided: "option", "measurement", "memory", "model" (the value follows from the model's shape),
     "trial" (something was tried and failed, for example loading a draft model), or "default".
@@ -101,4 +136,3 @@ class SettingChoice(Struct, frozen=True):
     value: str
     by: str
     why: str
-    alternatives: tuple[Alternative, ...] = ()

@@ -45,7 +45,8 @@ class ModelInfo(Struct, frozen=True):
     model takes. `sandbox`: in words, what the worker's process may not do. `embedding_length`: the number of values in
     an embedding; 0 if the model gives none. `can_generate`: the model answers prompts. Otherwise it only ranks
     documents (`can_rank`) or only embeds texts. `draft`: the file of the draft model, "ngram" if only n-grams of the
-    text give drafts, or None. `draft_why`: the reason for the value of `draft`.
+    text give drafts, or None. `draft_why`: the reason for the value of `draft`. `conditions`: what measured times
+    depend on, by name: the model's file, llama.cpp's build, the processor and the devices.
     """
 
     name: str
@@ -69,6 +70,7 @@ class ModelInfo(Struct, frozen=True):
     draft: str | None = None
     draft_why: str = ""
     llama_cpp_commit: str = ""
+    conditions: dict[str, str] = {}
     system_description: str = ""
     sandbox: tuple[str, ...] = ()
     load_ms: float = 0.0

@@ -80,11 +80,11 @@ class Load(Struct, frozen=True, tag="load"):
     - `shapes` has the FileShape of the model, then that of its draft; empty if the model's header could not be read.
     - `room_bytes` is how much of the machine's memory the model may use; 0 means all that is free.
     - `num_tries` is the number of earlier loads that failed because memory ran out.
-    - `saved_tuning` is what an earlier worker of this model measured and learned: the last `Ready.saved_tuning` or
+    - `saved_tuning` is what an earlier worker of this model learned: the last `Ready.saved_tuning` or
       `SaveTuning.saved_tuning`. It is the JSON of types.choices.SavedTuning.
+    - `profile` is the JSON of a types.choices.Profile, which `edgeagent tune` saved; empty if there is none.
     - `adapters` are the paths of the model's LoRA adapters by name.
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
-    - `is_replacing`: the worker continues an earlier worker's requests, with the same setting of flash attention.
     - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided this; see `SettingChoice.by`.
     - `why_no_drafts`: why the model must not take drafts of any kind; "" if it may.
     """
@@ -100,9 +100,9 @@ class Load(Struct, frozen=True, tag="load"):
     room_bytes: int = 0
     num_tries: int = 0
     saved_tuning: bytes = b""
+    profile: bytes = b""
     adapters: dict[str, str] = {}
     unusable_adapters: dict[str, str] = {}
-    is_replacing: bool = False
     draft_why: str = ""
     draft_by: str = "default"
     why_no_drafts: str = ""
@@ -190,10 +190,6 @@ class LoadProgress(Struct, frozen=True, tag="progress"):
 
     fraction: float
     part: str = ""
-
-
-MEASUREMENTS = "the measurements of settings"
-"""The value of `LoadProgress.part` while settings are measured (see `EngineConfig.calibration_s`)."""
 
 
 def adapter_part(path: str) -> str:

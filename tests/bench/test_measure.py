@@ -28,7 +28,7 @@ from tests.daemon.running import running
 
 WORKLOAD = Workload(prompt_tokens=100, max_tokens=10, parallel=2)
 
-DEFAULT = [scenario for scenario in SCENARIOS.values() if not scenario.is_once]
+DEFAULT = [scenario for scenario in SCENARIOS.values() if scenario.is_usual]
 
 
 def silent(label: str, done: int, total: int) -> None:

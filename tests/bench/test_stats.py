@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeagent.bench.stats import Ratio, median, quantile, ratio, summarize
+from edgeagent.bench.stats import (
+    Change,
+    Ratio,
+    median,
+    paired_change,
+    quantile,
+    ratio,
+    summarize,
+    unpaired_change,
+    verdict,
+)
 
 finite = st.floats(min_value=1e-3, max_value=1e6)
 
@@ -79,3 +92,41 @@ def test_a_median_does_not_disturb_its_samples() -> None:
     samples = [3.0, 1.0, 2.0]
     assert median(samples) == 2.0
     assert samples == [3.0, 1.0, 2.0]
+
+
+def test_an_interval_holds_the_truth_95_times_in_100() -> None:
+    draws = random.Random(1)
+    num_hits = {"paired": 0, "unpaired": 0}
+    for _ in range(2000):
+        noise = [draws.gauss(0, 0.5) for _ in range(5)]  # disturbs both values of a pair
+        first = [math.exp(each + draws.gauss(0, 0.05)) for each in noise]
+        second = [1.2 * math.exp(each + draws.gauss(0, 0.05)) for each in noise]
+        changes = {
+            "paired": paired_change(list(zip(first, second, strict=True))),
+            "unpaired": unpaired_change(first, second),
+        }
+        for name, change in changes.items():
+            assert change is not None
+            num_hits[name] += change.low <= 1.2 <= change.high
+    assert num_hits["paired"] / 2000 == pytest.approx(0.95, abs=0.015)
+    assert num_hits["unpaired"] / 2000 >= 0.935, "Welch's degrees of freedom are rounded down"
+
+
+def test_pairs_show_a_change_that_a_drift_would_hide() -> None:
+    first = [1.0, 2.0, 4.0, 8.0]
+    second = [1.09, 2.22, 4.38, 8.85]
+    change = paired_change(list(zip(first, second, strict=True)))
+    assert change is not None and change.is_shown
+    assert (change.is_better("higher"), change.is_better("lower"), change.is_better("neither")) == (True, False, False)
+    apart = unpaired_change(first, second)
+    assert apart is not None and not apart.is_shown
+    assert apart.ratio == pytest.approx(change.ratio)
+
+
+def test_the_verdict_in_words() -> None:
+    assert verdict(Change(0.9, 0.85, 0.95), "lower") == "-10.0 % (-15.0 to -5.0 %): better"
+    assert verdict(Change(0.9, 0.85, 0.95), "higher") == "-10.0 % (-15.0 to -5.0 %): worse"
+    assert verdict(Change(1.1, 0.9, 1.3), "higher") == "no difference shown (-10.0 to +30.0 %)"
+    assert verdict(paired_change([(1.0, 2.0)]), "higher") == "too few rounds to tell"
+    assert unpaired_change([1.0], [2.0, 3.0]) is None
+    assert paired_change([(1.0, 2.0)] * 3) == Change(2.0, 2.0, 2.0)

@@ -46,7 +46,7 @@ def test_everything_is_measured(serve: Serve, capsys: pytest.CaptureFixture[str]
     assert main(["bench", serve(FakeBackend()), *QUICK]) == 0
     captured = capsys.readouterr()
     assert "WebSocket, model fake (edgeagent)" in captured.out
-    measured = [scenario for scenario in SCENARIOS.values() if not scenario.is_once]
+    measured = [scenario for scenario in SCENARIOS.values() if scenario.is_usual]
     titles = [f"{scenario.name}: {scenario.summary}" for scenario in measured]
     assert [line for line in captured.out.splitlines() if line in titles] == titles
     assert "failed" not in captured.out
@@ -64,6 +64,57 @@ def test_json_and_the_options(serve: Serve, capsys: pytest.CaptureFixture[str]) 
     assert (report["seed"], report["rounds"], report["is_complete"]) == (7, 3, True)
     assert report["servers"][0]["transport"] == "http"
     assert len(report["scenarios"][0]["metrics"][0]["servers"][0]["samples"]) == 3
+
+
+def test_runs_are_saved_listed_and_compared(
+    serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = ["--state-dir", str(tmp_path / "state")]
+    measuring = ["bench", serve(FakeBackend()), *QUICK, "--scenario", "decode", "--rounds", "3", *state]
+    assert main([*measuring, "--save", "before"]) == 0
+    assert "Saved as run 1, 'before'." in capsys.readouterr().err
+    assert main([*measuring, "--save", "after", "--max-tokens", "12"]) == 0
+    capsys.readouterr()
+    assert main(["bench", "history", *state, "--json"]) == 0
+    runs = printed(capsys)
+    assert [(run["id"], run["name"]) for run in runs] == [(1, "before"), (2, "after")]
+    assert runs[0]["facts"]["model"] == "fake"
+    assert "CPUs" in runs[0]["facts"]["machine"]
+    assert len(runs[1]["scenarios"][0]["metrics"][0]["servers"][0]["samples"]) == 3
+    assert main(["bench", "history", *state]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+    assert main(["bench", "compare", "before", "2", *state]) == 0
+    shown = capsys.readouterr().out
+    assert "differs: workload: prompts of 64 tokens, answers of 8" in shown
+    assert next(line.split()[:2] for line in shown.splitlines() if line.startswith("decode")) == ["decode", "tokens/s"]
+    assert main(["bench", "compare", "1", "1", *state, "--json"]) == 0
+    compared = printed(capsys)
+    assert all(each["change"] is None or each["change"]["ratio"] == 1 for each in compared["figures"])
+    assert compared["differing"] == []
+    assert main(["bench", "compare", "before", "never", *state]) == 2
+    assert "no saved run is called 'never'" in capsys.readouterr().err
+    (tmp_path / "state" / "bench.sqlite3").write_bytes(b"no database" * 100)
+    assert main(["bench", "history", *state]) == 2
+    assert "if it is damaged, delete it" in capsys.readouterr().err
+
+
+def test_ctrl_c_saves_what_has_been_measured(
+    serve: Serve, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = SCENARIOS["decode"]
+
+    async def interrupted(measured: Any, workload: Any, round_id: str) -> Any:
+        if round_id == "1":
+            raise KeyboardInterrupt
+        return await decode.round(measured, workload, round_id)
+
+    monkeypatch.setitem(SCENARIOS, "decode", Scenario("decode", "x", decode.metrics, interrupted))
+    command = ["bench", serve(FakeBackend()), *QUICK, "--rounds", "9", "--scenario", "decode", "--save", "cut"]
+    assert main([*command, "--state-dir", str(tmp_path)]) == 130
+    capsys.readouterr()
+    assert main(["bench", "history", "--state-dir", str(tmp_path), "--json"]) == 0
+    (run,) = printed(capsys)
+    assert not run["is_complete"]
 
 
 def test_every_run_has_prompts_of_its_own(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:

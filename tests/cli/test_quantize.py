@@ -43,7 +43,7 @@ def names(folder: Path) -> list[str]:
 
 
 async def answer_of(path: Path) -> str:
-    config = Config(engine=EngineConfig(threads=1, calibration_s=0, ctx=256))
+    config = Config(engine=EngineConfig(threads=1, ctx=256))
     pool = Pool(config, ModelSource(lambda _: _Files(path), validate_model))
     record = Record()
     try:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from edgeagent.engine.attention import Attention, choose_form
 from edgeagent.engine.cache.block import CachePriority, Keyring
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -22,7 +21,6 @@ from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.scheduler import Scheduler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.types.choices import FormTimes, Measurements
 from tests.engine.speculation import test_proposals as drafting
 from tests.engine.support import greedy
 from tests.engine.test_cpu_threads import Machine as Cores
@@ -200,21 +198,6 @@ def small_chunks() -> Walk:
     return Walk(reject, run, 2000)
 
 
-def attention() -> Walk:
-    """The form of attention: a later measurement decides, see the tests of `choosing` for when it is made."""
-    forms = (Attention("on", 64), Attention("off", 64))
-    kept = ["on"]
-
-    def measured(off: float) -> Measurements:
-        return Measurements(64, 1, (FormTimes(True, 1.0, 1.0, 1.0), FormTimes(False, off, off, off)))
-
-    def run(off: float = 0.5) -> bool:
-        kept[0] = choose_form(forms, measured(off), num_layers=1, kept=kept[0]).value
-        return kept[0] == "off"
-
-    return Walk(lambda: [run(2.0)].clear(), run, 1)
-
-
 WALKS = {
     "padding": lambda: padding(is_tile_better=True),
     "no padding": lambda: padding(is_tile_better=False),
@@ -224,7 +207,6 @@ WALKS = {
     "drafts after slow steps": lambda: drafts(is_slow=True),
     "no side context": computing_in_steps,
     "small chunks": small_chunks,
-    "attention": attention,
 }
 
 

@@ -63,7 +63,7 @@ ACTIVITIES: list[tuple[str, Make]] = [
 
 
 async def test_what_the_worker_does_is_not_felt(tmp_path: Path) -> None:
-    config = Config(state_dir=tmp_path / "state", model="builtin", engine=EngineConfig(calibration_s=0))
+    config = Config(state_dir=tmp_path / "state", model="builtin", engine=EngineConfig())
     config.state_dir.mkdir(mode=0o700)
     router = build(config)
     await router.start()

@@ -34,7 +34,7 @@ async def running(
     model: Path, command: tuple[str, ...], limits: SupervisionLimits = SHORT_LIMITS
 ) -> AsyncIterator[LocalBackend]:
     # With plain attention, answers do not depend on chunk sizes, which follow the machine's speed.
-    config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0))
+    config = Config(engine=EngineConfig(threads=1, flash_attention="off"))
     pool = Pool(config, ModelSource(lambda _: Files(model), validate_model), command=command, limits=limits)
     backend = LocalBackend(pool)
     await backend.start()

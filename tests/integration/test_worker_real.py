@@ -70,7 +70,7 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
     ) -> LocalBackend:
         files = Files(path or tiny_model(MemoryKind.FULL_ATTENTION))
         # With plain attention, answers do not depend on the sizes of steps, which follow the machine's speed.
-        config = Config(engine=EngineConfig(threads=1, flash_attention="off", calibration_s=0, **engine))  # type: ignore[arg-type]
+        config = Config(engine=EngineConfig(threads=1, flash_attention="off", **engine))  # type: ignore[arg-type]
         pool = Pool(config, ModelSource(lambda _: files, validate), limits=limits)
         made.append(LocalBackend(pool))
         return made[-1]
@@ -304,7 +304,7 @@ from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 
 async def main():
-    config = Config(engine=EngineConfig(threads=1, calibration_s=0))
+    config = Config(engine=EngineConfig(threads=1))
     pool = Pool(config, ModelSource(lambda _: Files(Path(sys.argv[1])), lambda _: None))
     backend = LocalBackend(pool)
     await backend.start()

@@ -93,7 +93,7 @@ def main() -> None:
     columns = ("read out", "write", "read", "restore")
     print(f"| shape | tokens of a block | MiB | {' | '.join(columns)} |\n|---|---|---|---|---|---|---|")
     for shape in options.shapes:
-        config = EngineConfig(ctx=2 * NUM_TOKENS + 512, parallel=2, flash_attention="on", calibration_s=0, mmap=False)
+        config = EngineConfig(ctx=2 * NUM_TOKENS + 512, parallel=2, flash_attention="on", mmap=False)
         with tempfile.TemporaryDirectory() as folder:
             # The weights are read into memory before the file is deleted.
             model = Model(make_model(Path(folder) / "model.gguf", SHAPES[shape]), config)

@@ -43,7 +43,7 @@ class Life:
     """
 
     def __init__(self, target: Path, draft: Path | None, folder: Path, saved_tuning: bytes, threads: int) -> None:
-        config = EngineConfig(ctx=4096, threads=threads, sandbox=False, calibration_s=0, draft_ngrams=False)
+        config = EngineConfig(ctx=4096, threads=threads, sandbox=False, draft_ngrams=False)
         disk = DiskCache(str(folder), b"s" * 32, 8 << 30, 0, 86400.0, 0, 10.0)
         load = Load(
             "pair", str(target), None if draft is None else str(draft), config,

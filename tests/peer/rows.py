@@ -15,7 +15,7 @@ from edgeagent.bench.report import as_object, ratio_of, summary_of
 from edgeagent.bench.scenarios import ITL, RATE, Metric, Workload
 from edgeagent.bench.stats import Ratio, ratio
 from tests.peer import servers
-from tests.peer.laboratory import SCENARIOS, caches, chats, overheads
+from tests.peer.laboratory import SCENARIOS, caches, chats, overheads, promises
 from tests.peer.servers import Setup
 
 NUM_SEQUENCES = 4  # both servers' default; some situations use more
@@ -88,6 +88,7 @@ def situations(size: Size) -> dict[str, Situation]:
                 num_sequences=NUM_STREAMS + NUM_STREAMS // 2 + 1,
                 context_share=1.5,
             ),
+            Situation("promise", "promise", workload(size.answer), is_fresh=True),
             Situation("connect", "connect", workload(size.answer)),
             Situation("overhead", "overhead", workload(size.answer)),
             Situation("beginnings", "beginnings", beginnings, is_fresh=True),
@@ -159,6 +160,10 @@ def rows(size: Size) -> tuple[Row, ...]:
         Row("the same, of alone", "mixed", scenarios.REALTIME, Bar("≤", 2.0), figure="p95", of=scenarios.ALONE),
         Row("the streams' gap, p95", "mixed", scenarios.BESIDE_ITL, figure="p95"),
         Row("batch beside them, of alone", "mixed", scenarios.JOBS, Bar("≥", 0.3), of=scenarios.JOBS_ALONE),
+        Row("first token as stated, of accepted", "promise", promises.KEPT, Bar("≥", 0.95), is_own=True),
+        Row("goodput with a stated latency", "promise", promises.GOODPUT),
+        Row("the same, of without", "promise", promises.GAIN, Bar("≥", 3.0), is_own=True),
+        Row("first token as predicted", "promise", promises.PREDICTED, Bar("≥", 0.9), is_own=True),
         Row("first event on a new connection", "connect", overheads.NEW_EVENT),
         Row("first event on an open connection", "connect", overheads.OPEN_EVENT),
         Row("first token beyond prefill, quiet", "overhead", overheads.TTFT_OVERHEAD),

@@ -84,7 +84,7 @@ class Ours:
 
     def __init__(self, target: Path, draft: Path | None, *, ngrams: bool = False) -> None:
         config = EngineConfig(
-            ctx=8192, parallel=16, threads=THREADS, sandbox=False, calibration_s=0, flash_attention="off",
+            ctx=8192, parallel=16, threads=THREADS, sandbox=False, flash_attention="off",
             draft_ngrams=ngrams,
         )  # fmt: skip
         load = Load("pair", str(target), None if draft is None else str(draft), config)

@@ -112,7 +112,7 @@ async def make(home: Home) -> AsyncIterator[Make]:
     disk = DiskCache(str(home.folder / "cache"), bytes(32), 64 << 20, 0, 3600.0, 0, 1.0)
 
     def make_one(**engine: Any) -> Pool:
-        config = Config(state_dir=home.folder / "state", engine=EngineConfig(threads=1, calibration_s=0, **engine))
+        config = Config(state_dir=home.folder / "state", engine=EngineConfig(threads=1, **engine))
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "tests.robust.intruder")
         if home.user != os.getuid():
             command += (str(home.user),)

@@ -38,7 +38,7 @@ class Loaded:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        config = Config(engine=EngineConfig(threads=1, calibration_s=0))
+        config = Config(engine=EngineConfig(threads=1))
         self.pool = Pool(config, ModelSource(lambda _: Files(path), validate_model), limits=LIMITS)
         self.backend = LocalBackend(self.pool)
 

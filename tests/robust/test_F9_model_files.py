@@ -171,7 +171,7 @@ def cases(content: bytes) -> dict[str, Changes]:
 
 async def outcome(path: Path) -> str:
     """Load a file as the daemon does, and use it; return the outcome."""
-    config = Config(engine=EngineConfig(threads=1, calibration_s=0))
+    config = Config(engine=EngineConfig(threads=1))
     pool = Pool(config, ModelSource(lambda _: Files(path), validate_model), limits=LIMITS)
     backend = LocalBackend(pool)
     async with asyncio.timeout(LIMIT_S):

@@ -28,7 +28,7 @@ PARALLEL = 4
 
 @pytest.fixture
 async def backend(tiny_model: TinyModel) -> AsyncIterator[LocalBackend]:
-    config = Config(engine=EngineConfig(threads=1, calibration_s=0, parallel=PARALLEL))
+    config = Config(engine=EngineConfig(threads=1, parallel=PARALLEL))
     files = Files(tiny_model(MemoryKind.FULL_ATTENTION))
     made = LocalBackend(Pool(config, ModelSource(lambda _: files, validate_model)))
     await made.start()

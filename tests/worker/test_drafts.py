@@ -28,7 +28,7 @@ from tests.conftest import TinyModel
 from tests.models import make_tiny_model
 from tests.worker.support import Record, request
 
-ENGINE = EngineConfig(threads=1, calibration_s=0, ctx=512)
+ENGINE = EngineConfig(threads=1, ctx=512)
 END = "tokenizer.ggml.eos_token_id"
 
 

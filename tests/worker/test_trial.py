@@ -44,7 +44,7 @@ os._exit(process.main())
 
 def make_pool(path: Path) -> Pool:
     """Return a pool for one model; its chat template has less time than usual."""
-    config = Config(engine=EngineConfig(threads=1, calibration_s=0))
+    config = Config(engine=EngineConfig(threads=1))
     return Pool(
         config, ModelSource(lambda _: Files(path), validate_model), command=(sys.executable, "-P", "-c", HURRIED)
     )
@@ -82,9 +82,7 @@ async def test_the_file_is_to_blame(
 ) -> None:
     path = tmp_path / "damaged.gguf"
     make(path, monkeypatch)
-    pool = Pool(
-        Config(engine=EngineConfig(threads=1, calibration_s=0)), ModelSource(lambda _: Files(path), validate_model)
-    )
+    pool = Pool(Config(engine=EngineConfig(threads=1)), ModelSource(lambda _: Files(path), validate_model))
     try:
         record = Record()
         with pytest.raises(ModelLoadFailed) as caught:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.attention import Attention, possible_attention
+from edgeagent.engine.attention import Attention, choose_attention
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
@@ -40,9 +40,9 @@ def num_cells_of(model: Model, config: EngineConfig) -> int:
     return config.ctx or min(model.context_length_trained or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
 
 
-def attention_candidates(model: Model, config: EngineConfig, num_cells: int | None = None) -> tuple[Attention, ...]:
-    """Return the attention settings that a model's context can use, the default first."""
-    return possible_attention(
+def attention_of(model: Model, config: EngineConfig, num_cells: int | None = None) -> Attention:
+    """Return the form of attention of a model's context."""
+    return choose_attention(
         config,
         # llama.cpp reports the first layer's value, which may be 0 in a hybrid; heads are rarely narrower than 64.
         num_heads=int(lib.llama_model_n_head(model.handle)) or model.embedding_length // 64,
@@ -98,7 +98,7 @@ class LlamaRunner:
         `like`: another runner of the model, with which this one exchanges cells, so both must compute the same numbers.
         """
         self.model = model
-        self.attention = attention or attention_candidates(model, config, num_cells)[0]
+        self.attention = attention or attention_of(model, config, num_cells)
         self.memory_kind = model.memory_kind
         self.num_vocab = model.num_tokens
         self.num_threads = config.threads or num_usable_cores()

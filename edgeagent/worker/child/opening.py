@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices
+from edgeagent.engine.llama.conditions import machine_conditions
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
 from edgeagent.fit.placement import FreeMemory, gpus_of
 from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again, why_no_draft
 from edgeagent.types import FileShape, LayerShape, SettingChoice
+from edgeagent.types.choices import read_profile, set_options
 from edgeagent.usable import usable_memory
 from edgeagent.worker.protocol import Load
 
@@ -36,6 +39,8 @@ class Opened:
     """The layers in the file's header; empty if they are not known."""
     notes: tuple[str, ...] = ()
     """Lines for the daemon's log about options that have no effect on this machine."""
+    is_tuned: bool = False
+    """Whether options come from a profile of `edgeagent tune`."""
     why_no_draft: str = ""
     """Why the draft model must be left out to save memory; "" if it may be loaded, or if there is none."""
 
@@ -55,12 +60,14 @@ class _Planned:
 
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
     """Open a load's model; raise ModelLoadFailed. `on_progress` gets the loaded fraction, 0 to 1."""
+    untuned = load.engine_config
+    load, profile = with_profile(load)
     config = load.engine_config
     free_memory = _free_memory(load, config)
     planned = _plan(load, config, free_memory, load.num_tries)
     plan, shapes = planned.plan, planned.shapes
     model = Model(Path(load.path), plan.config, on_progress)
-    choices = describe(plan, config, len(shapes[0].layers), planned.num_tries)
+    choices = (*profile, *describe(plan, config, len(shapes[0].layers), planned.num_tries))
     return Opened(
         model,
         plan.config,
@@ -71,8 +78,35 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         plan.layout.max_rewind,
         shapes[0].layers,
         _notes(config, free_memory),
-        planned.why_no_draft,
+        why_no_draft=planned.why_no_draft,
+        is_tuned=load.engine_config != untuned,
     )
+
+
+def with_profile(load: Load) -> tuple[Load, tuple[SettingChoice, ...]]:
+    """Return a load with the options of its profile, and the choice for the status; none without a profile.
+
+    A profile that was measured under other conditions is not used. Nor is one that was measured while the user had set
+    other values of these options.
+    """
+    profile = read_profile(load.profile)
+    if profile is None:
+        return load, ()
+    conditions, own = machine_conditions(Path(load.path)), set_options(load.engine_config)
+    changed = [name for name, value in conditions.items() if profile.conditions.get(name) != value]
+    why, value = f"measured by `edgeagent tune` on {profile.at[:10]}", "none"
+    if changed:
+        why += f", and not used: {', '.join(changed)} changed; run `edgeagent tune` again"
+    elif own != profile.own:
+        why += f", and not used: you set {_words(own)} now, and {_words(profile.own)} then"
+    else:
+        load = replace(load, engine_config=replace(load.engine_config, **profile.options.given))
+        value = _words(profile.options.given) if profile.options.given else "the defaults"
+    return load, (SettingChoice("profile", value, "measurement", why),)
+
+
+def _words(options: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "nothing"
 
 
 def _notes(config: EngineConfig, free_memory: FreeMemory) -> tuple[str, ...]:
@@ -83,6 +117,7 @@ def _notes(config: EngineConfig, free_memory: FreeMemory) -> tuple[str, ...]:
 
 def can_take_less(load: Load) -> bool:
     """Whether a load that ran out of memory would use less memory at its next try."""
+    load, _ = with_profile(load)
     config = load.engine_config
     try:
         free_memory = _free_memory(load, config)

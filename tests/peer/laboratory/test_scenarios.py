@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from edgeagent.bench.client import Trace
 from edgeagent.bench.scenarios import Workload
-from edgeagent.errors import NotSupported
-from tests.backends.fake import FakeBackend
+from edgeagent.errors import NotSupported, Overloaded
+from edgeagent.types import GenerateRequest, Started, TextDelta
+from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.bench.test_scenarios import all_present, measured_server, prompt_of
-from tests.peer.laboratory import SCENARIOS, overheads
+from tests.peer.laboratory import SCENARIOS, overheads, promises
 from tests.peer.laboratory.overheads import DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, TTFT_OVERHEAD
+from tests.peer.laboratory.promises import arrival_times, share_predicted
 
 WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)
 
@@ -29,6 +35,46 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
     assert set(samples) == set(scenario.metrics)
     # The fake reports a prompt time that exceeds the whole answer's time.
     assert all_present(samples, set(scenario.metrics) - {TTFT_OVERHEAD}), samples
+
+
+async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second request that states its latency is refused. Without one, none is answered in time."""
+    monkeypatch.setattr(promises, "WINDOW_S", 0.5)
+    monkeypatch.setattr(promises, "TTFT_MS", 1000.0)
+    asked: Counter[bool] = Counter()
+
+    def script(request: GenerateRequest) -> Iterable[Act]:
+        asked[request.need.first_token_s is not None] += 1
+        if request.need.first_token_s is not None and asked[True] % 2:
+            raise Overloaded("the first token would come too late")
+        if asked[False] > promises.NUM_FIRST:
+            yield Gate()
+        yield from (Started(5, 0), TextDelta("a"), finished())
+
+    async with measured_server(FakeBackend(script)) as measured:
+        measured = replace(measured, server=replace(measured.server, kind="edgeagent"))
+        samples = await SCENARIOS["promise"].round(measured, WORKLOAD, "0")
+    assert 0 < samples[promises.ACCEPTED][0] < 1
+    num_accepted = samples[promises.ACCEPTED][0] * samples[promises.ARRIVED][0]
+    assert samples[promises.KEPT][0] * num_accepted == pytest.approx(samples[promises.GOODPUT][0] * 0.5)
+    assert samples[promises.KEPT][0] > 0
+    assert (samples[promises.WITHOUT], samples[promises.GAIN]) == ([0.0], [])
+    assert len(samples[promises.REFUSAL]) == samples[promises.ARRIVED][0] - round(num_accepted)
+
+
+def test_arrivals_are_independent_and_repeatable() -> None:
+    times = arrival_times(50.0, 20.0, "1")
+    assert times == arrival_times(50.0, 20.0, "1")
+    assert len(times) == pytest.approx(1000, rel=0.1)
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.1), "exponential, so both are equal"
+
+
+def test_a_prediction_counts_if_it_is_a_fifth_off() -> None:
+    pairs = [(100.0, 81.0), (100.0, 119.0), (100.0, 121.0), (100.0, 20.0), (None, 5.0)]
+    traces = [Trace(expected_ms=expected, first_token_ms=first) for expected, first in pairs]
+    assert share_predicted(traces) == [0.5]
+    assert share_predicted([]) == []
 
 
 async def test_connect_counts_connecting_where_it_is_new() -> None:

@@ -6,18 +6,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices
+from edgeagent.engine.llama.conditions import machine_conditions
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.store.gguf.header import read_header
 from edgeagent.types import DeviceInfo, LayerShape, MemoryKind
+from edgeagent.types.choices import Profile, TunedOptions
 from edgeagent.worker.child import opening
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.opening import can_take_less, open_model
+from edgeagent.worker.child.opening import can_take_less, open_model, with_profile
 from edgeagent.worker.protocol import Load
 from tests.conftest import TinyModel
 from tests.fit.shapes import GIB, shape
@@ -26,7 +29,7 @@ CARD = DeviceInfo("CUDA0", "a card", "gpu", 8 * GIB, 7 * GIB, backend="CUDA")
 
 
 def make_load(path: Path, **options: Any) -> Load:
-    config = EngineConfig(**{"threads": 1, "calibration_s": 0, **options})
+    config = EngineConfig(**{"threads": 1, **options})
     return Load("tiny", str(path), None, config, shapes=(read_header(path).shape,))
 
 
@@ -40,6 +43,45 @@ def test_with_memory_it_is_opened_as_asked(path: Path) -> None:
     opened.model.close()
     assert (opened.config.ctx, opened.config.kv_type_k, opened.choices) == (512, "f16", ())
     assert opened.kv_bytes_per_token > 0
+
+
+def profile_of(path: Path, **changes: Any) -> Profile:
+    options = TunedOptions(flash_attention="off", threads=3)
+    made = Profile("tiny", str(path), machine_conditions(path), options, "2026-01-01T00:00:00")
+    return structs.replace(made, **changes)
+
+
+def test_the_options_of_a_profile_are_used_where_they_were_measured(path: Path) -> None:
+    load = structs.replace(make_load(path, threads=0, ctx=512), profile=msgspec.json.encode(profile_of(path)))
+    opened = open_model(load)
+    opened.model.close()
+    assert (opened.config.flash_attention, opened.config.threads, opened.is_tuned) == ("off", 3, True)
+    assert opened.choices[0].value == "flash_attention off, threads 3"
+    assert opened.choices[0].why == "measured by `edgeagent tune` on 2026-01-01"
+
+
+@pytest.mark.parametrize(
+    ("changes", "threads", "why"),
+    [
+        ({"conditions": {"processor": "another"}}, 0, "version, model file, llama.cpp, processor"),
+        ({}, 1, "you set threads 1 now, and nothing then"),
+        ({"own": {"batch": "64"}}, 0, "you set nothing now, and batch 64 then"),
+    ],
+)
+def test_a_profile_of_other_conditions_is_told_and_not_used(
+    path: Path, changes: dict[str, Any], threads: int, why: str
+) -> None:
+    load = structs.replace(make_load(path, threads=threads), profile=msgspec.json.encode(profile_of(path, **changes)))
+    used, (choice,) = with_profile(load)
+    assert used is load
+    assert choice.value == "none"
+    assert why in choice.why
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 50_000, b'{"model": "m"}', b"\xff"])
+def test_what_is_no_profile_is_ignored(path: Path, content: bytes) -> None:
+    load = structs.replace(make_load(path), profile=content)
+    assert with_profile(load) == (load, ())
 
 
 def test_a_context_below_the_shortest_is_noted(path: Path) -> None:

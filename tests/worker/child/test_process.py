@@ -64,7 +64,7 @@ class Child:
             [*WORKER_COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         # One step takes a prompt of 4,000 tokens, which is long enough for events in the middle of a step.
-        config = EngineConfig(threads=1, ctx=4096, batch=4096, calibration_s=0)
+        config = EngineConfig(threads=1, ctx=4096, batch=4096)
         self._template: ChatTemplate | None = None
         self.load = Load("tiny", str(path), None, config)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.attention import describe_attention
 from edgeagent.engine.cache.block import choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.prefix_store import PrefixStore, make_prefix_store
@@ -17,7 +18,8 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.first_steps import measure_small_steps, try_out
 from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cell_packing import CellPacker
-from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.conditions import load_conditions, machine_conditions
+from edgeagent.engine.llama.context import LlamaRunner, num_cells_of
 from edgeagent.engine.llama.embedder import Embedder
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.params import resolve
@@ -43,7 +45,6 @@ from edgeagent.types import (
 )
 from edgeagent.worker.child.generator.adapters import load_adapters
 from edgeagent.worker.child.generator.block_keys import BlockKeys
-from edgeagent.worker.child.generator.choosing import choose
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.derived import derived_choices
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
@@ -61,7 +62,7 @@ from edgeagent.worker.child.prompt import (
     make_template,
 )
 from edgeagent.worker.child.text_reader import TextReader
-from edgeagent.worker.protocol import MEASUREMENTS, NOTHING_DELIVERED, Delivered, Load
+from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
 
 _OPEN_S = 1.0  # how long to wait for the list of the disk's blocks; the rest of a longer list is added afterwards
@@ -95,7 +96,7 @@ class Host:
         self._num_gpu_bytes = opened.num_gpu_bytes
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
-        self._open_runner(load, opened, on_part)
+        self._open_runner(load, opened)
         self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self._runner.max_batch, self._runner.attention_tile)
         self._warm_start.init_costs(costs)
@@ -121,32 +122,20 @@ class Host:
             self.engine.refresh()
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
-    def _open_runner(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> None:
-        """Choose the form of attention for this machine, and open the model's context (its runner) with it."""
+    def _open_runner(self, load: Load, opened: Opened) -> None:
+        """Open the model's context (its runner)."""
         config = opened.config
-        chosen = choose(
-            self.model,
-            config,
-            load.saved_tuning,
-            lambda: on_part(MEASUREMENTS),
-            kv_bytes_per_token=opened.kv_bytes_per_token,
-            layers=opened.layers,
-            is_replacing=load.is_replacing,
-        )
-        self._choices = (*opened.choices, chosen.choice)
-        self._warm_start = WarmStart(chosen.tuning, chosen.learned, self.model.num_layers)
-        self._runner = LlamaRunner(
-            self.model,
-            config,
-            attention=chosen.attention,
-            max_rewind=opened.max_rewind,
-        )
+        self._runner = LlamaRunner(self.model, config, max_rewind=opened.max_rewind)
+        attention = self._runner.attention
+        self._choices = (*opened.choices, describe_attention(attention, config, is_tuned=opened.is_tuned))
+        conditions = load_conditions(self.model, config, attention, num_cells_of(self.model, config))
+        self._warm_start = WarmStart(conditions, load.saved_tuning)
         self._runners = [self._runner]
         self._threads = ThreadGovernor(self._runner.num_threads)
 
     @property
     def saved_tuning(self) -> bytes:
-        """The `Load.saved_tuning` of the next load: the calibration, and what the engine has learned."""
+        """The `Load.saved_tuning` of the next load: what the engine has learned."""
         return self._warm_start.saved_tuning(self.engine)
 
     def close(self) -> None:
@@ -394,6 +383,7 @@ class Host:
             draft=self._draft.file,
             draft_why=self._draft.why,
             llama_cpp_commit=commit(),
+            conditions=machine_conditions(self.model.path),
             system_description=system_description(),
             sandbox=sandbox,
             load_ms=load_ms,

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from msgspec import structs
 
-from edgeagent.engine.attention import PROMPT_TOKENS, TURN_TOKENS
 from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.types.choices import LearnedCosts, SavedTuning, StepTime
 from edgeagent.worker.child.frame_writer import Frames
@@ -26,16 +24,16 @@ class WarmStart:
     A draft model's step times, and the acceptance rates, are used only if the draft model's file is still the same.
     """
 
-    def __init__(self, tuning: SavedTuning, earlier: LearnedCosts, num_layers: int) -> None:
-        """`tuning` is the one chosen for this load. `earlier` is what earlier processes learned; it may be empty."""
-        self._tuning = tuning
-        self._num_layers = num_layers
-        self._earlier = earlier
+    def __init__(self, conditions: dict[str, str], saved_tuning: bytes) -> None:
+        """`conditions` are those of this load; what was learned under others is not used."""
+        self._conditions = conditions
+        former = _read(saved_tuning)
+        self._earlier = former.learned if former is not None and former.conditions == conditions else LearnedCosts()
         self._draft = ""
 
     def init_costs(self, costs: CostModel) -> None:
-        """Initialise the main model's cost model with earlier step times. If there are none, use the measurements."""
-        costs.learn(_steps(self._earlier.times) or _measured(self._tuning, self._num_layers))
+        """Initialise the main model's cost model with earlier step times."""
+        costs.learn(_steps(self._earlier.times))
 
     def init_draft_costs(self, costs: CostModel, path: Path) -> None:
         """Initialise a draft model's cost model with earlier step times, if they were measured with the same file."""
@@ -54,7 +52,7 @@ class WarmStart:
             engine.proposals.experience.learn(self._earlier.records)
 
     def saved_tuning(self, engine: Engine) -> bytes:
-        """Return the measurements and what the engine has learned until now, encoded for `Load.saved_tuning`."""
+        """Return what the engine has learned until now, encoded for `Load.saved_tuning`."""
         model = engine.proposals.draft_model
         learned = LearnedCosts(
             times=_times(engine.cost_model),
@@ -62,7 +60,7 @@ class WarmStart:
             draft_times=() if model is None else _times(model.costs),
             records=engine.proposals.experience.records(),
         )
-        return msgspec.json.encode(structs.replace(self._tuning, learned=learned))
+        return msgspec.json.encode(SavedTuning(self._conditions, learned))
 
 
 class TuningSender:
@@ -95,32 +93,20 @@ class TuningSender:
             self._frames.put(SaveTuning(self._encode()))
 
 
+def _read(content: bytes) -> SavedTuning | None:
+    """Return the tuning in `content`; None if it is empty or not valid.
+
+    The daemon stores it, since the sandbox does not let the worker write files. Another process may have changed it.
+    """
+    try:
+        return msgspec.json.decode(content, type=SavedTuning) if content else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def _times(costs: CostModel) -> tuple[StepTime, ...]:
     return tuple(StepTime(*shape, seconds) for shape, seconds in costs.learned())
 
 
 def _steps(times: tuple[StepTime, ...]) -> list[tuple[StepShape, float]]:
     return [(StepShape(round(each.num_tokens), round(each.num_cells), each.num_pairs), each.seconds) for each in times]
-
-
-def _measured(tuning: SavedTuning, num_layers: int) -> list[tuple[StepShape, float]]:
-    """Return the measured shapes and times of the chosen form of attention, scaled to `num_layers`; [] if unmeasured.
-
-    The prompt's chunk and the turn tell what earlier tokens cost. Plain attention multiplies each token with all used
-    cells, so cells of other sequences cost as much. Real requests would show this late or never: if only one sequence
-    runs, all used cells are its own. A token's time is left out, since the output matrix is a large part of it.
-    """
-    found = tuning.measurements
-    times = None if found is None else next((each for each in found.forms if each.is_flash == tuning.is_flash), None)
-    if found is None or times is None:
-        return []
-    scale = num_layers / found.num_layers
-    steps = [
-        (StepShape.alone(TURN_TOKENS, found.depth), scale * times.turn_s),
-        (StepShape.alone(PROMPT_TOKENS, found.depth), scale * times.prompt_s),
-    ]
-    if times.tile_s is not None:
-        steps.append((StepShape.alone(FLASH_TILE, found.depth), scale * times.tile_s))
-    if not times.is_flash:
-        steps.append((StepShape(PROMPT_TOKENS, found.depth, 0.0), scale * times.prompt_s))
-    return steps

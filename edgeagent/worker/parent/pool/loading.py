@@ -18,10 +18,10 @@ from edgeagent.config import EngineConfig
 from edgeagent.errors import NOT_INSTALLED, EdgeAgentError, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
-from edgeagent.types import FileShape, replace
+from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.tuning_store import TuningStore
-from edgeagent.worker.protocol import MEASUREMENTS, DiskShare, Load, adapter_part, draft_part, rewind_part
+from edgeagent.worker.protocol import DiskShare, Load, adapter_part, draft_part, rewind_part
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +124,7 @@ class ModelSource:
     - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
       loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
     - `tuning_store` keeps each model's tuning from one load to the next; by default in memory only.
+    - `profiles` has the profiles that `edgeagent tune` saved; none by default.
     - `cache` gives each model its share of the disk cache; None if there is none.
     - `size_of` returns the size of a file in bytes, together with the other parts of a split model.
     - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
@@ -137,6 +138,7 @@ class ModelSource:
     validate: Callable[[Path], Header | None]
     offer: Callable[[str], FoundModel] | None = None
     tuning_store: TuningStore = field(default_factory=TuningStore)
+    profiles: TuningStore = field(default_factory=TuningStore)
     cache: CacheShares | None = None
     size_of: Callable[[Path], int] = file_size
     validate_adapter: Callable[[Path], None] = lambda _: None
@@ -265,7 +267,6 @@ class LoadPreparation:
         self._source = source
         self._tried: dict[str, str] = {}
         self._fatal: dict[str, tuple[str, str]] = {}
-        self._is_measured = True
         self._loaded_identity = ""  # the identity of the model's file at the last load
         self._why_no_drafts = ("", "")  # the model's identity, and why it must not take drafts
         self.files = self._files(None)
@@ -324,13 +325,14 @@ class LoadPreparation:
             name=self.name,
             path=str(self.path.absolute()),
             draft_path=None if draft.path is None else str(draft.path.absolute()),
-            engine_config=self._engine_of_load(),
+            engine_config=self.engine,
             # With the adapters' identities, a stream is not continued with another adapter file of the same name.
             identity=" ".join(map(identity, (self.path, *usable.values()))),
             writable=() if disk is None else (disk.folder,),
             disk=disk,
             shapes=shapes,
             saved_tuning=self._source.tuning_store.read(self.path),
+            profile=self._source.profiles.read(self.path),
             adapters={name: str(path.absolute()) for name, path in usable.items()},
             unusable_adapters=unusable,
             draft_why=draft.why,
@@ -368,11 +370,8 @@ class LoadPreparation:
 
         Return False, and leave nothing out, if the model needs the part. `part` is the part's description; see
         `LoadProgress.part`. An adapter or a draft model is left out until its file is replaced. Drafts of any kind are
-        left out until the model's file is replaced, and the measurements of settings until the daemon ends.
+        left out until the model's file is replaced.
         """
-        if part == MEASUREMENTS:
-            self._is_measured = False
-            return True
         if part == rewind_part(str(self.path.absolute())):
             self._why_no_drafts = self._loaded_identity, f"removing refused drafts ended the process ({cause})"
             return True
@@ -381,9 +380,6 @@ class LoadPreparation:
                 self._fatal[name] = given, cause
                 return True
         return self._draft.omit_part(part, cause)
-
-    def _engine_of_load(self) -> EngineConfig:
-        return self.engine if self._is_measured else replace(self.engine, calibration_s=0.0)
 
     def _check_not_fatal(self, name: str, path: Path) -> None:
         given, cause = self._fatal.get(name, ("", ""))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edgeagent.config import EngineConfig
 from edgeagent.errors import BackendUnavailable, ModelLoadFailed, ModelNotFound
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 from edgeagent.worker.parent.pool.loading import LoadPreparation
@@ -23,8 +22,6 @@ from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 
 # A model that is not pinned and has no worker is forgotten when it was not used for this time.
 _FORGET_S = 600.0
-# Time for calibration in a load that a request is waiting for. A later load measures the rest.
-_AWAITED_CALIBRATION_S = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,6 @@ class PoolModel:
         self._load_time = load_time
         self._used_at_s = workers.clock()
         self._was_busy = False
-        self._had_worker = False  # of this supervisor
         self.supervisor = self._make_supervisor()
 
     def _make_supervisor(self) -> Supervisor:
@@ -99,9 +95,7 @@ class PoolModel:
             self.checked.set()
         await self._workers.make_room(self)
         self.has_reservation = True
-        load = replace(load, room_bytes=self.room_bytes, is_replacing=self._had_worker and self.supervisor.is_busy)
-        self._had_worker = True
-        return _hurried(load, self.preparation.engine) if self.supervisor.is_busy else load
+        return replace(load, room_bytes=self.room_bytes)
 
     @property
     def adapters(self) -> Mapping[str, Path]:
@@ -126,7 +120,6 @@ class PoolModel:
         """
         old = self.supervisor
         self.supervisor, self.keep_alive_s = self._make_supervisor(), self._usual_keep_alive_s
-        self._had_worker = False
         return old
 
     def note_use(self) -> None:
@@ -216,10 +209,3 @@ class PoolModel:
         """Record that there is no memory for the model; return the error for its load, whose message is `why`."""
         self.lacks_room = True
         return BackendUnavailable(why, retry_after_s=retry_after_s, served_by="local")
-
-
-def _hurried(load: Load, engine: EngineConfig) -> Load:
-    """Return a load with less time for calibration, because a request or query is waiting for the model."""
-    calibration_s = min(engine.calibration_s, _AWAITED_CALIBRATION_S)
-    hurried = replace(engine, calibration_s=calibration_s)
-    return replace(load, engine_config=hurried)

@@ -1,7 +1,8 @@
 """The daemon's tuning files, one for each model. They hold `Load.saved_tuning` from one worker to the next.
 
-The daemon does not interpret their content. A hostile model that takes over its worker can only affect the next worker
-of the same model file. That worker validates what it reads.
+Profiles of `edgeagent tune` are kept in the same way, in a folder of their own. The daemon does not interpret the
+content of these files. A hostile model that takes over its worker can only affect the next worker of the same model
+file. That worker validates what it reads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from edgeagent.runtime_file import read_private, write_private
 
 # Step times and the records of all sources and kinds of sampler take up to 90 KB.
 MAX_BYTES = 256 << 10
+PROFILES = "profiles"
+"""The name of the folder of profiles, in the state folder."""
 _MAX_FILES = 64
 
 logger = logging.getLogger(__name__)
@@ -50,7 +53,7 @@ class TuningStore:
         if not content:
             return False
         if len(content) > MAX_BYTES:
-            logger.warning("%s: %d bytes of calibration are too much and are not kept", model, len(content))
+            logger.warning("%s: %d bytes of step times are too much and are not kept", model, len(content))
             return False
         is_new = self._latest.get(model) != content
         self._latest[model] = content
@@ -65,12 +68,29 @@ class TuningStore:
             if content != _read_file(folder, model):
                 _write_file(folder, model, content)
 
+    def contents(self) -> list[bytes]:
+        """Return the contents of all files. Call this in a thread."""
+        files = sorted(self._folder.glob("*.json")) if self._folder is not None else []
+        return [content for file in files if (content := _content_of(file, file))]
+
+    def remove(self, model: Path) -> bool:
+        """Delete what is kept for a model file. Return False if there is nothing. Call this in a thread."""
+        is_known = self._latest.pop(model, None) is not None
+        if self._folder is None or not _file(self._folder, model).exists():
+            return is_known
+        _file(self._folder, model).unlink(missing_ok=True)
+        return True
+
 
 def _read_file(folder: Path, model: Path) -> bytes:
+    return _content_of(_file(folder, model), model)
+
+
+def _content_of(file: Path, model: Path) -> bytes:
     try:
-        content = read_private(_file(folder, model), MAX_BYTES + 1) or b""
+        content = read_private(file, MAX_BYTES + 1) or b""
     except ConfigError as error:
-        logger.warning("the model is measured again: %s", error.message)
+        logger.warning("what was learned about %s is not used: %s", model, error.message)
         return b""
     return content if len(content) <= MAX_BYTES else b""
 
@@ -81,7 +101,7 @@ def _write_file(folder: Path, model: Path, content: bytes) -> None:
         write_private(_file(folder, model), content)
         _remove_oldest(folder)
     except (ConfigError, OSError) as error:
-        logger.info("the calibration could not be saved, so the next load measures again: %s", error)
+        logger.info("what was learned about %s could not be saved: %s", model, error)
 
 
 def _file(folder: Path, model: Path) -> Path:

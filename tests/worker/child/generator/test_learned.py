@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
+from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.speculation.proposals import MODEL
 from edgeagent.types import MemoryKind
-from edgeagent.types.choices import DraftRecord, FormTimes, LearnedCosts, Measurements, SavedTuning, StepTime
+from edgeagent.types.choices import DraftRecord, LearnedCosts, SavedTuning
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.learned import TuningSender, WarmStart
 from edgeagent.worker.child.opening import open_model
@@ -55,35 +55,6 @@ def test_costs_and_drafts_begin_with_what_an_earlier_worker_learnt(load: Load) -
     second.close()
 
 
-def measured(*, is_flash: bool) -> SavedTuning:
-    """Measurements of 2 of 8 layers, behind 512 tokens."""
-    forms = (FormTimes(True, 0.2, 0.1, 0.01, 0.11), FormTimes(False, 0.2, 0.1, 0.01))
-    return SavedTuning({}, Measurements(512, 2, forms), is_flash, 1)
-
-
-@pytest.mark.parametrize(("is_flash", "idle_cells_s"), [(True, 0.0), (False, 0.4)])
-def test_the_measurements_tell_what_earlier_tokens_and_idle_cells_cost(is_flash: bool, idle_cells_s: float) -> None:
-    costs = CostModel(512)
-    WarmStart(measured(is_flash=is_flash), LearnedCosts(), num_layers=8).init_costs(costs)
-    costs.observe(StepShape.alone(32, 0), 0.1)  # the trial
-    assert costs.predict(StepShape.alone(128, 512)) == pytest.approx(0.8, rel=0.1)
-    assert costs.predict(StepShape.alone(40, 512)) == pytest.approx(0.4, rel=0.15)
-    assert costs.idle_cells_s(128, 512) == pytest.approx(idle_cells_s, abs=0.1)
-
-
-def test_the_measurements_tell_when_a_turn_is_padded() -> None:
-    costs = CostModel(512, FLASH_TILE)
-    WarmStart(measured(is_flash=True), LearnedCosts(), num_layers=8).init_costs(costs)
-    assert costs.padded(StepShape.alone(40, 4000), 4000) == StepShape.alone(FLASH_TILE, 4000)
-
-
-def test_what_requests_taught_replaces_the_measurements() -> None:
-    costs = CostModel(512)
-    earlier = LearnedCosts(times=(StepTime(128.0, 0.0, 0.0, 7.0),))
-    WarmStart(measured(is_flash=True), earlier, num_layers=8).init_costs(costs)
-    assert costs.predict(StepShape.alone(128, 0)) == pytest.approx(7.0)
-
-
 def test_another_draft_is_expected_nothing_of(load: Load, tmp_path: Path) -> None:
     assert load.draft_path is not None
     first = begin(load)
@@ -116,6 +87,13 @@ def test_a_forged_record_is_no_record() -> None:
             msgspec.json.decode(bad, type=LearnedCosts)
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"conditions":{},"learned":1}', type=SavedTuning)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"[]", b"\xff", b"[" * 50_000, b'{"conditions":{"a":1}}'])
+def test_what_is_not_ours_is_not_used(content: bytes) -> None:
+    costs = CostModel(512)
+    WarmStart({"a": "b"}, content).init_costs(costs)
+    assert not costs.knows([1])
 
 
 class FakeEngine:

@@ -26,7 +26,7 @@ from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
 
 TOKENS = list(range(20, 60)) * 5
-CONFIG = EngineConfig(ctx=2048, parallel=4, threads=2, sandbox=False, calibration_s=0, flash_attention="off")
+CONFIG = EngineConfig(ctx=2048, parallel=4, threads=2, sandbox=False, flash_attention="off")
 
 
 def make_runner(path: Path) -> LlamaRunner:

@@ -27,7 +27,7 @@ from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
 from edgeagent.worker.parent.pool.loading import DraftChooser, LoadPreparation, ModelSource
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
-from edgeagent.worker.protocol import MEASUREMENTS, Load, adapter_part, draft_part, rewind_part
+from edgeagent.worker.protocol import Load, adapter_part, draft_part, rewind_part
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.parent.pool.test_pool import Files
 from tests.worker.support import QUICK, Record, eventually, request
@@ -432,19 +432,6 @@ def test_drafts_whose_removal_ended_the_process_are_left_out_until_the_model_is_
 def test_why_there_is_no_draft_model_where_none_is_asked_for(tmp_path: Path, option: str) -> None:
     load = prepared(tmp_path, draft=option).load()
     assert (load.draft_path, load.draft_why, load.draft_by) == (None, f"--draft {option}", "option")
-
-
-def test_measurements_that_ended_the_process_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"x")
-    preparation = prepared(tmp_path)
-
-    def calibration_s() -> float:
-        return preparation.load().engine_config.calibration_s
-
-    assert calibration_s() > 0
-    assert preparation.omit_part(MEASUREMENTS, "SIGABRT")
-    assert calibration_s() == 0
-    assert preparation.engine.calibration_s > 0, "the option stays"
 
 
 async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:

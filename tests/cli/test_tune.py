@@ -1,0 +1,81 @@
+"""`edgeagent bench ab` and `edgeagent tune`: what is compared, which flags that needs, and the saved profiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgeagent.cli import main
+from edgeagent.cli.tune import SettingName, flags_of, is_possible, settings_to_tune
+from edgeagent.errors import ConfigError
+from edgeagent.types.choices import Profile, Trial, TunedOptions
+from edgeagent.worker.parent.pool.tuning_store import PROFILES, TuningStore
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "flags"),
+    [
+        ("threads", "2", ["--threads", "2"]),
+        ("engine.flash_attention", "off", ["--flash-attention", "off"]),
+        ("kv_type_k", "q8_0", ["--kv-type-k", "q8_0"]),
+        ("mmap", "off", ["--no-mmap"]),
+        ("mlock", "on", ["--mlock"]),
+        ("draft", "none", ["--draft", "none"]),
+    ],
+)
+def test_an_option_is_named_as_in_the_config_or_as_a_flag(option: str, value: str, flags: list[str]) -> None:
+    assert flags_of(option, value) == flags
+
+
+@pytest.mark.parametrize(("option", "value"), [("port", "1"), ("speed", "1"), ("mmap", "2")])
+def test_what_cannot_be_compared_is_refused(option: str, value: str) -> None:
+    with pytest.raises(ConfigError):
+        flags_of(option, value)
+
+
+@pytest.mark.parametrize("option", ["threads", "threads=1", "threads=1,1", "threads=1,2,3", "port=1,2"])
+def test_a_wrong_comparison_is_one_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ab", option]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_defaults_come_first_and_each_value_once() -> None:
+    settings = {each.name: each.values for each in settings_to_tune(4, 8, is_on_gpu=False)}
+    assert list(settings) == list(SettingName), "attention first, since others follow it"
+    assert all(not dict(values[0][1]) for values in settings.values()), "the first value is the default"
+    assert [value for value, _ in settings[SettingName.THREADS]] == ["4", "2", "3", "8"]
+    alone = {each.name: each.values for each in settings_to_tune(1, 1, is_on_gpu=False)}
+    assert [value for value, _ in alone[SettingName.THREADS]] == ["1"]
+    on_gpu = [each.name for each in settings_to_tune(4, 8, is_on_gpu=True)]
+    assert on_gpu == [SettingName.KV_TYPE, SettingName.BATCH], "llama.cpp chooses the others"
+
+
+def test_plain_attention_has_no_quantized_cells() -> None:
+    plain, quantized = {"flash_attention": "off"}, {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}
+    assert is_possible(plain) and is_possible(quantized) and not is_possible(plain | quantized)
+
+
+def test_profiles_are_shown_and_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ["--state-dir", str(tmp_path)]
+    assert main(["tune", "--show", *state]) == 0
+    assert "There is no profile" in capsys.readouterr().out
+    store = TuningStore(tmp_path / PROFILES)
+    for name in ("a", "b"):
+        trial = Trial("threads", "1", "2", 1.2, 1.1, 1.3, is_taken=True)
+        profile = Profile(name, f"/m/{name}.gguf", {}, TunedOptions(threads=1), "2026-01-01T00:00:00", trials=(trial,))
+        store.note(Path(profile.path), msgspec.json.encode(profile))
+        store.write(Path(profile.path))
+    (tmp_path / PROFILES / "bad.json").write_bytes(b"{")
+    assert main(["tune", "--show", "a", *state]) == 0
+    shown = capsys.readouterr().out
+    assert "a, 2026-01-01T00:00: threads 1" in shown and "1.200 times the speed (1.100 to 1.300)" in shown
+    assert main(["tune", "a", "--forget", *state]) == 0
+    assert "It is deleted" in capsys.readouterr().out
+    assert main(["tune", "--show", "--json", *state]) == 0
+    assert [each["model"] for each in json.loads(capsys.readouterr().out)] == ["b"]
+    assert main(["tune", "a", "--forget", *state]) == 1
+    assert "there is no profile of a" in capsys.readouterr().err
+    assert main(["tune", "--forget", *state]) == 2
