@@ -35,6 +35,7 @@ from edgeagent.types import (
     Started,
     Step,
     TextDelta,
+    Tier,
     TokenPrompt,
     WorkerState,
 )
@@ -107,6 +108,26 @@ async def test_tokens_usage_and_timings_come_back(make: Make) -> None:
     assert sum(len(step.tokens) for step in steps) == 12
     (status,) = backend.models.statuses()
     assert status.state is WorkerState.READY and status.info is not None and status.info.num_layers == 4
+
+
+async def test_a_batch_request_gives_its_place_to_a_realtime_one_and_goes_on(make: Make) -> None:
+    backend = make(parallel=1)
+    await backend.start()
+    batch, urgent = ask("batch", max_tokens=150, tier=Tier.BATCH), ask("urgent", num_prompt=40, tier=Tier.REALTIME)
+    tokens, num_at_the_end = list[int](), 0
+
+    async def answer_urgent() -> None:
+        nonlocal num_at_the_end
+        assert len(await tokens_of(backend, urgent)) == 12
+        num_at_the_end = len(tokens)
+
+    async with asyncio.TaskGroup() as group:
+        async for step in steps_of(backend.generate, batch):
+            if step.tokens and not tokens:
+                group.create_task(answer_urgent())
+            tokens += step.tokens
+    assert 0 < num_at_the_end < 100, "it did not wait for the batch request"
+    assert tokens == await tokens_of(backend, structs.replace(batch, id="again")) and len(tokens) == 150
 
 
 async def test_cancel_and_close_stop_a_stream_and_leave_the_worker_well(make: Make) -> None:
