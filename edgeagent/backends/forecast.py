@@ -366,11 +366,12 @@ class Forecast:
         return [live for *_, live in sorted(ranked, key=itemgetter(0, 1))]
 
     def _new(self, request: GenerateRequest, now_s: float) -> _Live:
-        due_s = now_s + (math.inf if request.target is None else request.target.first_token_s)
+        target = None if request.is_ahead else request.target
+        due_s = now_s + (math.inf if target is None else target.first_token_s)
         num_bytes = prompt_bytes(request) - self._num_known_bytes(request)
         return _Live(
             request.tier,
-            _RANK[request.tier],
+            len(_RANK) if request.is_ahead else _RANK[request.tier],  # what is computed ahead comes last
             request.cache.partition,
             now_s,
             due_s,

@@ -195,6 +195,8 @@ class LocalBackend:
         traffic = self._traffic_of(model.name)
         prediction = self._admit(request, model, traffic)
         placement = Placement(self.name, request.model, "", sha256=model.preparation.sha256)
+        if so_far is not None and so_far.tokens and so_far.sha256 != placement.sha256:
+            so_far = replace(so_far, tokens=(), step_lengths=())  # another model made them: continue from the text
         answer = _Answer(request, sink, traffic.forecast, placement, self._clock)
         began_s = self._clock()
         traffic.forecast.accept(request, began_s, prediction)

@@ -184,12 +184,20 @@ HOPS_HEADER = "X-EdgeAgent-Hops"
 """The header that carries `GenerateRequest.num_hops` to a remote. It stops requests that circle between edgeagents."""
 
 
+AHEAD_TOKENS = 64
+"""The most tokens of an answer that is generated before it is asked for. Speech takes 3 to 4 tokens a second, so these
+are 15 s of it: the rest is generated while they are spoken. More would be lost each time that the user goes on."""
+
+
 class GenerateRequest(Struct, frozen=True):
     """One generation, usually made from a client's body. Later stages pass on copies with some fields set.
 
     max_tokens: None means until the context is full.
     logprobs: return log probabilities, with this many alternatives for each token; None: return none.
     prefill_only: compute and cache the prompt, but generate nothing.
+    is_ahead: compute it before it is needed, in time that no other request uses. With `prefill_only`, the last user
+    message may grow: its last word, and what follows it in the prompt, are not computed. Otherwise at most AHEAD_TOKENS
+    are generated.
     timeout_s: the most seconds that the whole request may take (None: no limit).
     echo: send the text of the prompt first. If `logprobs` is set, the prompt's tokens get log probabilities too, and
     the prompt is not read from the cache.
@@ -219,6 +227,7 @@ class GenerateRequest(Struct, frozen=True):
     tier: Tier = Tier.INTERACTIVE
     timeout_s: float | None = None
     prefill_only: bool = False
+    is_ahead: bool = False
     cache: CachePolicy = CachePolicy()
     echo: bool = False
     reports_progress: bool = False

@@ -109,8 +109,15 @@ class AnswerSoFar(Struct, frozen=True):
 
     `num_tokens` counts the tokens of this part. Tool calls are not part of it, because an answer that has begun a tool
     call cannot move to another backend.
+
+    `tokens`: the part's tokens, if this machine generated them ahead of the request (see GenerateRequest.is_ahead) with
+    the model whose file has the hash `sha256`. `step_lengths` has how many of them each step gave. With the same model,
+    this machine continues exactly, also within a tool call.
     """
 
     text: str = ""
     reasoning: str = ""
     num_tokens: int = 0
+    tokens: tuple[int, ...] = ()
+    step_lengths: tuple[int, ...] = ()
+    sha256: str = ""

@@ -42,6 +42,23 @@ class TestCancel:
         assert not engine.has_work
         check_integrity(engine)
 
+    def test_of_two_equal_prompts_one_goes_on_where_the_other_was_cancelled(self) -> None:
+        """As a voice framework sends them: a request ahead of the last word, and the same again once it was spoken."""
+        runner = FakeRunner(num_cells=2048, max_batch=64)
+        engine = make_engine(runner)
+        prompt = [1 + index % 40 for index in range(400)]
+        engine.add(SequenceSpec("ahead", prompt, greedy(), max_tokens=8))
+        engine.step()
+        final = engine.add(SequenceSpec("final", prompt, greedy(), max_tokens=8))
+        engine.step()
+        assert final.seq_id is None and final.awaited_prefill is not None
+        num_computed = runner.num_tokens_computed
+        assert 64 <= num_computed < 400
+        engine.cancel("ahead")
+        assert run(engine)["final"][0] == naive(prompt, 8)[0]
+        assert final.num_cached == num_computed
+        assert runner.num_tokens_computed <= 400 + 8
+
     @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
     def test_an_interrupted_batch_is_computed_again(self, kind: MemoryKind) -> None:
         runner = FakeRunner(memory_kind=kind)

@@ -165,6 +165,45 @@ async def test_steered(client: AsyncOpenAI) -> None:
         assert (await last(connection, grammar)).status == "cancelled"
 
 
+async def test_an_answer_ahead_is_the_answer_that_would_have_come(client: AsyncOpenAI) -> None:
+    """The prompt is computed while it grows. What was generated ahead, and the rest, are the answer of a plain turn."""
+    fields: Any = {
+        "model": "builtin",
+        "max_output_tokens": 90,
+        "temperature": 1.0,
+        "seed": 7,
+        "store": False,
+        **ENDLESS,
+    }
+    revisions = ["Tell", "Tell me", "Tell me all numbers"]
+    async with client.responses.connect() as connection:
+
+        async def create(text: str, **more: Any) -> Any:
+            frame = {"type": "response.create", "input": text, **fields, **more}
+            await connection.send_raw(json.dumps(frame))
+            return await last(connection)
+
+        plain = await create(revisions[-1], cache_prompt=False)
+        seen = []
+        for text in revisions:
+            ahead = await create(text, generate=False, edgeagent={"ahead": True})
+            assert (ahead.status, ahead.output, ahead.usage.output_tokens) == ("completed", [], 0)
+            seen.append(ahead.usage.input_tokens)
+        # The last word is kept back, and so is what the template writes behind the message.
+        assert seen[0] < seen[1] < seen[2] < plain.usage.input_tokens - 4
+        final, num_ahead = None, 0
+        async with asyncio.timeout(patient(30)):
+            while num_ahead < 20:  # until enough of it is there
+                await create(revisions[-1], generate=False, edgeagent={"ahead": True})
+                await asyncio.sleep(0.5)
+                final = await create(revisions[-1])
+                num_ahead = final.to_dict()["edgeagent"].get("ahead_tokens", 0)
+        assert final is not None
+        assert final.output_text == plain.output_text != ""
+        assert final.usage.output_tokens == 90 > num_ahead
+        assert final.usage.input_tokens == plain.usage.input_tokens
+
+
 @pytest.mark.parametrize("is_polite", [False, True], ids=["reset", "closed"])
 @pytest.mark.parametrize("is_decoding", [False, True], ids=["prefill", "decode"])
 async def test_work_stops_when_its_client_leaves(

@@ -46,6 +46,7 @@ from edgeagent.types import (
     GenerateRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
+    Need,
     OutputFormat,
     SamplingParams,
     TextFormat,
@@ -106,6 +107,18 @@ class ContextManagement(Settings):
     compact_threshold: Count | None = None
 
 
+class ResponsesEdgeagent(EdgeagentBody):
+    """The field `edgeagent` of a response's request."""
+
+    ahead: Annotated[
+        bool | None,
+        Field(
+            description="Only on a WebSocket, with `generate: false`: also begin the answer, and keep it for the next "
+            "create of the lane. A create that asks for the same gets it at once, any other drops it."
+        ),
+    ] = None
+
+
 class CreateResponseBody(SamplingBody, InputBody):
     """The body of a request that creates a response. All fields may be null. Unknown fields are ignored."""
 
@@ -129,7 +142,13 @@ class CreateResponseBody(SamplingBody, InputBody):
     stream: Annotated[
         bool | None, Field(description="Server-sent events instead of one body; without effect on a WebSocket.")
     ] = None
-    generate: bool | None = None
+    generate: Annotated[
+        bool | None,
+        Field(
+            description="False: only compute the prompt, up to the last word if the last message is a user's. On a "
+            "WebSocket, the next create of the lane ends such a response at once, as completed."
+        ),
+    ] = None
     prompt_cache_options: CacheOptions | None = None
     context_management: Annotated[list[ContextManagement], Field(fail_fast=True, max_length=16)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -151,7 +170,7 @@ class CreateResponseBody(SamplingBody, InputBody):
     stop: Stops | None = None
     cache_prompt: bool | None = None
     chat_template_kwargs: TemplateKwargs | None = None
-    edgeagent: EdgeagentBody | None = None
+    edgeagent: ResponsesEdgeagent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +206,11 @@ class ResponseCreate:
         return self.body.generate is False or bool(options and options.prewarm)
 
     @property
+    def is_answered_ahead(self) -> bool:
+        """Whether the answer is to begin before the client asks for it."""
+        return bool(self.body.edgeagent and self.body.edgeagent.ahead)
+
+    @property
     def compact_threshold(self) -> int | None:
         """The earlier conversation is first summarized if the prompt has more tokens than this; None means never."""
         entries = self.body.context_management or []
@@ -220,7 +244,7 @@ class ResponseCreate:
             template_kwargs(effort, body.chat_template_kwargs),
             truncate=body.truncation == "auto",
         )
-        is_cached = body.cache_prompt is not False
+        is_cached, need = body.cache_prompt is not False, self.latency.need
         return GenerateRequest(
             id=request_id,
             model=model,
@@ -233,10 +257,11 @@ class ResponseCreate:
             tier=self.latency.tier,
             timeout_s=self.latency.timeout_s,
             prefill_only=self.is_prefill_only,
+            is_ahead=self.is_prefill_only,
             cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and conversation.is_storable),
             route=route_of(body.edgeagent),
             draft_tokens=drafts_of(body.edgeagent),
-            need=self.latency.need,
+            need=Need(max_prompt_tokens=need.max_prompt_tokens) if self.is_prefill_only else need,
         )
 
     def echo(self, defaults: SamplingParams) -> Echo:
@@ -291,6 +316,8 @@ def read_create(fields: Json) -> ResponseCreate:
 
 
 def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:
+    if body.edgeagent and body.edgeagent.ahead and body.generate is not False:
+        raise InvalidRequest("an answer begins ahead only with generate: false", param="edgeagent.ahead")
     if fields.get("conversation"):
         if fields.get("previous_response_id"):
             raise InvalidRequest("send either conversation or previous_response_id, not both", param="conversation")

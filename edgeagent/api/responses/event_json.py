@@ -28,6 +28,8 @@ class Notes(Shape):
     """Unknown fields of the request, which have no effect, and keywords in schemas that cannot be followed."""
     dropped_items: NotRequired[int]
     """How many of the oldest items did not fit and were left out of the prompt, because `truncation` is `auto`."""
+    ahead_tokens: NotRequired[int]
+    """How many tokens were generated ahead of the request and sent at once. The stages are those of the others."""
     mode: NotRequired[RouteMode]
     """Where the response may run, if its request or an earlier one in its chain limits it. Continuations inherit it."""
 

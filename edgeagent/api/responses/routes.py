@@ -78,6 +78,8 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
 
     Raise what `begin_turn` raises.
     """
+    if create.is_answered_ahead:
+        raise InvalidRequest("an answer begins ahead only on a WebSocket", param="edgeagent.ahead")
     history = ConnectionHistory()
     found = await context.responses.store.find(history.missing(create.previous_id, create.items), partition)
     return begin_turn(create, context.service, history, found, partition=partition)

@@ -40,12 +40,14 @@ from edgeagent.router.policy import strictest
 from edgeagent.service.live_requests import LiveRequest, LiveRequests
 from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
+    AnswerSoFar,
     ChatPrompt,
     Delta,
     Finished,
     FinishReason,
     GenerateRequest,
     Queued,
+    RouteMode,
     SamplingParams,
     Sink,
     Step,
@@ -57,12 +59,24 @@ from edgeagent.types import replace as msgspec_replace
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One response under way. `conversation`: what the response answers; a compaction replaces it by a shorter one."""
+    """One response under way. `conversation`: what the response answers; a compaction replaces it by a shorter one.
+
+    `ahead`: the beginning of the answer, if it was generated ahead of the request.
+    """
 
     create: ResponseCreate
     request: GenerateRequest
     events: ResponseEvents
     conversation: Conversation
+    ahead: AnswerSoFar | None = None
+
+    @property
+    def usage_ahead(self) -> Usage:
+        """The token counts of what was generated ahead; zeros if nothing was."""
+        started = self.events.started
+        if self.ahead is None or started is None:
+            return Usage()
+        return Usage(started.num_prompt_tokens, started.num_cached_tokens, self.ahead.num_tokens)
 
     @property
     def is_empty(self) -> bool:
@@ -140,9 +154,9 @@ def begin_turn(
     return Turn(create, request, events, conversation)
 
 
-def unrun(reason: FinishReason, why: str) -> Finished:
-    """Return the terminal delta of a request that was not sent to a backend."""
-    return Finished(reason, Usage(), Timings(route="edgeagent", reason=why))
+def unrun(reason: FinishReason, why: str, usage: Usage | None = None) -> Finished:
+    """Return the terminal delta of a request whose end no backend reports."""
+    return Finished(reason, usage or Usage(), Timings(route="edgeagent", reason=why))
 
 
 def _defaults(service: Service, model: str) -> SamplingParams:
@@ -171,7 +185,10 @@ async def run_turn(turn: Turn, service: Service, sink: Sink) -> None:
             sink.put(Step((cancelled.end,)))
             return
         sink.put(Step(cast("tuple[Delta]", (Compacted(item),))))
-    await service.generate(turn.request, sink)
+    request = turn.request
+    if turn.ahead is not None:
+        request = msgspec_replace(request, so_far=turn.ahead, route=RouteMode.LOCAL_ONLY)
+    await service.generate(request, sink)
 
 
 async def _is_too_long(turn: Turn, service: Service) -> bool:

@@ -32,7 +32,7 @@ from edgeagent.types import (
     TokenPrompt,
     replace,
 )
-from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
+from edgeagent.worker.child.boundaries import find_next_turn, find_open_end, find_system_end
 from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
 
@@ -105,7 +105,13 @@ class PromptReader:
         self._sizes: PartitionCache[bytes, int] = PartitionCache(_MAX_SIZES)
 
     def read(
-        self, prompt: Prompt, max_tokens: int | None = None, *, partition: str = "", max_prompt: int | None = None
+        self,
+        prompt: Prompt,
+        max_tokens: int | None = None,
+        *,
+        partition: str = "",
+        max_prompt: int | None = None,
+        is_open: bool = False,
     ) -> ReadPrompt:
         """Return a prompt's tokens. Raise InvalidRequest or NotSupported if the prompt cannot be used.
 
@@ -114,7 +120,8 @@ class PromptReader:
 
         `max_tokens` is the limit of the answer; None means as many tokens as fit. A conversation with `truncate` is
         shortened to leave room for an answer, and to at most `max_prompt` tokens if that is possible. `partition`: the
-        client, see CachePolicy.
+        client, see CachePolicy. `is_open`: the last message may grow. If it is a user's, return only the tokens that
+        this does not change (see `find_open_end`).
         """
         match prompt:
             case ChatPrompt():
@@ -124,7 +131,7 @@ class PromptReader:
                 else:
                     written = self._write(prompt)
                 num_dropped = num_items(prompt.messages) - num_items(written.prompt.messages)
-                return self._read_chat(written, num_dropped)
+                return self._read_chat(written, num_dropped, is_open=is_open)
             case TextPrompt(text=text, suffix=suffix, parse_special=parse_special, files=files):
                 self._check_length("".join((text, suffix or "", *(part for file in files for part in file))))
                 if suffix is not None:
@@ -194,14 +201,18 @@ class PromptReader:
             return None
         return written if len(written.tokens) <= most else None
 
-    def _read_chat(self, written: _Written, num_dropped: int) -> ReadPrompt:
+    def _read_chat(self, written: _Written, num_dropped: int, *, is_open: bool) -> ReadPrompt:
         prompt, rendered, tokens = written.prompt, written.rendered, written.tokens
         place = (self._template, prompt, rendered.text, tokens, self._model.piece)
         has_instructions = bool(prompt.tools) or any(message.role == "system" for message in prompt.messages[:1])
         # A memory that can be truncated at any position needs no boundaries.
         has_boundaries = self._model.memory_kind is not MemoryKind.FULL_ATTENTION
         system_end = find_system_end(*place) if has_instructions or has_boundaries else None
-        next_turn = find_next_turn(*place) if has_boundaries else None
+        open_end = find_open_end(*place) if is_open else None
+        if open_end is not None:
+            # The engine's memory stays at the end of these tokens, so they need no boundary there.
+            tokens, system_end = tokens[:open_end], min(system_end or 0, open_end)
+        next_turn = find_next_turn(*place) if has_boundaries and open_end is None else None
         return ReadPrompt(
             tokens,
             rendered.text,

@@ -6,7 +6,7 @@ import pytest
 
 from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.types import ChatPrompt, Message
-from edgeagent.worker.child.boundaries import find_next_turn, find_system_end
+from edgeagent.worker.child.boundaries import find_next_turn, find_open_end, find_system_end
 
 PLAIN = """\
 {%- for m in messages %}{{ '<' + m.role + '>' + m.content + '\\n' }}{% endfor -%}
@@ -48,3 +48,26 @@ def test_without_instructions_there_is_what_the_template_writes(messages: tuple[
 def test_a_template_that_refuses_what_nobody_asked_for_tells_nothing() -> None:
     picky = "{% if messages[-1].content == '\u2042' %}{{ raise_exception('what?') }}{% endif %}" + PLAIN
     assert "<system>" not in "".join(boundaries(picky, CONVERSATION))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("turn on the lights", "turn on the"),
+        ("turn on the ", "turn on"),
+        ("turn\non", "turn"),
+        ("turn", ""),
+        ("", ""),
+        ("turnonthelightinthekitchen", "turnonthel"),
+        ("turn onthelightinthekitchen", "turn onthel"),
+    ],
+)
+def test_a_growing_message_is_kept_up_to_its_last_word(text: str, kept: str) -> None:
+    template = ChatTemplate(PLAIN, bos_text="", eos_text="", architecture="", control_texts=(), marker_texts=())
+    prompt = ChatPrompt((*CONVERSATION[:3], Message("user", text)))
+    rendered = template.render(prompt).text
+    place = (rendered, [ord(char) for char in rendered], lambda token: chr(token).encode())
+    end = find_open_end(template, prompt, *place)
+    assert end is not None
+    assert rendered[:end].rpartition("<user>")[2] == kept
+    assert find_open_end(template, ChatPrompt(CONVERSATION[:3]), *place) is None

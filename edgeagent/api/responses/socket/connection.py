@@ -19,6 +19,7 @@ from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.gate.envelope import WEBSOCKET
 from edgeagent.api.responses.events import set_delivery
+from edgeagent.api.responses.socket.ahead import AheadAnswer
 from edgeagent.api.responses.socket.frames import CreateFrame, read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn, UndeliveredResponse
 from edgeagent.api.responses.socket.outbox import (
@@ -29,7 +30,19 @@ from edgeagent.api.responses.socket.outbox import (
     Outbox,
     Send,
 )
-from edgeagent.api.responses.socket.session import Action, Cancel, Drop, End, Fetch, OwnAction, Queue, Session, Start
+from edgeagent.api.responses.socket.session import (
+    Action,
+    BeginAhead,
+    Cancel,
+    Drop,
+    End,
+    EndAhead,
+    Fetch,
+    OwnAction,
+    Queue,
+    Session,
+    Start,
+)
 from edgeagent.api.responses.turn import run_turn
 from edgeagent.api.wire.body import run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.errors import to_client_error
@@ -93,6 +106,7 @@ class Connection:
         )
         # The requests, by id. Each is kept until its task has ended and its terminal event is written.
         self._requests: dict[str, LaneTurn | UndeliveredResponse] = {}
+        self._ahead: dict[AheadAnswer, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Accept the socket, serve it until it closes, and end its tasks.
@@ -223,6 +237,18 @@ class Connection:
                     live.task.cancel()
                 else:
                     self._release(live)
+            case BeginAhead(answer):
+                task = self._ahead[answer] = self._start(self._answer_ahead(answer))
+                task.add_done_callback(lambda _: self._ahead.pop(answer))
+            case EndAhead(answer):
+                if answer in self._ahead:
+                    self._ahead[answer].cancel()
+
+    async def _answer_ahead(self, answer: AheadAnswer) -> None:
+        try:
+            await self._service.generate(answer.request, answer)
+        except Exception as error:
+            to_client_error(answer.request.id, error)  # it logs a bug; the client has asked for nothing yet
 
     async def _before_end(self, entry: Send) -> None:
         """Wait until the response is stored, at most KEEP_S. Write the mean delivery time into its terminal event."""

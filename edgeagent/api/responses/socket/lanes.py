@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edgeagent.api.responses.body import ResponseCreate
+from edgeagent.api.responses.socket.ahead import AheadAnswer
 from edgeagent.api.responses.socket.frames import RefusedFrame
 from edgeagent.api.responses.socket.steering import Steer
 from edgeagent.api.responses.turn import LiveTurn, Turn
@@ -102,6 +103,7 @@ class Lane:
 
     `fetching`: the create that needs something from the store, which is being looked up. `is_fetch_cancelled`: this
     create ends as cancelled after the lookup. `key`: the lane's unique name among the lanes of all connections.
+    `ahead`: the answer that the next create may take.
     """
 
     name: str | None
@@ -109,6 +111,7 @@ class Lane:
     live: LaneTurn | None = None
     fetching: ResponseCreate | None = None
     is_fetch_cancelled: bool = False
+    ahead: AheadAnswer | None = None
     waiting: deque[WaitingCreate] = field(default_factory=deque)
 
     @property

@@ -16,6 +16,7 @@ from typing import cast
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, NewId, is_wait, new_id
 from edgeagent.api.responses.socket import steering
+from edgeagent.api.responses.socket.ahead import AheadAnswer
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import (
     InvalidStreamId,
@@ -28,7 +29,7 @@ from edgeagent.api.responses.socket.lanes import (
 )
 from edgeagent.api.responses.socket.outbox import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
 from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
-from edgeagent.api.responses.turn import begin_turn, unrun
+from edgeagent.api.responses.turn import Turn, begin_turn, unrun
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
@@ -89,7 +90,21 @@ class End:
     stored: StoredResponse | None
 
 
-OwnAction = Fetch | Queue | Start | Cancel | Drop | End
+@dataclass(frozen=True, slots=True)
+class BeginAhead:
+    """Generate an answer ahead: put its steps into it. A failure ends it without a trace."""
+
+    answer: AheadAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class EndAhead:
+    """Stop generating an answer ahead, because it was taken or dropped."""
+
+    answer: AheadAnswer
+
+
+OwnAction = Fetch | Queue | Start | Cancel | Drop | End | BeginAhead | EndAhead
 Action = OwnAction | Send | Close
 
 
@@ -240,10 +255,12 @@ class Session:
     def step(self, live: LaneTurn, step: Step) -> list[Action]:
         """Return the actions for one step of a live request. A step after the terminal event is ignored."""
         if live.is_under_way:
-            live.has_steps = True
+            live.has_steps |= not is_wait(step.deltas)
             if live.is_created and live.turn.events.is_queued and not is_wait(step.deltas):
                 self._send(live, live.turn.events.in_progress())
             self._feed(live, step.deltas, step.at_s)
+            if live.turn.request.prefill_only and live.turn.events.response["status"] == "completed":
+                self._begin_ahead(live)
         return self._take()
 
     def failed(self, live: LaneTurn, error: EdgeAgentError) -> list[Action]:
@@ -310,7 +327,7 @@ class Session:
         self._advance(lane)
 
     def _advance(self, lane: Lane) -> None:
-        while not lane.is_busy and lane.waiting:
+        while lane.waiting and (not lane.is_busy or self._supersede(lane)):
             waiting = lane.waiting.popleft()
             self._num_waiting_bytes -= waiting.num_bytes
             match waiting.content:
@@ -321,6 +338,22 @@ class Session:
                     self._begin_turn(lane, create, StoreResult(), steers)
                 case create:
                     self._open(lane, create)
+
+    def _supersede(self, lane: Lane) -> bool:
+        """End a lane's prefill for the create that waits behind it. Return False if the lane runs anything else.
+
+        What was computed stays cached, and the create computes the rest. A prefill with `context_management` may be
+        writing a summary, which its client is waiting for.
+        """
+        live = lane.live
+        if live is None or not live.turn.request.prefill_only or live.turn.create.compact_threshold is not None:
+            return False
+        if not isinstance(lane.waiting[0].content, ResponseCreate):
+            return False
+        if live.turn.events.is_queued:  # only a response in progress can be completed
+            self._send(live, live.turn.events.in_progress())
+        self._end_early(live, FinishReason.STOP, "superseded")
+        return True
 
     def _open(self, lane: Lane, create: ResponseCreate) -> None:
         if self._is_expired:
@@ -355,12 +388,52 @@ class Session:
             self._evict(create.previous_id, lane)
             self._refuse(lane, error, answers)
             return
+        ahead = self._take_ahead(lane, turn)
         live = LaneTurn(turn, lane, answers)
         if is_cancelled:
             lane.live = live
             self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
+        elif ahead is not None:
+            self._release(live, ahead)
         else:
             self._start(live)
+
+    def _begin_ahead(self, live: LaneTurn) -> None:
+        """Begin the answer to a revision whose prompt is computed, if it asks for that and the lane has none.
+
+        No answer with log probabilities is continued, and a summary would be another one the next time.
+        """
+        turn, lane = live.turn, live.lane
+        is_asked = turn.create.is_answered_ahead and turn.request.logprobs is None and not turn.is_empty
+        if is_asked and turn.create.compact_threshold is None and lane.ahead is None and not self._is_expired:
+            lane.ahead = AheadAnswer(turn.request, self._make_id("ahead"))
+            self._actions.append(BeginAhead(lane.ahead))
+
+    def _take_ahead(self, lane: Lane, turn: Turn) -> AheadAnswer | None:
+        """Return the lane's answer ahead for a turn that begins, if it has tokens and the turn asks for it.
+
+        Another turn drops it. A revision with the same text keeps it.
+        """
+        ahead = lane.ahead
+        if ahead is None or (turn.request.prefill_only and ahead.answers(turn.request)):
+            return None
+        self._end_ahead(lane)
+        return ahead if ahead.num_tokens and ahead.answers(turn.request) else None
+
+    def _end_ahead(self, lane: Lane) -> None:
+        if lane.ahead is not None:
+            lane.ahead.end()
+            self._actions.append(EndAhead(lane.ahead))
+            lane.ahead = None
+
+    def _release(self, live: LaneTurn, ahead: AheadAnswer) -> None:
+        """Send what was generated ahead, and generate the rest."""
+        live.lane.live = live
+        live.turn.events.notes["ahead_tokens"] = ahead.num_tokens
+        self._feed(live, ahead.step.deltas)
+        if not ahead.is_whole:
+            live.turn.ahead = ahead.so_far
+            self._actions.append(Start(live))
 
     def _start(self, live: LaneTurn) -> None:
         is_full = self._num_active >= MAX_ACTIVE
@@ -435,6 +508,9 @@ class Session:
                 lane.is_fetch_cancelled = True
         else:
             live = self._lanes.turn(response_id)
+            lane = next((each for each in self._lanes if each.ahead and each.ahead.revision_id == response_id), None)
+        if lane is not None:
+            self._end_ahead(lane)
         self._cancel_live(live)
 
     def _cancel_live(self, live: LaneTurn | None) -> None:
@@ -447,13 +523,16 @@ class Session:
     def _stop(self, live: LaneTurn) -> None:
         if live.has_steps:
             self._actions.append(Cancel(live))
-            return
+        else:
+            # The request may still wait for a model or a slot. No step could report the cancel, so its end is
+            # reported here.
+            self._end_early(live, FinishReason.CANCELLED, "cancelled before it began")
+
+    def _end_early(self, live: LaneTurn, reason: FinishReason, why: str) -> None:
         if live in self._queued:
             self._queued.remove(live)
-        # Without steps, the request may still wait for a model or a slot. No step could report the cancel, so its end
-        # is reported here.
         self._actions.append(Drop(live))
-        self._feed(live, [unrun(FinishReason.CANCELLED, "cancelled before it began")])
+        self._feed(live, [unrun(reason, why, live.turn.usage_ahead)])
 
     def _steer(self, frame: Json) -> None:
         previous_id, raw = frame.get("previous_response_id"), frame.get("input")

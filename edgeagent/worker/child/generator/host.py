@@ -197,7 +197,11 @@ class Host:
         """
         started_s = time.monotonic()
         prompt = self._prompts.read(
-            request.prompt, request.max_tokens, partition=request.cache.partition, max_prompt=longest_prompt(request)
+            request.prompt,
+            request.max_tokens,
+            partition=request.cache.partition,
+            max_prompt=longest_prompt(request),
+            is_open=request.is_ahead and request.prefill_only,
         )
         check_budget(request, len(prompt.tokens))
         if not prompt.tokens:

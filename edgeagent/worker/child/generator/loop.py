@@ -75,10 +75,13 @@ class GeneratorLoop(JobLoop):
         """Queue a command from the reader thread, and interrupt a long step that would delay it.
 
         If no long step is running yet, the engine sees the command (`_has_command`) before it starts one, and postpones
-        that step. But it never postpones two steps in a row.
+        that step. But it never postpones two steps in a row. The cancel of a prefill ahead of a request interrupts
+        nothing: what the step computes is for the request that has replaced it.
         """
         self.commands.put(command)
-        if self._engine.current_step.is_long:
+        live = self._requests.get(command.id) if isinstance(command, Cancel) else None
+        is_kept = live is not None and live.submit.request.is_ahead and live.submit.request.prefill_only
+        if self._engine.current_step.is_long and not is_kept:
             self._host.request_abort()
 
     def hand_in(self, ready: PromptReady) -> None:

@@ -9,7 +9,7 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.respelling import RespellConstraint
 from edgeagent.text.output.stream import OutputStream
-from edgeagent.types import GenerateRequest
+from edgeagent.types import AHEAD_TOKENS, GenerateRequest
 from edgeagent.worker.child.generator.continuation import Continuation
 from edgeagent.worker.child.prompt import ReadPrompt
 from edgeagent.worker.protocol import Delivered
@@ -76,15 +76,18 @@ def make_spec(
     `num_scored` is the number of alternatives for each prompt token if log probabilities of the prompt are requested;
     otherwise None. `adapter` is the identity of the request's adapter, "" for none.
     """
-    cache, target = request.cache, request.target
+    cache, target, max_tokens = request.cache, request.target, request.max_tokens
     # The time per token in the target of a tier is what a machine must reach. Only what a client asks for is a limit.
     token_s = None if target is None or request.need.token_s is None else target.token_s
+    if request.is_ahead:
+        max_tokens = AHEAD_TOKENS if max_tokens is None else min(max_tokens, AHEAD_TOKENS)
     return SequenceSpec(
         id=request.id,
         prompt=prompt.tokens,
         sampler=sampler,
-        max_tokens=request.max_tokens,
+        max_tokens=max_tokens,
         tier=request.tier,
+        is_ahead=request.is_ahead,
         partition=cache.partition,
         read_cache=cache.read and num_scored is None,
         write_cache=cache.write,

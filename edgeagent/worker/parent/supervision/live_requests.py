@@ -78,6 +78,7 @@ class LiveRequest:
 
     `so_far` is the earlier output of another machine. `tokens` are the token ids that were delivered after it, and
     `step_lengths` has how many of them each step delivered. If the worker dies, the next one continues after `tokens`.
+    An output that this machine generated ahead of the request is part of `tokens` from the beginning.
     """
 
     __slots__ = (
@@ -103,14 +104,15 @@ class LiveRequest:
         self, request: GenerateRequest, receiver: Receiver, accepted_at_s: float, so_far: AnswerSoFar | None = None
     ) -> None:
         self.request = request
-        self.so_far = so_far
+        is_own = so_far is not None and bool(so_far.tokens)
+        self.so_far = None if is_own else so_far
         self.receiver: Receiver | None = receiver
         self.accepted_at_s = accepted_at_s
         self.cancelled_at_s: float | None = None
         self.is_sent = False
         self.started: Started | None = None
-        self.tokens: list[int] = []
-        self.step_lengths: list[int] = []
+        self.tokens: list[int] = list(so_far.tokens) if so_far is not None else []
+        self.step_lengths: list[int] = list(so_far.step_lengths) if so_far is not None else []
         self.held_logprobs: tuple[TokenLogprob, ...] = ()  # of the last tokens, whose text was not sent yet
         self.pending_deltas: list[Delta] = []  # the deltas of a step whose last part has not arrived
         self.first_token_at_s: float | None = None

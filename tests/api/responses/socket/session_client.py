@@ -8,10 +8,22 @@ from typing import Any
 
 from edgeagent.api.context import ITEM_FORMAT
 from edgeagent.api.responses.events import TERMINAL
+from edgeagent.api.responses.socket.ahead import AheadAnswer
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.responses.socket.outbox import Close, Send
-from edgeagent.api.responses.socket.session import Action, Cancel, Drop, End, Fetch, Queue, Session, Start
+from edgeagent.api.responses.socket.session import (
+    Action,
+    BeginAhead,
+    Cancel,
+    Drop,
+    End,
+    EndAhead,
+    Fetch,
+    Queue,
+    Session,
+    Start,
+)
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.database import Limits, ResponseDatabase
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
@@ -43,6 +55,7 @@ class Client:
         self.cancelled: list[str] = []
         self.dropped: list[str] = []
         self.closed: list[int] = []
+        self.ahead: list[AheadAnswer] = []  # under way
         self.events: list[Json] = []
         self.grammar = EventGrammar()
 
@@ -65,6 +78,10 @@ class Client:
                     self.cancelled.append(live.id)
                 case Drop(live):
                     self.dropped.append(live.id)
+                case BeginAhead(answer):
+                    self.ahead.append(answer)
+                case EndAhead(answer):
+                    self.ahead.remove(answer)
                 case Close(code):
                     self.closed.append(code)
                 case Send(event=event, is_terminal=is_terminal):

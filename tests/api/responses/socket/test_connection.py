@@ -29,7 +29,9 @@ from edgeagent.types import (
     FinishReason,
     GenerateRequest,
     Message,
+    RouteMode,
     Started,
+    Step,
     TextDelta,
     ToolCallDelta,
     ToolCallStarted,
@@ -448,3 +450,34 @@ async def test_a_token_where_one_is_required() -> None:
         ) as socket:
             await create(socket)
             assert (await until_end(socket))[-1]["type"] == "response.completed"
+
+
+async def test_an_answer_ahead_is_released_and_goes_on_or_ends_with_its_socket(
+    address: str, backend: FakeBackend
+) -> None:
+    gate = Gate()
+
+    def script(request: GenerateRequest) -> list[Act]:
+        if request.prefill_only:
+            return [Started(4, 0), finished(output=0)]
+        if request.is_ahead:
+            return [Started(4, 4), Step((TextDelta("one"),), (1,), 1.0), gate]
+        return [Started(5, 5), TextDelta(" two"), finished()]
+
+    backend.script = script
+    async with connect(f"ws://{address}/v1/responses") as socket:
+        await create(socket, generate=False, edgeagent={"ahead": True})
+        assert [event["type"] for event in await until_end(socket)][-1] == "response.completed"
+        await gate.reached.wait()
+        await create(socket)
+        response = (await until_end(socket))[-1]["response"]
+        assert response["output"][0]["content"][0]["text"] == "one two"
+        assert response["edgeagent"]["ahead_tokens"] == 1
+        request = backend.requests[-1]
+        assert request.so_far is not None
+        assert (request.so_far.tokens, request.route) == ((1,), RouteMode.LOCAL_ONLY)
+        await backend.until(lambda backend: backend.closed == [backend.requests[1].id])
+        await create(socket, generate=False, edgeagent={"ahead": True})
+        await until_end(socket)
+        await backend.until(lambda backend: backend.requests[-1].is_ahead and not backend.requests[-1].prefill_only)
+    await backend.until(lambda backend: backend.closed[1:] == [backend.requests[-1].id])

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.errors import WorkerCrashed
-from edgeagent.types import FinishReason, Message, TextDelta, ToolCallStarted
+from edgeagent.types import FinishReason, Message, Step, TextDelta, ToolCallStarted
 from tests.api.responses.socket.session_client import Client
 from tests.backends.fake import finished
 from tests.examples import examples
@@ -25,15 +25,25 @@ class Sessions(RuleBasedStateMachine):
         self.num_creates: dict[str | None, int] = {}
         self.live: list[str] = []
 
-    @rule(lane=st.sampled_from([None, "a", "b"]), is_good=st.booleans(), is_chained=st.booleans())
-    def create(self, lane: str | None, is_good: bool, is_chained: bool) -> None:
+    @rule(
+        lane=st.sampled_from([None, "a", "b"]), is_good=st.booleans(), is_chained=st.booleans(), is_ahead=st.booleans()
+    )
+    def create(self, lane: str | None, is_good: bool, is_chained: bool, is_ahead: bool) -> None:
         fields: dict[str, Any] = {} if is_good else {"temperature": 9}
+        if is_ahead:
+            fields |= {"generate": False, "edgeagent": {"ahead": True}}
         if lane:
             fields["stream_id"] = lane
         if is_chained and self.client.started:
             fields["previous_response_id"] = self.client.started[0]
         self.num_creates[lane] = self.num_creates.get(lane, 0) + 1
         self.client.create(**fields)
+
+    @rule(which=st.integers(0, 5), reason=st.sampled_from([None, *FinishReason]))
+    def ahead(self, which: int, reason: FinishReason | None) -> None:
+        if self.client.ahead:
+            deltas = (TextDelta("x"),) if reason is None else (TextDelta("x"), finished(reason))
+            self.client.ahead[which % len(self.client.ahead)].put(Step(deltas, (7,), 1.0))
 
     @rule(is_slow=st.booleans())
     def store(self, is_slow: bool) -> None:

@@ -22,6 +22,17 @@ class TestInterrupt:
         bench.loop.interrupt(command)
         assert bench.host.num_aborts == 1
 
+    def test_what_a_newer_prompt_needs_too_is_not_interrupted(self) -> None:
+        bench = Bench()
+        bench.submit(is_ahead=True, prefill_only=True)
+        bench.submit("answer", is_ahead=True)
+        bench.turn()
+        bench.host.engine.current_step.is_long = True
+        bench.loop.interrupt(Cancel("a"))
+        assert bench.host.num_aborts == 0
+        bench.loop.interrupt(Cancel("answer"))
+        assert bench.host.num_aborts == 1
+
     @pytest.mark.parametrize(
         ("tier", "rank", "num_aborts"),
         [

@@ -281,3 +281,15 @@ def test_what_another_machine_gave_counts_as_delivered() -> None:
     requests.cancel("r1", 2.0)
     (end,) = keeper.ends
     assert isinstance(end, Finished) and end.usage.num_output_tokens == 9
+
+
+def test_what_this_machine_gave_ahead_continues_from_its_tokens() -> None:
+    requests, keeper = ModelRequests(), Keeper()
+    ahead = AnswerSoFar("It is", num_tokens=3, tokens=(1, 2, 3), step_lengths=(2, 1))
+    live = requests.add(request(""), keeper, 0.0, ahead)
+    assert live.delivered == Delivered((1, 2, 3), (2, 1))
+    requests.mark_sent(live)
+    requests.on_steps(StepResult(1.0, (StepItem("r1", (Started(5, 2),), (4,)),)))
+    requests.on_worker_end("signal 9", EndKind.KILLED)
+    assert live.delivered == Delivered((1, 2, 3, 4), (2, 1, 1))
+    assert keeper.tokens == [4]

@@ -1,0 +1,93 @@
+"""An answer that a lane generates before its client asks for it: a voice assistant's, while it waits for more words.
+
+A revision of a message (`generate: false`, `edgeagent: {"ahead": true}`) begins it once its prompt is computed. The
+next create on the lane takes it if it asks for the same, and drops it otherwise. Until then nothing of it is sent or
+stored.
+"""
+
+from __future__ import annotations
+
+from edgeagent.api.responses.events import is_wait
+from edgeagent.service.client_sink import merge_steps
+from edgeagent.types import (
+    AHEAD_TOKENS,
+    AnswerSoFar,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Need,
+    ReasoningDelta,
+    Sink,
+    Started,
+    Step,
+    TextDelta,
+    replace,
+)
+
+
+class AheadAnswer(Sink):
+    """The answer to a revision, as far as it is generated.
+
+    `revision_id`: the response of the revision. `request`: what is generated, at most AHEAD_TOKENS. `is_whole`: the
+    answer ended by itself, so nothing is left to generate.
+    """
+
+    def __init__(self, revision: GenerateRequest, answer_id: str) -> None:
+        self.request = replace(revision, id=answer_id, prefill_only=False)
+        self.revision_id = revision.id
+        self.is_whole = False
+        self._steps: list[Step] = []
+        self._is_over = False
+
+    def put(self, step: Step) -> None:
+        """Keep a step. The last one of an answer that was cut off ends in text that the rest may continue otherwise."""
+        if self._is_over or is_wait(step.deltas):
+            return
+        last = step.deltas[-1] if step.deltas else None
+        self._is_over = isinstance(last, Finished)
+        if isinstance(last, Finished):
+            limit = self.request.max_tokens
+            is_own_limit = limit is not None and limit <= AHEAD_TOKENS
+            is_cut = last.reason is FinishReason.CANCELLED or (last.reason is FinishReason.LENGTH and not is_own_limit)
+            if is_cut:
+                return
+            self.is_whole = True
+        self._steps.append(step)
+
+    def end(self) -> None:
+        """Take no further steps."""
+        self._is_over = True
+
+    def answers(self, request: GenerateRequest) -> bool:
+        """Whether a request asks for this answer: it has the same model, prompt, sampling, format, tier and limits."""
+        return _content(request) == _content(self.request)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are kept."""
+        return sum(len(step.tokens) for step in self._steps)
+
+    @property
+    def step(self) -> Step:
+        """All that is kept, as one step without a time."""
+        return replace(merge_steps(self._steps), at_s=0.0)
+
+    @property
+    def so_far(self) -> AnswerSoFar:
+        """What is kept, for the worker that generates the rest."""
+        deltas = [delta for step in self._steps for delta in step.deltas]
+        started = next((delta for delta in deltas if isinstance(delta, Started)), Started(0, 0))
+        return AnswerSoFar(
+            text="".join(delta.text for delta in deltas if isinstance(delta, TextDelta)),
+            reasoning="".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
+            num_tokens=self.num_tokens,
+            tokens=tuple(token for step in self._steps for token in step.tokens),
+            step_lengths=tuple(len(step.tokens) for step in self._steps if step.tokens),
+            sha256=started.placement.sha256 if started.placement is not None else "",
+        )
+
+
+def _content(request: GenerateRequest) -> GenerateRequest:
+    """Return a request without what does not change its answer: its id, its times, and how much of it is computed."""
+    need = Need(max_prompt_tokens=request.need.max_prompt_tokens)
+    return replace(request, id="", timeout_s=None, prefill_only=False, is_ahead=False, need=need)
