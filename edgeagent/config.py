@@ -211,6 +211,8 @@ class EngineConfig(Section, frozen=True):
     """Host memory for cached prefixes outside the KV cells (-1: an eighth of the RAM, at most 2 GiB; 0: none)."""
     cache_type: Literal["exact", "q8_0"] = "exact"
     """How cached prefixes are kept in memory and on disk: exact, or rounded to half the bytes (f16 cells only)."""
+    cache_shift: bool = False
+    """Reuse cached tokens behind a short changed text, such as a clock: faster, but answers are not exact."""
     mmap: bool = True
     """Map the model file instead of reading it."""
     mlock: bool = False

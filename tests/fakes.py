@@ -43,6 +43,10 @@ def computed(token: int, adapter: str) -> int:
     return token + 1000 * (1 + int(adapter, 16)) if adapter else token
 
 
+SHIFTED = 1 << 20
+"""A FakeRunner's cell that was moved holds its token plus this number: it is not the cell of an exact prompt."""
+
+
 class FakeRunner:
     """A runner whose next token is a fixed function of the prefix, and which detects misuse of its memory."""
 
@@ -83,6 +87,7 @@ class FakeRunner:
         self.num_tokens_computed = 0
         self.num_decodes = 0
         self.is_blocking = True
+        self.can_shift = False
 
     def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         self.decode(slices, min_tokens)
@@ -185,6 +190,19 @@ class FakeRunner:
         else:
             held[:] = kept
         return True
+
+    def restore_shifted(self, seq_id: int, payload: Payload, end: int, wanted: range, shift: int) -> bool:
+        assert self.can_shift
+        start, stop, *kept = np.frombuffer(payload, np.int32).tolist()
+        held = self._sequences[seq_id]
+        if self.refuse_restores or stop != end:
+            return False
+        assert len(held) == wanted.start + shift, "moved cells must begin at the end of the sequence"
+        held.extend(SHIFTED + token for token in kept[wanted.start - start : wanted.stop - start])
+        return True
+
+    def apply_shift(self) -> None:
+        assert self.can_shift
 
     def length(self, seq_id: int) -> int:
         return len(self._sequences[seq_id])

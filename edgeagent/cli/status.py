@@ -103,6 +103,8 @@ def status(
         typer.echo(wrapped(f"every token is refused: {trouble}"))
     if trouble := report.get("response_trouble"):
         typer.echo(wrapped(trouble))
+    for advice in report.get("advice") or ():
+        typer.echo(wrapped(advice))
     for line in _route_lines(report.get("route")):
         typer.echo(wrapped(line))
     typer.echo(table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2))
@@ -247,6 +249,8 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
     worker = model.get("worker") or {}
     if 0 < (num := worker.get("num_threads", 0)) < (most := worker.get("max_threads", 0)):
         lines.append(f"{model['name']}: computes with {num} of {most} threads, since other programs use the cores")
+    if (shift := worker.get("shift")) and shift["num_prompts"]:
+        lines.append(f"{model['name']}: {_shifted(shift)}")
     for tier in ("memory", "disk"):
         if trouble := (worker.get(f"{tier}_cache") or {}).get("trouble"):
             lines.append(f"{model['name']}: prefix cache, {tier}: {trouble}")
@@ -259,6 +263,17 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
         when = f"in {duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
         lines.append(f"{model['name']}: loaded again by a request {when}, or at once by `edgeagent reload`")
     return lines
+
+
+def _shifted(shift: Mapping[str, Any]) -> str:
+    """Return what --cache-shift has moved, and how far the answers were from exact ones, as text."""
+    moved = f"--cache-shift moved {shift['num_tokens']:,} tokens of {shift['num_prompts']} prompts"
+    if not shift["num_measured"]:
+        return f"{moved}; the distance to exact answers is not measured yet"
+    return (
+        f"{moved}; the likeliest first token was the exact one in {shift['num_same']} of {shift['num_measured']} "
+        f"measured, divergence {shift['median_distance']:.4f} nats (median), {shift['most_distance']:.4f} (most)"
+    )
 
 
 def _route_lines(route: Mapping[str, Any] | None) -> list[str]:

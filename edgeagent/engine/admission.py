@@ -6,11 +6,12 @@ module handles one sequence at a time. The engine decides which sequence is next
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 
 from edgeagent.engine.cache.block import common_length
-from edgeagent.engine.cache.cached_prefix import CachedPrefix
+from edgeagent.engine.cache.cached_prefix import MIN_LOST, CachedPrefix, Divergence
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.engine.sequence import Sequence
@@ -50,6 +51,8 @@ class Admission:
         best: tuple[int, Sequence] | None = None
         wanted = sequence.tokens[: sequence.num_usable]
         for other in running:
+            if other.is_apart or other.shifts:
+                continue
             if other.spec.cache_partition == sequence.spec.cache_partition and other.num_computed < other.num_prompt:
                 shared = common_length(other.tokens[: other.num_prompt], wanted)
                 if shared > max(other.num_computed, best[0] if best else 0):
@@ -81,6 +84,7 @@ class Admission:
             if is_alone or self._prefixes.cells.fits(len(sequence.tokens) + 1, found.cell_prefix):
                 sequence.restoring = self._prefixes.claim(sequence.tokens, found)
                 if sequence.restoring is not None:
+                    sequence.is_apart, sequence.shifts = False, []  # a preempted sequence is computed as a whole
                     sequence.seq_id = sequence.restoring.seq_id
                     sequence.num_computed = self._prefixes.cells.length(sequence.seq_id)
                     sequence.restore_started_s = started_s
@@ -125,6 +129,8 @@ class Admission:
         that returns True for a sequence sets its `num_cached`, `marks.claimed_s` and `marks.cache_s`.
         """
         assert sequence.seq_id is not None
+        if sequence.is_apart and not self._shift(sequence):
+            return False
         if sequence.restoring is not None:
             if not self._prefixes.restorer.advance(sequence.restoring, budget_s):
                 return False
@@ -137,10 +143,55 @@ class Admission:
         sequence.num_computed = length
         if sequence.marks.claimed_s == 0.0:  # a preempted sequence keeps the values of its first admission
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+            sequence.divergence = self._divergence(sequence)
+            self._plan_shift(sequence)
             sequence.marks.claimed_s = self._clock()
             sequence.marks.cache_s = sequence.marks.claimed_s - sequence.restore_started_s
         self._add_chunk_ends(sequence)
-        return True
+        return not self.begin_shift(sequence)
+
+    def begin_shift(self, sequence: Sequence) -> bool:
+        """Begin to move the cells of an earlier prompt, if they follow the sequence's end. `advance` does the rest.
+
+        Return whether it was begun.
+        """
+        if not sequence.shifts or sequence.num_computed < sequence.shifts[0].new or sequence.restoring is not None:
+            return False
+        run, found = sequence.shifts.pop(0), sequence.divergence
+        assert sequence.seq_id is not None and found is not None
+        if sequence.num_computed != run.new:
+            return False
+        tokens, partition = sequence.tokens, sequence.spec.cache_partition
+        sequence.restoring = self._prefixes.shift(sequence.seq_id, tokens, partition, found.earlier, run)
+        sequence.is_apart = sequence.is_apart or sequence.restoring is not None
+        return sequence.restoring is not None
+
+    def _shift(self, sequence: Sequence) -> bool:
+        """Move cells that are in memory; return True if none remain.
+
+        All are moved at once: llama.cpp then turns the keys of all cells, which would take time after each part.
+        """
+        assert sequence.seq_id is not None
+        if sequence.restoring is None:
+            return True
+        is_over = self._prefixes.restorer.advance(sequence.restoring, math.inf)
+        num_moved = self._prefixes.cells.length(sequence.seq_id) - sequence.num_computed
+        if num_moved:
+            self._runner.apply_shift()
+            sequence.num_shifted += num_moved
+            sequence.num_computed += num_moved
+        if is_over:
+            sequence.restoring = None
+        return is_over
+
+    def _plan_shift(self, sequence: Sequence) -> None:
+        """Choose the cells of the earlier prompt that are moved, if any may be."""
+        found, spec = sequence.divergence, sequence.spec
+        if found is None or not self._runner.can_shift or spec.is_exact or spec.prefill_only or spec.delivered:
+            return
+        sequence.shifts = self._prefixes.shifts(found, sequence.num_prompt)
+        for run in sequence.shifts:
+            sequence.add_chunk_end(run.new)
 
     def checkpoint(self, sequence: Sequence, start: int) -> None:
         """Save the tokens of the latest step in the cache, or mark them to be saved later; see PrefixStore.save.
@@ -167,6 +218,13 @@ class Admission:
     def _find(self, sequence: Sequence, *, only_live: bool = False) -> CachedPrefix:
         spec = sequence.spec
         return self._prefixes.match(spec.cache_partition, sequence.tokens, sequence.num_usable, only_live=only_live)
+
+    def _divergence(self, sequence: Sequence) -> Divergence | None:
+        """Return where the prompt differs from an earlier one, if most of it is computed because of that."""
+        num_computed = sequence.num_prompt - sequence.num_cached
+        if not sequence.spec.read_cache or num_computed < max(MIN_LOST, sequence.num_prompt // 2):
+            return None
+        return self._prefixes.divergence(sequence.spec.cache_partition, sequence.tokens[: sequence.num_prompt])
 
     def _add_chunk_ends(self, sequence: Sequence) -> None:
         """Choose positions where a chunk of the prompt must end.

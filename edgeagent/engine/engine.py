@@ -21,6 +21,7 @@ from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import BatchPart, Scheduler, boost_stalled, by_share, by_urgency, without_drafts
 from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec, partition_of
+from edgeagent.engine.shift_check import CHECK_ID, ShiftCheck
 from edgeagent.engine.side_prefill import ALONE_S, SidePrefill
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from edgeagent.engine.speculation.warming import PromptWarmer
@@ -104,7 +105,8 @@ class Engine:
         self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
         self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock, runner.is_end)
         """Proposes drafts, and records how many of their tokens are accepted."""
-        self._verifier = Verifier(runner, self._prefixes, self.proposals, clock)
+        self._shift_check = ShiftCheck()
+        self._verifier = Verifier(runner, self._prefixes, self.proposals, self._shift_check.note, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
         self._side = SidePrefill(open_side, runner, self._prefixes, itl_budget_s, self.cost_model, clock)
@@ -123,7 +125,9 @@ class Engine:
         """Whether a step would do anything."""
         if self._running or self._waiting or self._outputs or self._batch is not None:
             return True
-        return not (self._warmer.is_done and all(prefixes.saver.is_done for prefixes in self._stores))
+        return self._shift_check.is_due or not (
+            self._warmer.is_done and all(prefixes.saver.is_done for prefixes in self._stores)
+        )
 
     def refresh(self) -> None:
         """Add all blocks on disk to the prefix trees at once. Without this call, each lookup adds a few of them."""
@@ -159,11 +163,14 @@ class Engine:
             drafts=self.proposals.tally.counts(),
             draft_gain=self.proposals.tally.gain,
             num_side_bytes=self._side.num_bytes,
+            shift=self._shift_check.status() if self._runner.can_shift else None,
             host=sum_up(prefixes.blocks.stats() for prefixes in self._stores),
         )
 
     def add(self, spec: SequenceSpec) -> Sequence:
         """Queue a new sequence and return it. Raise ContextLengthExceeded or InternalError; see `output_room`."""
+        if CHECK_ID in self._running or CHECK_ID in self._waiting:
+            self.cancel(CHECK_ID)  # it goes on from its cached part when nothing else is to do
         assert spec.id not in self._waiting and spec.id not in self._running, f"{spec.id} is live"
         num_output = output_room(spec, self.context_length, self._num_trained)
         sequence = Sequence.of(spec, num_output, self._num_added, self._runner.min_prompt_chunk, self._clock())
@@ -207,6 +214,8 @@ class Engine:
             return []  # most steps
         boost_stalled(running, self._waiting.values(), self._clock())
         self._scheduler.mark_late((*running, *self._waiting.values()))
+        for sequence in running:
+            self._admission.begin_shift(sequence)
         restored = [sequence for sequence in by_urgency(running) if sequence.restoring is not None]
         outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
         is_short_of_cells = False
@@ -427,6 +436,7 @@ class Engine:
             if partition is None or sequence.spec.partition == partition:
                 sequence.is_purged = True
         self._warmer.purge(partition)
+        self._shift_check.forget(partition)
         partitions = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
         return sum(prefixes.purge(each) for prefixes in self._stores for each in partitions)
 
@@ -481,6 +491,8 @@ class Engine:
             for prefixes in self._stores:
                 prefixes.saver.run_when_idle()
             self._warmer.run_when_idle()
+            if self._shift_check.is_due and self._warmer.is_done and not self._waiting:
+                self.add(self._shift_check.spec())
 
     def _verify_all(self, parts: Items[BatchPart], started_s: float) -> list[Output]:
         """Verify the drafts of a computed batch and sample next tokens. `started_s`: when the batch's decode began."""

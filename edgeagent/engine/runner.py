@@ -59,6 +59,7 @@ class Runner(Protocol):
     attention_tile: int  # how many tokens of one sequence attention computes at once; 0: no batch is padded
     min_prompt_chunk: int  # prompt chunks of fewer tokens give slightly different logits (see engine.replay)
 
+    can_shift: bool  # whether `restore_shifted` may be used: cells of an earlier prompt are moved to other positions
     is_blocking: bool  # `submit` returns when the batch is computed, as on a CPU
 
     def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
@@ -146,6 +147,19 @@ class Runner(Protocol):
 
         Return False, and leave the sequence unchanged, if the memory refuses the range.
         """
+        ...
+
+    def restore_shifted(self, seq_id: int, payload: Payload, end: int, wanted: range, shift: int) -> bool:
+        """Append the positions `wanted` of a saved range that ends at `end`, moved by `shift` positions.
+
+        Moved there, they must begin at the sequence's end. The range was computed behind other tokens, so logits are
+        then not exact. Call `apply_shift` before the next decode. Return False, and leave the sequence unchanged, if
+        the memory refuses the range. Only a runner with `can_shift` has this method.
+        """
+        ...
+
+    def apply_shift(self) -> None:
+        """Complete earlier calls of `restore_shifted`."""
         ...
 
     def length(self, seq_id: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from edgeagent.engine.cache.block import CachePriority, Importance
-from edgeagent.engine.cache.cached_prefix import Restoring
+from edgeagent.engine.cache.cached_prefix import Divergence, Restoring, Run
 from edgeagent.engine.replay import BatchEnds
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
@@ -59,6 +59,7 @@ class SequenceSpec:
     - `lane`: the id of a conversation; "" for none. The cached prefix stays in memory until the lane's next sequence
       ends, or until other lanes need the memory.
     - `adapter`: the identity of the adapter that computes the sequence; "" for none.
+    - `is_exact`: no cells of an earlier prompt are moved for it.
     - `draft_tokens`: how many tokens to draft in each step, if possible. If None, as many as speed up the output.
     - `due_s`: when the first token is due, by the engine's clock; infinite if at no particular time.
     - `token_s`: the longest time that may pass from one output token to the next. If None, the engine's budget in the
@@ -85,6 +86,7 @@ class SequenceSpec:
     pin: bool = False
     lane: str = ""
     adapter: str = ""
+    is_exact: bool = False
     draft_tokens: int | None = None
     due_s: float = math.inf
     token_s: float | None = None
@@ -155,6 +157,10 @@ class Sequence:
     restoring: Restoring | None = None  # set while blocks of its prefix are being restored
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # number of tokens by the tier that held them
+    divergence: Divergence | None = None  # from an earlier prompt, if most of this one is computed because of it
+    shifts: list[Run] = field(default_factory=list)  # of the earlier prompt; their cells will be moved
+    num_shifted: int = 0  # prompt tokens whose cells were moved; keeps its value too
+    is_apart: bool = False  # it has or gets moved cells; no other sequence may use its cells
     is_purged: bool = False  # its computed tokens are forgotten when it ends
     chunk_ends: list[int] = field(default_factory=list)  # where chunks of its prompt end, ascending
     batch_ends: BatchEnds = field(default_factory=BatchEnds)  # of the batches that gave its output
@@ -264,7 +270,7 @@ class Sequence:
     @property
     def keeps_prefix(self) -> bool:
         """Whether its computed prefix may stay in the cache for later sequences."""
-        return self.spec.write_cache and not self.is_purged
+        return self.spec.write_cache and not self.is_purged and not self.is_apart
 
     @property
     def num_output(self) -> int:

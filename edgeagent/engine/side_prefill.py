@@ -259,7 +259,8 @@ class SidePrefill:
         start, spec = sequence.num_computed, sequence.spec
         num_tokens = _end_of(sequence) - start
         is_fresh = not sequence.num_output and sequence.restoring is None
-        if not is_fresh or sequence.is_scoring or spec.adapter or num_tokens < _CHUNKS[-1]:
+        is_shifted = sequence.is_apart or bool(sequence.shifts)
+        if not is_fresh or is_shifted or sequence.is_scoring or spec.adapter or num_tokens < _CHUNKS[-1]:
             return 0
         alone_s = self._costs.prefill_s(num_tokens, start)
         if alone_s is None or alone_s < MIN_ALONE_S:

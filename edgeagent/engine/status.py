@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgeagent.engine.costs.cost_model import PredictionError
-from edgeagent.types import CacheStatus, DraftCounts
+from edgeagent.types import CacheStatus, DraftCounts, ShiftStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class EngineStatus:
     drafts: tuple[DraftCounts, ...]
     draft_gain: float  # the factor by which drafts raised the tokens per second; 0 if there were no drafts
     num_side_bytes: int  # bytes of memory that a side context may take
+    shift: ShiftStatus | None  # None if no cells may be moved
     host: CacheStatus
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.runner import Runner
+from edgeagent.engine.runner import Logits, Runner
 from edgeagent.engine.sampling.sampler import Logprob, score
 from edgeagent.engine.scheduler import BatchPart
 from edgeagent.engine.sequence import Sequence
@@ -45,10 +45,19 @@ class Output:
 class Verifier:
     """Turns the computed parts of a batch into outputs."""
 
-    def __init__(self, runner: Runner, prefixes: PrefixStore, proposals: Proposals, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        prefixes: PrefixStore,
+        proposals: Proposals,
+        on_first: Callable[[Sequence, Logits], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`on_first` is called with the logits from which the first token of a sequence is drawn."""
         self._runner = runner
         self._prefixes = prefixes
         self._proposals = proposals
+        self._on_first = on_first
         self._clock = clock
 
     def verify(self, part: BatchPart, row: int) -> Output:
@@ -100,7 +109,10 @@ class Verifier:
         sequence, sampler = part.sequence, part.sequence.spec.sampler
         num_accepted, reason, has_ended = 0, None, False
         for index in range(1 + len(part.drafts)):
-            sampled = sampler.sample(self._runner.logits(row + index))
+            logits = self._runner.logits(row + index)
+            if sequence.num_output == 0:
+                self._on_first(sequence, logits)
+            sampled = sampler.sample(logits)
             is_accepted = index < len(part.drafts) and part.drafts[index] == sampled.token
             if self._runner.is_end(sampled.token):
                 reason, has_ended, output.end_logprob = FinishReason.STOP, is_accepted, sampled.logprob

@@ -171,6 +171,19 @@ prefix_cache_hit_tokens_total = Counter(
     ["model"],
     registry=REGISTRY,
 )
+shifted_tokens_total = Counter(
+    "edgeagent_shifted_tokens_total",
+    "Prompt tokens that were used at other positions than those at which they were computed (--cache-shift).",
+    ["model"],
+    registry=REGISTRY,
+)
+recomputed_tokens_total = Counter(
+    "edgeagent_recomputed_tokens_total",
+    "Prompt tokens that an earlier prompt of the client also has, and that were computed since the prompts differ "
+    "before them, by the part that differs: instructions, messages.",
+    ["model", "part"],
+    registry=REGISTRY,
+)
 decode_tokens_total = Counter("edgeagent_decode_tokens_total", "Generated tokens.", ["model"], registry=REGISTRY)
 draft_tokens_total = Counter(
     "edgeagent_draft_tokens_total",

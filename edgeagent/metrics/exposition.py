@@ -43,6 +43,11 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
         "drafts; 0 if there was no such step.",
         lambda worker: worker.draft_gain,
     ),
+    "edgeagent_shift_divergence_nats": (
+        "The median distance of answers with moved cells from exact ones (--cache-shift): the Kullback-Leibler "
+        "divergence of the first token's probabilities.",
+        lambda worker: worker.shift.median_distance if worker.shift is not None else 0.0,
+    ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
 }
 _SLO_GAUGES: dict[str, tuple[str, Callable[[TierFigures], float | None]]] = {

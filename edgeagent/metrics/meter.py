@@ -228,6 +228,12 @@ class Meter(Sink):
         metrics.decode_tokens_total.labels(self.model).inc(usage.num_output_tokens)
         if self.finished is not None and self._target != NO_TARGET:
             self._observe_stages(self.finished.timings)
+        if self.finished is None:
+            return
+        metrics.shifted_tokens_total.labels(self.model).inc(self.finished.timings.num_shifted_tokens)
+        if (miss := self.finished.timings.miss) is not None:
+            part = "instructions" if miss.in_instructions else "messages"
+            metrics.recomputed_tokens_total.labels(self.model, part).inc(miss.num_lost)
 
     def _observe_stages(self, timings: Timings) -> None:
         metrics.draft_tokens_total.labels("true").inc(timings.num_accepted_tokens)

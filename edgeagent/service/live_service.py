@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from edgeagent.credentials.grants import unless_revoked, until_revoked
@@ -17,6 +18,7 @@ from edgeagent.service.client_sink import Ending
 from edgeagent.service.live_requests import LiveRequests
 from edgeagent.service.service import Service
 from edgeagent.types import (
+    CacheMiss,
     CachePolicy,
     Embed,
     Embedding,
@@ -33,6 +35,8 @@ from edgeagent.types import (
 
 logger = logging.getLogger(__name__)
 
+_NUM_CHANGES = 2  # the first may be an edit of the instructions
+
 WithCaller = Callable[[GenerateRequest], GenerateRequest]
 """Returns a copy of a request with its caller's name, the number of hops, and the limits of the caller and its tier."""
 
@@ -40,6 +44,31 @@ _NO_TARGETS: Targets = dict.fromkeys(Tier, NO_TARGET)
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
+
+
+@dataclass(slots=True)
+class ChangingInstructions:
+    """What a client's requests to a model lose because their instructions change, at about token `position`.
+
+    `num_requests` were computed for the most part, among them `num_tokens` that an earlier prompt has too. The text
+    itself is not kept.
+    """
+
+    client: str
+    model: str
+    position: int
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    @property
+    def advice(self) -> str:
+        """What to do, as a sentence for the owner."""
+        whose = self.client or "the owner's programs"
+        return (
+            f"in requests of {whose} to {self.model}, the text at about token {self.position} of the instructions "
+            f"changes, so {self.num_tokens:,} tokens behind it were computed again in {self.num_requests} requests. "
+            "Move such text (a clock, the weather, a room) behind all that stays the same"
+        )
 
 
 class LiveService:
@@ -61,11 +90,17 @@ class LiveService:
         self._trace = trace
         self._is_draining = False
         self._num_total = 0
+        self._changing: dict[tuple[str, str], ChangingInstructions] = {}  # by client and model
 
     @property
     def num_total(self) -> int:
         """How many generations, embeddings and reranks have been started since the daemon began."""
         return self._num_total
+
+    @property
+    def changing_instructions(self) -> list[ChangingInstructions]:
+        """The clients whose instructions have changed more than once, in a way that made the cache useless."""
+        return [each for each in self._changing.values() if each.num_requests >= _NUM_CHANGES]
 
     @property
     def is_draining(self) -> bool:
@@ -185,9 +220,23 @@ class LiveService:
         except EdgeAgentError:
             return self.models.default()
 
+    def _note_miss(self, request: GenerateRequest, model: str, miss: CacheMiss) -> None:
+        """Count a prompt whose instructions have changed, and advise the owner once for each client and model."""
+        if not miss.in_instructions:
+            return
+        made = ChangingInstructions(request.client, model, miss.num_shared)
+        changing = self._changing.setdefault((request.client, model), made)
+        changing.position = miss.num_shared
+        changing.num_requests += 1
+        changing.num_tokens += miss.num_lost
+        if changing.num_requests == _NUM_CHANGES:
+            logger.warning("%s", changing.advice)
+
     def _settle(self, request: GenerateRequest, meter: Meter, code: str) -> None:
         end = meter.end(code)
         logger.info("generation ended", extra={"fields": _measures(request, meter, end)})
+        if meter.finished is not None and (miss := meter.finished.timings.miss) is not None:
+            self._note_miss(request, meter.model, miss)
         if self._trace is not None:
             self._trace(request, meter, end)
 

@@ -64,6 +64,23 @@ class Verdict(Struct, frozen=True):
     late_stage: str = ""
 
 
+class CacheMiss(Struct, frozen=True):
+    """Why most of a prompt was computed: it differs from an earlier prompt of its client, and both go on alike.
+
+    - `num_shared`: how many leading tokens both prompts share.
+    - `num_lost`: how many tokens behind the difference both have. They were computed again, which took `lost_ms`.
+    - `in_instructions`: the difference is in the instructions or tools, not in the messages.
+    - `earlier` and `now`: the first words that differ. Only the client that sent both prompts may see them.
+    """
+
+    num_shared: int
+    num_lost: int
+    lost_ms: float
+    in_instructions: bool
+    earlier: str
+    now: str
+
+
 class Timings(Struct, frozen=True):
     """Milliseconds of each stage, counts of draft tokens, and where the request ran.
 
@@ -73,6 +90,8 @@ class Timings(Struct, frozen=True):
     to the client. expected: the first_token that was predicted when the request was accepted; None if unknown. The
     worker does not set `delivery_ms`, `route`, `reason`, `handovers`, `placement`, `expected_ms`, `target` and
     `verdict`.
+    miss: why most of the prompt was computed, if an earlier prompt explains it. num_shifted_tokens: cached tokens of an
+    earlier prompt that were used at other positions, so the answer is not exact (see `--cache-shift`).
     If an answer `is_resumed`, the times of the stages before the first token are unknown and 0.
     """
 
@@ -93,6 +112,8 @@ class Timings(Struct, frozen=True):
     expected_ms: float | None = None
     target: Target | None = None
     verdict: Verdict | None = None
+    miss: CacheMiss | None = None
+    num_shifted_tokens: int = 0
 
     @property
     def stages_before_first_token_ms(self) -> dict[str, float]:

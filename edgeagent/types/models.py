@@ -102,6 +102,22 @@ class CacheStatus(Struct, frozen=True):
     trouble: str | None = None
 
 
+class ShiftStatus(Struct, frozen=True):
+    """What `--cache-shift` has moved since the start, and how far answers behind moved cells are from exact ones.
+
+    `num_prompts` used `num_tokens` at other positions. Of `num_measured` prompts that were also computed as a whole,
+    `num_same` have the same likeliest first token. `median_distance` and `most_distance`: the Kullback-Leibler
+    divergence of the first token's probabilities, in nats.
+    """
+
+    num_prompts: int = 0
+    num_tokens: int = 0
+    num_measured: int = 0
+    num_same: int = 0
+    median_distance: float = 0.0
+    most_distance: float = 0.0
+
+
 class DraftCounts(Struct, frozen=True):
     """Counts of the drafts of one source since the start. A draft is the draft tokens that it proposes for one step.
 
@@ -131,7 +147,7 @@ class WorkerStatus(Struct, frozen=True):
     `draft_step_error_p95`: the same for the steps of the draft model; 0 without a draft model. `draft_gain`: the factor
     by which drafts raised the tokens per second. It covers the steps that had drafts, or during which the draft model
     computed; 0 if there was no such step. `max_threads`: fewer threads than this compute while other programs use the
-    CPUs.
+    CPUs. `shift`: None without `--cache-shift`.
     """
 
     num_steps: int = 0
@@ -162,6 +178,7 @@ class WorkerStatus(Struct, frozen=True):
     num_threads: int = 0
     max_threads: int = 0
     rss_bytes: int = 0
+    shift: ShiftStatus | None = None
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
 

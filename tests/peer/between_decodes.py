@@ -65,6 +65,7 @@ class Device:
     memory_kind = MemoryKind.FULL_ATTENTION
     num_cells, num_sequences, max_batch, max_outputs = 1 << 16, 64, 512, 512
     row_cost, max_rewind, attention_tile, min_prompt_chunk = 0.1, 512, 0, 1
+    can_shift = False
 
     def __init__(self, num_vocab: int, step_s: float, *, is_blocking: bool) -> None:
         self.num_vocab, self._step_s, self.is_blocking = num_vocab, step_s, is_blocking
@@ -79,6 +80,13 @@ class Device:
         """How long the device was idle before each step."""
         self.cpu_s: list[float] = []
         """The main thread's CPU time between two steps."""
+
+    def restore_shifted(self, seq_id: int, payload: Payload, end: int, wanted: range, shift: int) -> bool:
+        """Refuse: no cells are moved."""
+        return False
+
+    def apply_shift(self) -> None:
+        """Do nothing: no cells are moved."""
 
     def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         """Compute a batch."""

@@ -62,6 +62,8 @@ class Status(Shape):
     """Why every token is refused: the files of the tokens cannot be trusted. null if they can be trusted."""
     response_trouble: str | None
     """Why stored responses are in memory only, e.g. a full disk; null if all are written."""
+    advice: list[str]
+    """What would make requests faster, e.g. to move a clock to the end of the instructions."""
     models: list[Annotated[Json, Reported(ModelStatus)]]
     route: RouteReport
 
@@ -135,6 +137,7 @@ async def get_status(request: Request) -> JSONResponse:
         "default_model": service.models.default(),
         "token_trouble": context.keys.trouble or None,
         "response_trouble": context.responses.trouble,
+        "advice": [each.advice for each in service.changing_instructions],
         "models": [report(status) for status in models],
         "route": route_report(context),
     }

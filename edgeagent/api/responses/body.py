@@ -94,10 +94,13 @@ class Reasoning(Settings):
 class CacheOptions(Settings):
     """The field `prompt_cache_options`.
 
-    With `prewarm`, the prompt is computed and nothing is generated, as with `generate: false`.
+    With `prewarm`, the prompt is computed and nothing is generated, as with `generate: false`. With
+    `comparison_response_id`, the response's `prompt_cache_diagnostics` say whether it reused the prompt of that stored
+    response.
     """
 
     prewarm: bool | None = None
+    comparison_response_id: Annotated[Name, Field(min_length=1)] | None = None
 
 
 class ContextManagement(Settings):
@@ -209,6 +212,12 @@ class ResponseCreate:
     def is_answered_ahead(self) -> bool:
         """Whether the answer is to begin before the client asks for it."""
         return bool(self.body.edgeagent and self.body.edgeagent.ahead)
+
+    @property
+    def comparison_id(self) -> str | None:
+        """The id of the response whose prompt this one's is compared with; None for no comparison."""
+        options = self.body.prompt_cache_options
+        return options.comparison_response_id if options else None
 
     @property
     def compact_threshold(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired
 
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
+from edgeagent.api.responses.cache_diagnostics import CacheDiagnostics
 from edgeagent.api.responses.items import OutputItem
 from edgeagent.api.wire.generation import LlamaTimings, ResponseUsage, Run
 from edgeagent.api.wire.shape import Json, Shape
@@ -82,6 +83,7 @@ class ResponseBody(Echo):
     output: list[OutputItem]
     usage: ResponseUsage | None
     timings: NotRequired[LlamaTimings]
+    prompt_cache_diagnostics: NotRequired[CacheDiagnostics]
     edgeagent: NotRequired[ResponseRun | Notes]
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from edgeagent.api.responses.cache_diagnostics import diagnose
 from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun
 from edgeagent.api.responses.items import ItemStatus, OutputItem, item_of
 from edgeagent.api.responses.open_items import (
@@ -56,6 +57,7 @@ from edgeagent.types import (
     TextDelta,
     ToolCallDelta,
     ToolCallStarted,
+    is_remote,
 )
 
 
@@ -150,6 +152,9 @@ class ResponseEvents:
         self.response = response
         # Parts of the response's `edgeagent` object that are known before its end.
         self.notes: Notes = {}
+        # The response to compare with, if that was asked for and it was found.
+        self.is_compared = False
+        self.compared: Json | None = None
         self.is_over = False
         self.started: Started | None = None
         self.failure: EdgeAgentError | None = None
@@ -319,6 +324,10 @@ class ResponseEvents:
         self._close_item("completed" if is_whole else "incomplete")
         self.response["usage"] = responses_usage(finished.usage)
         self.response["timings"] = timings_body(finished.usage, finished.timings)
+        if self.is_compared:
+            is_elsewhere = is_remote(finished.timings.route)
+            diagnostics = diagnose(self.compared, cast("Json", self.response), is_remote=is_elsewhere)
+            self.response["prompt_cache_diagnostics"] = diagnostics
         self._set_run(edgeagent_body(finished.timings, finished.timings.delivery_ms))
         match finished.reason:
             case FinishReason.LENGTH:
@@ -432,9 +441,12 @@ class _Replayer:
         self.number += 1
 
 
+_OF_END = frozenset({"timings", "prompt_cache_diagnostics", "edgeagent"})  # fields that a response gets at its end
+
+
 def _as_begun(response: ResponseBody, status: str) -> Json:
     """Return the response object as it was before the first output, but with the status `status`."""
-    begun = {name: value for name, value in response.items() if name not in ("timings", "edgeagent")}
+    begun = {name: value for name, value in response.items() if name not in _OF_END}
     notes = cast("Json", response.get("edgeagent", {}))
     if known := {name: notes[name] for name in Notes.__annotations__ if name in notes}:
         begun["edgeagent"] = known

@@ -29,6 +29,7 @@ from edgeagent.api.responses.turn import (
     LiveTurn,
     Turn,
     begin_turn,
+    compare,
     drive,
     find_turn,
     run_turn,
@@ -82,7 +83,9 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
         raise InvalidRequest("an answer begins ahead only on a WebSocket", param="edgeagent.ahead")
     history = ConnectionHistory()
     found = await context.responses.store.find(history.missing(create.previous_id, create.items), partition)
-    return begin_turn(create, context.service, history, found, partition=partition)
+    turn = begin_turn(create, context.service, history, found, partition=partition)
+    await compare(turn, context.responses.store)
+    return turn
 
 
 def start_background(turn: Turn, context: Context, *, is_streamed: bool) -> Response:

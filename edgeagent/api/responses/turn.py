@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from edgeagent.api.context import Context
 from edgeagent.api.responses.body import ResponseCreate
@@ -35,6 +35,7 @@ from edgeagent.api.wire.sse import DONE, event
 from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, num_to_summarize, summarize
 from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult, Transcript
 from edgeagent.conversation.items import CompactionItem, Item
+from edgeagent.conversation.store import ResponseStore
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.policy import strictest
 from edgeagent.service.live_requests import LiveRequest, LiveRequests
@@ -166,6 +167,13 @@ def _defaults(service: Service, model: str) -> SamplingParams:
         return SamplingParams()  # the service will raise the error
     status = status_of(service.models, name)
     return status.info.sampling if status is not None and status.info is not None else SamplingParams()
+
+
+async def compare(turn: Turn, store: ResponseStore) -> None:
+    """Read the response that a turn is to be compared with, if its create names one."""
+    if (comparison_id := turn.create.comparison_id) is not None:
+        body = await store.body(comparison_id, turn.partition)
+        turn.events.is_compared, turn.events.compared = True, None if body is None else from_json(body)
 
 
 async def run_turn(turn: Turn, service: Service, sink: Sink) -> None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NotRequired
+from typing import Literal, NotRequired
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -103,6 +103,32 @@ class LatencyVerdict(Shape):
     late_stage: str | None
 
 
+class Miss(Shape):
+    """Why most of a prompt was computed: it differs from an earlier prompt of the same client.
+
+    `shared_tokens`: how many tokens both share before the difference. `recomputed_tokens`: how many both have behind
+    it. They were computed again, which took `recomputed_ms`. `earlier` and `now` are the first words that differ.
+    """
+
+    part: Literal["instructions", "messages"]
+    shared_tokens: int
+    recomputed_tokens: int
+    recomputed_ms: float
+    earlier: str
+    now: str
+
+
+class CacheUse(Shape):
+    """What is remarkable about a prompt's use of the prefix cache.
+
+    `shifted_tokens`: how many of the cached tokens were used at other positions than those at which they were computed,
+    behind another text, so the answer is not exact (`--cache-shift`).
+    """
+
+    shifted_tokens: NotRequired[int]
+    miss: NotRequired[Miss]
+
+
 class Run(Shape):
     """Where a generation ran and why, the milliseconds of its stages, and whether it kept its latency target.
 
@@ -114,6 +140,7 @@ class Run(Shape):
     stages_ms: dict[str, float]
     expected_ms: NotRequired[float]
     slo: NotRequired[LatencyVerdict]
+    cache: NotRequired[CacheUse]
     handovers: NotRequired[list[Handover]]
     served_by: NotRequired[str]
     model: NotRequired[str]
@@ -169,7 +196,7 @@ def timings_body(usage: Usage, timings: Timings) -> LlamaTimings:
 
 
 def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
-    """Return the object `edgeagent`: where the request ran and why, milliseconds by stage, and any hand-overs.
+    """Return the object `edgeagent`: where the request ran and why, the times of its stages, and what else is known.
 
     Unknown stages are left out. `delivery_ms`: the mean time of a step from the engine to the client.
     """
@@ -189,6 +216,8 @@ def edgeagent_body(timings: Timings, delivery_ms: float) -> Run:
             {"from": move.source, "to": move.target, "after_tokens": move.num_tokens, "reason": move.reason}
             for move in timings.handovers
         ]
+    if cache := _cache_use(timings):
+        body["cache"] = cache
     return body if timings.placement is None else {**body, **placement_body(timings.placement)}
 
 
@@ -201,6 +230,22 @@ def _verdict_body(verdict: Verdict) -> LatencyVerdict:
         "met": not verdict.late_stage,
         "late_stage": verdict.late_stage or None,
     }
+
+
+def _cache_use(timings: Timings) -> CacheUse:
+    use: CacheUse = {}
+    if timings.num_shifted_tokens:
+        use["shifted_tokens"] = timings.num_shifted_tokens
+    if (miss := timings.miss) is not None:
+        use["miss"] = {
+            "part": "instructions" if miss.in_instructions else "messages",
+            "shared_tokens": miss.num_shared,
+            "recomputed_tokens": miss.num_lost,
+            "recomputed_ms": _round(miss.lost_ms),
+            "earlier": miss.earlier,
+            "now": miss.now,
+        }
+    return use
 
 
 def placement_body(placement: Placement) -> RunsAt:

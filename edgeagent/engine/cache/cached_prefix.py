@@ -8,9 +8,39 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeagent.engine.cache.block import BlockKey
+
+MIN_LOST = 256
+"""A prompt is compared with earlier ones if at least this many tokens are computed. To compute them takes 100 times as
+long as the comparison, also with a small model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`length` tokens that two prompts have: the earlier one from position `old` on, the new one from `new` on."""
+
+    old: int
+    new: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The difference of a prompt to an earlier one: both have the same first `at` tokens.
+
+    `earlier`: the tokens of the earlier prompt. `runs`: what both have behind position `at`, in order.
+    """
+
+    at: int
+    earlier: array[int]
+    runs: tuple[Run, ...]
+
+    @property
+    def num_lost(self) -> int:
+        """How many tokens behind the difference both prompts have."""
+        return sum(run.length for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +55,8 @@ class CellPrefix:
 class BlockReference:
     """A block to restore at position `start`, from memory or from disk.
 
-    The block has `length` tokens. The first `num_tokens` of them are wanted. A read moves `num_bytes`.
+    The block has `length` tokens. The first `num_tokens` of them are wanted, without the first `skip`. If `is_shifted`,
+    they are moved by `shift` positions. A read moves `num_bytes`.
     """
 
     is_in_memory: bool
@@ -34,6 +65,14 @@ class BlockReference:
     num_tokens: int
     length: int
     num_bytes: int
+    is_shifted: bool = False
+    skip: int = 0
+    shift: int = 0
+
+    def shifted(self, run: Run) -> BlockReference:
+        """Return the reference to the part of the block that is in a run, moved to the new position of the run."""
+        skip, end = max(0, run.old - self.start), min(self.end, run.old + run.length)
+        return replace(self, num_tokens=end - self.start, is_shifted=True, skip=skip, shift=run.new - run.old)
 
     @property
     def end(self) -> int:

@@ -17,13 +17,16 @@ from collections.abc import Callable, Sequence
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import MIN_PART, BlockDisk, CachePriority, Keyring, PayloadCodec
 from edgeagent.engine.cache.block_table import BlockTable, empty_table, make_table
-from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix, Restoring
+from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix, Divergence, Restoring, Run
+from edgeagent.engine.cache.divergence import find_divergence, shifts_of
 from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import MAX_GAP, Saver
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.runner import CUTTABLE, Runner
+
+_APART = "\n\nshifted"  # behind a partition: that of its sequences with moved cells
 
 
 class PrefixStore:
@@ -92,6 +95,14 @@ class PrefixStore:
         """
         return self.blocks.walk(self.blocks.root(partition), tokens).depth
 
+    def divergence(self, partition: str, tokens: array[int]) -> Divergence | None:
+        """Return where a prompt differs from an earlier one, if both have MIN_LOST tokens behind the difference."""
+        return find_divergence(self.blocks.walk(self.blocks.root(partition), tokens), tokens)
+
+    def shifts(self, found: Divergence, num_tokens: int) -> list[Run]:
+        """Return the runs of the earlier prompt that `shift` should move for a prompt of `num_tokens`."""
+        return shifts_of(found, num_tokens) if self.blocks.is_enabled else []
+
     def claim(self, tokens: array[int], found: CachedPrefix) -> Restoring | None:
         """Make a live sequence that begins with the prefix `found`. Return its id and the blocks to restore.
 
@@ -111,6 +122,29 @@ class PrefixStore:
         elif found.known and found.known[-1].end >= found.end + MIN_PART:
             self._restore_retrials.record(self._computed_s(found.known, found.cell_prefix))
         references = found.to_restore if self.cells.length(seq_id) == found.cell_prefix.length else []
+        self.blocks.use([reference.key for reference in references])
+        restoring = Restoring(seq_id, tokens, deque(references))
+        self.restorer.begin(restoring)
+        return restoring
+
+    def shift(self, seq_id: int, tokens: array[int], partition: str, earlier: array[int], run: Run) -> Restoring | None:
+        """Begin to restore a run of the earlier prompt behind a live sequence's end. Return None if it is not cached.
+
+        The cells are not exact behind other tokens. So the sequence is set apart: no other prompt finds it, and nothing
+        is read out of it. `tokens`: the whole prompt of the sequence. Then call `restorer.advance` until it returns
+        True, and `Runner.apply_shift` before the next decode.
+        """
+        wanted = earlier[: run.old + run.length]
+        walk = self.blocks.walk(self.blocks.root(partition), wanted)
+        source = self.cells.match(walk, len(wanted)).seq_id
+        if source is not None and self.cells.is_idle(source):
+            self.saver.save_idle(source)
+            walk = self.blocks.walk(self.blocks.root(partition), wanted)
+        references = [each.shifted(run) for each in self.blocks.find(walk) if each.end > run.old]
+        if not references:
+            return None
+        self.cells.set_apart(seq_id, self.blocks.root(partition + _APART))
+        self.saver.forget_live(seq_id)
         self.blocks.use([reference.key for reference in references])
         restoring = Restoring(seq_id, tokens, deque(references))
         self.restorer.begin(restoring)

@@ -92,6 +92,19 @@ class Walk:
                 if place.start < depth < place.end:
                     yield place, depth
 
+    def branches(self, min_length: int, max_branches: int) -> Iterator[array[int]]:
+        """Yield the tokens of prefixes that leave the path, or that continue it, from the root to their ends.
+
+        They have at least `min_length` tokens that are not on the path. Those that share the most tokens come first,
+        and of those the latest. At most `max_branches` are returned, and at most _MAX_VISITS nodes are searched.
+        """
+        ends = (
+            node
+            for node, depth in itertools.islice(self._beside(0), _MAX_VISITS)
+            if not node.children and node.depth - depth >= min_length
+        )
+        return (_path(node) for node in itertools.islice(ends, max_branches))
+
     def _beside(self, min_depth: int) -> Iterator[tuple[Node, int]]:
         """Yield (node, depth) of nodes whose prefixes share exactly `depth` tokens with the path.
 
@@ -108,6 +121,19 @@ class Walk:
                 others = (child for child in reversed(node.children.values()) if child is not before)
                 yield from ((other, node.depth) for other in _subtree(others))
                 before = node
+
+
+def _path(node: Node) -> array[int]:
+    """Return the tokens from the root to a node."""
+    parts = []
+    at: Node | None = node
+    while at is not None:
+        parts.append(at.tokens)
+        at = at.parent
+    whole = array("i")
+    for part in reversed(parts):
+        whole.extend(part)
+    return whole
 
 
 def _subtree(nodes: Iterable[Node]) -> Iterator[Node]:

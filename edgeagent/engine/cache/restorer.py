@@ -168,10 +168,9 @@ class Restorer:
 
     def _restore(self, restoring: Restoring, reference: BlockReference, block: Block) -> bool:
         seq_id, length = restoring.seq_id, len(block.tokens)
-        if (
-            block.tokens[: reference.num_tokens] != restoring.tokens[reference.start : reference.end]
-            or length != reference.length
-        ):
+        begin, end = reference.start + reference.skip + reference.shift, reference.end + reference.shift
+        wanted = block.tokens[reference.skip : reference.num_tokens]
+        if wanted != restoring.tokens[begin:end] or length != reference.length:
             return False  # the key was not made from these tokens: the block is forged
         if not self._slots.reserve(length):
             return False
@@ -180,6 +179,12 @@ class Restorer:
             payload = self._blocks.unpack(block)
         except (InternalError, MemoryError):
             return False
+        if reference.is_shifted:
+            positions = range(begin - reference.shift, reference.end)
+            if not self._runner.restore_shifted(seq_id, payload, reference.start + length, positions, reference.shift):
+                return False
+            self._slots.append(seq_id, wanted)
+            return True
         if not self._runner.restore(seq_id, payload, reference.start + length):
             return False
         self._slots.append(seq_id, block.tokens)

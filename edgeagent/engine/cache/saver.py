@@ -163,6 +163,17 @@ class Saver:
             self._priorities[seq_id] = priority
             self._unsaved[seq_id] = None
 
+    def forget_live(self, seq_id: int) -> None:
+        """Read nothing out of a live sequence from now on."""
+        self._growing.pop(seq_id, None)
+        self._chains.pop(seq_id, None)
+
+    def save_idle(self, seq_id: int) -> None:
+        """Read an idle sequence out at once, as far as that is possible now."""
+        if seq_id in self._unsaved and self._save_all(seq_id) is _Saved.ALL:
+            del self._unsaved[seq_id]
+            self._saved.add(seq_id)
+
     def run_after_step(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Read out what the rule of this module allows after a step of `step_s` seconds with `num_tokens` tokens.
 

@@ -180,6 +180,13 @@ class Slots:
         self._cells.take(seq_id, len(tokens))
         self._tree.extend(seq_id, tokens)
 
+    def set_apart(self, seq_id: int, root: BlockKey) -> None:
+        """Move a live sequence to the partition with this root, so that no prompt of its former one finds it."""
+        tokens = self._tree.tokens(seq_id)
+        self._tree.remove(seq_id)
+        self._tree.insert(seq_id, root)
+        self._tree.extend(seq_id, tokens)
+
     def rewind(self, seq_id: int) -> int:
         """Cut the runner's memory of a live sequence to the recorded length. Return the sequence's new length.
 

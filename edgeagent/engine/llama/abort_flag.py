@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from edgeagent.engine.llama.bindings import abort_flags, lib
+
+_NEVER = ctypes.create_string_buffer(2)  # a flag that is never set
 
 
 class AbortFlag:
@@ -29,6 +32,15 @@ class AbortFlag:
     def clear(self) -> None:
         """Clear the flag, so that computations can run."""
         self._flag[0] = b"\0"
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Let computations run to their end meanwhile, whatever the flag says."""
+        lib.llama_set_abort_callback(self._context, self._callback, ctypes.cast(_NEVER, ctypes.c_void_p))
+        try:
+            yield
+        finally:
+            lib.llama_set_abort_callback(self._context, self._callback, ctypes.cast(self._flag, ctypes.c_void_p))
 
     def ask(self, must_stop: Callable[[], bool]) -> None:
         """Let llama.cpp call `must_stop` at each graph node instead of reading the flag.

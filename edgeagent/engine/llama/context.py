@@ -14,7 +14,7 @@ from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.adapter import Adapter
 from edgeagent.engine.llama.batch_padding import attention_tile, can_fill, num_to_fill, padding_of_type
-from edgeagent.engine.llama.bindings import last_error, lib
+from edgeagent.engine.llama.bindings import KV_TYPES, last_error, lib
 from edgeagent.engine.llama.context_params import make_params
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.model import Model, is_short_of_memory
@@ -33,6 +33,7 @@ _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
 _MAX_ROW_COST = 64.0  # for models that consist of little more than a vocabulary
 _OUT_OF_CELLS = 1  # of llama_decode
+_UNROUNDED = (KV_TYPES["f32"], KV_TYPES["f16"])  # K cells that an angle of 0 leaves as they are
 
 
 def num_cells_of(model: Model, config: EngineConfig) -> int:
@@ -107,6 +108,7 @@ class LlamaRunner:
         self.min_prompt_chunk = 2 if model.num_gpu_layers == 0 and model.memory_kind in CUTTABLE else 1
         self._can_fill = can_fill(model)
         self.is_blocking = model.num_gpu_layers == 0
+        self.can_shift = False
         self._weight_padding = padding_of_type(model.file_type)
         is_flash = self._can_fill and self.attention.flash == "on"
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
@@ -385,6 +387,55 @@ class LlamaRunner:
             lib.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
         self.clear(self._spare)
         return is_whole
+
+    def allow_shift(self) -> None:
+        """Set `can_shift`. Raise ModelLoadFailed if positions of this model's cells cannot be changed."""
+        if why := self._why_no_shift():
+            raise ModelLoadFailed(f"{self.model.path} cannot be served with --cache-shift: {why}")
+        self.can_shift = True
+
+    def _why_no_shift(self) -> str:
+        architecture = self.model.metadata("general.architecture")
+        if self.memory_kind is not MemoryKind.FULL_ATTENTION:
+            return f"its memory is of the kind {self.memory_kind}, and only full attention can reuse a part of a prompt"
+        if lib.llama_model_rope_type(self.model.handle) < 0:
+            return "it has no rotary positions"
+        if not lib.llama_memory_can_shift(self._memory):
+            return "llama.cpp cannot change the positions of its cells"
+        # llama.cpp turns all cells, most of them by an angle of 0. These two would change cells that did not move.
+        if self.model.metadata(f"{architecture}.rope.scaling.type") == "yarn":
+            return "its positions are scaled by YaRN"
+        if self.params.type_k not in _UNROUNDED:
+            return "its K cache is quantized; use --kv-type-k f16"
+        return ""
+
+    def restore_shifted(self, seq_id: int, payload: Payload, end: int, wanted: range, shift: int) -> bool:
+        """Append the positions `wanted` of a saved range that ends at `end`, moved by `shift` positions."""
+        source = np.frombuffer(payload, np.uint8)
+        pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        read = lib.llama_state_seq_set_data(self._context, pointer, len(source), self._spare)
+        is_whole = bool(read == len(source)) and self.length(self._spare) == end
+        if is_whole:
+            lib.llama_memory_seq_rm(self._memory, self._spare, 0, wanted.start)
+            lib.llama_memory_seq_rm(self._memory, self._spare, wanted.stop, -1)
+            # Only the spare sequence has these cells: a position is that of a cell, for all of its sequences.
+            lib.llama_memory_seq_add(self._memory, self._spare, wanted.start, wanted.stop, shift)
+            lib.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
+        self.clear(self._spare)
+        return is_whole
+
+    def apply_shift(self) -> None:
+        """Let llama.cpp turn the keys of moved cells to their new positions.
+
+        It does so at the beginning of a decode. If that is interrupted, some layers are turned, and the next decode
+        would turn them again. So a decode of one token follows at once, which cannot be interrupted.
+        """
+        with self.abort_flag.ignored():
+            self._tokens[0] = self._positions[0] = self._flags[0] = 0
+            self._seq_ids[0], self._batch.n_tokens = self._spare, 1
+            lib.llama_decode(self._context, self._batch)
+            lib.llama_synchronize(self._context)
+        self.clear(self._spare)
 
     def _window_begins(self, seq_id: int) -> int:
         """Return the position from which on the windowed layers have all cells of a sequence.

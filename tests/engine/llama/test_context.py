@@ -76,6 +76,29 @@ class TestMemory:
             assert not runner.trim(1, 30)
             assert runner.length(1) == 33
 
+    def test_cells_are_moved_there_and_back_and_others_stay_as_they_are(self, runner: LlamaRunner) -> None:
+        if runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+            with pytest.raises(ModelLoadFailed, match="cannot be served with --cache-shift"):
+                runner.allow_shift()
+            return
+        runner.allow_shift()
+        feed(runner, 0, 0, TOKENS[:30])
+        assert runner.copy(0, 3, 29)
+        before = feed(runner, 3, 29, TOKENS[29:30])
+        runner.clear(3)
+        feed(runner, 1, 0, TOKENS[:5])
+        assert runner.restore_shifted(1, runner.save(0, 0, 30), 30, range(10, 29), -5)
+        runner.abort_flag.set()  # it must not leave some layers turned
+        runner.apply_shift()
+        runner.abort_flag.clear()
+        assert runner.length(1) == 24
+        feed(runner, 2, 0, TOKENS[:10])
+        assert runner.restore_shifted(2, runner.save(1, 5, 24), 24, range(5, 24), 5)
+        runner.apply_shift()
+        assert np.allclose(feed(runner, 2, 29, TOKENS[29:30]), before, atol=0.02)
+        assert runner.copy(0, 3, 29)
+        assert np.array_equal(feed(runner, 3, 29, TOKENS[29:30]), before)
+
     def test_a_cleared_sequence_starts_anew(self, runner: LlamaRunner) -> None:
         expected = feed(runner, 0, 0, TOKENS)
         feed(runner, 1, 0, [9] * 20)

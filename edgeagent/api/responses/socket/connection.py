@@ -43,7 +43,7 @@ from edgeagent.api.responses.socket.session import (
     Session,
     Start,
 )
-from edgeagent.api.responses.turn import run_turn
+from edgeagent.api.responses.turn import compare, run_turn
 from edgeagent.api.wire.body import run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.route import Routes
@@ -341,6 +341,7 @@ class Connection:
         sink = ClientSink(partial(self._on_step, live))
         sink.open()
         try:
+            await compare(live.turn, self._store)
             await run_turn(live.turn, self._service, sink)
             await sink.room()
             # This has no effect after a terminal event. It ends the request if the backend sent no Finished.

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from edgeagent.engine.cache.cached_prefix import MIN_LOST
 from edgeagent.engine.sampling.sampler import Logprob
 from edgeagent.engine.sequence import Sequence as EngineSequence
 from edgeagent.engine.verification import Output
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import (
+    CacheMiss,
     Delta,
     Finished,
     FinishReason,
@@ -39,6 +41,8 @@ _MAX_HELD_LOGPROBS = 64
 # The most log probabilities of one text delta in a frame; the rest goes into further deltas. Text that was held back
 # (long white space, for example) has many at once.
 _MAX_LOGPROBS = 128
+# How much of two prompts is shown where they differ, and in how many tokens before that the first word may begin.
+_SHOWN_TOKENS, _WORD_TOKENS = 12, 4
 # How long steps of answers that are sent as a whole may wait. The daemon then wakes four times a second, not for each.
 _HOLD_S = 0.25
 
@@ -148,7 +152,7 @@ class Answers:
         deltas: list[Delta] = []
         if request.prepared is not None:
             deltas += request.prepared.output.cut()
-        deltas.append(_finished(request, sequence, FinishReason.CANCELLED))
+        deltas.append(self._finished(request, sequence, FinishReason.CANCELLED))
         yield from self._released(at_s)
         yield from _step_frames([StepItem(request.submit.request.id, tuple(deltas))], at_s)
 
@@ -196,7 +200,7 @@ class Answers:
         if output.end_logprob is not None and request.submit.request.echo:
             # Harnesses that score texts expect an entry for each token of prompt and answer, with that of its end.
             yield TextDelta("", (replace(self._with_piece(output.end_logprob), start=stream.num_shown),))
-        yield _finished(request, output.sequence, _reason(reason, stream))
+        yield self._finished(request, output.sequence, _reason(reason, stream))
 
     def _echo(self, prepared: PreparedRequest, output: Output) -> tuple[PromptText, ...]:
         """Return the prompt's text once, if the client asked for an echo of it; () otherwise.
@@ -209,42 +213,69 @@ class Answers:
         has_begun = output.tokens or output.finish_reason is not None
         return prepared.echo.take() if has_begun else ()
 
+    def _finished(self, request: LiveRequest, sequence: EngineSequence | None, reason: FinishReason) -> Finished:
+        """Return the terminal delta; `sequence` is None if the request never reached the engine."""
+        prepared = request.prepared
+        if sequence is None or prepared is None:
+            waited_ms = (time.monotonic() - request.submit.accepted_at_s) * 1000 - request.submit.load_ms
+            return Finished(reason, Usage(), Timings(queue_ms=max(0.0, waited_ms), load_ms=request.submit.load_ms))
+        self.num_cached_tokens += sequence.num_shifted
+        marks, submit = sequence.marks, request.submit
+        load_s, render_s = submit.load_ms / 1000, prepared.render_ms / 1000
+        claimed_s = marks.claimed_s or time.monotonic()
+        prefilled_s = marks.first_token_s or time.monotonic()
+        prefill_ms = (prefilled_s - marks.prefill_s) * 1000 if marks.prefill_s else 0.0
+        return Finished(
+            reason=reason,
+            usage=Usage(
+                num_prompt_tokens=sequence.num_prompt,
+                num_cached_tokens=sequence.num_cached + sequence.num_shifted,
+                num_output_tokens=prepared.output.num_tokens + prepared.corrected_count_difference,
+                num_reasoning_tokens=prepared.output.num_reasoning_tokens,
+            ),
+            timings=Timings(
+                queue_ms=max(0.0, claimed_s - submit.accepted_at_s - load_s - render_s - marks.cache_s) * 1000,
+                load_ms=submit.load_ms,
+                render_ms=prepared.render_ms,
+                cache_ms=marks.cache_s * 1000,
+                prefill_ms=prefill_ms,
+                first_token_ms=(marks.first_token_s - submit.accepted_at_s) * 1000 if marks.first_token_s else 0.0,
+                decode_ms=(marks.last_token_s - marks.first_token_s) * 1000,
+                num_draft_tokens=sequence.num_drafted,
+                num_accepted_tokens=sequence.num_accepted,
+                miss=self._miss(sequence, prefill_ms),
+                num_shifted_tokens=sequence.num_shifted,
+            ),
+            stop=prepared.output.stopped or "",
+        )
+
+    def _miss(self, sequence: EngineSequence, prefill_ms: float) -> CacheMiss | None:
+        """Return why most of the prompt was computed; None if no earlier prompt explains it."""
+        found = sequence.divergence
+        num_lost = 0 if found is None else found.num_lost - sequence.num_shifted
+        if found is None or num_lost < MIN_LOST:
+            return None
+        num_computed = sequence.num_prompt - sequence.num_cached - sequence.num_shifted
+        return CacheMiss(
+            num_shared=found.at,
+            num_lost=num_lost,
+            lost_ms=prefill_ms * num_lost / max(1, num_computed),
+            in_instructions=found.at < sequence.spec.num_system,
+            earlier=self._words(found.earlier, found.at),
+            now=self._words(sequence.tokens[: sequence.num_prompt], found.at),
+        )
+
+    def _words(self, tokens: Sequence[int], at: int) -> str:
+        """Return the words from position `at` on, the whole first word included."""
+        begin = at
+        while begin > max(0, at - _WORD_TOKENS) and not self._vocabulary.piece(tokens[begin]).startswith(b" "):
+            begin -= 1
+        pieces = map(self._vocabulary.piece, tokens[begin : at + _SHOWN_TOKENS])
+        return b"".join(pieces).decode("utf-8", "replace").strip()
+
     def _with_piece(self, logprob: Logprob) -> TokenLogprob:
         top = tuple(self._with_piece(alternative) for alternative in logprob.top)
         return TokenLogprob(logprob.token, self._vocabulary.piece(logprob.token), logprob.logprob, top)
-
-
-def _finished(request: LiveRequest, sequence: EngineSequence | None, reason: FinishReason) -> Finished:
-    """Return the terminal delta; `sequence` is None if the request never reached the engine."""
-    prepared = request.prepared
-    if sequence is None or prepared is None:
-        waited_ms = (time.monotonic() - request.submit.accepted_at_s) * 1000 - request.submit.load_ms
-        return Finished(reason, Usage(), Timings(queue_ms=max(0.0, waited_ms), load_ms=request.submit.load_ms))
-    marks, submit = sequence.marks, request.submit
-    load_s, render_s = submit.load_ms / 1000, prepared.render_ms / 1000
-    claimed_s = marks.claimed_s or time.monotonic()
-    prefilled_s = marks.first_token_s or time.monotonic()
-    return Finished(
-        reason=reason,
-        usage=Usage(
-            num_prompt_tokens=sequence.num_prompt,
-            num_cached_tokens=sequence.num_cached,
-            num_output_tokens=prepared.output.num_tokens + prepared.corrected_count_difference,
-            num_reasoning_tokens=prepared.output.num_reasoning_tokens,
-        ),
-        timings=Timings(
-            queue_ms=max(0.0, claimed_s - submit.accepted_at_s - load_s - render_s - marks.cache_s) * 1000,
-            load_ms=submit.load_ms,
-            render_ms=prepared.render_ms,
-            cache_ms=marks.cache_s * 1000,
-            prefill_ms=(prefilled_s - marks.prefill_s) * 1000 if marks.prefill_s else 0.0,
-            first_token_ms=(marks.first_token_s - submit.accepted_at_s) * 1000 if marks.first_token_s else 0.0,
-            decode_ms=(marks.last_token_s - marks.first_token_s) * 1000,
-            num_draft_tokens=sequence.num_drafted,
-            num_accepted_tokens=sequence.num_accepted,
-        ),
-        stop=prepared.output.stopped or "",
-    )
 
 
 def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:

@@ -130,6 +130,8 @@ class Host:
         self._choices = (*opened.choices, describe_attention(attention, config, is_tuned=opened.is_tuned))
         conditions = load_conditions(self.model, config, attention, num_cells_of(self.model, config))
         self._warm_start = WarmStart(conditions, load.saved_tuning)
+        if config.cache_shift:
+            self._runner.allow_shift()
         self._runners = [self._runner]
         self._threads = ThreadGovernor(self._runner.num_threads)
 

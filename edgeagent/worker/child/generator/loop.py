@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from edgeagent.engine.costs.cost_model import PredictionError
+from edgeagent.engine.shift_check import CHECK_ID
 from edgeagent.engine.verification import Output
 from edgeagent.errors import EdgeAgentError, NotSupported
 from edgeagent.process_settings import give_back_freed_memory
@@ -187,6 +188,8 @@ class GeneratorLoop(JobLoop):
         news = []
         for output in outputs:
             sequence = output.sequence
+            if sequence.id == CHECK_ID:
+                continue
             request = self._requests[sequence.id]
             assert request.prepared is not None
             if output.is_last:
@@ -234,5 +237,6 @@ class GeneratorLoop(JobLoop):
             num_output_tokens_total=self._answers.num_output_tokens,
             num_threads=self._host.num_threads,
             max_threads=self._host.max_threads,
+            shift=status.shift,
             memory_cache=status.host,
         )
