@@ -332,6 +332,8 @@ class LogConfig(Section, frozen=True):
     """Lowest severity that is logged."""
     format: Literal["console", "json"] = "console"
     """Log lines for people (console) or for programs (json)."""
+    file: UserPath | None = None
+    """Write to this file and print nothing. At 8 MiB it is renamed to FILE.1, and a new file begins."""
 
 
 class TraceConfig(Section, frozen=True):

@@ -125,8 +125,8 @@ class Option:
 
     @property
     def group(self) -> str:
-        """What the options of its section are about; empty if it is in no section."""
-        return "" if self.section is Config else (self.section.__doc__ or "").partition(".")[0]
+        """What the options of its section are about."""
+        return "More options" if self.section is Config else (self.section.__doc__ or "").partition(".")[0]
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -301,6 +301,19 @@ def default_config_file() -> Path:
     return Path(platformdirs.user_config_dir("edgeagent", appauthor=False)) / "config.toml"
 
 
+def config_file(file: Path | None = None) -> Path:
+    """Return the path of the config file: `file`, or what EDGEAGENT_CONFIG names, or the default one."""
+    return _config_file(file)[0]
+
+
+def option_named(name: str) -> Option:
+    """Return the option of a dotted name. Raise ConfigError if there is none; the error suggests a similar name."""
+    options = {option.name: option for option in declared_options()}
+    if name not in options:
+        raise ConfigError(f"there is no option {name!r}{_hint(name, options)}")
+    return options[name]
+
+
 def load_config(overrides: Mapping[str, object] | None = None, file: Path | None = None) -> LoadedConfig:
     """Read all sources. `overrides` maps dotted option names to values from the command line.
 
@@ -387,9 +400,7 @@ def _from_file(path: Path, options: Mapping[str, Option], *, must_exist: bool) -
             where = f"{path}:{_line_of(name, text)}"
             if instead := _REMOVED.get(name):
                 raise ConfigError(f"{where}: {name}: {_was_removed(instead)}")
-            meant = _meant(name, options)
-            hint = f"; did you mean {meant}?" if meant else "; `edgeagent config show` lists them all"
-            raise ConfigError(f"{where}: there is no option {name!r}{hint}")
+            raise ConfigError(f"{where}: there is no option {name!r}{_hint(name, options)}")
     return {name: (value, f"file ({path}:{_line_of(name, text)})") for name, value in values.items()}
 
 
@@ -419,6 +430,11 @@ def _line_of(name: str, text: str) -> int:
         elif key and name.startswith(f"{table}{key}."):
             nearest = number
     return nearest
+
+
+def _hint(name: str, options: Mapping[str, Option]) -> str:
+    meant = _meant(name, options)
+    return f"; did you mean {meant}?" if meant else "; `edgeagent config show` lists them all"
 
 
 def _meant(name: str, known: Mapping[str, object]) -> str | None:

@@ -60,7 +60,7 @@ COMMANDS = {
     "remote": Command("edgeagent.cli.remote:remote_app", "Add and watch servers that may take requests."),
     "policy": Command("edgeagent.cli.settings:policy_app", "Show what the machine's policy allows."),
     "egress": Command("edgeagent.cli.egress:egress", "Show which requests left this machine."),
-    "config": Command("edgeagent.cli.settings:config_app", "Show the settings and where each comes from."),
+    "config": Command("edgeagent.cli.settings:config_app", "Show, check and change the settings."),
     "doctor": Command("edgeagent.cli.machine:doctor", "Find problems on this machine."),
     "version": Command("edgeagent.cli.machine:version", "Show the versions of edgeagent and llama.cpp."),
 }
@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = ["version"]
     try:
         with _completing():
-            app = build_app(_command_asked_for(arguments))
+            wanted = _command_asked_for(arguments)
+            app = build_app(wanted, has_options=arguments[0] != wanted)
             if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set in edgeagent.cli for the time of the imports
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             # With standalone_mode=False the app returns the status of typer.Exit, or the command's result, here None.
@@ -115,13 +116,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def build_app(wanted: str | None) -> typer.Typer:
-    """Return the Typer app with all commands. Import only the command `wanted`; import none if it is None."""
+def build_app(wanted: str | None, *, has_options: bool = True) -> typer.Typer:
+    """Return the Typer app with all commands. Import only the command `wanted`; import none if it is None.
+
+    `has_options`: whether options may stand before the command (--help, and those of the shells' completion). To read
+    one, typer imports pydantic, also if it is not given. That takes as long as all the rest of a command's help.
+    """
     app = typer.Typer(
         name="edgeagent",
         help="A low-latency on-device inference daemon for GGUF models.",
         context_settings={"help_option_names": ["--help", "-h"]},
         rich_markup_mode=None,  # rich would double the start-up time
+        add_completion=has_options,
+        add_help_option=has_options,
         pretty_exceptions_enable=False,
     )
     for name, command in COMMANDS.items():

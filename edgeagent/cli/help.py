@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 SHOWS_ALL = "edgeagent.shows_all"
 """Set in a context's `meta` if its help has the options of all groups."""
-_FIRST = {"Arguments": 0, "Options": 1}
+FIRST_PAGE = ("Arguments", "Model", "Network", "Privacy", "Options")
+"""The groups on the first page of a command's help, in their order. `--help-all` shows the others below them."""
 _TYPE = re.compile(r" <[^>]*>$")  # the type of an argument; its name is enough
 _CHOICES = re.compile(r"<([^<>]*)>$")
 _RANGES = (
@@ -39,20 +40,20 @@ class PlainCommand(TyperCommand):
     context_class = _PlainContext
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the arguments, then the options. Options of a group are written only for `--help-all`."""
+        """Write the groups of FIRST_PAGE; for `--help-all`, then the others."""
         shown: dict[str, list[tuple[str, str]]] = {}
         num_more = 0
         for param in self.get_params(ctx):
             kind = param.param_type_name
-            group = getattr(param, "rich_help_panel", None)
-            if group and SHOWS_ALL not in ctx.meta:
+            group = "Arguments" if kind == "argument" else getattr(param, "rich_help_panel", None) or "Options"
+            if group not in FIRST_PAGE and SHOWS_ALL not in ctx.meta:
                 num_more += 1
             elif (record := param.get_help_record(ctx)) is not None:
-                heading = "Arguments" if kind == "argument" else group or "Options"
-                shown.setdefault(heading, []).append(plain_record(record, kind))
-        for heading, records in sorted(shown.items(), key=lambda item: _FIRST.get(item[0], len(_FIRST))):
-            with formatter.section(heading):
-                formatter.write_dl(records)
+                shown.setdefault(group, []).append(plain_record(record, kind))
+        for group in (*FIRST_PAGE, *(group for group in shown if group not in FIRST_PAGE)):
+            if group in shown:
+                with formatter.section(group):
+                    formatter.write_dl(shown[group])
         if num_more:
             formatter.write_paragraph()
             formatter.write_text(f"{num_more} more options: {ctx.command_path} --help-all")

@@ -35,17 +35,21 @@ def settings_of(state_dir: Path | None, file: Path | None, models_dir: Path | No
     return load_config({name: value for name, value in flags.items() if value is not None}, file).config
 
 
-# The options on the first page of the help: those that people change first. `--help-all` shows the others.
-COMMON = frozenset(
-    {
-        *("model", "draft", "state_dir", "route", "forget", "server.host", "server.port", "server.token_required"),
-        *("engine.ctx", "engine.parallel", "engine.threads", "engine.gpu_layers", "load.keep_alive", "log.level"),
-    }
-)
+# The options on the first page of the help, with their groups (see help.FIRST_PAGE): those that people change first.
+# `--help-all` shows the others in the groups of their sections.
+FIRST_PAGE = {
+    **dict.fromkeys(
+        ("engine.ctx", "engine.parallel", "engine.threads", "engine.gpu_layers", "load.keep_alive"), "Model"
+    ),
+    **dict.fromkeys(("server.host", "server.port", "server.token_required"), "Network"),
+    **dict.fromkeys(("route", "forget"), "Privacy"),
+    "state_dir": "Options",
+}
 # The placeholder of an option's value in the help, if the option's name does not make it clear.
 METAVARS = {
     "draft": "MODEL",
     "load.keep_alive": "TIME",
+    "log.file": "FILE",
     "server.unix": "PATH",
     "server.tls_certificate": "FILE",
     "server.tls_key": "FILE",
@@ -119,7 +123,7 @@ def _parameter(option: Option, *, is_positional: bool) -> inspect.Parameter:
         info = typer.Argument(help=_help(option), metavar=metavar, show_default=False, autocompletion=completion)
     else:
         metavar = None if option.choices or option.is_switch else _metavar(option)
-        group = None if option.name in COMMON else option.group
+        group = FIRST_PAGE.get(option.name) or option.group
         info = typer.Option(
             *names,
             help=_help(option),

@@ -1,4 +1,4 @@
-"""`edgeagent config` and `policy`: the effective settings, where each comes from, and the machine's policy."""
+"""`edgeagent config` and `policy`: the effective settings with their sources, and the machine's policy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from edgeagent.cli import config_edit
 from edgeagent.cli.display import print_json, table, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, with_declared_options
 from edgeagent.config import Section
@@ -22,7 +23,14 @@ from edgeagent.config_sources import (
 )
 from edgeagent.machine_policy import PolicyFile, described
 
-config_app = typer.Typer(rich_markup_mode=None)
+config_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+
+
+@config_app.callback()
+def config(ctx: typer.Context) -> None:
+    """Show the settings; the commands below show more, or change them."""
+    if ctx.invoked_subcommand is None:
+        show(load_config())
 
 
 def show(
@@ -62,6 +70,13 @@ def options() -> None:
     Each row has the flag, the default and the meaning.
     """
     typer.echo(options_table())
+
+
+# A value may begin with a minus sign, as that of engine.gpu_layers.
+config_app.command("set", context_settings={"ignore_unknown_options": True})(config_edit.set_option)
+config_app.command("unset")(config_edit.unset)
+config_app.command("check")(config_edit.check)
+config_app.command("edit")(config_edit.edit)
 
 
 def options_table() -> str:

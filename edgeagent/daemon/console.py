@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import queue
 import shutil
 import sys
@@ -24,6 +25,7 @@ from edgeagent.units import load_stage
 
 logger = logging.getLogger(__name__)
 
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 MAX_WAITING_LINES = 1000
 # How long `finish` waits until the last lines are written. If a full pipe is never read, they cannot be written.
 CLOSE_S = 0.5
@@ -50,7 +52,7 @@ class Console:
     returns the line that reports it.
     """
 
-    def __init__(self, stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> None:
+    def __init__(self, stream: TextIO | LogFile, describe: Callable[[int], str] = dropped_lines) -> None:
         self._stream = stream
         self._describe = describe
         self._raw = _raw(stream)
@@ -102,7 +104,7 @@ class Console:
 
 
 @contextmanager
-def console(stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> Iterator[Console]:
+def console(stream: TextIO | LogFile, describe: Callable[[int], str] = dropped_lines) -> Iterator[Console]:
     """Yield a Console that writes to `stream`, and finish it at the end."""
     lines = Console(stream, describe)
     try:
@@ -111,7 +113,41 @@ def console(stream: TextIO, describe: Callable[[int], str] = dropped_lines) -> I
         lines.finish()
 
 
-def _raw(stream: TextIO) -> io.RawIOBase | None:
+MAX_LOG_BYTES = 8 << 20
+
+
+class LogFile(io.TextIOBase):
+    """A log file, readable by this user only. At MAX_LOG_BYTES it is renamed to NAME.1, and a new file begins.
+
+    Only one thread may write to it. Raise OSError if the file cannot be opened.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = self._open()
+
+    def write(self, text: str, /) -> int:
+        if self._file.tell() >= MAX_LOG_BYTES:
+            # It fails on Windows while another program reads the file. Then the file grows until the next try.
+            with suppress(OSError):
+                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+                full, self._file = self._file, self._open()
+                full.close()
+        self._file.write(text.encode(errors="backslashreplace"))
+        return len(text)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _open(self) -> io.FileIO:
+        return io.FileIO(os.open(self._path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | _NO_FOLLOW, 0o600), "ab")
+
+
+def _raw(stream: TextIO | LogFile) -> io.RawIOBase | None:
     """Return an unbuffered writer for a stream's file; None if the stream is not a file, as in a test."""
     try:
         return open(stream.fileno(), "wb", buffering=0, closefd=False)
@@ -242,7 +278,17 @@ class ConsoleReporter:
 
 
 class LogReporter(ConsoleReporter):
-    """A ConsoleReporter that writes log records instead of lines on stderr. It is used with the JSON log format."""
+    """A ConsoleReporter that writes log records instead of lines on stderr, and without `out` instead of all lines."""
+
+    def __init__(self, out: Output | None = None) -> None:
+        super().__init__(out)
+        self._is_log_only = out is None
+
+    def _print(self, line: str) -> None:
+        if self._is_log_only:
+            logger.info("%s", line)
+        else:
+            super()._print(line)
 
     def _report(self, level: int, line: str) -> None:
         logger.log(level, "%s", line)

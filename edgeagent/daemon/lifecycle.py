@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgeagent import __version__
 from edgeagent.cache_folder import purge, purge_unfinished
 from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
-from edgeagent.daemon.console import ConsoleReporter, LogReporter, Reporter, console, dropped_lines
+from edgeagent.daemon.console import ConsoleReporter, LogFile, LogReporter, Reporter, console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, external_urls, listening
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
 from edgeagent.daemon.state import ExitCode, Publication, SloFile, StartError, locked_state_dir, warn_if_missing
@@ -74,12 +74,25 @@ def serve(
     are printed. `build` creates the service.
     """
     _forbid_cores()
-    is_json = config.log.format == "json"
-    with console(sys.stdout) as out, console(sys.stderr, dropped_record if is_json else dropped_lines) as err:
+    if config.log.file is not None:
+        try:
+            file = LogFile(config.log.file)
+        except OSError as error:
+            ConsoleReporter().error(f"log.file: cannot write {config.log.file}: {error.strerror}")
+            return ExitCode.WRONG_SETTING
+        with file, console(file, _description_of_dropped(config)) as lines:
+            configure_logging(config.log, lines)
+            return _serve_and_report(config, reporter or LogReporter(), build)
+    with console(sys.stdout) as out, console(sys.stderr, _description_of_dropped(config)) as err:
         configure_logging(config.log, err)
         is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        is_json = config.log.format == "json"
         ours = LogReporter(out) if is_json else ConsoleReporter(out, err, is_terminal=is_terminal)
         return _serve_and_report(config, reporter or ours, build)
+
+
+def _description_of_dropped(config: Config) -> Callable[[int], str]:
+    return dropped_record if config.log.format == "json" else dropped_lines
 
 
 def _forbid_cores() -> None:

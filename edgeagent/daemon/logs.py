@@ -44,7 +44,7 @@ def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
     Also log exceptions in threads and finalizers that no code has caught.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if config.format == "json" else ConsoleLines())
+    handler.setFormatter(JsonLines() if config.format == "json" else ConsoleLines(has_date=config.file is not None))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, getattr(logging, config.level.upper())))
@@ -81,10 +81,11 @@ class _Lines(logging.Formatter):
 
 
 class ConsoleLines(_Lines):
-    """Text lines with time, level, logger, message and fields. Control characters are escaped."""
+    """Text lines with time (and date), level, logger, message and fields. Control characters are escaped."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
+    def __init__(self, *, has_date: bool = False) -> None:
+        time_format = "%Y-%m-%d %H:%M:%S" if has_date else "%H:%M:%S"
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", time_format)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line, and the lines of its traceback if it has one."""

@@ -20,6 +20,7 @@ from edgeagent.cli import app
 from edgeagent.cli.app import COMMANDS, Command, main
 from edgeagent.config_sources import declared_options
 from edgeagent.errors import BackendUnavailable, ConfigError, InvalidRequest, ModelNotFound
+from tests.patience import patient
 
 HEAVY = (
     "prompt_toolkit",
@@ -80,11 +81,19 @@ def test_help_has_words_in_place_of_python(name: str, capsys: pytest.CaptureFixt
 def test_the_first_page_of_help_has_what_people_change_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
     first = capsys.readouterr().out
+    assert 10 <= len(re.findall(r"^  --", first, re.MULTILINE)) <= 13
     assert "--ctx" in first and "--itl-budget-ms" not in first
+    assert re.findall(r"^(\w.*):$", first, re.MULTILINE) == ["Arguments", "Model", "Network", "Privacy", "Options"]
     assert "more options: edgeagent serve --help-all" in first
     assert main(["serve", "--help-all"]) == 0
     full = capsys.readouterr().out
     assert all(option.flag in full for option in declared_options() if option.name != "model")
+
+
+def test_help_imports_no_pydantic() -> None:
+    """With it, the first page takes twice as long."""
+    code = "import sys; from edgeagent.cli import main; main(['serve', '--help']); assert 'pydantic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=patient(60))
 
 
 def test_help_tells_choices_and_ranges(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,9 +57,11 @@ def test_options_is_a_table_of_all_of_them(capsys: pytest.CaptureFixture[str]) -
     assert "| `server.port` | `--port` | `8127` | TCP port. 0 chooses a free port and prints it. (0 to 65535) |" in rows
 
 
-def test_without_a_command_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config"]) == 2
-    assert capsys.readouterr().err == "error: missing command (see `edgeagent config --help`)\n"
+def test_without_a_command_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["config"]) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_show_has_the_tables_of_single_models(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 import pytest
 
 from edgeagent.daemon import console as module
-from edgeagent.daemon.console import Console, console, dropped_lines
+from edgeagent.daemon.console import Console, LogFile, console, dropped_lines
 from edgeagent.daemon.logs import dropped_record
 
 
@@ -62,3 +63,16 @@ def test_a_reader_that_does_not_read_costs_lines_and_no_time(
         os.close(reading)
         monkeypatch.setattr(module, "CLOSE_S", 60.0)
         lines.finish()
+
+
+def test_a_log_file_is_private_and_renamed_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOG_BYTES", 10)
+    path = tmp_path / "logs" / "daemon.log"
+    with LogFile(path) as file, console(file) as lines:
+        for number in range(5):
+            lines.write(f"line {number}\n")
+    assert (path.read_text(), path.with_name("daemon.log.1").read_text()) == ("line 4\n", "line 2\nline 3\n")
+    assert path.stat().st_mode & 0o777 == 0o600
+    with LogFile(path) as file, console(file) as lines:
+        lines.write("again\n")
+    assert path.read_text() == "line 4\nagain\n"

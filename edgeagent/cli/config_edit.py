@@ -1,0 +1,259 @@
+"""`edgeagent config set`, `unset`, `check` and `edit`: change config.toml. A change that would be an error is refused.
+
+Lines are replaced, added or removed in the text, so that comments and the order stay.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgeagent.cli.display import complain, wrapped
+from edgeagent.cli.options import ConfigFile
+from edgeagent.config import UserPath
+from edgeagent.config_sources import Option, config_file, load_config, option_named
+from edgeagent.errors import ConfigError
+from edgeagent.runtime_file import find_daemon
+
+OptionName = Annotated[str, typer.Argument(metavar="OPTION", help="An option's name, e.g. server.port.")]
+_EMPTY = "# Options of edgeagent; `edgeagent config options` lists them all. For example:\n# [server]\n# port = 9000\n"
+
+
+def set_option(
+    name: OptionName,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="Its value; for a list, with commas between.")],
+    config: ConfigFile = None,
+) -> None:
+    """Set an option in the config file."""
+    option = option_named(name)
+    try:
+        read = option.read(value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    literal = _literal(option, value, read)
+    _change(config, lambda text: with_value(text, name, literal))
+    loaded = load_config(file=config)
+    typer.echo(wrapped(f"{name} = {literal} in {loaded.file}"))
+    if not (source := loaded.provenance[name]).startswith("file"):
+        typer.echo(wrapped(f"The {source} is another value, and wins."))
+    _tell_daemon(loaded.config.state_dir)
+
+
+def unset(
+    names: Annotated[list[str], typer.Argument(metavar="OPTION", help="Options' names.")], config: ConfigFile = None
+) -> None:
+    """Remove options from the config file, so that their defaults apply."""
+    for name in names:
+        option_named(name)
+    for name in names:
+        _change(config, lambda text, name=name: without_value(text, name))  # type: ignore[misc]
+    loaded = load_config(file=config)
+    for name in names:
+        typer.echo(wrapped(f"{name} is not set in {loaded.file}; its value is from: {loaded.provenance[name]}"))
+    _tell_daemon(loaded.config.state_dir)
+
+
+def check(config: ConfigFile = None) -> None:
+    """Check the config file and the environment variables. Exits with 2 if something is wrong."""
+    loaded = load_config(file=config)
+    if not loaded.file.is_file():
+        typer.echo(wrapped(f"{loaded.file} does not exist: all options have their defaults."))
+        return
+    num = sum(source.startswith("file") for source in loaded.provenance.values())
+    typer.echo(wrapped(f"{loaded.file} is fine: it sets {num} option{'s' * (num != 1)}."))
+
+
+def edit(config: ConfigFile = None) -> None:
+    """Edit the config file with $VISUAL or $EDITOR. It is replaced only if what you wrote is right."""
+    path = config_file(config).resolve()
+    before = _read(path)
+    with tempfile.TemporaryDirectory(prefix="edgeagent-") as folder:
+        draft = Path(folder, path.name)
+        draft.write_text(before or _EMPTY, encoding="utf-8")
+        while True:
+            _run_editor(draft)
+            after = draft.read_text(encoding="utf-8")
+            if after in (before, _EMPTY):
+                typer.echo("Nothing was changed.")
+                return
+            try:
+                _replace(path, after)
+            except ConfigError as error:
+                complain(error.message)
+                if sys.stdin.isatty() and typer.confirm("Edit again?", default=True, err=True):
+                    continue
+                raise ConfigError(f"{path} was not changed") from None
+            break
+    typer.echo(wrapped(f"{path} is changed."))
+    _tell_daemon(load_config(file=config).config.state_dir)
+
+
+def with_value(text: str, name: str, literal: str) -> str:
+    """Return the text of a config file in which the option `name` has the value `literal`, in TOML's notation.
+
+    Raise ConfigError if the text is written in a way that this function does not change, or is not TOML.
+    """
+    lines, (section, _, key) = text.splitlines(), name.rpartition(".")
+    found = _line_of(lines, name)
+    line = f"{key} = {literal}"
+    if found is not None:
+        written = lines[found]
+        # A dotted key (`server.port = 1`) keeps its name, and the line its comment.
+        lines[found] = f"{written.partition('=')[0].rstrip()} = {literal}{_comment(written)}"
+    elif (last := _last_line(lines, section)) is not None:
+        lines.insert(last + 1, line)
+    else:
+        lines += [*([""] if lines else []), f"[{section}]", line] if section else [line]
+    return _checked(text, lines, name, tomllib.loads(f"x = {literal}")["x"])
+
+
+def without_value(text: str, name: str) -> str:
+    """Return the text of a config file without the option `name`. Raise ConfigError as `with_value` does."""
+    lines = text.splitlines()
+    if (found := _line_of(lines, name)) is not None:
+        del lines[found]
+    return _checked(text, lines, name, None)
+
+
+def _checked(before: str, lines: list[str], name: str, value: object) -> str:
+    """Return the lines as text. Raise ConfigError unless it differs from the text before only in the option's value."""
+    after = "".join(f"{line}\n" for line in lines)
+    try:
+        wanted, *sections = tomllib.loads(before), *name.split(".")[:-1]
+        expected = copy.deepcopy(wanted)
+        table: dict[str, Any] = expected
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name.rpartition(".")[2]] = value
+        if value is None:
+            del table[name.rpartition(".")[2]]
+        is_right = _without_empty(tomllib.loads(after)) == _without_empty(expected)
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError):
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"{name} cannot be changed in the file as it is written; use `edgeagent config edit`")
+    return after
+
+
+def _without_empty(tables: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tables.items() if value != {}}
+
+
+def _line_of(lines: list[str], name: str) -> int | None:
+    """Return the index of the line that sets an option; None if there is none."""
+    table = ""
+    for number, line in enumerate(lines):
+        key = line.partition("=")[0].strip()
+        if key.startswith("["):
+            table = f"{key.partition(']')[0].strip('[ ')}."
+        elif key and f"{table}{key}" == name:
+            return number
+    return None
+
+
+def _last_line(lines: list[str], section: str) -> int | None:
+    """Return the index of the last line of a table, or of the header; None if there is no such table.
+
+    The table "" is the part before the first header. Its last line is -1 if the part is empty.
+    """
+    table, last = "", -1 if section == "" else None
+    for number, line in enumerate(lines):
+        if line.strip().startswith("["):
+            table = line.partition("]")[0].strip("[ ")
+        if table == section and line.strip() and not line.strip().startswith("#"):
+            last = number
+    return last
+
+
+def _comment(line: str) -> str:
+    """Return the comment at the end of a line that sets an option, with the blanks before it; "" if there is none."""
+    for place in (place for place, character in enumerate(line) if character == "#"):
+        try:
+            tomllib.loads(line[:place])
+        except tomllib.TOMLDecodeError:
+            continue
+        return line[len(line[:place].rstrip()) :]
+    return ""
+
+
+def _literal(option: Option, text: str, value: Any) -> str:
+    """Return the value of an option in TOML's notation. `text` is how the user wrote it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_quoted(item) if isinstance(item, str) else repr(item) for item in value)}]"
+    # The daemon may run in another folder, so a path is written whole.
+    return _quoted(str(value.absolute()) if option.kind == UserPath and not text.startswith("~") else text)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a basic string of TOML has the escapes of JSON
+
+
+def _change(file: Path | None, change: Callable[[str], str]) -> None:
+    path = config_file(file).resolve()
+    text = _read(path)
+    if (changed := change(text)) != text:
+        _replace(path, changed)
+
+
+def _read(path: Path) -> str:
+    """Return the text of the config file; "" if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace the config file atomically by a text that is right. Raise ConfigError if it is not, or on failure."""
+    draft: Path | None = None
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8", newline="\n") as file:
+            draft = Path(file.name)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, draft)
+        load_config(file=draft)
+        draft.replace(path)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace(str(draft), str(path))) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def _run_editor(path: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ("notepad" if os.name == "nt" else "vi")
+    try:
+        done = subprocess.run([*shlex.split(editor, posix=os.name != "nt"), str(path)])  # noqa: S603 the user's own
+    except OSError as error:
+        raise ConfigError(f"cannot start the editor {editor!r}: {error.strerror}; set EDITOR") from None
+    if done.returncode:
+        raise ConfigError(f"the editor {editor!r} ended with status {done.returncode}; nothing was changed")
+
+
+def _tell_daemon(state_dir: Path) -> None:
+    if (daemon := find_daemon(state_dir)) is not None:
+        typer.echo(wrapped(f"The running daemon (process {daemon.pid}) uses this from its next start on."))
