@@ -88,6 +88,7 @@ golden: setup
 documents: setup
 	$(BIN)/python -m edgeagent.api.documents docs
 	$(BIN)/python packaging/reference.py docs/reference
+	$(BIN)/python -m edgeagent.cli.service_files packaging
 
 docs: setup
 	$(BIN)/python -m zensical build --strict

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPUs, CPU time and memory within its limits, and kinds of file systems.
+"""What this process may use of the machine: CPUs, CPU time and memory within its limits, file systems, and ports.
 
 The functions take the root of the file system as an argument, so that tests can replace it.
 """
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 import psutil
@@ -128,3 +129,20 @@ def read_number(path: Path) -> int | None:
         return int(read_line(path) or "")
     except ValueError:
         return None
+
+
+def port_user(port: int) -> str:
+    """Return which program listens on a TCP port: its name, process id and start; "" if the system does not show it."""
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()}, {process_text(connection.pid)}"
+    return ""
+
+
+def process_text(pid: int) -> str:
+    """Return a process as text: "process 7, since 2026-11-28 10:30". A process that has ended has no start."""
+    with suppress(psutil.Error):
+        started = datetime.fromtimestamp(psutil.Process(pid).create_time())
+        return f"process {pid}, since {started:%Y-%m-%d %H:%M}"
+    return f"process {pid}"

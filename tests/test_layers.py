@@ -50,7 +50,7 @@ ROWS: list[set[str]] = [
 ]
 # What apps import and what measures know only the wire, not the daemon behind it.
 ONLY = {
-    "client": {"types", "errors", "config", "config_sources", "runtime_file", "__init__"},
+    "client": {"types", "errors", "config", "config_sources", "runtime_file", "state_files", "__init__"},
     "bench": {"types", "errors", "config", "runtime_file", "client", "__init__"},
 }
 # Each library is imported by one part or a few; the others call that part.

@@ -13,10 +13,12 @@ import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
 import edgeagent
+from edgeagent.cli.service_files import packaged_files
 from edgeagent.daemon import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,44 +63,65 @@ def test_the_wheel_is_for_any_machine_and_names_its_command(wheel: zipfile.ZipFi
     assert all("extra == 'recipe'" in line for line in needed)
 
 
-def test_the_service_units_say_serve() -> None:
-    unit = (ROOT / "packaging/systemd/edgeagent.service").read_text(encoding="utf-8")
-    assert "/edgeagent serve\n" in unit
-    assert "NoNewPrivileges=yes" in unit
+def test_the_service_files_are_those_that_the_command_installs() -> None:
+    """Made by `make documents`."""
+    for name, text in packaged_files().items():
+        assert (ROOT / "packaging" / name).read_text(encoding="utf-8") == text, name
+
+
+def _settings(unit: str) -> dict[str, list[str]]:
+    lines = [line.partition("=") for line in unit.splitlines() if "=" in line and not line.startswith("#")]
+    return {name: [value for key, _, value in lines if key == name] for name, _, _ in lines}
+
+
+@pytest.mark.parametrize("folder", ["systemd", "systemd/system"])
+def test_the_systemd_units(folder: str) -> None:
+    settings = _settings(packaged_files()[f"{folder}/edgeagent.service"])
+    assert settings["ExecStart"] == ["/usr/bin/edgeagent serve"]
+    assert (settings["Type"], settings["NoNewPrivileges"]) == (["notify"], ["yes"])
     # Without these calls the worker could not set up its own sandbox.
-    (calls,) = [line for line in unit.splitlines() if line.startswith("SystemCallFilter=")]
+    (calls,) = settings["SystemCallFilter"]
     assert {f"landlock_{name}" for name in ("create_ruleset", "add_rule", "restrict_self")} < set(calls.split())
     assert "seccomp" in calls.split()
     corrected_by_hand = (ExitCode.WRONG_SETTING, ExitCode.PORT_TAKEN, ExitCode.ALREADY_RUNNING)
-    assert f"RestartPreventExitStatus={' '.join(str(int(code)) for code in corrected_by_hand)}\n" in unit
-    agent = plistlib.loads((ROOT / "packaging/launchd/edgeagent.plist").read_bytes())
-    assert agent["ProgramArguments"][1:] == ["serve"]
+    assert settings["RestartPreventExitStatus"] == [" ".join(str(int(code)) for code in corrected_by_hand)]
+    # A first start finds no folders, and a path that does not exist stays read-only.
+    writable = [path for value in settings.get("ReadWritePaths", []) for path in value.split()]
+    if folder == "systemd":
+        (made,) = settings["ExecStartPre"]
+        assert made.startswith("+/bin/mkdir -p -m 0700 ")
+        assert {path.removeprefix("-") for path in writable} == set(made.split()[4:])
+        # These drop capabilities, which the manager of a user may not do before systemd 254.
+        assert not settings.keys() & {"CapabilityBoundingSet", "ProtectClock", "ProtectKernelLogs", "ProtectHostname"}
+    else:
+        assert (settings["StateDirectory"], settings["CacheDirectory"], writable) == (["edgeagent"], ["edgeagent"], [])
+        assert settings["CapabilityBoundingSet"] == [""]
 
 
-def test_the_systemd_unit_makes_the_folders_that_the_daemon_writes_to() -> None:
-    """A first start finds none of these folders, and a path that does not exist stays read-only under ProtectHome."""
-    text = (ROOT / "packaging/systemd/edgeagent.service").read_text(encoding="utf-8")
-    lines = [line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#")]
-    settings = {name: [value for key, _, value in lines if key == name] for name, _, _ in lines}
-    assert settings["StateDirectory"] == ["edgeagent"]
-    assert settings["StateDirectoryMode"] == ["0700"]
-    made = " ".join(value for value in settings["ExecStartPre"] if value.startswith("+/bin/mkdir -p ")).split()[2:]
-    optional = [path for value in settings["ReadWritePaths"] for path in value.split()]
-    assert {path.removeprefix("-") for path in optional} <= set(made)
+def test_the_launchd_agent_and_the_windows_task() -> None:
+    agent = plistlib.loads(packaged_files()["launchd/edgeagent.plist"].encode())
+    assert agent["ProgramArguments"][1:] == ["serve", "--log-file", "/Users/USER/Library/Logs/edgeagent.log"]
+    task = ElementTree.fromstring(packaged_files()["windows/edgeagent-task.xml"].partition("?>")[2])
+    assert [each.text for each in task.iter() if each.tag.endswith("}Arguments")] == [
+        r"-m edgeagent serve --log-file C:\Users\USER\AppData\Local\edgeagent\daemon.log"
+    ]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    text = (ROOT / "packaging/systemd/edgeagent.service").read_text(encoding="utf-8")
-    unit = tmp_path / "edgeagent.service"
-    unit.write_text(text.replace("%h/.local/bin/edgeagent", sys.executable), encoding="utf-8")
-    command = ["systemd-analyze", "verify", "--user", "--man=no", str(unit)]
+@pytest.mark.parametrize(("folder", "flags"), [("systemd", ["--user"]), ("systemd/system", [])])
+def test_systemd_understands_the_units(tmp_path: Path, folder: str, flags: list[str]) -> None:
+    units = []
+    for name in ("edgeagent.service", "edgeagent.socket"):
+        unit = tmp_path / name
+        unit.write_text(packaged_files()[f"{folder}/{name}"].replace("/usr/bin/edgeagent", sys.executable), "utf-8")
+        units.append(str(unit))
+    command = ["systemd-analyze", "verify", *flags, "--man=no", *units]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     answer = subprocess.run(command, capture_output=True, text=True, env=environment)
     # Systemd before 254 ignores the limits of the pause between restarts.
     newer = "Unknown key 'Restart(Steps|MaxDelaySec)'"
     lines = (answer.stdout + answer.stderr).splitlines()
-    assert not [line for line in lines if "edgeagent.service" in line and not re.search(newer, line)]
+    assert not [line for line in lines if "edgeagent." in line and not re.search(newer, line)]
 
 
 @pytest.fixture

@@ -61,6 +61,10 @@ COMMANDS = {
     "policy": Command("edgeagent.cli.settings:policy_app", "Show what the machine's policy allows."),
     "egress": Command("edgeagent.cli.egress:egress", "Show which requests left this machine."),
     "config": Command("edgeagent.cli.settings:config_app", "Show, check and change the settings."),
+    "service": Command("edgeagent.cli.service:service_app", "Run the daemon as a service of this machine."),
+    "uninstall-data": Command(
+        "edgeagent.cli.uninstall:uninstall_data", "Show what is left on this machine; remove it."
+    ),
     "doctor": Command("edgeagent.cli.machine:doctor", "Find problems on this machine."),
     "version": Command("edgeagent.cli.machine:version", "Show the versions of edgeagent and llama.cpp."),
 }

@@ -44,7 +44,7 @@ def remove(
     removals = [editor.plan(name) for name in dict.fromkeys(names)]
     for removal in removals:
         typer.echo(wrapped(_removal_text(removal)), err=True)
-    _agree("Delete this?" if any(removal.files for removal in removals) else "Forget this?", yes=yes)
+    agree("Delete this?" if any(removal.files for removal in removals) else "Forget this?", yes=yes)
     for removal in removals:
         editor.remove(removal)
     remaining = {removal.name: path for removal in removals if (path := editor.remaining_file(removal)) is not None}
@@ -76,7 +76,7 @@ def prune(
     if leftovers:
         rows = [(each.repo, size_text(each.size_bytes), each.why, each.path.name[:12]) for each in leftovers]
         typer.echo(table(LEFTOVER_COLUMNS, rows, last_left=True), err=True)
-        _agree("Delete this?", yes=yes)
+        agree("Delete this?", yes=yes)
     deleted = [each for each in leftovers if cache.delete(each)]
     if as_json:
         records = [
@@ -216,7 +216,7 @@ def _removal_text(removal: Removal) -> str:
     return f"{removal.name}: {size_text(removal.freed_bytes)} in {removal.files[-1].parent}{also}"
 
 
-def _agree(question: str, *, yes: bool) -> None:
+def agree(question: str, *, yes: bool) -> None:
     """Ask the user for consent, unless `yes` is True. Raise typer.Exit if the user refuses.
 
     Raise ConfigError if stdin or stderr is not a terminal.

@@ -54,13 +54,19 @@ class Address:
         return context
 
 
-def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -> Address:
+def address_of_daemon(state_dir: Path | None = None, token: str | None = None, *, start: bool = False) -> Address:
     """Return the address of the daemon that uses a state folder. The default is the configured folder.
 
     The address is in the daemon's runtime file. The file counts only while the process that wrote it is alive, since
-    another program could take over the port later and receive the token. Raise BackendUnavailable if no daemon runs, or
-    ConfigError if the daemon's token file or the configuration is wrong.
+    another program could take over the port later and receive the token. With `start`, a daemon is started if none
+    runs (see `start.ensure_daemon`). Raise BackendUnavailable if no daemon runs, or ConfigError if the daemon's token
+    file or the configuration is wrong.
     """
+    if start:
+        from edgeagent.client.start import ensure_daemon
+
+        daemon = ensure_daemon(state_dir)
+        return Address(daemon.url, token or daemon.token, daemon.certificate)
     # Imported here, so that applications that give a URL do not import pydantic and psutil, which takes 0.1 s.
     from edgeagent.runtime_file import find_daemon, no_daemon
 
@@ -68,10 +74,10 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None) -
         from edgeagent.config_sources import load_config
 
         state_dir = load_config().config.state_dir
-    daemon = find_daemon(state_dir)
-    if daemon is None:
+    found = find_daemon(state_dir)
+    if found is None:
         raise no_daemon(state_dir)
-    return Address(daemon.url, token or daemon.token, daemon.certificate)
+    return Address(found.url, token or found.token, found.certificate)
 
 
 def is_loopback(url: str) -> bool:

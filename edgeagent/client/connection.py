@@ -65,7 +65,7 @@ class Client:
         If `connect` got no URL, also raise ConfigError if the daemon's token file or the configuration is wrong.
         """
         if self._socket is None:
-            self._socket = await _open(self._locate())
+            self._socket = await _open(await asyncio.to_thread(self._locate))
 
     async def close(self) -> None:
         """Disconnect. If a response is still running on this connection, the daemon cancels it."""
@@ -289,14 +289,20 @@ def _message(body: bytes | bytearray) -> str | None:
     return None
 
 
-def connect(url: str | None = None, token: str | None = None, state_dir: Path | None = None) -> Client:
+def connect(
+    url: str | None = None, token: str | None = None, state_dir: Path | None = None, *, start: bool = False
+) -> Client:
     """Return a client of the daemon at `url` (http:// or ws://), or of the daemon that runs on this machine.
 
     Without `url`, every connection looks the daemon up in its state folder (`state_dir`, or the configured one). The
     token is read there too, unless `token` is given. The token is sent only to the process that wrote the folder's
-    runtime file. With `url`, no token is read, and `state_dir` has no effect.
+    runtime file. With `url`, no token is read, and `state_dir` and `start` have no effect.
+
+    With `start`, a connection starts the daemon if none runs, and waits until it listens: the user's service if it is
+    installed, else `edgeagent serve` as a process of its own, which outlives the application. With `state_dir` too,
+    the daemon is the application's own and takes a free port.
     """
     if url is not None:
         fixed = Address(url, token)
         return Client(lambda: fixed)
-    return Client(lambda: address_of_daemon(state_dir, token))
+    return Client(lambda: address_of_daemon(state_dir, token, start=start))

@@ -20,6 +20,7 @@ from edgeagent.daemon.console import ConsoleReporter, LogFile, LogReporter, Repo
 from edgeagent.daemon.listeners import Listeners, external_urls, listening
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
 from edgeagent.daemon.state import ExitCode, Publication, SloFile, StartError, locked_state_dir, warn_if_missing
+from edgeagent.daemon.systemd import keep_watchdog, notify
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import ConfigError, EdgeAgentError, from_code
 from edgeagent.metrics.slo import SloLedger
@@ -149,6 +150,7 @@ async def _run(
     asyncio.get_running_loop().set_exception_handler(log_unhandled)
     stop = StopRequest()
     with _signals(stop), tracing(config.trace) as trace:
+        watchdog = asyncio.create_task(keep_watchdog())
         service = build(config)
         try:
             await service.start()
@@ -158,6 +160,7 @@ async def _run(
             await _serve(config, service, listeners, keys, reporter, stop, trace)
         finally:
             await _end(service, stop)
+            watchdog.cancel()
 
 
 async def _end(service: StartableService, stop: StopRequest) -> None:
@@ -198,6 +201,7 @@ async def _serve(
         nonlocal watch
         keep_collections_short()
         publication.publish()
+        notify(f"READY=1\nSTATUS=listening on {runtime.url}")
         background.append(asyncio.create_task(publication.keep_published()))
         background.append(asyncio.create_task(slo_file.keep_saved()))
         reporter.listening(runtime, token_file, external_urls(listeners.tcp, runtime.url.partition(":")[0]))

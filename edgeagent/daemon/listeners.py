@@ -17,13 +17,15 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from edgeagent.daemon.state import ExitCode, StartError
+from edgeagent.daemon.systemd import inherited_sockets
 from edgeagent.keepalive import end_if_vanished
 from edgeagent.runtime_file import bracketed
+from edgeagent.usable import port_user
 
 if TYPE_CHECKING:
     from edgeagent.config import ServerConfig
@@ -219,13 +221,41 @@ class Listeners:
 
 @contextmanager
 def listening(server: ServerConfig) -> Iterator[Listeners]:
-    """Yield the listening sockets, and close them at the end.
+    """Yield the listening sockets, and close them at the end. Those that systemd opened are taken, the others opened.
 
-    Raise StartError if a socket cannot be opened or would not be safe.
+    Raise StartError if a socket cannot be opened, would not be safe, or is not the one of the settings.
     """
     _check_tls(server)
-    with closing(bind(server.host, server.port)) as tcp, unix_listener(server.unix) as unix:
-        yield Listeners(tcp, unix)
+    with contextlib.ExitStack() as stack:
+        given = [stack.enter_context(closing(each)) for each in inherited_sockets()]
+        for each in given:
+            _check_given(each, server)
+        unix = next((each for each in given if each.family == socket.AF_UNIX), None)
+        tcp = next((each for each in given if each is not unix), None)
+        yield Listeners(
+            tcp or stack.enter_context(closing(bind(server.host, server.port))),
+            unix or stack.enter_context(unix_listener(server.unix)),
+        )
+
+
+def _check_given(listener: socket.socket, server: ServerConfig) -> None:
+    """Raise StartError unless a socket of systemd has the address in the settings, which all checks are about."""
+    opened = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        wanted: object = None if server.unix is None else str(server.unix)
+        if opened == wanted and server.unix is not None:
+            _check_folder(server.unix.parent)
+            return
+    else:
+        wanted = _resolved(server.host, server.port)[-1]
+        if opened == wanted:
+            end_if_vanished(listener, VANISHED_S, NUM_PROBES)
+            return
+    raise StartError(
+        f"systemd listens on {opened} for this service, and the settings say {wanted}; run "
+        "`edgeagent service install` again, or change the settings",
+        ExitCode.WRONG_SETTING,
+    )
 
 
 def _check_tls(server: ServerConfig) -> None:
@@ -253,12 +283,7 @@ def _check_tls(server: ServerConfig) -> None:
 
 def bind(host: str, port: int) -> socket.socket:
     """Open a listening socket. Raise StartError if the port is taken or not allowed, or the address cannot be used."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise StartError(f"cannot listen on {host!r}: {error.strerror}") from error
+    family, kind, protocol, _, address = _resolved(host, port)
     listener = socket.socket(family, kind, protocol)
     try:
         # On Windows SO_REUSEADDR would let another program share the port.
@@ -278,14 +303,28 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _resolved(host: str, port: int) -> tuple[Any, ...]:
+    """Return the first entry of getaddrinfo for an address to listen on; raise StartError if there is none."""
+    try:
+        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise StartError(f"cannot listen on {host!r}: {error.strerror}") from error
+
+
 def _why_port_unavailable(host: str, port: int, number: int) -> str:
     """Return why a port cannot be bound: it is in use, or it needs more rights. `number` is the error's errno.
 
     On Windows, the text always says that the port is in use, since Windows reports EACCES for that too.
     """
     if number == errno.EADDRINUSE or sys.platform == "win32":
+        who = port_user(port) or "another program"
+        if who.startswith("systemd"):
+            return (
+                f"systemd ({who}) listens on {host} port {port}, and starts a service for the first client; see "
+                "`edgeagent service status`, or choose a port with --port (0 takes a free one)"
+            )
         return (
-            f"port {port} on {host} is taken by another program; stop that program, or choose a port with --port "
-            "(0 takes a free one)"
+            f"port {port} on {host} is taken by {who}; stop that program (an edgeagent: `edgeagent stop`, with its "
+            "--state-dir), or choose a port with --port (0 takes a free one)"
         )
     return f"port {port} on {host} needs more rights; choose one above 1023 with --port (0 takes a free one)"

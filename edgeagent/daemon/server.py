@@ -15,6 +15,7 @@ import uvicorn
 from edgeagent import metrics
 from edgeagent.api.gate.body_limit import InFlight
 from edgeagent.daemon.listeners import BACKLOG, server_context
+from edgeagent.daemon.systemd import notify
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.service.live_service import LiveService
 
@@ -170,6 +171,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, drain, then close every connection."""
+        notify("STOPPING=1")
         for server in self.servers:
             server.close()
         force = asyncio.create_task(self._watch_force())

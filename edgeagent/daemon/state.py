@@ -28,8 +28,8 @@ from edgeagent.runtime_file import (
     write_private,
     write_runtime,
 )
-from edgeagent.state_files import try_lock
-from edgeagent.usable import NETWORK_FILE_SYSTEMS, file_system
+from edgeagent.state_files import holder, try_lock
+from edgeagent.usable import NETWORK_FILE_SYSTEMS, file_system, process_text
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +122,10 @@ def _already_running(state_dir: Path) -> str:
         daemon = find_daemon(state_dir)
     except ConfigError:
         daemon = None
-    who = f" (process {daemon.pid}, {daemon.url})" if daemon else ""
+    pid = daemon.pid if daemon else holder(state_dir / LOCK_FILE)
+    who = ", ".join([*([process_text(pid)] if pid else []), *([daemon.url] if daemon else [])])
     return (
-        f"another daemon{who} holds the state folder {state_dir}; "
+        f"another daemon{f' ({who})' if who else ''} holds the state folder {state_dir}: use that one, "
         "end it with `edgeagent stop`, or choose another folder with --state-dir"
     )
 

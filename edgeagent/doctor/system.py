@@ -28,7 +28,7 @@ import psutil
 from edgeagent.config import ServerConfig
 from edgeagent.doctor.facts import Cpus, Folder, GpuVendor, Memory, Port, PortState, Tools
 from edgeagent.runtime_file import local_url
-from edgeagent.usable import file_system, usable_cpus, usable_memory
+from edgeagent.usable import file_system, port_user, usable_cpus, usable_memory
 
 ANSWER_TIMEOUT_S = 1.0
 _MAX_ANSWER_BYTES = 4096
@@ -73,7 +73,7 @@ def look_at_port(server: ServerConfig, own_port: int | None) -> Port:
     """
     state, holder = _port_state(server.host, server.port, own_port), ""
     if state == "taken":
-        holder = _holder(server.port)
+        holder = port_user(server.port)
         if _is_edgeagent(server):
             state = "edgeagent"
     return Port(server.host, server.port, state, holder)
@@ -105,15 +105,6 @@ def _why_not_bound(error: OSError) -> PortState:
     if error.errno == errno.EACCES and sys.platform != "win32":
         return "not allowed"
     return "not ours" if error.errno == errno.EADDRNOTAVAIL else "taken"
-
-
-def _holder(number: int) -> str:
-    """Return the name and process id of the program that listens on a port; empty if the system does not show them."""
-    with suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:
-                return f"{psutil.Process(connection.pid).name()}, process {connection.pid}"
-    return ""
 
 
 def _is_edgeagent(server: ServerConfig) -> bool:

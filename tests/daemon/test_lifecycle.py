@@ -161,7 +161,7 @@ def test_one_daemon_for_a_folder(tmp_path: Path) -> None:
         with daemon(tmp_path) as second:
             out, err = second.communicate(timeout=patient(30))
         assert (second.returncode, out) == (ExitCode.ALREADY_RUNNING, "")
-        assert f"process {found.pid}, {found.url}" in err
+        assert re.search(rf"process {found.pid}, since [-0-9: ]+, {found.url}", err)
         assert find_daemon(tmp_path) == found
 
 
@@ -171,7 +171,8 @@ def test_a_taken_port(tmp_path: Path) -> None:
         with daemon(tmp_path, port=port) as process:
             out, err = process.communicate(timeout=patient(30))
         assert (process.returncode, out) == (ExitCode.PORT_TAKEN, "")
-        assert f"port {port} on 127.0.0.1 is taken" in err and "--port" in err
+        assert f"port {port} on 127.0.0.1 is taken by {psutil.Process().name()}, process {os.getpid()}, since" in err
+        assert "--port" in err
         # Clients find no daemon, so they do not send their token to the program that holds the port.
         assert find_daemon(tmp_path) is None
 

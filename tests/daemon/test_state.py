@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_one_daemon_holds_the_folder(tmp_path: Path) -> None:
         with pytest.raises(StartError) as refused, locked_state_dir(tmp_path):
             pass
     assert refused.value.exit_code is ExitCode.ALREADY_RUNNING
-    assert f"process {os.getpid()}, http://127.0.0.1:8127" in str(refused.value)
+    assert re.search(rf"process {os.getpid()}, since [-0-9: ]+, http://127.0.0.1:8127", str(refused.value))
     with locked_state_dir(tmp_path):
         pass
 

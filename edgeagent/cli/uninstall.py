@@ -1,0 +1,168 @@
+"""`edgeagent uninstall-data`: show what edgeagent has left on this machine, and remove it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgeagent import cache_folder
+from edgeagent.cli.changes import agree
+from edgeagent.cli.display import print_json, size_text, table
+from edgeagent.cli.options import AsJson, ConfigFile, Yes
+from edgeagent.cli.service import ForSystem, plan_of, service_config
+from edgeagent.cli.service_files import NAME, SYSTEM_CACHE_DIR, SYSTEM_CONFIG_FILE
+from edgeagent.config import Config
+from edgeagent.config_sources import load_config
+from edgeagent.errors import ConfigError, EdgeAgentError
+from edgeagent.runtime_file import LOCK_FILE, find_daemon
+
+COLUMNS = ("what", "size", "removed", "where")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that is left. `remove` removes it; None: it stays, because of `why`."""
+
+    what: str
+    path: Path
+    size_bytes: int
+    remove: Callable[[], object] | None
+    why: str = ""
+
+
+def uninstall_data(
+    models: Annotated[
+        bool, typer.Option("--models", help="Also remove pulled models from the shared Hugging Face cache.")
+    ] = False,
+    system: ForSystem = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Show what edgeagent has left on this machine, with sizes, and remove it after a question.
+
+    These are the state (token, responses, cached prompts, names of models), settings, logs and models that `edgeagent
+    pull` has downloaded. Models that other programs may share stay, unless you give --models; your own files stay.
+    """
+    if system:
+        settings = service_config(None, is_system=True)
+        left = list(_of_system(settings))
+    else:
+        loaded = load_config(file=config)
+        settings = loaded.config
+        # The models first: which were pulled is recorded in the state folder.
+        left = [*_models(settings, is_shared_too=models), *_of_user(settings, loaded.file)]
+    _check_free(settings, is_system=system)
+    rows = [
+        (each.what, size_text(each.size_bytes), "yes" if each.remove else f"no: {each.why}", str(each.path))
+        for each in left
+    ]
+    if as_json:
+        fields = ("what", "size_bytes", "why")
+        print_json([{**{name: getattr(each, name) for name in fields}, "path": str(each.path)} for each in left])
+    elif rows:
+        typer.echo(table(COLUMNS, rows, last_left=True), err=True)
+    removable = [each for each in left if each.remove is not None]
+    if not removable:
+        typer.echo("There is nothing to remove.", err=as_json)
+        return
+    agree("Remove this?", yes=yes)
+    for each in removable:
+        try:
+            assert each.remove is not None
+            each.remove()
+        except OSError as error:
+            raise EdgeAgentError(f"cannot remove {each.path}: {error.strerror}") from None
+    typer.echo(f"{size_text(sum(each.size_bytes for each in removable))} are free again.", err=as_json)
+
+
+def _check_free(settings: Config, *, is_system: bool) -> None:
+    """Raise ConfigError if a service is installed, or if a daemon uses the data."""
+    plan = plan_of(Config(), None, is_system=is_system)
+    if any(path.exists() for path in plan.files):
+        raise ConfigError(
+            f"the service is installed; run `edgeagent service uninstall{' --system' if is_system else ''}` first"
+        )
+    if (daemon := find_daemon(settings.state_dir)) is not None:
+        raise ConfigError(f"a daemon runs (process {daemon.pid}); run `edgeagent stop` first")
+
+
+def _of_user(settings: Config, file: Path) -> Iterator[Left]:
+    state, cache = settings.state_dir, settings.cache_dir
+    is_inside = cache.is_relative_to(state)
+    if cache.is_dir() and not is_inside:
+        yield Left("prompt cache", cache, _size(cache), lambda: _remove_cache(cache))
+    if state.is_dir():
+        # The name of a folder may be misspelt in the settings. Only a daemon makes this file.
+        is_own = (state / LOCK_FILE).exists() or not any(state.iterdir())
+        why = "" if is_own else "it is no state folder"
+        what = "state and prompt cache" if is_inside else "state"
+        yield Left(what, state, _size(state), (lambda: shutil.rmtree(state)) if is_own else None, why)
+    log = settings.log.file
+    for path in () if log is None else (log, log.with_name(f"{log.name}.1")):
+        if path.is_file():
+            yield Left("log", path, path.stat().st_size, path.unlink)
+    if file.is_file():
+        yield Left("settings", file, file.stat().st_size, lambda: _remove_settings(file))
+
+
+def _models(settings: Config, *, is_shared_too: bool) -> Iterator[Left]:
+    """Yield the models that were pulled. A pull verifies a file, and the state folder has a record of that."""
+    from edgeagent.store.file_records import VerifiedFiles
+    from edgeagent.store.library import Library
+    from edgeagent.store.library_editor import LibraryEditor
+
+    verified, editor = VerifiedFiles(settings.state_dir), LibraryEditor(settings)
+    is_own = settings.store.models_dir is not None
+    for found in Library.of(settings).found():
+        if found.origin == "folder":
+            yield Left(found.name, found.path, found.size_bytes, None, "you put it there")
+        elif found.origin == "hub" and any(verified.noted_sha256(path) for path in found.paths):
+            remove = lambda name=found.name: editor.remove(editor.plan(name))  # noqa: E731
+            may_go = is_own or is_shared_too
+            why = "" if may_go else "other programs may use it (--models)"
+            yield Left(found.name, found.path, found.size_bytes, remove if may_go else None, why)
+
+
+def _of_system(settings: Config) -> Iterator[Left]:
+    state, cache, file = settings.state_dir, Path(SYSTEM_CACHE_DIR), Path(SYSTEM_CONFIG_FILE)
+    for what, folder in (("state and prompt cache", state), ("models and caches", cache)):
+        if folder.is_dir():
+            yield Left(what, folder, _size(folder), lambda folder=folder: shutil.rmtree(folder))  # type: ignore[misc]
+    if file.is_file():
+        yield Left("settings", file, file.stat().st_size, lambda: _remove_settings(file))
+    if sys.platform != "win32":
+        import pwd
+
+        with suppress(KeyError):
+            home = Path(pwd.getpwnam(NAME).pw_dir)
+            yield Left("account", home, 0, lambda: subprocess.run(["userdel", NAME], check=False))  # noqa: S603, S607
+
+
+def _remove_cache(folder: Path) -> None:
+    for model in cache_folder.model_folders(folder):
+        shutil.rmtree(model)
+    with suppress(OSError):  # not empty: something else is in it
+        folder.rmdir()
+
+
+def _remove_settings(file: Path) -> None:
+    file.unlink()
+    with suppress(OSError):
+        file.parent.rmdir()
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.lstat().st_size if path.is_file() and not path.is_symlink() else 0
+    return total

@@ -1,0 +1,219 @@
+"""`edgeagent service` and `uninstall-data` in a home of their own, with a `systemctl` that records its calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgeagent.cli import main
+from edgeagent.cli.service import plan_of
+from edgeagent.config import Config, ServerConfig
+from edgeagent.daemon.state import locked_state_dir
+from edgeagent.runtime_file import Runtime, write_runtime
+from tests.store.gguf_bytes import small_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="for systemd")
+CHECK = "--user show --property=Version"
+START = ["--user daemon-reload", "--user enable --now edgeagent.socket", "--user disable edgeagent.service"]
+REPLACE = "--user disable --now edgeagent.socket edgeagent.service"
+# It does what FAKE says: nothing, or fail at the words that match.
+SYSTEMCTL = """\
+#!/bin/sh
+echo "$*" >> "$CALLS"
+case "$*" in
+    *is-active*edgeagent.socket) echo active;;
+    *is-active*) [ -n "$RUNS" ];;
+    $FAILS) echo "$PROBLEM" >&2; exit 1;;
+esac
+"""
+Service = Callable[..., int]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for variable in list(os.environ):
+        if variable.startswith(("EDGEAGENT_", "XDG_", "HF_")):
+            monkeypatch.delenv(variable)
+    home, program = tmp_path / "home", tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(SYSTEMCTL)
+    program.chmod(0o755)
+    (home / ".config/edgeagent").mkdir(parents=True)
+    (home / ".config/edgeagent/config.toml").write_text(f'state_dir = "{home}/state"\n[server]\nport = 18127\n')
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("FAILS", "nothing")
+    return home
+
+
+def calls(home: Path) -> list[str]:
+    """Return the calls of systemctl since the last time."""
+    path = home.parent / "calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return lines
+
+
+def files(home: Path) -> set[str]:
+    return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+
+
+def test_install_status_and_uninstall(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(home)
+    assert main(["service", "status", "--json"]) == 1
+    assert not json.loads(capsys.readouterr().out)["installed"]
+    assert main(["service", "install"]) == 0
+    assert calls(home) == [CHECK, *START]
+    units = home / ".config/systemd/user"
+    assert files(home) - before == {f".config/systemd/user/edgeagent.{kind}" for kind in ("service", "socket")}
+    assert "ListenStream=127.0.0.1:18127\n" in (units / "edgeagent.socket").read_text()
+    assert "ReadWritePaths=-%h/state -%C\n" in (units / "edgeagent.service").read_text()
+    assert (home / "state").stat().st_mode & 0o777 == 0o700
+    assert "The first request to 127.0.0.1:18127 starts the daemon" in capsys.readouterr().out
+    # Again, unchanged: nothing is stopped.
+    assert main(["service", "install"]) == 0
+    assert calls(home) == [CHECK, *START]
+    assert "wrote" not in capsys.readouterr().out
+    # A changed setting: the old units are stopped before the new ones are written.
+    assert main(["config", "set", "server.drain_s", "60"]) == 0
+    assert main(["service", "status"]) == 0
+    assert re.search(r"edgeagent\.service +differs", capsys.readouterr().out)
+    calls(home)
+    assert main(["service", "install", "--preload"]) == 0
+    assert calls(home) == [CHECK, REPLACE, *START[:2], "--user enable --now edgeagent.service"]
+    assert "TimeoutStopSec=130\n" in (units / "edgeagent.service").read_text()
+    assert "enable-linger" in capsys.readouterr().out
+    assert main(["service", "status", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert set(status["files"].values()) == {"up to date"}
+    assert status["states"]["edgeagent.socket"] == "active"
+    calls(home)
+    assert main(["service", "uninstall"]) == 0
+    assert calls(home) == [
+        CHECK,
+        REPLACE,
+        "--user daemon-reload",
+        "--user reset-failed edgeagent.socket edgeagent.service",
+    ]
+    assert files(home) == before
+    assert main(["service", "uninstall"]) == 0
+    assert calls(home) == []
+
+
+def test_a_dry_run_changes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(home)
+    assert main(["service", "install", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert f"# {home}/.config/systemd/user/edgeagent.service\n" in out
+    assert "\nsystemctl --user enable --now edgeagent.socket\n" in out
+    assert main(["service", "install", "--system", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "# /etc/systemd/system/edgeagent.service\n" in out and "User=edgeagent\n" in out
+    assert "\nsystemd-sysusers /etc/sysusers.d/edgeagent.conf\n" in out
+    assert (files(home), calls(home)) == (before, [])
+
+
+@pytest.mark.parametrize(
+    ("fails", "problem", "told"),
+    [
+        ("*Version", "Failed to connect to bus: No medium found", "sudo loginctl enable-linger"),
+        ("*Version", "System has not been booted with systemd as init system", "without systemd, start"),
+        ("*enable*", "Unit is masked.", "`systemctl --user enable --now edgeagent.socket` failed: Unit is masked."),
+    ],
+)
+def test_what_systemd_refuses_is_told_with_what_to_do(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: str, problem: str, told: str
+) -> None:
+    monkeypatch.setenv("FAILS", fails)
+    monkeypatch.setenv("PROBLEM", problem)
+    before = files(home)
+    assert main(["service", "install"]) != 0
+    error = capsys.readouterr().err
+    assert problem in error and told in error
+    assert fails == "*enable*" or files(home) == before
+
+
+def test_what_a_service_could_not_use_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGEAGENT_MODEL", "x")
+    assert main(["service", "install"]) == 2
+    assert "EDGEAGENT_MODEL: a service does not see" in capsys.readouterr().err
+    monkeypatch.delenv("EDGEAGENT_MODEL")
+    main(["config", "set", "server.port", "0"])
+    assert main(["service", "install"]) == 2
+    assert "a service needs a fixed port" in capsys.readouterr().err
+    main(["config", "set", "server.port", "18127"])
+    (home / "state").mkdir(mode=0o700)
+    with locked_state_dir(home / "state"):
+        import psutil
+
+        started_at_s = psutil.Process().create_time()
+        write_runtime(home / "state", Runtime(os.getpid(), started_at_s, 1, "http://127.0.0.1:1", "0"))
+        assert main(["service", "install"]) == 2
+        assert "run `edgeagent stop`, then install" in capsys.readouterr().err
+        assert main(["uninstall-data", "--yes"]) == 2
+        assert f"a daemon runs (process {os.getpid()})" in capsys.readouterr().err
+        monkeypatch.setenv("RUNS", "yes")
+        assert main(["service", "install"]) == 0
+
+
+def test_paths_with_odd_characters(home: Path) -> None:
+    odd = home / 'a b%c"d'
+    config = Config(state_dir=odd, server=ServerConfig(unix=odd / "s"))
+    unit, unix = plan_of(config, odd / "$x.toml").files.values()
+    assert r' serve --config "' in unit and r'/a b%%c\"d/$$x.toml"' in unit
+    assert r'ReadWritePaths="-%h/a b%%c\"d" -%C' in unit
+    assert f'ListenStream={home}/a b%%c"d/s\nSocketMode=0600\n' in unix
+
+
+def test_the_other_systems(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac = plan_of(Config(), None, platform="darwin")
+    (agent,) = mac.files
+    assert agent == home / "Library/LaunchAgents/edgeagent.plist"
+    assert mac.start == (("launchctl", "bootstrap", f"gui/{os.getuid()}", str(agent)),)
+    windows = plan_of(Config(), None, platform="win32")
+    assert [shlex.join(command[:2]) for command in windows.start] == ["schtasks /Create", "schtasks /Run"]
+    (content,) = windows.contents.values()
+    assert content.decode("utf-16").startswith('<?xml version="1.0" encoding="UTF-16"?>')
+
+
+def test_uninstall_data_removes_what_is_edgeagent_s(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models, cache, mine = home / "models", home / "cache", home / "models/mine.gguf"
+    for name, value in {"store.models_dir": models, "cache.dir": cache, "log.file": home / "e.log"}.items():
+        assert main(["config", "set", name, str(value)]) == 0
+    model = cache / "m-0123456789abcdef"
+    for folder in (models, model, home / "state"):
+        folder.mkdir(parents=True)
+    for path in (
+        cache / "mine",
+        model / "state.json",
+        home / "state/daemon.lock",
+        home / "state/token",
+        home / "e.log",
+    ):
+        path.write_text("x" * 1000)
+    mine.write_bytes(small_model())
+    assert main(["uninstall-data"]) == 2
+    shown = capsys.readouterr().err
+    assert "repeat with --yes" in shown and mine.exists() and (home / "state/token").exists()
+    assert re.search(r"^mine +.* no: you put it there .*mine\.gguf$", shown, re.MULTILINE)
+    assert main(["uninstall-data", "--yes"]) == 0
+    assert files(home) == {"models/mine.gguf", "cache/mine"}
+    assert main(["uninstall-data", "--yes"]) == 0
+    assert "There is nothing to remove." in capsys.readouterr().out
+
+
+def test_a_folder_that_is_no_state_folder_stays(home: Path) -> None:
+    (home / "state").mkdir()
+    (home / "state" / "thesis.txt").write_text("x")
+    assert main(["uninstall-data", "--yes"]) == 0
+    assert files(home) == {"state/thesis.txt"}

@@ -1,0 +1,118 @@
+"""A real daemon under a process that plays systemd's part: it listens, starts the daemon, and gets its messages."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeagent.daemon.state import ExitCode
+from edgeagent.runtime_file import find_daemon
+from tests.patience import patient
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is of Linux")
+# What systemd does between fork and exec: the sockets get the descriptors from 3 on, and the variables its process id.
+START = """
+import os, sys
+given = [int(each) for each in sys.argv[1].split(",")]
+for place, descriptor in enumerate(given):
+    os.dup2(descriptor, 3 + place, inheritable=True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(given)))
+os.execv(sys.executable, [sys.executable, "-m", "edgeagent", "serve", *sys.argv[2:]])
+"""
+
+
+@contextlib.contextmanager
+def started(listeners: list[socket.socket], notify: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    # Copies with high numbers, since the daemon's descriptors from 3 on must be free for them.
+    copies = [os.dup(each.fileno()) for each in listeners]
+    numbers = ",".join(map(str, copies))
+    environment = {**os.environ, "NOTIFY_SOCKET": str(notify), "WATCHDOG_USEC": "200000"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, numbers, *flags],
+        pass_fds=copies,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    for copy in copies:
+        os.close(copy)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_first_request_starts_a_daemon_that_tells_its_state(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    unix_path, notify = tmp_path / "run" / "edgeagent.sock", tmp_path / "notify"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as messages,
+    ):
+        messages.bind(str(notify))
+        messages.settimeout(patient(60))
+        unix.bind(str(unix_path))
+        unix.listen()
+        port = listener.getsockname()[1]
+        state = tmp_path / "state"
+        flags = ["builtin", "--port", str(port), "--state-dir", str(state)]
+        # A client that comes before the daemon waits in the queue of the socket.
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(60))
+        client.request("GET", "/version")
+        with started([listener, unix], notify, *flags, "--unix", str(unix_path)) as process:
+            assert client.getresponse().status == 200
+            client.close()
+            received = [messages.recv(4096).decode() for _ in range(4)]
+            assert f"READY=1\nSTATUS=listening on http://127.0.0.1:{port}" in received
+            assert received.count("WATCHDOG=1") >= 2
+            found = find_daemon(state)
+            assert found is not None and (found.pid, found.port) == (process.pid, port)
+            with socket.socket(socket.AF_UNIX) as local:
+                local.connect(str(unix_path))
+                local.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                assert local.recv(4096).startswith(b"HTTP/1.1 200")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(patient(30)) == ExitCode.OK
+            last = ""
+            while last != "STOPPING=1":
+                last = messages.recv(4096).decode()
+        # Both sockets stay open for the next client.
+        assert unix_path.is_socket()
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_a_socket_that_the_settings_do_not_name_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with started([listener], tmp_path / "none", "--port", "1", "--state-dir", str(tmp_path / "s")) as process:
+            _, err = process.communicate(timeout=patient(30))
+    assert process.returncode == ExitCode.WRONG_SETTING
+    assert f"systemd listens on ('127.0.0.1', {port}) for this service, and the settings say ('127.0.0.1', 1)" in err
+
+
+def test_what_is_for_another_process_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeagent.daemon.systemd import inherited_sockets, notify
+
+    monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    assert inherited_sockets() == []
+    # A socket that is gone, and none at all.
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/notify")
+    notify("READY=1")
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    before = time.monotonic()
+    notify("READY=1")
+    assert time.monotonic() - before < patient(1)
