@@ -145,7 +145,7 @@ def status(system: ForSystem = False, as_json: AsJson = False, config: ConfigFil
 @service_app.command("logs")
 def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, metavar="N", help="How many of the last lines.")] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each new line.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new lines, and show them.")] = False,
     system: ForSystem = False,
     config: ConfigFile = None,
 ) -> None:
