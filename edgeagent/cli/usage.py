@@ -85,7 +85,8 @@ def _no_command(name: str, hint: str, path: str) -> str:
     if path == "edgeagent" and known != name:
         return f"{message}: it is called `edgeagent {known}`"
     meant = hint.removeprefix("Did you mean ").rstrip("?").replace("'", "")
-    return f"{message}; did you mean `{path} {meant}`?" if meant else f"{message} (see `{path} --help`)"
+    commands = " or ".join(f"`{path} {each}`" for each in meant.split(", "))
+    return f"{message}; did you mean {commands}?" if meant else f"{message} (see `{path} --help`)"
 
 
 def _why(option: str, why: str, arguments: Sequence[str]) -> str:

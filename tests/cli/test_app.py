@@ -183,7 +183,7 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["srve"], "there is no command 'srve'; did you mean `edgeagent serve`?"),
+        (["srve"], "there is no command 'srve'; did you mean `edgeagent serve` or `edgeagent service`?"),
         (["config", "show", "--prot", "1"], "--port"),
         (
             ["config", "show", "--flash-attention", "maybe"],
@@ -272,7 +272,7 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("edgeagent ser", {"serve"}),
+        ("edgeagent ser", {"serve", "service"}),
         ("edgeagent serve --flash-att", {"--flash-attention"}),
         ("edgeagent serve --flash-attention o", {"on", "off"}),
         ("edgeagent config sh", {"show"}),

@@ -54,6 +54,11 @@ def started(listeners: list[socket.socket], notify: Path, *flags: str) -> Iterat
         process.communicate()
 
 
+def until_received(messages: socket.socket, message: str) -> None:
+    while messages.recv(4096).decode() != message:
+        pass
+
+
 def test_the_first_request_starts_a_daemon_that_tells_its_state(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     unix_path, notify = tmp_path / "run" / "edgeagent.sock", tmp_path / "notify"
@@ -75,9 +80,9 @@ def test_the_first_request_starts_a_daemon_that_tells_its_state(tmp_path: Path) 
         with started([listener, unix], notify, *flags, "--unix", str(unix_path)) as process:
             assert client.getresponse().status == 200
             client.close()
-            received = [messages.recv(4096).decode() for _ in range(4)]
-            assert f"READY=1\nSTATUS=listening on http://127.0.0.1:{port}" in received
-            assert received.count("WATCHDOG=1") >= 2
+            until_received(messages, f"READY=1\nSTATUS=listening on http://127.0.0.1:{port}")
+            until_received(messages, "WATCHDOG=1")
+            until_received(messages, "WATCHDOG=1")
             found = find_daemon(state)
             assert found is not None and (found.pid, found.port) == (process.pid, port)
             with socket.socket(socket.AF_UNIX) as local:
@@ -86,9 +91,7 @@ def test_the_first_request_starts_a_daemon_that_tells_its_state(tmp_path: Path) 
                 assert local.recv(4096).startswith(b"HTTP/1.1 200")
             process.send_signal(signal.SIGTERM)
             assert process.wait(patient(30)) == ExitCode.OK
-            last = ""
-            while last != "STOPPING=1":
-                last = messages.recv(4096).decode()
+            until_received(messages, "STOPPING=1")
         # Both sockets stay open for the next client.
         assert unix_path.is_socket()
         socket.create_connection(("127.0.0.1", port)).close()
