@@ -54,7 +54,7 @@ def set_option(
 def unset(
     names: Annotated[list[str], typer.Argument(metavar="OPTION", help="Options' names.")], config: ConfigFile = None
 ) -> None:
-    """Remove options from the config file, so that their defaults apply."""
+    """Remove options from the config file."""
     for name in names:
         option_named(name)
     for name in names:

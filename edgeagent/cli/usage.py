@@ -18,11 +18,13 @@ ELSEWHERE = {
     "ask": '`edgeagent run "a question"` answers one',
     "start": "`edgeagent serve` starts the daemon",
     "restart": "`edgeagent reload` loads the model again; `edgeagent stop` and `edgeagent serve` restart the daemon",
-    "logs": "the daemon writes its log to stderr; for a service, `journalctl --user -u edgeagent` shows it",
+    "logs": "the daemon writes its log to stderr; `edgeagent service logs` shows that of a service",
+    "install": "`edgeagent pull` downloads a model; `edgeagent service install` installs the daemon as a service",
+    "uninstall": "`edgeagent rm` deletes a model; `edgeagent service uninstall` and `uninstall-data` remove the rest",
     "help": "`edgeagent --help` lists the commands",
     "search": "models are found on https://huggingface.co/models?library=gguf; `edgeagent pull ORG/REPO` downloads one",
 }
-_SAME = {"remove": "rm", "delete": "rm", "uninstall": "rm", "download": "pull", "install": "pull", "get": "pull"}
+_SAME = {"remove": "rm", "delete": "rm", "download": "pull", "get": "pull"}
 _SAME |= {"copy": "cp", "alias": "cp", "tag": "cp", "adopt": "import", "gc": "prune", "clean": "prune"}
 _SAME |= {"kill": "stop", "quit": "stop", "down": "stop", "up": "serve", "server": "serve", "daemon": "serve"}
 _SAME |= {"benchmark": "bench", "tokens": "token", "settings": "config", "generate": "ask"}

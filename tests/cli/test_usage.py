@@ -14,7 +14,7 @@ from edgeagent.cli.usage import _SAME, ELSEWHERE
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("srve", "there is no command 'srve'; did you mean `edgeagent serve`?"),
+        ("srve", "there is no command 'srve'; did you mean `edgeagent serve` or `edgeagent service`?"),
         ("xyzzy", "there is no command 'xyzzy' (see `edgeagent --help`)"),
         ("download", "there is no command 'download': it is called `edgeagent pull`"),
         ("config shw", "there is no command 'shw'; did you mean `edgeagent config show`?"),
@@ -24,7 +24,7 @@ from edgeagent.cli.usage import _SAME, ELSEWHERE
         ("run --temperature hot", "--temperature: must be a number, not 'hot' (see `edgeagent run --help`)"),
         ("bench --transport x", "--transport: must be one of auto, ws, http, not 'x' (see `edgeagent bench --help`)"),
         ("serve --port", "--port needs a value (see `edgeagent --help`)"),
-        ("status --jsn", "there is no option --jsn; did you mean --json? (see `edgeagent status --help`)"),
+        ("status --jsn", "there is no option --jsn; did you mean --json or --slo? (see `edgeagent status --help`)"),
         (
             "serve --prot 1",
             "there is no option --prot; did you mean --port, --preload or --route? (see `edgeagent serve --help`)",
@@ -46,7 +46,7 @@ def test_wrong_lines(line: str, message: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-@pytest.mark.parametrize("group", ["cache", "token", "config"])
+@pytest.mark.parametrize("group", ["cache", "token", "config", "service"])
 def test_what_lists_commands_cuts_no_sentence(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([group, "--help"]) == 0
     assert "...\n" not in capsys.readouterr().out.partition("Commands:")[2]
