@@ -33,7 +33,7 @@ from edgeagent.types import (
 )
 
 NO_TARGET = Target(math.inf, math.inf)
-"""The target of what the daemon asks itself, such as whether a model works. Its latency is of no interest."""
+"""The target of what no client waits for: what is computed ahead, and whether a model works. It is not measured."""
 ABANDONED = "abandoned"
 MET, FAILED, UNKNOWN = "met", "failed", "unknown"
 """Outcomes of an answer besides the stage that broke its target."""
@@ -188,7 +188,7 @@ class Meter(Sink):
         self._observe(metrics.first_token_seconds, self.first_s)
 
     def _observe(self, histogram: metrics.FastHistogram, at_s: float) -> None:
-        """Observe the time since the acceptance. What the daemon asks itself has no target, and is not observed."""
+        """Observe the time since the acceptance, if the request has a target."""
         if self._target != NO_TARGET:
             histogram.labels(*self._of_answer).observe(at_s - self.began_s)
 

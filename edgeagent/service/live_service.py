@@ -112,7 +112,8 @@ class LiveService:
 
         Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, or the service's errors.
         """
-        await self._run(self._with_caller(request), sink, self.targets)
+        # What is computed ahead waits for idle time, and its client for none of it.
+        await self._run(self._with_caller(request), sink, _NO_TARGETS if request.is_ahead else self.targets)
 
     async def run_own(self, request: GenerateRequest) -> Ending:
         """Run a request of the daemon itself, which has no latency target, and return its end.

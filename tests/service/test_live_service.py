@@ -81,6 +81,14 @@ async def test_each_end_is_told_once() -> None:
     ]
 
 
+async def test_what_is_computed_ahead_has_no_latency() -> None:
+    meters: list[Meter] = []
+    service = LiveService(FakeBackend(), anonymous, lambda asked, meter, end: meters.append(meter))
+    for asked in (request("a"), replace(request("b"), is_ahead=True)):
+        await consume(steps_of(service.generate, asked))
+    assert [meter.verdict is None for meter in meters] == [False, True]
+
+
 async def test_draining() -> None:
     gate = Gate()
     backend = FakeBackend(lambda _: (TextDelta("x"), gate, finished()))
