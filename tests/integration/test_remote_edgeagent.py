@@ -230,7 +230,9 @@ def poor(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     folder = tmp_path_factory.mktemp("poor")
     model = folder / pair.model.name
     shutil.copy(pair.model, model)
-    flags = ("--ctx", str(HOME_CONTEXT), "--route", "prefer_local", "--target-interactive-first-token-s", "1")
+    config = folder / "config.toml"
+    config.write_text("[tiers.interactive]\nfirst_token_s = 1\n")
+    flags = ("--ctx", str(HOME_CONTEXT), "--route", "prefer_local", "--config", str(config))
     daemon = start_daemon(folder / "state", str(model), "--flash-attention", "off", *flags)
     options = ("--key-file", str(pair.key_file), "--yes")
     daemon.run("remote", "add", "desk", pair.away.url, *options)

@@ -21,7 +21,7 @@ from edgeagent.router.policy import (
     targets_of,
     why_target_missed,
 )
-from edgeagent.types import Permit, ProbePermit, RouteMode, Target, Tier, replace
+from edgeagent.types import Need, Permit, ProbePermit, RouteMode, Target, Tier, replace
 from tests.worker.support import request
 
 ASKED = replace(request(""), client="app")
@@ -250,3 +250,18 @@ def test_a_route_says_what_came_before_it() -> None:
     }
     for reason, (mode, estimates, left_out) in tried.items():
         assert names(choose_routes(ASKED, mode, estimates, left_out=left_out))[0][1] == reason
+
+
+def test_remotes_that_would_miss_a_request_s_own_limit_are_left_out() -> None:
+    limited = replace(ASKED, need=Need(first_token_s=1.0))
+    late, in_time = replace(REMOTE, first_token_s=1.5), replace(REMOTE, first_token_s=0.9)
+    for mode in RouteMode:
+        assert all(route.is_local for route in choose_routes(limited, mode, [LOCAL, late]).routes)
+    order = choose_routes(limited, RouteMode.PREFER_LOCAL, [replace(LOCAL, first_token_s=2.0), in_time])
+    assert names(order)[0] == ("gpu", "first_token"), "the limit is also the target"
+
+
+def test_a_place_that_was_idle_may_have_become_faster() -> None:
+    slow = replace(LOCAL, first_token_s=SLOW, token_s=2 * TARGET.token_s)
+    assert why_target_missed(slow, TARGET) == "first_token"
+    assert why_target_missed(replace(slow, doubt=4.0), TARGET) == ""

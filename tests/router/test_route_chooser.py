@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from edgeagent.config import Config, TierConfig
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import DeadlineUnreachable, EdgeAgentError
 from edgeagent.router import build
 from edgeagent.router.models import NO_MODEL
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.router.route_chooser import RouteChooser
-from edgeagent.types import RouteMode, replace
+from edgeagent.types import Need, RouteMode, replace
 from tests.router.test_routed_request import Place
 from tests.worker.support import request
 
@@ -83,6 +83,14 @@ def test_of_a_request_for_remotes_alone_only_these_are_told(remotes: list[str], 
     with pytest.raises(EdgeAgentError) as caught:
         chooser.choose(request("", model="fake"))
     assert caught.value.code == code and told in caught.value.message
+
+
+def test_what_no_remote_can_keep_is_refused_with_the_best_estimate() -> None:
+    away = [Place(f"remote:{seconds}", first_token_s=seconds) for seconds in (4.0, 3.0)]
+    chooser = RouteChooser({place.name: place for place in away}, lambda: RouteMode.REMOTE_ONLY)
+    with pytest.raises(DeadlineUnreachable, match="in 3000 ms and must come within 1000 ms") as caught:
+        chooser.choose(replace(request("", model="fake"), need=Need(first_token_s=1.0)))
+    assert (caught.value.expected_s, caught.value.retry_after_s) == (3.0, 2.0)
 
 
 def test_a_client_is_told_what_the_owner_has_to_change() -> None:

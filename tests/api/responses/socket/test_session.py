@@ -8,7 +8,7 @@ from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING, Session, Start
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
-from edgeagent.types import Started, TextDelta
+from edgeagent.types import Queued, Started, TextDelta
 from tests.api.responses.socket.session_client import Client, error_of, kinds
 from tests.backends.fake import FakeBackend
 
@@ -23,6 +23,16 @@ def test_a_response_begins_when_it_is_admitted_or_steps() -> None:
     assert kinds(client.step(client.started[1], Started(3, 0))) == ["created", "in_progress"]
     client.finish(client.started[1])
     assert client.admit(client.started[1]) == []
+
+
+def test_a_response_that_waits_says_for_how_long() -> None:
+    client = Client()
+    client.create()
+    events = client.step("resp_1", Queued(1, 2.0))
+    assert kinds(events) == ["created", "queued"]
+    assert events[1]["edgeagent"] == {"place": 1, "expected_ms": 2000.0}
+    assert client.admit("resp_1") == []
+    assert kinds(client.step("resp_1", Started(3, 0))) == ["in_progress"]
 
 
 def test_a_refusal_before_created_is_one_envelope_with_its_status() -> None:
