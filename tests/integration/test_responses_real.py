@@ -177,11 +177,14 @@ async def test_an_answer_ahead_is_the_answer_that_would_have_come(client: AsyncO
     }
     revisions = ["Tell", "Tell me", "Tell me all numbers"]
     async with client.responses.connect() as connection:
+        computed: list[int] = []
 
         async def create(text: str, **more: Any) -> Any:
             frame = {"type": "response.create", "input": text, **fields, **more}
             await connection.send_raw(json.dumps(frame))
-            return await last(connection)
+            made = await last(connection)
+            computed.append(made.usage.input_tokens - made.usage.input_tokens_details.cached_tokens)
+            return made
 
         plain = await create(revisions[-1], cache_prompt=False)
         seen = []
@@ -191,6 +194,8 @@ async def test_an_answer_ahead_is_the_answer_that_would_have_come(client: AsyncO
             seen.append(ahead.usage.input_tokens)
         # The last word is kept back, and so is what the template writes behind the message.
         assert seen[0] < seen[1] < seen[2] < plain.usage.input_tokens - 4
+        # The whole prompt is computed about once, however many parts it comes in.
+        assert sum(computed[1:]) + plain.usage.input_tokens - seen[2] <= 1.15 * plain.usage.input_tokens
         final, num_ahead = None, 0
         async with asyncio.timeout(patient(30)):
             while num_ahead < 20:  # until enough of it is there

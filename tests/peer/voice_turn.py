@@ -109,6 +109,7 @@ class Times:
     step_ms: list[float] = field(default_factory=list)
     num_uncached: list[int] = field(default_factory=list)
     num_extra: list[int] = field(default_factory=list)
+    num_ahead: list[int] = field(default_factory=list)
 
 
 async def counts(address: Address) -> tuple[int, int]:
@@ -133,7 +134,7 @@ async def turn(address: Address, voice: Lane, number: int, way: str, times: Time
         await asyncio.sleep(SPEECH_S if index < NUM_REVISIONS - 1 else SILENCE_S)
     sent_s = await voice.send(input=texts[-1], **fields)
     first_s, _ = await voice.until("response.output_text.delta", after_s=sent_s)
-    _, end = await voice.until(*TERMINAL, after_s=sent_s)
+    _, end = await voice.until("response.completed", "response.incomplete", after_s=first_s)
     deltas = [(at_s, event) for at_s, event in voice.events if at_s > sent_s and event["type"].endswith("text.delta")]
     response = end["response"]
     num_ahead = response["edgeagent"].get("ahead_tokens", 0)
@@ -148,6 +149,7 @@ async def turn(address: Address, voice: Lane, number: int, way: str, times: Time
     times.twelfth_ms.append((twelfth_s - sent_s) * 1000)
     times.step_ms += gaps
     times.num_uncached.append(usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"])
+    times.num_ahead.append(num_ahead)
     times.num_extra.append(num_computed - num_needed)
 
 
@@ -186,10 +188,12 @@ async def measure(address: Address, num_turns: int, num_cancels: int) -> None:
                 await turn(address, voice, 100 + 10 * number + index, way, times)
     step_ms = median(ways["plain"].step_ms)
     print(f"a decode step takes {step_ms:.1f} ms")
-    print(f"{'':8} {'first ms':>9} {'worst':>7} {'twelve ms':>9} {'worst':>7} {'uncached':>9} {'extra tokens':>12}")
+    print(
+        f"{'':8} {'first ms':>9} {'worst':>7} {'twelve ms':>9} {'worst':>7} {'uncached':>9} {'extra':>6} {'ahead':>6}"
+    )
     for way, times in ways.items():
         first, twelfth = times.first_ms, times.twelfth_ms
-        counted = f"{median(times.num_uncached):9.0f} {median(times.num_extra):12.0f}"
+        counted = f"{median(times.num_uncached):9.0f} {median(times.num_extra):6.0f} {median(times.num_ahead):6.0f}"
         print(f"{way:8} {median(first):9.1f} {max(first):7.1f} {median(twelfth):9.1f} {max(twelfth):7.1f} {counted}")
     for state in ("queued", "prefill", "decode"):
         samples = await cancels(address, state, num_cancels)
