@@ -333,7 +333,7 @@ class LogConfig(Section, frozen=True):
     format: Literal["console", "json"] = "console"
     """Log lines for people (console) or for programs (json)."""
     file: UserPath | None = None
-    """Write to this file and print nothing. At 8 MiB it is renamed to FILE.1, and a new file begins."""
+    """Write to this file and print only errors. At 8 MiB it is renamed to FILE.1, and a new file begins."""
 
 
 class TraceConfig(Section, frozen=True):

@@ -127,7 +127,8 @@ def status(system: ForSystem = False, as_json: AsJson = False, config: ConfigFil
     files = {str(path): _state_of(path, content) for path, content in plan.contents.items()}
     is_installed = any(path.exists() for path in plan.files)
     states = {name: _output(command) or "unknown" for name, command in plan.states.items()} if is_installed else {}
-    daemon = find_daemon(settings.state_dir)
+    # The runtime file of a system service is private to its account.
+    daemon = None if system else find_daemon(settings.state_dir)
     if as_json:
         running = {"pid": daemon.pid, "url": daemon.url} if daemon else None
         print_json({"installed": is_installed, "files": files, "states": states, "daemon": running})
@@ -135,7 +136,12 @@ def status(system: ForSystem = False, as_json: AsJson = False, config: ConfigFil
         typer.echo(table(("file", "state"), list(files.items()), left_columns=2))
         for name, state in states.items():
             typer.echo(f"{name}: {state}")
-        typer.echo(wrapped(f"daemon: {process_text(daemon.pid)}, {daemon.url}" if daemon else "daemon: not running"))
+        if system and is_installed:
+            typer.echo(wrapped(f"for more: sudo -u {NAME} edgeagent status --state-dir {settings.state_dir}"))
+        elif not system:
+            typer.echo(
+                wrapped(f"daemon: {process_text(daemon.pid)}, {daemon.url}" if daemon else "daemon: not running")
+            )
         if "differs" in files.values():
             typer.echo(wrapped("`edgeagent service install` brings the files up to date with the settings."))
     if not is_installed:

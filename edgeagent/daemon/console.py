@@ -284,6 +284,12 @@ class LogReporter(ConsoleReporter):
         super().__init__(out)
         self._is_log_only = out is None
 
+    def error(self, message: str) -> None:
+        """Report the error. If the log is a file, also print it: the person who starts the daemon must see why not."""
+        super().error(message)
+        if self._is_log_only:
+            _write(sys.stderr, f"error: {message}\n")
+
     def _print(self, line: str) -> None:
         if self._is_log_only:
             logger.info("%s", line)

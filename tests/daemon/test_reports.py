@@ -50,6 +50,16 @@ def test_the_lines(streams: tuple[io.StringIO, io.StringIO]) -> None:
     assert "hidden" not in out.getvalue() + err.getvalue()
 
 
+def test_a_log_in_a_file_has_all_lines_and_errors_are_printed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with logged() as log:
+        reporter = LogReporter()
+        reporter.listening(RUNTIME, None)
+        reporter.error("no")
+    assert "listening on http://127.0.0.1:8127" in log.getvalue()
+    assert "error: no" in log.getvalue()
+    assert capsys.readouterr() == ("", "error: no\n")
+
+
 def test_a_log_for_machines_has_no_other_lines() -> None:
     out = io.StringIO()
     with logged() as log:
