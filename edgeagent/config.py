@@ -191,6 +191,8 @@ class EngineConfig(Section, frozen=True):
     """Requests that run at the same time; others wait (0: four, or fewer if each keeps a state and memory is short)."""
     threads: Annotated[int, Meta(ge=0, le=MAX_THREADS)] = 0
     """Most CPU threads, fewer while other programs use the cores (0: one per fast core, within a container's limit)."""
+    nice: Annotated[int, Meta(ge=0, le=19)] = 0
+    """Let other programs go first, up to 19, so that a desktop does not stutter (Windows: below normal priority)."""
     batch: Annotated[int, Meta(ge=32, le=MAX_INT32)] = 512
     """Largest number of tokens in one decode call."""
     gpu_layers: Annotated[int, Meta(ge=-1, le=MAX_INT32)] = -1

@@ -292,6 +292,7 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
             option.variable, option.choices[0] if option.choices else samples.get(type(option.default).__name__, "33")
         )
     monkeypatch.setenv("EDGEAGENT_ENGINE__DRAFT_TOKENS", "7")
+    monkeypatch.setenv("EDGEAGENT_ENGINE__NICE", "7")
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7m")
     monkeypatch.setenv("EDGEAGENT_SERVER__ALLOWED_ORIGINS", "http://7")
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7")

@@ -23,7 +23,7 @@ class Estimate(Struct, frozen=True):
     no such reason. A full queue is no obstacle; it shows in `num_live` and `max_live`.
     `trouble`: a sentence that explains the obstacle to the client and says what to change; empty if none is needed.
     `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
-    `strain`: one word for why the backend is slow now (loading, memory, thermal), or will probably
+    `strain`: one word for why the backend is slow now (loading, memory, thermal, battery), or will probably
     refuse the request (context_too_long); empty if it is not.
     `doubt`: how many times faster than estimated the backend may be, since it has measured nothing for a while.
     `is_last_resort`: the obstacle may be gone, so this backend is tried if no other one can serve the request.

@@ -247,6 +247,8 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
             lines.append(f"{model['name']}: {chosen} (why: edgeagent status --explain-choices)")
         lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
     worker = model.get("worker") or {}
+    if why := worker.get("held_back"):
+        lines.append(f"{model['name']}: computes with at most {worker['max_threads']} threads: {why}")
     if 0 < (num := worker.get("num_threads", 0)) < (most := worker.get("max_threads", 0)):
         lines.append(f"{model['name']}: computes with {num} of {most} threads, since other programs use the cores")
     if (shift := worker.get("shift")) and shift["num_prompts"]:

@@ -130,7 +130,7 @@ def _already_running(state_dir: Path) -> str:
     )
 
 
-CHECK_S = 1.0
+CHECK_S = 5.0
 
 
 class Publication:
@@ -162,7 +162,7 @@ class Publication:
         return True
 
     async def keep_published(self) -> None:
-        """Every second, forever: write the file if it is not there, or if it is not this daemon's."""
+        """Every CHECK_S, forever: write the file if it is not there, or if it is not this daemon's."""
         while True:
             await asyncio.sleep(CHECK_S)
             if not await asyncio.to_thread(is_published, self._state_dir, self._runtime.pid):

@@ -67,13 +67,20 @@ class ThreadGovernor:
         num_cores: int | None = None,
         sample: Callable[[], CpuSample] = read_cpu,
     ) -> None:
-        self.max_threads = max_threads
+        self.max_threads = self._all_threads = max_threads
         """The number of threads while no other program uses the CPUs."""
         self._num_cores = num_cores or len(usable_cpus())
         self._sample = sample
         self._last = sample()
         self.num_threads = max_threads
         self._has_rested = False
+
+    def limit(self, share: float) -> bool:
+        """Use at most this share of the threads from now on, but at least one. Return whether `num_threads` changed."""
+        self.max_threads = max(1, round(share * self._all_threads))
+        before = self.num_threads
+        self.num_threads = min(before, self.max_threads)
+        return self.num_threads != before
 
     def rest(self) -> None:
         """Record that nothing is computed now.

@@ -146,8 +146,9 @@ class WorkerStatus(Struct, frozen=True):
     times. An error is a fraction of the measured time. 0 if too few steps were measured. `draft_step_error_median` and
     `draft_step_error_p95`: the same for the steps of the draft model; 0 without a draft model. `draft_gain`: the factor
     by which drafts raised the tokens per second. It covers the steps that had drafts, or during which the draft model
-    computed; 0 if there was no such step. `max_threads`: fewer threads than this compute while other programs use the
-    CPUs. `shift`: None without `--cache-shift`.
+    computed; 0 if there was no such step. `held_back`: why the worker may use fewer threads than usual, such as heat;
+    "" if it may use all. `max_threads`: fewer threads than this compute while other programs use the CPUs. `shift`:
+    None without `--cache-shift`.
     """
 
     num_steps: int = 0
@@ -179,6 +180,7 @@ class WorkerStatus(Struct, frozen=True):
     max_threads: int = 0
     rss_bytes: int = 0
     shift: ShiftStatus | None = None
+    held_back: str = ""
     memory_cache: CacheStatus | None = None
     disk_cache: CacheStatus | None = None
 

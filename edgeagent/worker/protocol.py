@@ -156,14 +156,25 @@ class Drop(Struct, frozen=True, tag="drop"):
     id: str
 
 
+class Power(Struct, frozen=True):
+    """The share of its CPU threads that a worker uses. `why`: in words, what holds it back; "" if nothing does."""
+
+    thread_share: float = 1.0
+    why: str = ""
+
+
+FULL_POWER = Power()
+
+
 class Ping(Struct, frozen=True, tag="ping"):
     """Ask for a Pong. The worker's reader thread answers, even in the middle of a long step.
 
-    `disk` is the model's share of the disk cache from now on; None if it does not change.
+    `disk` is the model's share of the disk cache from now on; None if it does not change. `power` holds from now on.
     """
 
     nonce: int
     disk: DiskShare | None = None
+    power: Power = FULL_POWER
 
 
 class RenderAnswer(Struct, frozen=True, tag="rendered"):

@@ -107,3 +107,14 @@ def test_another_program_on_the_only_usable_cpu_takes_its_threads(monkeypatch: p
     governor = ThreadGovernor(2, sample=machine.sample)
     assert governor.update(machine.run(1, others=1, own=1))
     assert governor.num_threads == 1
+
+
+def test_a_limit_holds_at_once_and_ends_with_the_next_sample() -> None:
+    machine = Machine()
+    governor = ThreadGovernor(4, num_cores=4, sample=machine.sample)
+    assert governor.limit(0.5) and (governor.num_threads, governor.max_threads) == (2, 2)
+    assert not governor.update(machine.run(1, others=0.0, own=2.0))
+    assert not governor.limit(0.5)
+    assert not governor.limit(1.0)
+    assert governor.update(machine.run(1, others=0.0, own=2.0)) and governor.num_threads == 4
+    assert ThreadGovernor(1, num_cores=1, sample=machine.sample).limit(0.5) is False, "one thread is the least"

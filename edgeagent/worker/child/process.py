@@ -115,10 +115,12 @@ class _Reader(threading.Thread):
                     os._exit(0)
                 case RenderAnswer():
                     self._link.on_answer(message)
-                case Ping(nonce, share):
+                case Ping(nonce, share, power):
                     served = self._served
                     if share is not None and served is not None and served.store is not None:
                         served.store.set_share(share.max_bytes, share.max_bytes_per_hour)
+                    if served is not None:
+                        served.host.power = power
                     self._writer.frames.put(Pong(nonce, WorkerStatus() if served is None else self._status(served)))
                 case Load():
                     _complain("a second Load; ignored")
@@ -141,6 +143,7 @@ class _Reader(threading.Thread):
             tokens_per_second=rate,
             rss_bytes=memory.rss,
             disk_cache=served.host.disk_cache(),
+            held_back=served.host.power.why,
         )
 
 
@@ -199,6 +202,14 @@ def _complain(message: str) -> None:
     sys.stderr.flush()
 
 
+def _let_others_go_first(nice: int) -> None:
+    """Give this process at least this niceness, so that other programs get the CPUs first."""
+    if sys.platform != "win32":
+        os.nice(max(0, nice - os.nice(0)))
+    elif nice:
+        psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+
+
 def _enclose(load: Load) -> tuple[str, ...]:
     """Enter the sandbox and return the restrictions that took effect; ("off",) if the sandbox is switched off."""
     if not load.engine_config.sandbox:
@@ -253,6 +264,7 @@ def main() -> int:
     if not isinstance(message, Load):
         _complain("the first message must be Load; this program is started by the daemon")
         return 2
+    _let_others_go_first(message.engine_config.nice)  # before threads start, which take over the value
     sandbox = _enclose(message)
     writer.start()
     link = RenderLink(writer.frames.put)

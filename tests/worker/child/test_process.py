@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 from msgspec import structs
 
@@ -27,6 +29,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.process import _own_bytes
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.protocol import (
+    FULL_POWER,
     MAX_FRAME_FROM_WORKER_BYTES,
     Cancel,
     DiskCache,
@@ -37,6 +40,7 @@ from edgeagent.worker.protocol import (
     LoadProgress,
     Ping,
     Pong,
+    Power,
     Ready,
     RenderAnswer,
     RenderJob,
@@ -171,13 +175,16 @@ class TestChild:
         # llama.cpp's messages about interrupted steps are not errors, so they are not printed.
         assert child.finish() == (0, "edgeagent worker: a second Load; ignored\n")
 
-    def test_its_share_of_the_disk_cache_comes_with_a_ping(self, child: Child, tmp_path: Path) -> None:
+    def test_its_share_of_the_disk_and_its_power_come_with_a_ping(self, child: Child, tmp_path: Path) -> None:
         disk = DiskCache(str(tmp_path), b"s" * 32, 1 << 30, 0, 3600.0, 0, close_s=1.0)
-        child.load = structs.replace(child.load, disk=disk, writable=(disk.folder,))
+        nice = structs.replace(child.load.engine_config, nice=3)
+        child.load = structs.replace(child.load, disk=disk, writable=(disk.folder,), engine_config=nice)
         child.start()
+        assert psutil.Process(child._process.pid).nice() == 3 or sys.platform == "win32"
         for nonce in itertools.count():  # the disk's thread takes up a share some time after the ping
-            child.send(Ping(nonce, DiskShare(1000, 0) if nonce else None))
+            child.send(Ping(nonce, DiskShare(1000, 0) if nonce else None, Power(0.5, "heat") if nonce else FULL_POWER))
             status = child.until(Pong).status
+            assert status.held_back == ("heat" if nonce else "")
             assert status.disk_cache is not None
             if not nonce:
                 assert status.disk_cache.max_bytes == 1 << 30

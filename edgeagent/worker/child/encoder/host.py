@@ -18,7 +18,7 @@ from edgeagent.worker.child.encoder.pairs import PairReader
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import answer_text_query
 from edgeagent.worker.child.text_reader import TextReader
-from edgeagent.worker.protocol import Load
+from edgeagent.worker.protocol import FULL_POWER, Load
 
 
 class EncoderHost:
@@ -44,6 +44,8 @@ class EncoderHost:
         self.notes, self.warnings = opened.notes, ()
         self.saved_tuning = b""
         self._threads = ThreadGovernor(config.threads or num_usable_cores())
+        self.power = FULL_POWER
+        """How much of the machine the worker may use; another thread may replace it."""
         on_part(f"{TOKENIZER} of {model.path}")
         special = special_texts(model)
         self._vocabulary = LongTextVocabulary(model, special)
@@ -59,6 +61,7 @@ class EncoderHost:
 
         Reading this property measures the load of the CPUs, at most twice a second.
         """
+        self._threads.limit(self.power.thread_share)
         self._threads.update(time.monotonic())
         return self._threads.num_threads
 

@@ -62,7 +62,7 @@ from edgeagent.worker.child.prompt import (
     make_template,
 )
 from edgeagent.worker.child.text_reader import TextReader
-from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, Load
+from edgeagent.worker.protocol import FULL_POWER, NOTHING_DELIVERED, Delivered, Load
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
 
 _OPEN_S = 1.0  # how long to wait for the list of the disk's blocks; the rest of a longer list is added afterwards
@@ -133,6 +133,8 @@ class Host:
         if config.cache_shift:
             self._runner.allow_shift()
         self._runners = [self._runner]
+        self.power = FULL_POWER
+        """How much of the machine the worker may use; another thread may replace it."""
         self._threads = ThreadGovernor(self._runner.num_threads)
 
     @property
@@ -154,8 +156,12 @@ class Host:
         self._runner.clear_abort()
 
     def adjust_threads(self) -> None:
-        """Set the number of CPU threads so that busy cores are left to other programs. Call this between steps."""
-        if self._threads.update(time.monotonic()):
+        """Set the number of CPU threads as `power` says, and so that busy cores are left to other programs.
+
+        Call this between steps.
+        """
+        is_limited = self._threads.limit(self.power.thread_share)
+        if self._threads.update(time.monotonic()) or is_limited:
             for runner in self._runners:
                 runner.set_num_threads(self._threads.num_threads)
 

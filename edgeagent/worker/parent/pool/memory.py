@@ -1,4 +1,4 @@
-"""The machine's memory and temperature, the memory of each worker, and whether another model fits.
+"""The machine's memory, temperature and battery, the memory of each worker, and whether another model fits.
 
 What measures reads files: do it in a thread. Whether a model fits, and which one to unload first, is decided by pure
 functions of sizes and times.
@@ -6,13 +6,17 @@ functions of sizes and times.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
 from edgeagent.fit.need import margin_bytes
 from edgeagent.usable import usable_memory
+from edgeagent.worker.protocol import FULL_POWER, Power
 
 _MIN_FREE_SHARE = 0.03
 _MIN_FREE_BYTES = 256 << 20
@@ -21,22 +25,68 @@ _MIN_FREE_BYTES = 256 << 20
 _HOT_MARGIN = 3.0
 
 
+# The share of a full battery from which on desktops warn: GNOME, KDE and Windows at 20 % or less.
+_LOW_BATTERY_PERCENT = 20
+_SERIOUS = 2  # of macOS's NSProcessInfoThermalState: the system asks programs to use less
+_POWER = {
+    "thermal": Power(0.5, "the machine is too hot"),
+    "battery": Power(0.5, "the battery is nearly empty"),
+}
+
+
+def power_under(pressure: str) -> Power:
+    """Return how much of the machine the workers may use under the result of `read_pressure`."""
+    return _POWER.get(pressure, FULL_POWER)
+
+
 def read_pressure() -> str:
-    """Return "memory" if the machine is short of memory, "thermal" if it is too hot, else ""."""
+    """Return the first that holds, or "".
+
+    "memory": the machine is short of it. "thermal": it is too hot. "battery": it runs on a nearly empty battery.
+    """
     memory = usable_memory()
     if memory.available < min(_MIN_FREE_BYTES, _MIN_FREE_SHARE * memory.total):
         return "memory"
-    read = getattr(psutil, "sensors_temperatures", None)  # not on every system
-    try:
-        sensors = {} if read is None else read()
-    except (OSError, RuntimeError):
-        return ""
-    is_hot = any(
+    if _is_hot():
+        return "thermal"
+    battery = _sensors("sensors_battery")
+    is_low = battery and battery.power_plugged is False and battery.percent <= _LOW_BATTERY_PERCENT
+    return "battery" if is_low else ""
+
+
+def _is_hot() -> bool:
+    if sys.platform == "darwin":
+        return macos_thermal_state() >= _SERIOUS
+    return any(
         sensor.critical and sensor.current >= sensor.critical - _HOT_MARGIN > 0
-        for group in sensors.values()
+        for group in (_sensors("sensors_temperatures") or {}).values()
         for sensor in group
     )
-    return "thermal" if is_hot else ""
+
+
+def _sensors(name: str) -> Any:
+    """Return the result of psutil's function; None if the system has no such sensors, or if reading them fails."""
+    read = getattr(psutil, name, None)
+    try:
+        return None if read is None else read()
+    except (OSError, RuntimeError, ValueError):  # some drivers' files have no numbers
+        return None
+
+
+def macos_thermal_state() -> int:
+    """Return macOS's thermal state: 0 nominal, 1 fair, 2 serious, 3 critical. Not tried on a Mac.
+
+    It is `NSProcessInfo.processInfo.thermalState`, called through the Objective-C runtime.
+    """
+    try:
+        objc = ctypes.CDLL("/usr/lib/libobjc.dylib")
+        ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
+        objc.objc_getClass.restype = objc.sel_registerName.restype = ctypes.c_void_p
+        send = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(("objc_msgSend", objc))
+        info = send(objc.objc_getClass(b"NSProcessInfo"), objc.sel_registerName(b"processInfo"))
+        return int(send(info, objc.sel_registerName(b"thermalState")) or 0)
+    except (OSError, AttributeError):
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

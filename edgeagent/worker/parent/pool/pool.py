@@ -28,6 +28,7 @@ from edgeagent.types import (
     WorkerState,
 )
 from edgeagent.units import seconds_of
+from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.loading import (
     DraftChooser,
@@ -35,7 +36,7 @@ from edgeagent.worker.parent.pool.loading import (
     LoadPreparation,
     ModelSource,
 )
-from edgeagent.worker.parent.pool.memory import Memory, read_memory, read_pressure
+from edgeagent.worker.parent.pool.memory import Memory, power_under, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.supervision.live_requests import Receiver
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
@@ -141,10 +142,17 @@ class Pool:
         self._eviction = Eviction(
             lambda: list(self._models.values()), self._end, clock, max_models=config.load.max_models, read=read
         )
-        self._workers = Workers(command, self._limits, clock, self._eviction.make_room, self._save_tuning)
+        self._workers = Workers(
+            command,
+            self._limits,
+            clock,
+            self._eviction.make_room,
+            self._save_tuning,
+            lambda: power_under(self.pressure),
+        )
         self._default: str | None = None
         self.pressure = ""
-        """At the last check: "memory" if the machine was short of memory, "thermal" if it was too hot, else ""."""
+        """The result of `read_pressure` at the last check."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
 
@@ -396,8 +404,7 @@ class Pool:
         while True:
             if cache is not None:
                 cache.note_loaded(dict(filter(None, (model.cache_bytes for model in self._models.values()))))
-                await asyncio.to_thread(cache.evict_if_due)
-            self.pressure = await asyncio.to_thread(read_pressure)
+            self._note_pressure(await asyncio.to_thread(_look_at_machine, cache))
             if self.pressure == "memory":
                 await self._eviction.relieve()
             await asyncio.sleep(self._limits.look_interval_s)
@@ -405,11 +412,26 @@ class Pool:
             for model in list(self._models.values()):
                 await _look_at(model)
 
+    def _note_pressure(self, pressure: str) -> None:
+        before, now = power_under(self.pressure), power_under(pressure)
+        self.pressure = pressure
+        if now.why and now != before:
+            logger.warning("%s: models compute with %.0f %% of their threads", now.why, 100 * now.thread_share)
+        elif before.why and now != before:
+            logger.info("models compute with all of their threads again")
+
     def _save_tuning(self, model: PoolModel, saved_tuning: bytes) -> None:
         if self._source.tuning_store.note(model.preparation.path, saved_tuning):
             write = asyncio.create_task(asyncio.to_thread(self._source.tuning_store.write, model.preparation.path))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
+
+
+def _look_at_machine(cache: CacheShares | None) -> str:
+    """Evict cached blocks if that is due, and return the machine's pressure."""
+    if cache is not None:
+        cache.evict_if_due()
+    return read_pressure()
 
 
 async def _look_at(model: PoolModel) -> None:

@@ -17,7 +17,7 @@ from edgeagent.worker.parent.pool.memory import ResidentModel
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
-from edgeagent.worker.protocol import Load
+from edgeagent.worker.protocol import Load, Power
 from edgeagent.worker.sandbox.sandbox import READ_ONLY_FILES
 
 # A model that is not pinned and has no worker is forgotten when it was not used for this time.
@@ -29,7 +29,8 @@ class Workers:
     """What every model needs to start its worker.
 
     `make_room` frees memory for a model, or raises an error if the model cannot be loaded. `save_tuning` stores a
-    worker's tuning (`Load.saved_tuning`) for the model's next load.
+    worker's tuning (`Load.saved_tuning`) for the model's next load. `power` returns how much of the machine a worker
+    may use now.
     """
 
     command: Sequence[str]
@@ -37,6 +38,7 @@ class Workers:
     clock: Callable[[], float]
     make_room: Callable[[PoolModel], Awaitable[None]]
     save_tuning: Callable[[PoolModel, bytes], None]
+    power: Callable[[], Power]
 
 
 class PoolModel:
@@ -83,6 +85,7 @@ class PoolModel:
             load_time=self._load_time,
             omit_part=self.preparation.omit_part,
             disk_share=self.preparation.disk_share,
+            power=workers.power,
         )
 
     async def _prepare(self) -> Load:

@@ -29,6 +29,7 @@ from edgeagent.worker.parent.supervision.restarts import Quarantine, RestartPoli
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.parent.supervision.worker_run import PendingWork, WorkerRun, log_notes
 from edgeagent.worker.protocol import (
+    FULL_POWER,
     MAX_FRAME_FROM_WORKER_BYTES,
     AnswerPart,
     Ask,
@@ -42,6 +43,7 @@ from edgeagent.worker.protocol import (
     LoadFailed,
     LoadProgress,
     Pong,
+    Power,
     ProtocolError,
     Ready,
     RenderJob,
@@ -75,15 +77,16 @@ class Supervisor:
         load_time: LoadTime | None = None,
         omit_part: Callable[[str, str], bool] = lambda _part, _cause: False,
         disk_share: Callable[[], DiskShare | None] = lambda: None,
+        power: Callable[[], Power] = lambda: FULL_POWER,
     ) -> None:
         """`prepare` returns the Load. `save_tuning` stores a worker's tuning. `load_time` predicts how long loads take.
 
         `omit_part(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
         load leaves this part out. `disk_share` returns the model's present share of the disk
-        cache; None if it has none.
+        cache; None if it has none. `power` returns how much of the machine the worker may use now.
         """
         self.name = name
-        self._disk_share = disk_share
+        self._disk_share, self._power = disk_share, power
         self._save_tuning = save_tuning
         self._omit_part = omit_part
         self._prepare = prepare
@@ -275,7 +278,8 @@ class Supervisor:
         finally:
             await renderer.stop()
 
-    def _tick(self, channel: Channel, elapsed_s: float) -> None:
+    def _tick(self, channel: Channel, elapsed_s: float) -> bool:
+        """Check that the worker gets on, and ping it. Return whether it owes work."""
         pending = None
         if self._state is not WorkerState.STARTING:
             is_busy = self._requests.num_sent() > 0 or self._queries.is_embedding
@@ -285,8 +289,9 @@ class Supervisor:
             has_culprit = self._requests.blame(hang.culprit, hang.why)
             end = self._worker.hung_end(hang, self._omit_part)
             self._request_end(replace(end, has_culprit=has_culprit))
-        elif (ping := self._worker.ping(self._disk_share())) is not None:
+        elif (ping := self._worker.ping(self._disk_share(), self._power())) is not None:
             channel.send(ping)
+        return pending is None or self.is_busy
 
     async def _end(self, channel: Channel) -> WorkerEnd:
         """End the process if it still runs; return how and why it ended."""

@@ -16,12 +16,24 @@ from edgeagent.worker.parent.supervision.live_requests import EndKind
 from edgeagent.worker.parent.supervision.renderer import Renderer
 from edgeagent.worker.parent.supervision.restarts import WorkerEnd
 from edgeagent.worker.parent.supervision.watchdog import Hang, Owed, Signs, SupervisionLimits, Watchdog
-from edgeagent.worker.protocol import DiskShare, LoadProgress, Ping, Pong, ProtocolError, Ready, StepResult
+from edgeagent.worker.protocol import (
+    FULL_POWER,
+    DiskShare,
+    LoadProgress,
+    Ping,
+    Pong,
+    Power,
+    ProtocolError,
+    Ready,
+    StepResult,
+)
 
 # A step may take this many times as long as the worker expects.
 _HANG_FACTOR = 20.0
 # The limit of the expected step time that a worker reports. A hostile worker may report any value.
 _MAX_EXPECTED_S = 60.0
+# An idle worker is pinged less often, once its latest status has come: a ping a second takes 0.06 % of a core.
+_NUM_IDLE, _IDLE_INTERVALS = 3, 4
 # Memory growth that counts as progress when loading from a slow disk, in bytes.
 _LOADED_BYTES = 16 << 20
 
@@ -70,18 +82,20 @@ class WorkerRun:
         self._num_pongs = self._num_signs = 0
         self._rss_bytes = 0
 
-    async def watch(self, channel: Channel, tick: Callable[[float], None], clock: Callable[[], float]) -> None:
-        """Wait until the process ends or must be ended. Regularly call `tick` with the seconds since its last call."""
+    async def watch(self, channel: Channel, tick: Callable[[float], bool], clock: Callable[[], float]) -> None:
+        """Wait until the process ends or must be ended. Regularly call `tick` with the seconds since its last call.
+
+        `tick` returns whether the worker owes work. After _NUM_IDLE calls without, the calls are less frequent.
+        """
         events: set[asyncio.Future[Any]] = {channel.ended, self.requested_end}
-        last_s = clock()
+        last_s, num_idle = clock(), 0
         while True:
-            done, _ = await asyncio.wait(
-                events, timeout=self._limits.ping_interval_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            interval_s = self._limits.ping_interval_s * (_IDLE_INTERVALS if num_idle >= _NUM_IDLE else 1)
+            done, _ = await asyncio.wait(events, timeout=interval_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
             now_s = clock()
-            tick(now_s - last_s)
+            num_idle = 0 if tick(now_s - last_s) else num_idle + 1
             last_s = now_s
 
     def on_load_progress(self, progress: LoadProgress) -> None:
@@ -113,13 +127,13 @@ class WorkerRun:
             self.status = pong.status
         self.has_worked = self.has_worked or pong.status.num_steps > 0
 
-    def ping(self, share: DiskShare | None = None) -> Ping | None:
+    def ping(self, share: DiskShare | None = None, power: Power = FULL_POWER) -> Ping | None:
         """Make the next ping for the caller to send; return None while the previous ping is unanswered."""
         if self._is_pong_due:
             return None
         self._nonce += 1
         self._is_pong_due = True
-        return Ping(self._nonce, share)
+        return Ping(self._nonce, share, power)
 
     def tick(self, elapsed_s: float, signs: Signs | None, pending: PendingWork | None) -> Hang | None:
         """Count the time since the last tick; return the hang if the worker counts as hung.
