@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from edgeagent.errors import DeadlineUnreachable
+
 _MAX_DETAIL_CHARS = 500
 
 
@@ -29,6 +31,8 @@ class Kind(StrEnum):
     """HTTP 5xx except 503, an unexpected status, an error event without a code, or an unknown finish reason."""
     OVERLOADED = "overloaded"
     """HTTP 429, 503, 408 or 402: the remote accepts nothing at the moment."""
+    LATE = "late"
+    """Another edgeagent refused the request, since its first token would come too late. Others may still be in time."""
     REFUSED_KEY = "refused_key"
     """HTTP 401 or 403: the remote refused the key, or a request without a key."""
     REJECTED = "rejected"
@@ -53,12 +57,13 @@ MAY_GO_ELSEWHERE = frozenset(
         Kind.GARBLED,
         Kind.SERVER_ERROR,
         Kind.OVERLOADED,
+        Kind.LATE,
         Kind.REDIRECT,
         Kind.WRONG_MODEL,
         Kind.REPEATED,
     }
 )
-COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.WRONG_MODEL, Kind.REPEATED}
+COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.LATE, Kind.WRONG_MODEL, Kind.REPEATED}
 
 
 class Failure(Exception):
@@ -98,6 +103,9 @@ def failure_from(error: Any, status: int = 0, retry_after_s: float | None = None
     if not status and isinstance(code, int) and 400 <= code <= 599:
         status = code
     status = status or _status_of(said.get("type")) or _status_of(code) or 500
+    if code == DeadlineUnreachable.code:
+        late = "its first token would come too late for this request"
+        return Failure(Kind.LATE, late, status=status, retry_after_s=retry_after_s)
     message = said.get("message")
     return failure_of_status(status, retry_after_s, message if isinstance(message, str) else "")
 

@@ -29,6 +29,7 @@ from edgeagent.egress.spending import settled
 from edgeagent.errors import (
     ConfigError,
     ContextLengthExceeded,
+    DeadlineUnreachable,
     EdgeAgentError,
     InvalidRequest,
     ModelNotFound,
@@ -161,6 +162,8 @@ class Run:
         num_sent, before = 0, None
         last = Failure(Kind.UNREACHABLE, "none of its endpoints may get requests now")
         for endpoint in self._cluster.order(self._model, self._num_prompt_tokens, self._session):
+            if before is endpoint and last.kind is Kind.LATE:
+                continue
             if before is endpoint and num_sent:
                 # Requests that failed at the same time do not retry at the same time.
                 await asyncio.sleep(random.random() * _MAX_DELAY_S)  # noqa: S311 - jitter
@@ -433,6 +436,8 @@ class Run:
                 return PayloadTooLarge(message, served_by=name)
             kind = ContextLengthExceeded if _is_too_long(failure) else InvalidRequest
             return kind(detailed, served_by=name)
+        if failure.kind is Kind.LATE and not num_delivered_tokens:
+            return DeadlineUnreachable(message, retry_after_s=failure.retry_after_s, served_by=name)
         if failure.status == 429 and not num_delivered_tokens:
             return Overloaded(message, retry_after_s=self._retry_after_s(failure), served_by=name)
         if failure.kind is Kind.NO_MODEL and not num_delivered_tokens:

@@ -18,6 +18,7 @@ from edgeagent.backends.remote.transport import Exchange
 from edgeagent.errors import (
     ConfigError,
     ContextLengthExceeded,
+    DeadlineUnreachable,
     EdgeAgentError,
     InvalidRequest,
     ModelNotFound,
@@ -239,6 +240,18 @@ async def test_a_full_endpoint_is_left_alone_for_as_long_as_it_says(status: int,
             await ask(remote)
         assert len(server.asked) == 1, "asked before Retry-After"
         clock.now_s += 0.2
+        assert remote.estimate(REQUEST).obstacle == ""
+        assert (await ask(remote)).text == "a"
+
+
+async def test_what_is_too_late_for_one_request_may_be_in_time_for_the_next() -> None:
+    body = b'{"error":{"message":"late","type":"rate_limit_error","param":null,"code":"deadline_unreachable"}}'
+    refusal = plain(429, body, "Retry-After: 7\r\n")
+    async with faults(refusal, stream(answer("a"))) as server, backend(server.url) as remote:
+        got = await ask(remote)
+        failed(got, "too late", kind=DeadlineUnreachable)
+        assert got.error is not None and got.error.retry_after_s == 7
+        assert len(server.asked) == 1
         assert remote.estimate(REQUEST).obstacle == ""
         assert (await ask(remote)).text == "a"
 
