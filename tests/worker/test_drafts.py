@@ -160,10 +160,10 @@ async def test_an_unusable_draft_is_a_warning(
 ) -> None:
     path = damage(tmp_path / "draft.gguf")
     info = await serve(make_pool(target, path, is_named=is_named))
-    assert info.draft is None
+    assert info.draft == (None if is_named else "ngram")
     assert why in info.draft_why and why in warnings(caplog)
     (choice,) = [each for each in info.choices if each.name == "draft"]
-    assert (choice.value, choice.by, choice.why) == ("none", "trial", info.draft_why)
+    assert (choice.value, choice.by, choice.why) == (info.draft or "none", "trial", info.draft_why)
 
 
 async def test_n_grams_stay_where_they_are_asked_for(target: Path, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_a_draft_that_ended_the_process_is_tried_again_when_it_is_replaced
             assert record.error is None
             (status,) = pool.statuses()
             assert status.info is not None
-            assert status.info.draft == (str(path) if is_good else None)
+            assert status.info.draft == (str(path) if is_good else "ngram")
     finally:
         await pool.stop()
 
@@ -197,7 +197,7 @@ async def test_a_mismatch_is_refused_only_if_the_user_named_the_draft(target: Pa
     with pytest.raises(ModelLoadFailed, match=r"token \d+ is '<think>' in .*must share"):
         await serve(make_pool(target, path, is_named=True))
     info = await serve(make_pool(target, path))
-    assert info.draft is None and "token " in info.draft_why
+    assert info.draft == "ngram" and "token " in info.draft_why
 
 
 async def test_other_end_tokens_are_no_difference(target: Path, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_without_memory_for_both_the_model_is_alone(target: Path, tmp_path: Path
     shapes = (read_header(target).shape, large)
     load = Load("tiny", str(target), str(path), ENGINE, shapes=shapes)
     host = Host(load, open_model(load))
-    assert host.info.draft is None and host.info.context_length == 512
+    assert host.info.draft == "ngram" and host.info.context_length == 512
     assert "too little for both" in host.info.draft_why
     assert any("runs without its draft" in each for each in host.warnings)
     (choice,) = [each for each in host.info.choices if each.name == "draft"]
@@ -236,7 +236,7 @@ async def test_a_model_given_by_path_finds_its_draft(tmp_path: Path) -> None:
     config = Config(model=str(target), state_dir=tmp_path / "state", engine=ENGINE, store=store)
     with_another_token(models / "other.gguf")
     info = await serve(real_pool(config))
-    assert info.draft is None
+    assert info.draft == "ngram"
     assert info.draft_why == "no model on this machine has its vocabulary and at most a quarter of its size"
     path = make_draft(models / "little.gguf")
     info = await serve(real_pool(config))

@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import Slice
 from edgeagent.types import (
     ChatPrompt,
     GenerateRequest,
@@ -143,23 +144,29 @@ def _tool(tool: dict[str, Any]) -> Tool:
 
 
 class Draft:
-    """The draft model in llama.cpp. It predicts the next token at each position of the target's replies."""
+    """The draft model in edgeagent's runner. It predicts the next token at each position of the target's replies."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        # All of llama_cpp is imported only here: tests import this module beside edgeagent's own bindings.
-        from llama_cpp import Llama
-
-        self.llama = Llama(
-            str(path), n_ctx=2048, n_threads=threads, n_threads_batch=threads, logits_all=True, verbose=False
-        )
-        self.stop = self.llama.token_eos()
+        config = EngineConfig(ctx=2048, parallel=1, threads=threads, flash_attention="off")
+        model = Model(path, config)
+        self.runner = LlamaRunner(model, config)
+        self.stop = next(token for token in range(model.num_tokens) if self.runner.is_end(token))
 
     def guesses(self, prompt: list[int], reply: list[int]) -> list[int]:
         """Return the most likely next token of this model at each position of another model's reply."""
-        self.llama.reset()
-        self.llama.eval(prompt + reply)
-        first = len(prompt) - 1
-        return [int(i) for i in np.array(self.llama.scores[first : first + len(reply)]).argmax(axis=1)]
+        tokens, first = prompt + reply[:-1], len(prompt) - 1
+        self.runner.clear(0)
+        self._decode(tokens[:first], 0, 0)
+        guesses = []
+        for start in range(first, len(tokens), self.runner.max_outputs):
+            chunk = tokens[start : start + self.runner.max_outputs]
+            self._decode(chunk, start, len(chunk))
+            guesses += [int(self.runner.logits(row).argmax()) for row in range(len(chunk))]
+        return guesses
+
+    def _decode(self, tokens: list[int], start: int, num_logits: int) -> None:
+        for at in range(0, len(tokens), self.runner.max_batch):
+            self.runner.decode([Slice(0, start + at, tokens[at : at + self.runner.max_batch], num_logits)])
 
 
 def parse_calls(text: str) -> list[dict[str, Any]] | None:

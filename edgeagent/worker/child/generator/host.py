@@ -335,15 +335,15 @@ class Host:
         self._draft = self._load_draft(load, opened, on_part)
         model = self._draft.model
         is_asked = config.draft_ngrams or model is not None
-        if config.draft_ngrams and model is None:
-            self._draft = replace(self._draft, file="ngram")
         if is_asked:
             measure_small_steps(self._runner, costs)
         # Hybrids would have to keep states for them.
-        is_tried = load.draft_by != "option" and self.model.memory_kind in CUTTABLE
+        has_ngrams = is_asked or (load.draft_by != "option" and self.model.memory_kind in CUTTABLE)
+        if has_ngrams and model is None:
+            self._draft = replace(self._draft, file="ngram")
         return Drafters(
             model,
-            NgramDrafter() if is_asked or is_tried else None,
+            NgramDrafter() if has_ngrams else None,
             max_tokens=config.draft_tokens,
             max_forced=config.draft_tokens,
             spares_repeatable=not is_asked and self._runner.is_blocking and self._runner.attention.flash == "off",
