@@ -160,10 +160,10 @@ async def test_an_unusable_draft_is_a_warning(
 ) -> None:
     path = damage(tmp_path / "draft.gguf")
     info = await serve(make_pool(target, path, is_named=is_named))
-    assert info.draft == (None if is_named else "ngram")
+    assert info.draft == "ngram"
     assert why in info.draft_why and why in warnings(caplog)
     (choice,) = [each for each in info.choices if each.name == "draft"]
-    assert (choice.value, choice.by, choice.why) == (info.draft or "none", "trial", info.draft_why)
+    assert (choice.value, choice.by, choice.why) == ("ngram", "trial", info.draft_why)
 
 
 async def test_n_grams_stay_where_they_are_asked_for(target: Path, tmp_path: Path) -> None:
@@ -253,5 +253,5 @@ async def test_a_named_draft_that_is_not_here(
         info = await serve(real_pool(config))
     except EdgeAgentError as error:
         pytest.fail(error.message)
-    assert info.draft is None and Path(draft).name in info.draft_why
+    assert info.draft == "ngram" and Path(draft).name in info.draft_why
     assert Path(draft).name in warnings(caplog)

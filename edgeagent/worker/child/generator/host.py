@@ -337,8 +337,9 @@ class Host:
         is_asked = config.draft_ngrams or model is not None
         if is_asked:
             measure_small_steps(self._runner, costs)
+        is_unwanted = load.draft_by == "option" and load.draft_path is None
         # Hybrids would have to keep states for them.
-        has_ngrams = is_asked or (load.draft_by != "option" and self.model.memory_kind in CUTTABLE)
+        has_ngrams = is_asked or (not is_unwanted and self.model.memory_kind in CUTTABLE)
         if has_ngrams and model is None:
             self._draft = replace(self._draft, file="ngram")
         return Drafters(

@@ -267,7 +267,7 @@ class TestLoad:
     def test_the_status_names_the_text_as_the_draft(self, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)
         assert load(path, draft_ngrams=True).info.draft == "ngram"
-        assert load(path).info.draft is None
+        assert load(path).info.draft == "ngram"
         assert load(path, draft_ngrams=True, draft_tokens=0).info.draft is None
 
     def test_a_draft_changes_no_answer(self, host: Host, tiny_model: TinyModel) -> None:
