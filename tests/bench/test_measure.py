@@ -67,11 +67,11 @@ async def test_two_servers_take_turns() -> None:
     async with running(FakeBackend()) as daemon:
         run = run_of(daemon.url, rounds.scenario, num_servers=2, num_rounds=3)
         await measure(run, lambda *progress: told.append(progress))
-    turns = [(server, str(number)) for number in range(3) for server in "AB"]
+    turns = [(server, str(number)) for number, servers in enumerate(("AB", "BA", "AB")) for server in servers]
     assert rounds.log == [("A", "prepare"), ("B", "prepare"), *turns]
     (measurement,) = run.measurements
-    assert measurement.samples(RATE, 0) == [[3.0], [5.0], [7.0]]
-    assert measurement.samples(RATE, 1) == [[4.0], [6.0], [8.0]]
+    assert measurement.samples(RATE, 0) == [[3.0], [6.0], [7.0]]
+    assert measurement.samples(RATE, 1) == [[4.0], [5.0], [8.0]]
     assert measurement.samples(ITL, 1) == [[], [], []]
     assert run.is_complete
     assert told[0] == ("first answers", 0, 6)
@@ -99,7 +99,7 @@ async def test_what_is_measured_stays_when_it_is_cut_short() -> None:
         with pytest.raises(asyncio.CancelledError):
             await measuring
     (measurement,) = run.measurements
-    assert [len(rounds) for rounds in measurement.rounds] == [2, 1]
+    assert [len(rounds) for rounds in measurement.rounds] == [1, 2]
     assert not run.is_complete
 
 

@@ -182,7 +182,7 @@ def test_why_there_is_no_draft(
 ) -> None:
     _found(monkeypatch, daemon)
     ours = REPORT["models"][0]
-    choice = {"name": "draft", "value": draft or "none", "by": "trial", "why": why, "alternatives": []}
+    choice = {"name": "draft", "value": draft or "none", "by": "trial", "why": why}
     facts = {**ours["info"], "draft": draft, "draft_why": why, "choices": [choice]}
     monkeypatch.setitem(daemon.answers, "/edgeagent/status", (200, {**REPORT, "models": [{**ours, "info": facts}]}))
     assert main(["status"]) == 0
