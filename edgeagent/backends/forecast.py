@@ -139,6 +139,8 @@ class Forecast:
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
+        self.context_length: float = math.inf
+        """The most tokens that a prompt can have. A longer one is refused by the worker, or shortened."""
         self._rates = Rates(0.0, 0.0, 0.0)
         bounds = _FEWEST_BYTES_PER_TOKEN, MOST_BYTES_PER_TOKEN
         self._bytes_per_token = _BySize(_FIRST_BYTES_PER_TOKEN, *bounds)
@@ -382,7 +384,7 @@ class Forecast:
         )
 
     def _num_uncached(self, num_bytes: int) -> float:
-        return max(1.0, num_bytes / self._bytes_per_uncached[num_bytes])
+        return max(1.0, min(num_bytes / self._bytes_per_uncached[num_bytes], self.context_length))
 
     def _num_known_bytes(self, request: GenerateRequest) -> int:
         num_known, is_answer_known = 0, False

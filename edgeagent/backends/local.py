@@ -226,7 +226,9 @@ class LocalBackend:
 
     def _admit(self, request: GenerateRequest, model: PoolModel, traffic: _Traffic) -> Prediction:
         """Return the prediction for a request. Raise Overloaded if it is not to be accepted."""
-        num_parallel, num_live = _num_parallel(model), model.supervisor.num_live
+        num_parallel, num_live, info = _num_parallel(model), model.supervisor.num_live, model.status().info
+        if info is not None:
+            traffic.forecast.context_length = info.context_length
         if traffic.forecast.is_full(request, num_parallel + model.preparation.engine.max_waiting):
             reason = f"{num_live} requests are running or waiting"
             raise Overloaded.full_queue(reason, retry_after_s=traffic.retry_after_s, served_by=self.name)

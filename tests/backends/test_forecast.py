@@ -209,3 +209,11 @@ def test_the_tokens_that_wait_are_bounded() -> None:
     for number in range(2):
         forecast.start(chat(f"a{number}", half, partition="a"), Started(300_000, 0), 0.0)
     assert not forecast.is_full(chat("new", half, partition="a"), 64), "those with a slot do not wait"
+
+
+def test_a_prompt_that_is_too_long_fills_no_queue() -> None:
+    """The worker refuses it, or shortens it to the context."""
+    forecast = forecast_at()
+    forecast.context_length = 2048
+    forecast.accept(chat("long", "x" * 8 * MAX_WAITING_TOKENS, partition="a"), 0.0)
+    assert not forecast.is_full(chat("new", "x" * 8 * MAX_WAITING_TOKENS, partition="a"), 64)

@@ -60,7 +60,7 @@ def test_every_number_is_there(daemon: Daemon, transport: str) -> None:
 async def test_realtime_streams_and_jobs_are_measured_beside_each_other(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scenarios, "REALTIME_EVERY_S", 0.1)
+    monkeypatch.setattr(scenarios, "REALTIME_EVERY_S", 0.3)
     server = await find_server(Address(daemon.url))
     measured = MeasuredServer(server, Prompts(1, "A", await measure_token_counting(server, 1)))
     samples = await scenarios.mixed(measured, Workload(prompt_tokens=200, max_tokens=8, parallel=2), "0")

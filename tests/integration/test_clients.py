@@ -145,11 +145,12 @@ class TestResponsesOverWebSocket:
                 events.append(event)
                 if event.type in TERMINAL | {"error"}:
                     break
-        last = events[-1]
-        assert last.type == "error"
-        assert last.error.code == "context_length_exceeded"
-        assert "2048" in last.error.message
-        assert last.error.message.count("tokens") >= 1
+        last: Any = events[-1]
+        # A slow machine says first that the response is queued, and then that it failed.
+        error = last.error if last.type == "error" else last.response.error
+        assert error.code == "context_length_exceeded"
+        assert "2048" in error.message
+        assert error.message.count("tokens") >= 1
 
 
 class TestAgents:
