@@ -213,11 +213,14 @@ class Engine:
         if not self._waiting and all(sequence.is_decoding for sequence in running):
             return []  # most steps
         boost_stalled(running, self._waiting.values(), self._clock())
-        self._scheduler.mark_late((*running, *self._waiting.values()))
+        self._scheduler.mark_late(running)
         for sequence in running:
             self._admission.begin_shift(sequence)
         restored = [sequence for sequence in by_urgency(running) if sequence.restoring is not None]
         outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
+        if self._is_full:
+            return outputs
+        self._scheduler.mark_late(self._waiting.values())
         is_short_of_cells = False
         for sequence in by_share(self._waiting.values(), running):
             less_urgent = self._less_urgent(sequence)
@@ -236,6 +239,14 @@ class Engine:
             self._admission.make_way(sequence, is_alone=len(running) == 1)
             outputs += self._advance_admission(sequence)
         return outputs
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether no waiting sequence can start: there is no place, and none runs that is less urgent."""
+        if len(self._running) < self.max_running:
+            return False
+        most_urgent = min((sequence.spec.rank for sequence in self._waiting.values()), default=Rank.AHEAD)
+        return all(sequence.rank <= most_urgent for sequence in self._running.values())
 
     def _claim(self, sequence: Sequence, less_urgent: Items[Sequence]) -> bool:
         """Give a waiting sequence a place in the steps and its cached prefix. Return False if there is no room for it.

@@ -61,7 +61,7 @@ _MIN_SCORED = 4
 _HURRIED_STEP_S = 0.2
 
 # Sequences of the tier BATCH get at least this share of the rate that they would have alone. While a realtime prompt is
-# computed, they save it up, but at most this many seconds of work: other prompts wait for such work.
+# computed, they save it up, but at most this many seconds of work, or one step: other prompts wait for such work.
 BATCH_SHARE, _MAX_BATCH_S = 0.3, 0.3
 
 # How long a sequence may make no progress because of more urgent sequences or those of other clients.
@@ -143,13 +143,18 @@ def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], 
 
     Without this, more urgent requests could delay the sequence forever. Only one sequence is boosted at a time, so that
     urgent requests wait for at most one. Realtime requests may still start before a boosted sequence that lacks cells.
-    A sequence that waits for the prefill of another one is not boosted, and neither is one that is computed ahead.
+    A sequence that waits for the prefill of another one is not boosted. One that is computed ahead is not boosted at
+    once: its prompt first gets the rank BATCH, and so a share of the time.
     """
     live = (*running, *waiting)
     if len(live) > 1 and not any(sequence.is_boosted for sequence in live):
-        own = [each for each in live if each.awaited_sequence(running) is None and each.rank is not Rank.AHEAD]
+        own = [each for each in live if each.awaited_sequence(running) is None]
         stalled = min(own, key=lambda sequence: sequence.advanced_s, default=None)
-        if stalled is not None and now_s - stalled.advanced_s >= _MAX_STALL_S:
+        if stalled is None or now_s - stalled.advanced_s < _MAX_STALL_S:
+            return
+        if stalled.rank is Rank.AHEAD:
+            stalled.rank, stalled.advanced_s = Rank.BATCH, now_s
+        else:
             stalled.rank = Rank.BOOSTED
 
 
@@ -213,15 +218,15 @@ class Scheduler:
         if most_urgent < Rank.AHEAD:
             running = [sequence for sequence in running if sequence.rank < Rank.AHEAD]
         urgent = [sequence for sequence in running if sequence.rank < Rank.BATCH]
+        batch = [sequence for sequence in running if sequence.rank is Rank.BATCH]
+        alone_s = self._least_s(batch, num_cells) or 0.0
         elapsed_s, self._chosen_s = self._clock() - self._chosen_s, self._clock()
-        self._batch_time.add(elapsed_s, _MAX_BATCH_S)
+        self._batch_time.add(elapsed_s, max(_MAX_BATCH_S, alone_s))
         if most_urgent >= Rank.BATCH:
             limit_s = shortest_target_s(urgent) - self._overhead_s
             if not urgent or (self._least_s(running, num_cells) or 0.0) <= limit_s:
                 self._batch_time.saved_s = 0.0  # they lack nothing
                 return running
-        batch = [sequence for sequence in running if sequence.rank is Rank.BATCH]
-        alone_s = self._least_s(batch, num_cells) or 0.0
         if not batch or most_urgent <= Rank.REALTIME or self._batch_time.saved_s < alone_s:
             return urgent
         if any(not sequence.is_decoding for sequence in batch):

@@ -297,6 +297,31 @@ class TestBatch:
         assert [scene.sequences[name].num_computed for name in ("batch", "batch stream")] == before
 
 
+@pytest.mark.parametrize("fixed_s", [0.02, 0.5, 1.0])
+def test_batch_gets_its_share_beside_a_stream_on_a_slow_machine(fixed_s: float) -> None:
+    """Also where its shortest step takes longer than what may be saved up at once."""
+    scene = Scene(fixed_s=fixed_s, token_s=0.02)
+    scene.add("stream", 10, 5000)
+    scene.step()
+    batch, begun_s = scene.add("batch", 200, 100, tier=Tier.BATCH), scene.clock.now_s
+    scene.run(until_s=begun_s + 50)
+    assert batch.rank is Rank.BATCH and batch.num_output > 0
+    scene.check_answers()
+
+
+def test_waiting_sequences_cost_nothing_while_none_can_start() -> None:
+    scene = Scene(max_running=2)
+    for name in ("a", "b"):
+        scene.add(name, 10, 100)
+    while not all(sequence.num_output for sequence in scene.sequences.values()):
+        scene.step()
+    waiting = [scene.add(f"{number}", 300, due_s=1.0) for number in range(20)]
+    scene.run(until_s=scene.clock.now_s + 1.5)
+    assert not any(sequence.is_late for sequence in waiting), "their times are predicted when one of them can start"
+    scene.run()
+    assert all(sequence.num_output for sequence in waiting)
+
+
 class TestAhead:
     """Sequences that are computed ahead of a request use only time that no other sequence uses."""
 
@@ -326,14 +351,17 @@ class TestAhead:
             scene.run()
             assert ahead.num_output == 50 and max(scene.gaps_s("stream")) <= BUDGET_S + 0.001
 
-    def test_where_streams_need_the_whole_step_it_waits_and_is_never_boosted(self) -> None:
+    def test_where_streams_need_the_whole_step_it_waits_for_a_minute(self) -> None:
+        """Then it gets the share of the tier BATCH, since its client may wait for its end."""
         scene = Scene(fixed_s=0.02, token_s=0.05)
         scene.add("a", 10, 1000)
         scene.add("b", 10, 1000)
         scene.step()
-        ahead = scene.add("ahead", 20, 5, is_ahead=True)
-        scene.run(until_s=100.0)
-        assert ahead.num_computed <= 1 and ahead.rank is Rank.AHEAD, "its first token is that of another prompt"
+        ahead = scene.add("ahead", 60, 5, is_ahead=True, prefill_only=True)
+        scene.run(until_s=55.0)
+        assert ahead.num_computed <= 1, "its first token is that of another prompt"
+        scene.run(until_s=85.0)
+        assert ahead.num_computed == 60 and ahead.rank is Rank.BATCH
 
     def test_one_that_a_request_waits_for_becomes_as_urgent(self) -> None:
         scene = Scene()

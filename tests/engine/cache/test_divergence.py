@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeagent.engine.cache.cached_prefix import MIN_LOST, Run
-from edgeagent.engine.cache.divergence import MIN_RUN, diverge, find_divergence
+from edgeagent.engine.cache.divergence import _MAX_SEARCHED, MIN_RUN, diverge, find_divergence
 from edgeagent.engine.cache.radix_tree import RadixTree
 
 TEXT = array("i", random.Random(7).choices(range(1000), k=900))
@@ -35,6 +35,13 @@ def test_a_clock_and_a_room_leave_two_runs() -> None:
 
 def test_what_was_dropped_from_the_beginning_of_a_conversation_is_skipped() -> None:
     assert diverge(TEXT, TEXT[:50] + TEXT[350:]).runs == (Run(350, 50, 550),)
+
+
+def test_of_long_prompts_only_the_first_tokens_are_searched() -> None:
+    old = array("i", random.Random(9).choices(range(1000), k=4 * _MAX_SEARCHED))
+    new, far = array("i", old), _MAX_SEARCHED + 500
+    new[40] = new[far] = 7000
+    assert diverge(old, new).runs == (Run(41, 41, far - 41),), "a run is found as a whole, and none that begins later"
 
 
 def test_other_prompts_share_nothing_behind_their_beginning() -> None:
