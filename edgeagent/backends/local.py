@@ -16,7 +16,7 @@ from collections.abc import Callable
 from edgeagent.backends.base import Estimate
 from edgeagent.backends.forecast import MOST_BYTES_PER_TOKEN, Forecast, Prediction, Rates
 from edgeagent.backends.prompts import prompt_bytes
-from edgeagent.errors import DeadlineUnreachable, EdgeAgentError, Overloaded, RequestTimeout
+from edgeagent.errors import DeadlineUnreachable, Overloaded, RequestTimeout
 from edgeagent.types import (
     UNUSABLE,
     AnswerSoFar,
@@ -202,13 +202,13 @@ class LocalBackend:
         traffic.forecast.accept(request, began_s, prediction)
         try:
             self.models.submit(request, answer, so_far)
-        except EdgeAgentError:
+        except Exception:
             traffic.forecast.end(request.id, began_s)
             raise
-        if prediction.waits or _is_late(prediction, request):
-            sink.put(Step((Queued(prediction.place, prediction.first_token_s),)))
         lapse = self._lapse_if_waiting(request, answer)
         try:
+            if prediction.waits or _is_late(prediction, request):
+                sink.put(Step((Queued(prediction.place, prediction.first_token_s),)))
             async with asyncio.timeout(request.timeout_s):
                 await answer.ended
             traffic.note_duration(self._clock() - began_s)

@@ -85,15 +85,17 @@ def target_of(request: GenerateRequest, targets: Targets) -> Target:
 
 
 def lowered(request: GenerateRequest, ceiling: Tier | None, targets: Targets, why: str) -> GenerateRequest:
-    """Return a request whose tier is at most `ceiling` (None: as it is). A warning says if it was changed, and `why`.
+    """Return a request whose tier is at most `ceiling` (None: as it is).
 
-    It may not ask for a shorter time between tokens than the target of `ceiling`: that would shorten all steps.
+    The request may not ask for a shorter time between tokens than the target of `ceiling`: that would shorten all
+    steps. A warning says `why` it gets less than it asks for. A request that names no tier asks for none.
     """
     if ceiling is None:
         return request
     need, warnings = request.need, request.warnings
     if _TIER_RANKS[request.tier] < _TIER_RANKS[ceiling]:
-        warnings += (f"the tier is {ceiling.value} instead of {request.tier.value}: {why}",)
+        if need.names_tier:
+            warnings += (f"the tier is {ceiling.value} instead of {request.tier.value}: {why}",)
         request = replace(request, tier=ceiling)
     if need.token_s is not None and need.token_s < (token_s := targets[ceiling].token_s):
         warnings += (f"itl_ms is {1000 * token_s:g} instead of {1000 * need.token_s:g}: {why}",)

@@ -95,6 +95,11 @@ class ClientSink(Sink):
         """The oldest step that is held; None if none is."""
         return self._held[0] if self._held else None
 
+    @property
+    def last(self) -> Step | None:
+        """The newest step that is held; None if none is."""
+        return self._held[-1] if self._held else None
+
     def open(self) -> None:
         """Deliver the held steps, and from now on each step as it comes."""
         self._opened.set()

@@ -35,12 +35,13 @@ class Need(Struct, frozen=True):
 
     `first_token_s`: the latest first token. If it is predicted to come later, the request is refused at once. The
     target of a tier refuses nothing. `token_s`: the longest time from one token to the next. `max_prompt_tokens`: the
-    longest prompt.
+    longest prompt. `names_tier`: the request names its tier, so its client is told if it gets another one.
     """
 
     first_token_s: float | None = None
     token_s: float | None = None
     max_prompt_tokens: int | None = None
+    names_tier: bool = False
 
 
 class ToolCall(Struct, frozen=True):

@@ -113,6 +113,22 @@ async def test_cancelling_the_task_cancels_the_request(make: Make) -> None:
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
 
 
+async def test_a_client_that_is_gone_when_it_is_told_that_it_waits_leaves_nothing(make: Make) -> None:
+    class Gone(Sink):
+        def put(self, step: Step) -> None:
+            raise ConnectionResetError
+
+    backend = make(parallel=1)
+    await backend.start()
+    task = asyncio.create_task(collect(backend, request("wait")))
+    await eventually(lambda: backend.estimate(request("")).num_live == 1)
+    with pytest.raises(ConnectionResetError):
+        await backend.generate(request("wait", "r2"), Gone())
+    await eventually(lambda: backend.estimate(request("")).num_live == 1)
+    backend.cancel("r1")
+    await task
+
+
 async def test_cancel_goes_on_to_the_end(make: Make) -> None:
     backend = make()
     await backend.start()

@@ -65,8 +65,9 @@ async def _keeps_a_client_below_its_ceiling(http: httpx.AsyncClient) -> None:
     assert answer["edgeagent"]["warnings"][0] == (
         "the tier is batch instead of realtime: the token of 'indexer' allows no more"
     )
-    asked = {"prompt": "Hello!", "service_tier": "flex", "max_tokens": 3}
-    assert "x-edgeagent-warning" not in (await http.post("/v1/completions", json=asked)).headers
+    for tier in ("flex", None):
+        asked = {"prompt": "Hello!", "service_tier": tier, "max_tokens": 3}
+        assert "x-edgeagent-warning" not in (await http.post("/v1/completions", json=asked)).headers
 
 
 async def _keeps_the_budget_of_prompts(http: httpx.AsyncClient) -> None:

@@ -254,6 +254,7 @@ class ResponseCreate:
             truncate=body.truncation == "auto",
         )
         is_cached, need = body.cache_prompt is not False, self.latency.need
+        need_ahead = Need(max_prompt_tokens=need.max_prompt_tokens, names_tier=need.names_tier)
         return GenerateRequest(
             id=request_id,
             model=model,
@@ -270,7 +271,7 @@ class ResponseCreate:
             cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and conversation.is_storable),
             route=route_of(body.edgeagent),
             draft_tokens=drafts_of(body.edgeagent),
-            need=Need(max_prompt_tokens=need.max_prompt_tokens) if self.is_prefill_only else need,
+            need=need_ahead if self.is_prefill_only else need,
         )
 
     def echo(self, defaults: SamplingParams) -> Echo:

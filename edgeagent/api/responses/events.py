@@ -128,11 +128,6 @@ def set_delivery(terminal: Json, delivery_ms: float) -> None:
         stages["delivery"] = round(delivery_ms, 3)
 
 
-def is_wait(deltas: Sequence[Delta | Compacting | Compacted]) -> bool:
-    """Whether a step's deltas only say that the request waits."""
-    return len(deltas) == 1 and isinstance(deltas[0], Queued)
-
-
 class ResponseEvents:
     """The events of one response.
 

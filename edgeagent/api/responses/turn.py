@@ -21,7 +21,6 @@ from edgeagent.api.responses.events import (
     Compacting,
     NewId,
     ResponseEvents,
-    is_wait,
     new_id,
     new_response,
     set_delivery,
@@ -29,7 +28,7 @@ from edgeagent.api.responses.events import (
 from edgeagent.api.wire.answer_stream import AnswerWriter
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.fields import with_adapter
-from edgeagent.api.wire.generation import DeliveryTime
+from edgeagent.api.wire.generation import DeliveryTime, is_wait
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import DONE, event
 from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, num_to_summarize, summarize

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.types import Receive
 
 from edgeagent.api.wire.errors import to_client_error
-from edgeagent.api.wire.generation import put_headers, started_in, wait_body
+from edgeagent.api.wire.generation import is_wait, put_headers, started_in, wait_body
 from edgeagent.api.wire.sse import PING_INTERVAL_S, Stream, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.client_sink import ClientSink
@@ -24,6 +24,8 @@ from edgeagent.types import PromptText, Queued, Sink, Started, Step, TextDelta, 
 # an unknown model, a prompt that is too long) take milliseconds. A request that takes longer is accepted and waits for
 # a place or for a model to load. Clients wait 5 s or more for headers.
 PATIENCE_S = 2.0
+# After this time a request that said that it waits counts as accepted: as long as on a WebSocket.
+REFUSAL_S = 0.25
 
 # The log probabilities of a long prompt, with the alternatives, take tens of milliseconds to write.
 MAX_INLINE_LOGPROBS = 256
@@ -96,17 +98,32 @@ class AnswerStream(Stream):
         self._failure: Exception | None = None
 
     async def wait_for_first_step(self) -> None:
-        """Wait for the first step, at most PATIENCE_S. Raise an error that comes before it."""
-        arrived = asyncio.ensure_future(self._arrived.wait())
+        """Wait for the first step, at most PATIENCE_S. Raise an error that comes before it.
+
+        A Queued is not the answer's first step. Behind it, wait at most REFUSAL_S.
+        """
         try:
-            await asyncio.wait({self._generating, arrived}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
-            if self._generating.done() and not self._arrived.is_set():
+            await self._wait_for_step(PATIENCE_S)
+            while self._arrived.is_set() and self._only_waits and not self._generating.done():
+                self._arrived.clear()
+                await self._wait_for_step(REFUSAL_S)
+            if self._generating.done() and self._only_waits:
                 self._generating.result()
         except BaseException:
             await self._stop()
             raise
+
+    async def _wait_for_step(self, timeout_s: float) -> None:
+        arrived = asyncio.ensure_future(self._arrived.wait())
+        try:
+            await asyncio.wait({self._generating, arrived}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             arrived.cancel()
+
+    @property
+    def _only_waits(self) -> bool:
+        """Whether no step came but those that say that the request waits."""
+        return all(sink.last is None or is_wait(sink.last.deltas) for sink in self._sinks)
 
     @property
     def started(self) -> Started | None:

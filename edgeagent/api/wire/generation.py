@@ -434,6 +434,11 @@ class Wait(Shape):
     expected_ms: NotRequired[float]
 
 
+def is_wait(deltas: Sequence[object]) -> bool:
+    """Whether a step's deltas only say that the request waits."""
+    return len(deltas) == 1 and isinstance(deltas[0], Queued)
+
+
 def wait_body(queued: Queued) -> Wait:
     """Return how long a request waits."""
     if queued.expected_s is None:

@@ -81,6 +81,7 @@ def asked_latency(service_tier: str | None, *bodies: EdgeagentBody | None) -> La
         max_prompt_tokens=min(
             (body.max_prompt_tokens for body in bodies if body and body.max_prompt_tokens), default=None
         ),
+        names_tier=bool(named),
     )
     timeout_s = _least_s(each.deadline_ms for each in sent)
     return Latency(next(iter(named.values()), Tier.INTERACTIVE), need, timeout_s)

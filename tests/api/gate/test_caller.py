@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.api.gate.access import with_caller
+from edgeagent.api.wire.latency import asked_latency
 from edgeagent.api.wire.request_id import begin_request
 from edgeagent.config import Config, TierConfig
 from edgeagent.credentials.grants import GRANT, Grant, Grants
 from edgeagent.credentials.keys import Client
-from edgeagent.types import CachePolicy, GenerateRequest, Need, RouteMode, TextPrompt, Tier
+from edgeagent.types import CachePolicy, GenerateRequest, Need, RouteMode, TextPrompt, Tier, replace
 from tests.owner_key import OwnerKey
 
 
@@ -47,7 +48,7 @@ async def test_a_client_has_the_name_of_its_partition() -> None:
 
 
 BATCH = TierConfig(max_prompt_tokens=100, max_output_tokens=5)
-REALTIME = GenerateRequest("a", "fake", TextPrompt("x"), tier=Tier.REALTIME, need=Need(0.1, 0.01, 50))
+REALTIME = GenerateRequest("a", "fake", TextPrompt("x"), tier=Tier.REALTIME, need=Need(0.1, 0.01, 50, names_tier=True))
 
 
 @pytest.mark.parametrize(
@@ -72,10 +73,19 @@ async def test_client_and_machine_bound_the_tier(
     begin_request([])
     GRANT.set(Grant(Grants(OwnerKey("x")), Client("kiosk", frozenset(), tier=client), b""))
     bound = with_caller(REALTIME, Config(), machine)
-    assert (bound.tier, bound.need) == (tier, Need(0.1, token_s, 50))
+    assert (bound.tier, bound.need) == (tier, Need(0.1, token_s, 50, names_tier=True))
     assert len(bound.warnings) == len(told) + (tier is not Tier.REALTIME)
     assert all(warning.startswith(start) for warning, start in zip(bound.warnings, told, strict=False))
     GRANT.set(None)
+
+
+def test_only_a_tier_that_a_request_names_is_lowered_with_a_warning() -> None:
+    begin_request([])
+    asked = GenerateRequest("a", "fake", TextPrompt("x"))
+    bound = with_caller(asked, Config(), Tier.BATCH)
+    assert (bound.tier, bound.warnings) == (Tier.BATCH, ())
+    named = with_caller(replace(asked, need=asked_latency("default").need), Config(), Tier.BATCH)
+    assert named.warnings == ("the tier is batch instead of interactive: the policy of this machine allows no more",)
 
 
 async def test_a_request_has_the_budgets_of_the_tier_that_it_runs_at() -> None:

@@ -12,6 +12,7 @@ from edgeagent.types import (
     GenerateRequest,
     JsonObjectFormat,
     Message,
+    Need,
     SamplingParams,
     Tier,
     Tool,
@@ -103,6 +104,7 @@ async def test_every_field_arrives(daemon: Running, backend: FakeBackend) -> Non
         stop=("a", "b"),
         logprobs=3,
         tier=Tier.REALTIME,
+        need=Need(names_tier=True),
         cache=CachePolicy(read=False, write=False),
         is_whole=True,
     )

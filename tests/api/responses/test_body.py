@@ -20,6 +20,7 @@ from edgeagent.types import (
     JsonObjectFormat,
     JsonSchemaFormat,
     Message,
+    Need,
     SamplingParams,
     TextFormat,
     Tier,
@@ -98,6 +99,7 @@ def test_everything_a_client_sends() -> None:
         stop=("END",),
         logprobs=3,
         tier=Tier.REALTIME,
+        need=Need(names_tier=True),
         cache=CachePolicy(read=False, write=False),
     )
 

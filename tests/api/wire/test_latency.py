@@ -37,8 +37,8 @@ HEADERS = {
     "X-EdgeAgent-ITL-ms": "40.5",
     "x-edgeagent-deadline-ms": "90000",
 }
-WITHOUT_BOUND = Latency(Tier.BATCH, Need(0.5, 0.0405), 90.0)
-FULL = Latency(Tier.BATCH, Need(0.5, 0.0405, 2000), 90.0)
+WITHOUT_BOUND = Latency(Tier.BATCH, Need(0.5, 0.0405, names_tier=True), 90.0)
+FULL = Latency(Tier.BATCH, Need(0.5, 0.0405, 2000, names_tier=True), 90.0)
 NOTHING = Latency(Tier.INTERACTIVE, Need(), None)
 
 
@@ -86,7 +86,7 @@ async def test_the_same_need_arrives_from_every_wire(daemon: Running, wire: str)
     assert await asked(daemon, wire, FIELDS, {}) == FULL
     assert await asked(daemon, wire, None, HEADERS) == WITHOUT_BOUND
     assert await asked(daemon, wire, {"ttft_ms": 600, "itl_ms": 30}, HEADERS) == Latency(
-        Tier.BATCH, Need(0.5, 0.03), 90.0
+        Tier.BATCH, Need(0.5, 0.03, names_tier=True), 90.0
     )
     # The next request on the same connection has no headers of its own.
     assert await asked(daemon, wire, {"tier": None, "ttft_ms": None}, {}) == NOTHING

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from edgeagent.errors import DeadlineUnreachable
+from edgeagent.errors import ContextLengthExceeded, DeadlineUnreachable
 from edgeagent.router.router import Router
-from edgeagent.types import GenerateRequest, Queued, Started, TextDelta
+from edgeagent.types import AnswerSoFar, GenerateRequest, Permit, Queued, Sink, Started, Step, TextDelta
 from tests.api.serving import validate_event
 from tests.api.wire.test_placement import WIRES
 from tests.backends.fake import FakeBackend, finished
@@ -42,6 +43,25 @@ async def test_a_stream_says_so_first(path: str) -> None:
         assert "place" not in reply.text, "lines have no comments"
     else:
         assert reply.text.startswith(": queued place=2 expected_ms=1500.0\n\n")
+
+
+@pytest.mark.parametrize("path", WIRES)
+async def test_what_is_refused_while_it_waits_keeps_its_status(path: str) -> None:
+    class Busy(FakeBackend):
+        async def generate(
+            self,
+            request: GenerateRequest,
+            sink: Sink,
+            permit: Permit | None = None,
+            so_far: AnswerSoFar | None = None,
+        ) -> None:
+            sink.put(Step((Queued(2, 1.5),)))
+            await asyncio.sleep(0.01)
+            raise ContextLengthExceeded("too long", param="input")
+
+    async with running(Router([Busy()])) as daemon:
+        reply = await daemon.http.post(f"{daemon.url}{path}", json=WIRES[path] | {"stream": True})
+    assert (reply.status_code, "too long" in reply.text) == (400, True)
 
 
 @pytest.mark.parametrize("path", WIRES)

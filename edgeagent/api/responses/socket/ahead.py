@@ -7,7 +7,7 @@ stored.
 
 from __future__ import annotations
 
-from edgeagent.api.responses.events import is_wait
+from edgeagent.api.wire.generation import is_wait
 from edgeagent.service.client_sink import merge_steps
 from edgeagent.types import (
     AHEAD_TOKENS,

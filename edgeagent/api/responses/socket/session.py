@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from edgeagent.api.responses.body import ResponseCreate
-from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, NewId, is_wait, new_id
+from edgeagent.api.responses.events import TERMINAL, Compacted, Compacting, NewId, new_id
 from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.ahead import AheadAnswer
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
@@ -31,13 +31,14 @@ from edgeagent.api.responses.socket.outbox import POLICY_VIOLATION, TOO_MANY_REQ
 from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
 from edgeagent.api.responses.turn import Turn, begin_turn, unrun
 from edgeagent.api.wire.errors import error_body, error_event
+from edgeagent.api.wire.generation import is_wait
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import Item
 from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.service import Service
-from edgeagent.types import Delta, FinishReason, Queued, Step
+from edgeagent.types import Delta, FinishReason, Queued, RouteMode, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,12 +402,14 @@ class Session:
     def _begin_ahead(self, live: LaneTurn) -> None:
         """Begin the answer to a revision whose prompt is computed, if it asks for that and the lane has none.
 
-        No answer with log probabilities is continued, and a summary would be another one the next time.
+        No answer with log probabilities is continued, and a summary would be another one the next time. What a client
+        wants from a remote is not answered by this machine.
         """
-        turn, lane = live.turn, live.lane
-        is_asked = turn.create.is_answered_ahead and turn.request.logprobs is None and not turn.is_empty
+        turn, lane, request = live.turn, live.lane, live.turn.request
+        is_asked = turn.create.is_answered_ahead and request.logprobs is None and not turn.is_empty
+        is_asked = is_asked and request.route not in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
         if is_asked and turn.create.compact_threshold is None and lane.ahead is None and not self._is_expired:
-            lane.ahead = AheadAnswer(turn.request, self._make_id("ahead"))
+            lane.ahead = AheadAnswer(request, self._make_id("ahead"))
             self._actions.append(BeginAhead(lane.ahead))
 
     def _take_ahead(self, lane: Lane, turn: Turn) -> AheadAnswer | None:

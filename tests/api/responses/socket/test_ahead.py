@@ -194,3 +194,10 @@ class TestAnswer:
         client.create(top_logprobs=2, **AHEAD)
         client.finish(client.started[-1])
         assert client.ahead == []
+
+    @pytest.mark.parametrize("route", ["prefer_remote", "remote_only"])
+    def test_this_machine_does_not_begin_what_a_remote_is_to_answer(self, route: str) -> None:
+        client = Client()
+        client.create(input="turn on", generate=False, edgeagent={"ahead": True, "route": route})
+        client.finish(client.started[-1])
+        assert client.ahead == []
