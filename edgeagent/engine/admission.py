@@ -43,7 +43,6 @@ class Admission:
         """
         awaited = sequence.awaited_sequence(running)
         if awaited is not None:
-            awaited.inherit_urgency(sequence)
             return True
         sequence.awaited_prefill = None
         if self.is_refused(sequence):
@@ -187,7 +186,8 @@ class Admission:
     def _plan_shift(self, sequence: Sequence) -> None:
         """Choose the cells of the earlier prompt that are moved, if any may be."""
         found, spec = sequence.divergence, sequence.spec
-        if found is None or not self._runner.can_shift or spec.is_exact or spec.prefill_only or spec.delivered:
+        is_exact = spec.is_exact or spec.prefill_only or spec.delivered or spec.pin  # a pinned prefix is kept
+        if found is None or is_exact or not self._runner.can_shift:
             return
         sequence.shifts = self._prefixes.shifts(found, sequence.num_prompt)
         for run in sequence.shifts:

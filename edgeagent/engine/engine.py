@@ -19,7 +19,15 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
 from edgeagent.engine.costs.step_shape import StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
-from edgeagent.engine.scheduler import BatchPart, Scheduler, boost_stalled, by_share, by_urgency, without_drafts
+from edgeagent.engine.scheduler import (
+    BatchPart,
+    Scheduler,
+    boost_stalled,
+    by_share,
+    by_urgency,
+    share_urgency,
+    without_drafts,
+)
 from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec, partition_of
 from edgeagent.engine.shift_check import CHECK_ID, ShiftCheck
 from edgeagent.engine.side_prefill import ALONE_S, SidePrefill
@@ -212,6 +220,7 @@ class Engine:
         running = self._running.values()
         if not self._waiting and all(sequence.is_decoding for sequence in running):
             return []  # most steps
+        share_urgency(running, self._waiting.values())
         boost_stalled(running, self._waiting.values(), self._clock())
         self._scheduler.mark_late(running)
         for sequence in running:
@@ -514,8 +523,8 @@ class Engine:
                 sequence.marks.prefill_s = started_s
             in_prompt = sequence.num_output == 0
             output = self._verifier.verify(part, row)
-            if in_prompt and sequence.num_output and not sequence.is_boosted:
-                sequence.rank = sequence.spec.rank  # no other sequence waits for its prefill any more
+            if in_prompt and sequence.num_output:
+                sequence.drop_inherited_urgency()  # no other sequence waits for its prefill any more
             row += part.num_logits
             sequence.record_progress(started_s)
             if output.is_last:

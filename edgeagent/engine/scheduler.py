@@ -138,6 +138,15 @@ def shortest_target_s(sequences: Iterable[Sequence]) -> float:
     return min((sequence.token_s for sequence in sequences if sequence.is_decoding), default=math.inf)
 
 
+def share_urgency(running: Collection[Sequence], waiting: Collection[Sequence]) -> None:
+    """Make each sequence as urgent as the most urgent one that waits for its prefill now, or as it is by itself."""
+    for sequence in (*running, *waiting):
+        sequence.drop_inherited_urgency()
+    for sequence in waiting:
+        if (awaited := sequence.awaited_sequence(running)) is not None:
+            awaited.inherit_urgency(sequence)
+
+
 def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], now_s: float) -> None:
     """Boost a sequence that made no progress for a minute: it runs before all others until it ends.
 
@@ -153,9 +162,10 @@ def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], 
         if stalled is None or now_s - stalled.advanced_s < _MAX_STALL_S:
             return
         if stalled.rank is Rank.AHEAD:
-            stalled.rank, stalled.advanced_s = Rank.BATCH, now_s
+            stalled.own_rank, stalled.advanced_s = Rank.BATCH, now_s
         else:
-            stalled.rank = Rank.BOOSTED
+            stalled.own_rank = Rank.BOOSTED
+        stalled.rank = stalled.own_rank
 
 
 class Scheduler:

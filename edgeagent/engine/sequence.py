@@ -145,6 +145,7 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
+    own_rank: Rank = Rank.INTERACTIVE  # that of its spec, or a more urgent one if it made no progress for long
     rank: Rank = Rank.INTERACTIVE  # its own, or that of a more urgent sequence that waits for its prefill
     due_s: float = math.inf  # its own, or that of a sequence that waits for its prefill
     token_s: float = math.inf  # its target, or the default; see SequenceSpec
@@ -170,7 +171,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.id, self.cache_priority = self.spec.id, self.spec.cache_priority
-        self.rank, self.due_s = self.spec.rank, self.spec.due_s
+        self.own_rank = self.rank = self.spec.rank
+        self.due_s = self.spec.due_s
         if self.spec.token_s is not None:
             self.token_s = self.spec.token_s
         if self.spec.sampler.is_repeatable:
@@ -209,6 +211,10 @@ class Sequence:
             return None
         sequence, length = self.awaited_prefill
         return sequence if sequence in running and sequence.num_computed < length else None
+
+    def drop_inherited_urgency(self) -> None:
+        """Become as urgent as it is by itself."""
+        self.rank, self.due_s = self.own_rank, self.spec.due_s
 
     def inherit_urgency(self, other: Sequence) -> None:
         """Become at least as urgent as `other`, which waits for the prefill of this sequence."""

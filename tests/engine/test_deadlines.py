@@ -375,6 +375,26 @@ class TestAhead:
         assert scene.runner.num_tokens_computed < 2020, "the follower goes on from what was computed ahead"
 
 
+def test_a_prompt_is_urgent_only_until_it_has_what_an_urgent_one_waits_for() -> None:
+    """A batch prompt with the same instructions as a realtime one does not stay realtime behind them."""
+    scene = Scene()
+    batch = scene.add("batch", 6000, tier=Tier.BATCH)
+    scene.step()
+    prompt = [*batch.spec.prompt[:1500], 7, 8]
+    realtime = scene.engine.add(SequenceSpec("realtime", prompt, greedy(), 1, tier=Tier.REALTIME, due_s=9.0))
+    scene.step()
+    assert (batch.rank, batch.due_s) == (Rank.REALTIME, 9.0)
+    while not realtime.num_output:
+        scene.step()
+    other = scene.add("other", 1000)
+    scene.step()
+    assert batch.num_computed < 3000 and batch.due_s > 9.0
+    before = batch.num_computed
+    while not other.num_output:
+        scene.step()
+    assert batch.num_computed - before < 800, "it gets the share of the tier BATCH"
+
+
 def test_realtime_requests_beside_streams_and_batch_jobs() -> None:
     """A realtime request every two seconds beside eight streams and four batch jobs, on a machine that can do it."""
     alone_s = Scene(fixed_s=0.015, token_s=0.0012).runner.step_s(64)

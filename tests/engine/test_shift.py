@@ -72,6 +72,15 @@ def test_exact_prompts_never_use_moved_cells(engine: Engine) -> None:
     assert results["base again"] == naive(PROMPT, 4)
 
 
+def test_a_pinned_prompt_is_computed_and_kept(engine: Engine) -> None:
+    asked = SequenceSpec("pinned", changed([7, 8, 9]), greedy(), 4, pin=True)
+    sequence = engine.add(asked)
+    assert run(engine)["pinned"] == naive(list(asked.prompt), 4) and sequence.num_shifted == 0
+    again = engine.add(SequenceSpec("again", asked.prompt, greedy(), 4))
+    run(engine)
+    assert again.num_cached > 500
+
+
 def test_idle_time_measures_the_distance_and_a_request_interrupts_it(engine: Engine) -> None:
     late = changed([7, 7, 7, 7])
     sequence = engine.add(spec("late", late, 1))
