@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from edgeagent.backends.base import Estimate
+from edgeagent.backends.prompts import num_prompt_tokens
 from edgeagent.config import Config, TierConfig
 from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Target, Tier, is_remote, remote_of, replace
 
@@ -106,8 +107,8 @@ def lowered(request: GenerateRequest, ceiling: Tier | None, targets: Targets, wh
 def within_budget(request: GenerateRequest, own: TierConfig) -> GenerateRequest:
     """Return a request with the token budgets of its tier, whose options are `own`.
 
-    A warning says if its answer may be shorter than it asks for. The worker, which counts the prompt's tokens, refuses
-    or shortens a prompt over the budget.
+    A warning says if its answer may be shorter than it asks for. The worker, which counts the tokens of the prompt,
+    refuses or shortens one over the budget. No remote gets one.
     """
     limit, warnings = request.max_tokens, request.warnings
     most = None if request.prefill_only else own.max_output_tokens
@@ -170,11 +171,11 @@ def choose_routes(
     In cases 2 to 5, backends that cannot serve the request are left out. If that leaves no backend, the remotes whose
     obstacle may be gone are tried. If there is no such remote, this machine is tried, except in case 2.
 
-    Remotes that are predicted to miss the request's own limit of the first token are left out too. This machine refuses
-    such a request itself.
+    Remotes that are predicted to miss the request's own limit of the first token are left out too, and all remotes if
+    the prompt is over its budget. This machine refuses such a request itself.
     """
-    limit_s = request.latest_first_token_s
-    estimates = [each for each in estimates if each.is_local or not misses(each, limit_s)]
+    limit_s, is_over = request.latest_first_token_s, is_over_budget(request)
+    estimates = [each for each in estimates if each.is_local or not (is_over or misses(each, limit_s))]
     target = target_of(request, targets)
     here = [estimate for estimate in estimates if estimate.is_local]
     local = here[0] if here else None
@@ -253,6 +254,12 @@ def why_target_missed(estimate: Estimate, target: Target) -> str:
     if misses(estimate, target.first_token_s):
         return "first_token"
     return "tokens" if estimate.token_s is not None and estimate.token_s / estimate.doubt > target.token_s else ""
+
+
+def is_over_budget(request: GenerateRequest) -> bool:
+    """Whether a prompt has more tokens, by an estimate, than its tier or the request allows."""
+    most = request.longest_prompt
+    return most is not None and num_prompt_tokens(request) > most
 
 
 def misses(estimate: Estimate, limit_s: float | None) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from edgeagent import metrics
 from edgeagent.backends.base import CONTEXT, Backend, Estimate
-from edgeagent.backends.prompts import conversation_of
+from edgeagent.backends.prompts import conversation_of, num_prompt_tokens
 from edgeagent.errors import (
     BackendUnavailable,
     ContextLengthExceeded,
@@ -19,6 +19,7 @@ from edgeagent.errors import (
     EdgeAgentError,
     ModelNotFound,
     Overloaded,
+    TokenBudgetExceeded,
 )
 from edgeagent.router.policy import (
     NOTHING_LEFT_OUT,
@@ -27,6 +28,7 @@ from edgeagent.router.policy import (
     Route,
     Targets,
     choose_routes,
+    is_over_budget,
     is_sooner,
     misses,
     patience_s,
@@ -216,6 +218,12 @@ def _no_route(
         )
     if not estimates and unknown is not None:
         return unknown
+    if is_over_budget(request):
+        return TokenBudgetExceeded(
+            f"the prompt has about {num_prompt_tokens(request)} tokens and may have {request.longest_prompt} "
+            "(max_prompt_tokens): shorten it",
+            param="input",
+        )
     limit_s = request.latest_first_token_s
     late = [estimate.first_token_s for estimate in estimates.values() if misses(estimate, limit_s)]
     if limit_s is not None and late and len(late) == len(estimates):

@@ -251,6 +251,12 @@ class GenerateRequest(Struct, frozen=True):
         limits = [limit_s for limit_s in (self.need.first_token_s, self.timeout_s) if limit_s is not None]
         return min(limits, default=None)
 
+    @property
+    def longest_prompt(self) -> int | None:
+        """The most tokens of the prompt: the smaller limit of its tier and its own; None if it has none."""
+        limits = (self.max_prompt_tokens, self.need.max_prompt_tokens)
+        return min((limit for limit in limits if limit is not None), default=None)
+
 
 class Tokenize(Struct, frozen=True, tag="tokenize"):
     """A query for the tokens of a text.

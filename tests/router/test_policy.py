@@ -21,7 +21,7 @@ from edgeagent.router.policy import (
     targets_of,
     why_target_missed,
 )
-from edgeagent.types import Need, Permit, ProbePermit, RouteMode, Target, Tier, replace
+from edgeagent.types import Need, Permit, ProbePermit, RouteMode, Target, TextPrompt, Tier, replace
 from tests.worker.support import request
 
 ASKED = replace(request(""), client="app")
@@ -259,6 +259,16 @@ def test_remotes_that_would_miss_a_request_s_own_limit_are_left_out() -> None:
         assert all(route.is_local for route in choose_routes(limited, mode, [LOCAL, late]).routes)
     order = choose_routes(limited, RouteMode.PREFER_LOCAL, [replace(LOCAL, first_token_s=2.0), in_time])
     assert names(order)[0] == ("gpu", "first_token"), "the limit is also the target"
+
+
+def test_no_remote_gets_a_prompt_over_its_budget() -> None:
+    asked = replace(ASKED, prompt=TextPrompt("x" * 404), max_prompt_tokens=100)
+    slow = replace(LOCAL, first_token_s=SLOW)
+    for limited in (asked, replace(asked, max_prompt_tokens=None, need=Need(max_prompt_tokens=100))):
+        for mode in RouteMode:
+            assert all(route.is_local for route in choose_routes(limited, mode, [slow, REMOTE]).routes)
+    allowed = replace(asked, max_prompt_tokens=101)
+    assert not choose_routes(allowed, RouteMode.PREFER_LOCAL, [slow, REMOTE]).routes[0].is_local
 
 
 def test_a_place_that_was_idle_may_have_become_faster() -> None:

@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from edgeagent.config import Config, TierConfig
-from edgeagent.errors import DeadlineUnreachable, EdgeAgentError
+from edgeagent.errors import DeadlineUnreachable, EdgeAgentError, TokenBudgetExceeded
 from edgeagent.router import build
 from edgeagent.router.models import NO_MODEL
 from edgeagent.router.remote_backends import RemoteBackends
 from edgeagent.router.route_chooser import RouteChooser
-from edgeagent.types import Need, RouteMode, replace
+from edgeagent.types import Need, RouteMode, TextPrompt, replace
 from tests.router.test_routed_request import Place
 from tests.worker.support import request
 
@@ -91,6 +91,14 @@ def test_what_no_remote_can_keep_is_refused_with_the_best_estimate() -> None:
     with pytest.raises(DeadlineUnreachable, match="in 3000 ms and must come within 1000 ms") as caught:
         chooser.choose(replace(request("", model="fake"), need=Need(first_token_s=1.0)))
     assert (caught.value.expected_s, caught.value.retry_after_s) == (3.0, 2.0)
+
+
+def test_of_a_prompt_over_its_budget_its_length_is_told() -> None:
+    away = Place("remote:gpu")
+    chooser = RouteChooser({away.name: away}, lambda: RouteMode.PREFER_LOCAL)
+    long = replace(request("", model="fake"), prompt=TextPrompt("x" * 404), max_prompt_tokens=100)
+    with pytest.raises(TokenBudgetExceeded, match="about 101 tokens and may have 100"):
+        chooser.choose(long)
 
 
 def test_a_client_is_told_what_the_owner_has_to_change() -> None:

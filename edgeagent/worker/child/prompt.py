@@ -282,15 +282,9 @@ def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
     return replace(prompt, messages=cut_before(prompt.messages, place))
 
 
-def longest_prompt(request: GenerateRequest) -> int | None:
-    """Return the most tokens of a request's prompt: the smaller limit of its tier and its own; None if it has none."""
-    limits = (request.max_prompt_tokens, request.need.max_prompt_tokens)
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
 def check_budget(request: GenerateRequest, num_tokens: int) -> None:
     """Raise TokenBudgetExceeded if a request's prompt of `num_tokens` tokens is longer than `longest_prompt`."""
-    most = longest_prompt(request)
+    most = request.longest_prompt
     if most is None or num_tokens <= most:
         return
     is_own = most == request.need.max_prompt_tokens

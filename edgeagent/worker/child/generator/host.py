@@ -58,7 +58,6 @@ from edgeagent.worker.child.prompt import (
     ReadPrompt,
     answer_query,
     check_budget,
-    longest_prompt,
     make_template,
 )
 from edgeagent.worker.child.text_reader import TextReader
@@ -208,7 +207,7 @@ class Host:
             request.prompt,
             request.max_tokens,
             partition=request.cache.partition,
-            max_prompt=longest_prompt(request),
+            max_prompt=request.longest_prompt,
             is_open=request.is_ahead and request.prefill_only,
         )
         check_budget(request, len(prompt.tokens))
