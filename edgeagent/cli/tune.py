@@ -315,7 +315,8 @@ def tune(
     from edgeagent.worker.parent.pool.tuning_store import PROFILES, TuningStore
 
     settings = settings_of(state_dir, config)
-    store = TuningStore(settings.state_dir.absolute() / PROFILES)
+    folder = settings.state_dir.absolute() / PROFILES
+    store = TuningStore(folder)
     if show_profiles or forget:
         _show_or_forget(store, model, is_forgotten=forget, as_json=as_json)
         return
@@ -326,9 +327,12 @@ def tune(
             profile = _search(measuring, seconds, only)
         finally:
             measuring.close()
-    store.note(Path(profile.path), encoded_profile(profile))
-    store.write(Path(profile.path))
+    path, content = Path(profile.path), encoded_profile(profile)
+    store.note(path, content)
+    store.write(path)
     _print_profiles([profile], as_json=as_json)
+    if TuningStore(folder).read(path) != content:
+        raise EdgeAgentError(f"the profile could not be saved in {folder}; make the folder writable, and tune again")
     if not as_json:
         typer.echo("The next load of the model uses it; `edgeagent reload` loads it again now.")
 

@@ -228,15 +228,15 @@ class Scheduler:
         if most_urgent < Rank.AHEAD:
             running = [sequence for sequence in running if sequence.rank < Rank.AHEAD]
         urgent = [sequence for sequence in running if sequence.rank < Rank.BATCH]
-        batch = [sequence for sequence in running if sequence.rank is Rank.BATCH]
-        alone_s = self._least_s(batch, num_cells) or 0.0
         elapsed_s, self._chosen_s = self._clock() - self._chosen_s, self._clock()
-        self._batch_time.add(elapsed_s, max(_MAX_BATCH_S, alone_s))
         if most_urgent >= Rank.BATCH:
             limit_s = shortest_target_s(urgent) - self._overhead_s
             if not urgent or (self._least_s(running, num_cells) or 0.0) <= limit_s:
                 self._batch_time.saved_s = 0.0  # they lack nothing
                 return running
+        batch = [sequence for sequence in running if sequence.rank is Rank.BATCH]
+        alone_s = self._least_s(batch, num_cells) or 0.0
+        self._batch_time.add(elapsed_s, max(_MAX_BATCH_S, alone_s))
         if not batch or most_urgent <= Rank.REALTIME or self._batch_time.saved_s < alone_s:
             return urgent
         if any(not sequence.is_decoding for sequence in batch):

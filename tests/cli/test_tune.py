@@ -58,6 +58,18 @@ def test_plain_attention_has_no_quantized_cells() -> None:
     assert is_possible(plain) and is_possible(quantized) and not is_possible(plain | quantized)
 
 
+def test_a_profile_that_cannot_be_saved_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = Profile("a", "/m/a.gguf", {}, TunedOptions(threads=1), "2026-01-01T00:00:00")
+    monkeypatch.setattr("edgeagent.cli.tune._search", lambda *_: profile)
+    (tmp_path / PROFILES).write_bytes(b"")
+    assert main(["tune", "--state-dir", str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert "a, 2026-01-01T00:00: threads 1" in printed.out and "next load" not in printed.out
+    assert "could not be saved" in printed.err
+
+
 def test_profiles_are_shown_and_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = ["--state-dir", str(tmp_path)]
     assert main(["tune", "--show", *state]) == 0

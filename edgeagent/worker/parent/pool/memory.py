@@ -23,8 +23,6 @@ _MIN_FREE_BYTES = 256 << 20
 # The machine is too hot from this many °C below a sensor's critical temperature on. At the critical temperature the
 # system slows its processors down.
 _HOT_MARGIN = 3.0
-
-
 # The share of a full battery from which on desktops warn: GNOME, KDE and Windows at 20 % or less.
 _LOW_BATTERY_PERCENT = 20
 _SERIOUS = 2  # of macOS's NSProcessInfoThermalState: the system asks programs to use less
@@ -32,6 +30,8 @@ _POWER = {
     "thermal": Power(0.5, "the machine is too hot"),
     "battery": Power(0.5, "the battery is nearly empty"),
 }
+HOLD_S = 30.0
+"""How long the workers use less after the machine was too hot: with all threads it would be so again in seconds."""
 
 
 def power_under(pressure: str) -> Power:

@@ -36,12 +36,13 @@ from edgeagent.worker.parent.pool.loading import (
     LoadPreparation,
     ModelSource,
 )
-from edgeagent.worker.parent.pool.memory import Memory, power_under, read_memory, read_pressure
+from edgeagent.worker.parent.pool.memory import HOLD_S, Memory, power_under, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.supervision.live_requests import Receiver
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
+from edgeagent.worker.protocol import FULL_POWER
 
 logger = logging.getLogger(__name__)
 
@@ -148,11 +149,12 @@ class Pool:
             clock,
             self._eviction.make_room,
             self._save_tuning,
-            lambda: power_under(self.pressure),
+            lambda: self._power,
         )
         self._default: str | None = None
         self.pressure = ""
         """The result of `read_pressure` at the last check."""
+        self._power, self._held_until_s = FULL_POWER, 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: set[asyncio.Task[None]] = set()
 
@@ -413,11 +415,16 @@ class Pool:
                 await _look_at(model)
 
     def _note_pressure(self, pressure: str) -> None:
-        before, now = power_under(self.pressure), power_under(pressure)
         self.pressure = pressure
-        if now.why and now != before:
-            logger.warning("%s: models compute with %.0f %% of their threads", now.why, 100 * now.thread_share)
-        elif before.why and now != before:
+        before, power = self._power, power_under(pressure)
+        if power.why:
+            self._held_until_s = self._clock() + HOLD_S
+        elif self._clock() < self._held_until_s:
+            return
+        self._power = power
+        if power.why and power != before:
+            logger.warning("%s: models compute with %.0f %% of their threads", power.why, 100 * power.thread_share)
+        elif power != before:
             logger.info("models compute with all of their threads again")
 
     def _save_tuning(self, model: PoolModel, saved_tuning: bytes) -> None:

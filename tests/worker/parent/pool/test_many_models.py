@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -304,6 +305,24 @@ async def test_where_the_machine_is_short_of_memory_an_idle_model_leaves(
     await answer(pool, "m1")
     monkeypatch.setattr("edgeagent.worker.parent.pool.pool.read_pressure", lambda: "memory")
     await eventually(lambda: loaded(pool) == {"mini"})
+    await pool.stop()
+
+
+async def test_a_machine_that_is_hot_again_and_again_is_held_back_once(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = itertools.chain(["thermal", "", "thermal", "", "memory", "thermal"], itertools.repeat(""))
+    monkeypatch.setattr("edgeagent.worker.parent.pool.pool.read_pressure", lambda: next(looks))
+    monkeypatch.setattr("edgeagent.worker.parent.pool.pool.HOLD_S", 0.5)
+    caplog.set_level(logging.INFO, "edgeagent.worker.parent.pool.pool")
+    pool = shelf.pool()
+    await begin(pool)
+    await eventually(lambda: "again" in caplog.text)
+    words = [each.getMessage() for each in caplog.records if "threads" in each.getMessage()]
+    assert words == [
+        "the machine is too hot: models compute with 50 % of their threads",
+        "models compute with all of their threads again",
+    ]
     await pool.stop()
 
 
