@@ -40,7 +40,7 @@ class Opened:
     notes: tuple[str, ...] = ()
     """Lines for the daemon's log about options that have no effect on this machine."""
     is_tuned: bool = False
-    """Whether options come from a profile of `edgeagent tune`."""
+    """Whether the form of attention comes from a profile of `edgeagent tune`."""
     why_no_draft: str = ""
     """Why the draft model must be left out to save memory; "" if it may be loaded, or if there is none."""
 
@@ -60,7 +60,7 @@ class _Planned:
 
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
     """Open a load's model; raise ModelLoadFailed. `on_progress` gets the loaded fraction, 0 to 1."""
-    untuned = load.engine_config
+    own = load.engine_config
     load, profile = with_profile(load)
     config = load.engine_config
     free_memory = _free_memory(load, config)
@@ -79,7 +79,7 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         shapes[0].layers,
         _notes(config, free_memory),
         why_no_draft=planned.why_no_draft,
-        is_tuned=load.engine_config != untuned,
+        is_tuned=config.flash_attention != own.flash_attention,
     )
 
 

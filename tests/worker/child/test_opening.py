@@ -60,6 +60,14 @@ def test_the_options_of_a_profile_are_used_where_they_were_measured(path: Path) 
     assert opened.choices[0].why == "measured by `edgeagent tune` on 2026-01-01"
 
 
+def test_an_option_beside_a_profile_is_the_users(path: Path) -> None:
+    profile = profile_of(path, options=TunedOptions(threads=3), own={"flash_attention": "off"})
+    load = make_load(path, threads=0, ctx=512, flash_attention="off")
+    opened = open_model(structs.replace(load, profile=msgspec.json.encode(profile)))
+    opened.model.close()
+    assert opened.config.threads == 3 and not opened.is_tuned
+
+
 @pytest.mark.parametrize(
     ("changes", "threads", "why"),
     [
