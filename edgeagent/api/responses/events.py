@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from pydantic_core import to_json
+
 from edgeagent.api.responses.cache_diagnostics import diagnose
 from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun
 from edgeagent.api.responses.items import ItemStatus, OutputItem, item_of
@@ -249,6 +251,18 @@ class ResponseEvents:
         if self.notes or wait:
             response["edgeagent"] = cast("Notes", {**self.response.get("edgeagent", {}), **self.notes, **wait})
         return response
+
+    def to_store(self) -> bytes:
+        """Return the response object as the store keeps it.
+
+        It lacks the words of an earlier prompt (`cache.miss.earlier`), since that prompt may be one not to be stored.
+        """
+        response: Json = {**self.response}
+        run = response.get("edgeagent", {})
+        if "miss" in (cache := run.get("cache", {})):
+            cache = {**cache, "miss": {**cache["miss"], "earlier": ""}}
+            response["edgeagent"] = {**run, "cache": cache}
+        return to_json(response)
 
     def numbered(self, event: Json) -> list[Json]:
         """Give an event the next number of the response, and return the event in a list."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from edgeagent.api.context import Context
 from edgeagent.api.responses.body import ResponseCreate
@@ -340,4 +340,4 @@ async def _keep(turn: Turn, context: Context) -> None:
 
     Afterwards a response that has not failed can be continued, also after a restart if responses are in a file.
     """
-    await context.responses.store.add(turn.stored(), to_json(turn.events.response))
+    await context.responses.store.add(turn.stored(), turn.events.to_store())

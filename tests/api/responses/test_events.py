@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem, MessageItem, ReasoningItem
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, Overloaded, WorkerCrashed
 from edgeagent.types import (
+    CacheMiss,
     Delta,
     Finished,
     FinishReason,
@@ -26,6 +28,7 @@ from edgeagent.types import (
     ToolCallDelta,
     ToolCallStarted,
     Usage,
+    replace,
 )
 from tests.api.event_grammar import EventGrammar
 from tests.api.serving import check_golden, validate_event
@@ -212,6 +215,17 @@ def test_measurements_of_the_terminal_event() -> None:
     assert list(stages) == ["queue", "load", "render", "cache", "prefill", "first_token", "decode", "delivery"]
     set_delivery(events[-1], 0.1234)
     assert events[-1]["response"]["edgeagent"]["stages_ms"]["delivery"] == 0.123
+
+
+def test_the_words_of_an_earlier_prompt_are_not_stored() -> None:
+    events = machine()
+    timings = replace(TIMINGS, miss=CacheMiss(100, 900, 5.0, True, "secret", "now"))
+    sent = run((Started(8, 0), replace(finished(), timings=timings)), events=events)[-1]["response"]
+    assert sent["edgeagent"]["cache"]["miss"]["earlier"] == "secret"
+    stored = json.loads(events.to_store())
+    assert stored["edgeagent"]["cache"]["miss"].pop("earlier") == ""
+    del sent["edgeagent"]["cache"]["miss"]["earlier"]
+    assert stored == sent
 
 
 def test_logprobs() -> None:

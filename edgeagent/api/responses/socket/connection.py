@@ -228,7 +228,7 @@ class Connection:
                 live.is_ending = True
                 self._register(live)
                 if response is not None:
-                    live.stored_future = self._store.add(response, to_json(live.turn.events.response))
+                    live.stored_future = self._store.add(response, live.turn.events.to_store())
                 self._shrink(live)
             case Cancel(live):
                 self._service.cancel(live.id)
