@@ -433,6 +433,8 @@ def _line_of(name: str, text: str) -> int:
 
 
 def _hint(name: str, options: Mapping[str, Option]) -> str:
+    if name.partition(".")[0] in TABLES:
+        return "; a table is written with `edgeagent config edit`"
     meant = _meant(name, options)
     return f"; did you mean {meant}?" if meant else "; `edgeagent config show` lists them all"
 

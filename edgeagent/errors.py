@@ -217,6 +217,14 @@ class RequestTimeout(EdgeAgentError):
 
     code = "request_timeout"
 
+    @classmethod
+    def passed(
+        cls, limit_s: float | None, *, served_by: str = "edgeagent", num_delivered_tokens: int = 0
+    ) -> RequestTimeout:
+        """Return the error of a request that did not end within its `deadline_ms`."""
+        message = f"the request did not end within its deadline_ms, {1000 * (limit_s or 0):.0f}; allow more time"
+        return cls(message, served_by=served_by, num_delivered_tokens=num_delivered_tokens)
+
 
 class ModelLoadFailed(EdgeAgentError):
     """The model file cannot be loaded on this machine."""

@@ -215,8 +215,7 @@ class LocalBackend:
         except TimeoutError:
             if not answer.ended.cancelled():  # it ended just in time
                 return answer.ended.result()
-            message = f"the request did not end within its {request.timeout_s:g} s"
-            raise RequestTimeout(message, served_by=self.name) from None
+            raise RequestTimeout.passed(request.timeout_s, served_by=self.name) from None
         finally:
             if lapse is not None:
                 lapse.cancel()

@@ -321,7 +321,7 @@ class RoutedRequest(Sink):
         if self._deadline_s is None:
             return request
         if self._deadline_s <= now_s:
-            raise RequestTimeout(f"the request did not end within its {request.timeout_s:g} s")
+            raise RequestTimeout.passed(request.timeout_s)
         return replace(request, timeout_s=self._deadline_s - now_s)
 
     def _choose(self) -> Order:

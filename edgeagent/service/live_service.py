@@ -65,9 +65,9 @@ class ChangingInstructions:
         """What to do, as a sentence for the owner."""
         whose = self.client or "the owner's programs"
         return (
-            f"in requests of {whose} to {self.model}, the text at about token {self.position} of the instructions "
-            f"changes, so {self.num_tokens:,} tokens behind it were computed again in {self.num_requests} requests. "
-            "Move such text (a clock, the weather, a room) behind all that stays the same"
+            f"{self.model}: the instructions of {whose} change at about token {self.position}, so {self.num_requests} "
+            f"requests computed {self.num_tokens:,} tokens again. Move such text (a clock, the weather, a room) behind "
+            "all that stays the same"
         )
 
 

@@ -98,6 +98,7 @@ def test_set_and_unset(config_file: Path, monkeypatch: pytest.MonkeyPatch, capsy
     [
         (("set", "server.prt", "1"), "there is no option 'server.prt'; did you mean server.port?"),
         (("set", "server.port", "x"), "server.port: must be a whole number from 0 to 65535, not 'x'"),
+        (("set", "tiers.batch.token_s", "1"), "a table is written with `edgeagent config edit`"),
         (("unset", "bla"), "there is no option 'bla'"),
     ],
 )

@@ -267,10 +267,14 @@ def validate(model: type[M], fields: object, path: str = "") -> M:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)[0], path) from error
+        raise _refusal(error.errors(include_url=False)[0], path, frozenset(model.model_fields)) from error
 
 
-def _refusal(details: ErrorDetails, path: str) -> InvalidRequest:
+def _refusal(details: ErrorDetails, path: str, known: frozenset[str]) -> InvalidRequest:
+    """Return the error for a wrong field in the object at `path`, whose own fields are `known`."""
+    meant = ""
+    if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
+        meant = _meant(f"{path}." if path else "", str(details["loc"][0]), known)
     if details["type"].startswith(NO_VARIANT_PREFIX):
         details = _no_variant_details(details)
     for part in details["loc"]:
@@ -284,6 +288,8 @@ def _refusal(details: ErrorDetails, path: str) -> InvalidRequest:
     demand = _demand(details)
     if demand.startswith("must be") or (demand.startswith("must") and isinstance(value, str)):
         demand = f"{demand}, not {_shown(value)}"
+    elif meant:
+        demand = f"{demand}; did you mean {meant}?"
     error = InvalidToolSchema if _IN_A_TOOL.match(path) else InvalidRequest
     return error(f"{path} {demand}", param=path)
 
@@ -446,4 +452,5 @@ def _about_unknown(unknown: list[tuple[str, str, frozenset[str]]]) -> FieldWarni
 
 def _meant(prefix: str, name: str, known: frozenset[str]) -> str:
     close = difflib.get_close_matches(name[:MAX_SHOWN_NAME_CHARS], sorted(known), 1, _LIKENESS)
+    close = close or [each for each in sorted(known) if each.startswith(f"{name}_")]  # without its unit
     return prefix + close[0] if close else ""

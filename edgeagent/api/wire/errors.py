@@ -178,7 +178,8 @@ def _message(error: EdgeAgentError) -> str:
 
 def ollama_refusal(error: EdgeAgentError) -> OllamaRefusal:
     """Return the body that answers a failed request on Ollama's routes. It is also the last line of a failed stream."""
-    return {"error": _OLLAMA_BUSY if isinstance(error, errors.Overloaded) else error_body(error)["message"]}
+    is_busy = isinstance(error, errors.Overloaded) and not isinstance(error, errors.DeadlineUnreachable)
+    return {"error": _OLLAMA_BUSY if is_busy else error_body(error)["message"]}
 
 
 def error_answer(path: str, error: EdgeAgentError, status: int | None = None) -> JSONResponse:

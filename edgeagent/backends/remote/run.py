@@ -427,8 +427,8 @@ class Run:
         name, num_delivered_tokens = self._cluster.name, self._num_delivered_tokens
         message = f"{name}: {failure.message}"
         if failure.kind is Kind.TIMEOUT and self._is_own_timeout():
-            message = f"the request did not end within its {self._request.timeout_s:g} s"
-            return RequestTimeout(message, served_by=name, num_delivered_tokens=num_delivered_tokens)
+            limit_s = self._request.timeout_s
+            return RequestTimeout.passed(limit_s, served_by=name, num_delivered_tokens=num_delivered_tokens)
         if failure.kind is Kind.REJECTED and not num_delivered_tokens:
             is_detail_shown = failure.detail and not quotes_key(failure.detail, self._key_headers)
             detailed = f"{message}: {failure.detail}" if is_detail_shown else message

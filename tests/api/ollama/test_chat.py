@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from edgeagent.api.wire import answer_stream
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelLoadFailed, Overloaded, WorkerCrashed
+from edgeagent.errors import (
+    ContextLengthExceeded,
+    DeadlineUnreachable,
+    EdgeAgentError,
+    ModelLoadFailed,
+    Overloaded,
+    WorkerCrashed,
+)
 from edgeagent.types import (
     ChatPrompt,
     Delta,
@@ -317,6 +324,7 @@ class TestChat:
                 503,
                 "server busy, please try again.  maximum pending requests exceeded",
             ),
+            (DeadlineUnreachable("too soon", retry_after_s=3), 503, "too soon"),
             (ContextLengthExceeded("9 tokens, 8 fit"), 400, "9 tokens, 8 fit"),
             (ModelLoadFailed("no"), 500, "no"),
             (

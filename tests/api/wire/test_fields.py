@@ -228,7 +228,12 @@ def test_a_query_of_other_text_is_refused(fields: dict[str, str], message: str) 
 class TestEdgeagentBody:
     def test_an_unknown_name_is_refused(self) -> None:
         error = refusal(EdgeagentBody, {"rout": "local_only"}, "edgeagent")
-        assert (error.message, error.param) == ("edgeagent.rout is unknown", "edgeagent.rout")
+        assert (error.message, error.param) == (
+            "edgeagent.rout is unknown; did you mean edgeagent.route?",
+            "edgeagent.rout",
+        )
+        assert refusal(EdgeagentBody, {"ttft": 1}).message == "ttft is unknown; did you mean ttft_ms?"
+        assert refusal(EdgeagentBody, {"xyz": 1}, "edgeagent").message == "edgeagent.xyz is unknown"
 
     def test_an_unknown_route_is_refused(self) -> None:
         message = refusal(EdgeagentBody, {"route": "local"}, "edgeagent").message

@@ -172,8 +172,11 @@ class Steers:
         return event
 
     def _unsteerable(self, previous_id: object) -> SteerRefused:
-        shown = repr(previous_id[:128]) if isinstance(previous_id, str) else "without an id"
-        if isinstance(previous_id, str) and self._history.remembers(previous_id):
+        if not isinstance(previous_id, str):
+            text = "send the id of the response to steer as previous_response_id"
+            return SteerRefused(steering.NOT_FOUND, text)
+        shown = repr(previous_id[:128])
+        if self._history.remembers(previous_id):
             return SteerRefused(steering.ALREADY_COMPLETED, f"the response {shown} is over; create another")
         return SteerRefused(steering.NOT_FOUND, f"no response {shown} is under way on this connection")
 

@@ -202,7 +202,9 @@ def test_inputs_that_are_none(raw: object) -> None:
 def test_responses_that_cannot_be_steered() -> None:
     client, first = talking()
     assert refused(steer(client, "resp_never")) == "response_not_found"
-    assert refused(client.send("response.steer", input="x")) == "response_not_found"
+    (without_id,) = client.send("response.steer", input="x")
+    assert refused([without_id]) == "response_not_found"
+    assert "previous_response_id" in without_id["error"]["message"]
     client.send("response.cancel")
     assert refused(steer(client, first)) == "response_not_active"
     client.step(first, finished(FinishReason.CANCELLED))
