@@ -82,7 +82,7 @@ def _show_in_lines(unit: Unit) -> Show:
         line = (stage if total else stage.rstrip("0123456789%"), step)
         if line != printed:
             printed = line
-            how_much = f" ({done} of {total})" if unit in ("rounds", "seconds") else f": {percent}%"
+            how_much = f" ({done} of {total} {unit})" if unit in ("rounds", "seconds") else f": {percent}%"
             typer.echo(f"{stage}{how_much}" if total else stage, err=True)
 
     return show

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 
-from edgeagent.cli.display import print_json, size_text, table, wrapped
+from edgeagent.cli.display import complain, print_json, size_text, table, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of, with_help
 from edgeagent.cli.progress import Show, progress
 from edgeagent.config import Config
@@ -176,7 +176,7 @@ class _Measuring:
 def flags_of(option: str, value: str) -> list[str]:
     """Return the flags of `edgeagent serve` that set an option, named as in "threads", to a value.
 
-    Raise ConfigError if there is no such option, or if it does not change how a model runs.
+    Raise ConfigError if there is no such option, if it does not change how a model runs, or if the value is wrong.
     """
     wanted = option.strip().lower().replace("_", "-")
     for each in declared_options():
@@ -184,6 +184,10 @@ def flags_of(option: str, value: str) -> list[str]:
             continue
         if wanted in (each.flag.removeprefix("--"), each.name.replace("_", "-")):
             if not each.is_switch:
+                try:
+                    each.read(value)
+                except ValueError as error:
+                    raise ConfigError(f"{option}: {error}") from None
                 return [each.flag, value]
             if value in ("on", "true", "yes", "1"):
                 return [each.flag]
@@ -325,6 +329,9 @@ def tune(
         measuring = _Measuring(runner, settings, config, model or settings.model, seed, show)
         try:
             profile = _search(measuring, seconds, only)
+        except KeyboardInterrupt:
+            complain("interrupted; the earlier settings stay")
+            raise typer.Exit(130) from None
         finally:
             measuring.close()
     path, content = Path(profile.path), encoded_profile(profile)

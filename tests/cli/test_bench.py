@@ -51,8 +51,8 @@ def test_everything_is_measured(serve: Serve, capsys: pytest.CaptureFixture[str]
     assert [line for line in captured.out.splitlines() if line in titles] == titles
     assert "failed" not in captured.out
     assert captured.err.splitlines() == [
-        "first answers (0 of 4)",
-        *(f"{scenario.name} ({number} of 4)" for number, scenario in enumerate(measured)),
+        "first answers (0 of 4 rounds)",
+        *(f"{scenario.name} ({number} of 4 rounds)" for number, scenario in enumerate(measured)),
     ]
 
 

@@ -30,7 +30,7 @@ def test_an_option_is_named_as_in_the_config_or_as_a_flag(option: str, value: st
     assert flags_of(option, value) == flags
 
 
-@pytest.mark.parametrize(("option", "value"), [("port", "1"), ("speed", "1"), ("mmap", "2")])
+@pytest.mark.parametrize(("option", "value"), [("port", "1"), ("speed", "1"), ("mmap", "2"), ("threads", "x")])
 def test_what_cannot_be_compared_is_refused(option: str, value: str) -> None:
     with pytest.raises(ConfigError):
         flags_of(option, value)
