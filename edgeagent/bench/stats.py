@@ -133,9 +133,15 @@ def _change(mean: float, variance: float, freedom: float) -> Change:
     return Change(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
+# An interval from a third to three times the value tells nothing: rounds of one version differ by less.
+_TOO_WIDE = 10.0
+
+
 def verdict(change: Change | None, better: Better) -> str:
     """Return in words what a change says, such as "-4.1 % (-6.2 to -2.0 %): better"."""
-    if change is None:
+    if better == "neither" and (change is None or not change.is_shown):
+        return ""
+    if change is None or (not change.is_shown and change.high > _TOO_WIDE * change.low):
         return "too few rounds to tell"
     low, high = (100 * (value - 1) for value in (change.low, change.high))
     if not change.is_shown:

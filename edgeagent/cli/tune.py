@@ -315,7 +315,7 @@ def tune(
     config: ConfigFile = None,
 ) -> None:
     """Find the fastest settings, and save the profile."""
-    from edgeagent.types.choices import encoded_profile
+    from edgeagent.types.choices import TunedOptions, encoded_profile
     from edgeagent.worker.parent.pool.tuning_store import PROFILES, TuningStore
 
     settings = settings_of(state_dir, config)
@@ -340,7 +340,7 @@ def tune(
     _print_profiles([profile], as_json=as_json)
     if TuningStore(folder).read(path) != content:
         raise EdgeAgentError(f"the profile could not be saved in {folder}; make the folder writable, and tune again")
-    if not as_json:
+    if profile.options != TunedOptions() and not as_json:
         typer.echo("The next load of the model uses it; `edgeagent reload` loads it again now.")
 
 
@@ -378,7 +378,7 @@ def _search(measuring: _Measuring, seconds: float, only: Sequence[str] | None) -
             num_left -= 1
             if not is_possible(wanted):
                 continue
-            measuring.show(f"{setting.name} {value}", int(time.monotonic() - began_s), int(seconds))
+            measuring.show(f"{setting.name} {value}", int(min(seconds, time.monotonic() - began_s)), int(seconds))
             until_s = time.monotonic() + (began_s + seconds - time.monotonic()) / (num_left + 1)
             rival = measuring.start([flag for name, each in wanted.items() for flag in flags_of(name, str(each))])
             label = f"{setting.name} {value} against {taken}"

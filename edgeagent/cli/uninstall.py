@@ -24,7 +24,7 @@ from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import LOCK_FILE, find_daemon
 
-COLUMNS = ("what", "size", "removed", "where")
+COLUMNS = ("what", "size", "remove", "where")
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,5 +128,7 @@ def test_the_verdict_in_words() -> None:
     assert verdict(Change(0.9, 0.85, 0.95), "higher") == "-10.0 % (-15.0 to -5.0 %): worse"
     assert verdict(Change(1.1, 0.9, 1.3), "higher") == "no difference shown (-10.0 to +30.0 %)"
     assert verdict(paired_change([(1.0, 2.0)]), "higher") == "too few rounds to tell"
+    assert verdict(Change(1.1, 0.1, 300.0), "higher") == "too few rounds to tell"
+    assert verdict(None, "neither") == ""
     assert unpaired_change([1.0], [2.0, 3.0]) is None
     assert paired_change([(1.0, 2.0)] * 3) == Change(2.0, 2.0, 2.0)
