@@ -173,7 +173,7 @@ async def test_a_burst_is_counted_exactly_while_the_model_loads(make: Make) -> N
 async def test_a_deadline_ends_the_request_running_or_waiting(make: Make, start: str) -> None:
     backend = make(start)
     await backend.start()
-    with pytest.raises(RequestTimeout, match=r"0\.05 s"):
+    with pytest.raises(RequestTimeout, match="deadline_ms, 50;"):
         await collect(backend, request("wait 1", timeout_s=0.05))
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
 
