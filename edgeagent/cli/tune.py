@@ -315,7 +315,7 @@ def tune(
     config: ConfigFile = None,
 ) -> None:
     """Find the fastest settings, and save the profile."""
-    from edgeagent.types.choices import TunedOptions, encoded_profile
+    from edgeagent.types.choices import encoded_profile
     from edgeagent.worker.parent.pool.tuning_store import PROFILES, TuningStore
 
     settings = settings_of(state_dir, config)
@@ -340,7 +340,7 @@ def tune(
     _print_profiles([profile], as_json=as_json)
     if TuningStore(folder).read(path) != content:
         raise EdgeAgentError(f"the profile could not be saved in {folder}; make the folder writable, and tune again")
-    if profile.options != TunedOptions() and not as_json:
+    if not as_json:
         typer.echo("The next load of the model uses it; `edgeagent reload` loads it again now.")
 
 

@@ -47,6 +47,7 @@ class ResponseSteer(Body):
 
     type: Literal["response.steer"]
     previous_response_id: str
+    """The response to steer."""
     input: str | list[InputMessage]
 
 
