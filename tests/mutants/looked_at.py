@@ -55,11 +55,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "2",
     ): "No token of ours has a colon, so it is a part of its own either way.",
     (
-        "edgeagent/engine/scheduler.py",
-        "return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:3])]",
-        "4",
-    ): "No two sequences have the same order, so nothing behind it is compared.",
-    (
         "edgeagent/engine/cache/block_table.py",
         "num_blocks = {0: 0}",
         "1",

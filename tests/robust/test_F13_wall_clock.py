@@ -17,9 +17,11 @@ MAY_TELL_THE_DATE = (
     "api/",
     "backends/remote/run.py",  # Retry-After may be a date, and pseudonyms change each day
     "backends/remote/transport.py",  # used where no clock reveals that the machine slept
+    "bench/saved.py",
     "cache_folder.py",
     "cache_retention.py",
     "cli/egress.py",
+    "cli/tune.py",
     "conversation/store.py",
     "credentials/keys.py",
     "daemon/listeners.py",  # a certificate has dates
@@ -27,6 +29,7 @@ MAY_TELL_THE_DATE = (
     "daemon/traces.py",
     "egress/",
     "engine/cache/disk/",
+    "metrics/slo.py",  # its windows outlive the daemon
     "runtime_file.py",
     "store/",
     "text/template/chat_template.py",

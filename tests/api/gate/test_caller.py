@@ -79,7 +79,7 @@ async def test_client_and_machine_bound_the_tier(
     GRANT.set(None)
 
 
-def test_only_a_tier_that_a_request_names_is_lowered_with_a_warning() -> None:
+async def test_only_a_tier_that_a_request_names_is_lowered_with_a_warning() -> None:
     begin_request([])
     asked = GenerateRequest("a", "fake", TextPrompt("x"))
     bound = with_caller(asked, Config(), Tier.BATCH)

@@ -122,14 +122,14 @@ async def test_what_is_wrong_is_refused_with_the_name_of_its_place(daemon: Runni
         (None, Tier.INTERACTIVE),
     ],
 )
-def test_a_service_tier_names_a_tier(service_tier: str | None, tier: Tier) -> None:
+async def test_a_service_tier_names_a_tier(service_tier: str | None, tier: Tier) -> None:
     begin_request([])
     assert asked_latency(service_tier).tier is tier
     assert asked_latency(service_tier, EdgeagentBody(tier=tier.value)).tier is tier
     assert asked_latency(service_tier_of(tier)).tier is tier
 
 
-def test_two_names_of_different_tiers_are_refused_by_both() -> None:
+async def test_two_names_of_different_tiers_are_refused_by_both() -> None:
     begin_request([])
     with pytest.raises(InvalidRequest) as caught:
         asked_latency("flex", EdgeagentBody(tier="realtime"))
