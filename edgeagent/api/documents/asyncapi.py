@@ -46,8 +46,7 @@ class ResponseSteer(Body):
     """Send more input while a response is generated. The response ends, and a new response answers the input."""
 
     type: Literal["response.steer"]
-    previous_response_id: str
-    """The response to steer."""
+    previous_response_id: Annotated[str, Field(description="The response to steer.")]
     input: str | list[InputMessage]
 
 
