@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from edgeagent.backends.prompts import message_bytes, prompt_bytes, tools_bytes
-from edgeagent.types import ChatPrompt, Finished, GenerateRequest, Started, Tier
+from edgeagent.types import ChatPrompt, Finished, FinishReason, GenerateRequest, Started, Tier
 
 _FIRST_BYTES_PER_TOKEN = 4.0
 _FEWEST_BYTES_PER_TOKEN, MOST_BYTES_PER_TOKEN = 0.5, 16.0
@@ -95,6 +95,7 @@ class _Live:
     is_overtaken: bool = False
     first_token_s: float | None = None
     num_output: int = 0
+    new_beginnings: tuple[int, ...] = ()
 
 
 class _BySize:
@@ -176,6 +177,7 @@ class Forecast:
         live.predicted_s, live.waits = prediction.first_token_s, prediction.waits
         if request.cache.write:
             beginnings = [beginning for beginning, _ in _beginnings(request)]
+            live.new_beginnings = tuple(each for each in beginnings if each not in self._beginnings)
             for beginning in beginnings:
                 is_end = beginning == beginnings[-1] or self._beginnings.get(beginning, False)
                 self._beginnings[beginning] = is_end
@@ -220,6 +222,9 @@ class Forecast:
             return
         if live.first_token_s is None:
             self._pass_on(live, now_s)
+            if finished is None or finished.reason is FinishReason.CANCELLED:
+                for beginning in live.new_beginnings:  # it was not computed to its end
+                    self._beginnings.pop(beginning, None)
         if finished is not None and live.num_output:
             self._output_tokens.learn(live.max_tokens or 0, live.num_output)
             if live.num_output > 1:

@@ -127,6 +127,7 @@ def test_what_was_computed_before_is_cached_for_the_same_client() -> None:
     forecast = forecast_at()
     first = chat("a", "x" * 400, "y" * 400)
     forecast.accept(first, 0.0)
+    forecast.add_tokens("a", 1, 0.0)
     forecast.end("a", 0.0)
     further = chat("b", "x" * 400, "y" * 400, "A" * 400, "z" * 400)
     assert first_token_s(forecast, further) == pytest.approx(0.1 + FIXED_S), "the model's own answer is cached too"
@@ -136,8 +137,16 @@ def test_what_was_computed_before_is_cached_for_the_same_client() -> None:
     ):
         assert first_token_s(forecast, other) == pytest.approx(0.2 + FIXED_S)
     forecast.accept(chat("c", "v" * 400, write=False), 0.0)
+    forecast.add_tokens("c", 1, 0.0)
     forecast.end("c", 0.0)
     assert first_token_s(forecast, chat("d", "v" * 400)) == pytest.approx(0.1 + FIXED_S)
+
+
+def test_what_was_cancelled_before_its_first_token_is_not_taken_for_cached() -> None:
+    forecast = forecast_at()
+    forecast.accept(chat("a", "x" * 400), 0.0)
+    forecast.end("a", 0.0)
+    assert first_token_s(forecast, chat("b", "x" * 400)) == pytest.approx(0.1 + FIXED_S)
 
 
 def test_the_bytes_of_a_token_are_learned_by_size() -> None:
