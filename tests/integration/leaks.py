@@ -71,8 +71,9 @@ async def idle(daemon: Daemon) -> None:
 async def settled(daemon: Daemon) -> Holdings:
     """Measure once no connection is open, no request is live, and the worker has reported it."""
     await idle(daemon)
-    # The worker's numbers are as old as its last pong, and the connection of a measurement may stay open for a moment.
-    await asyncio.sleep(2.5)
+    # The worker's numbers are as old as its last pong, up to four seconds, and the connection of a measurement may stay
+    # open for a moment.
+    await asyncio.sleep(5.0)
     looks = [await asyncio.to_thread(holdings, daemon) for _ in range(5)]
     return Holdings(*map(min, zip(*(astuple(look) for look in looks), strict=True)))
 
