@@ -19,13 +19,13 @@ def slow_command(tokens_per_s: float) -> tuple[str, ...]:
 
 def main(tokens_per_s: float) -> int:
     """Run a worker; return its exit code."""
-    decode: Callable[[LlamaRunner, Sequence[Slice], int], None] = LlamaRunner.decode
+    submit: Callable[[LlamaRunner, Sequence[Slice], int], None] = LlamaRunner.submit
 
-    def sleep_and_decode(self: LlamaRunner, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+    def sleep_and_submit(self: LlamaRunner, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         time.sleep(sum(len(part.tokens) for part in slices) / tokens_per_s)
-        decode(self, slices, min_tokens)
+        submit(self, slices, min_tokens)
 
-    LlamaRunner.decode = sleep_and_decode  # type: ignore[method-assign]
+    LlamaRunner.submit = sleep_and_submit  # type: ignore[method-assign]
     return process.main()
 
 

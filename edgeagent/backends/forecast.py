@@ -95,7 +95,7 @@ class _Live:
     is_overtaken: bool = False
     first_token_s: float | None = None
     num_output: int = 0
-    new_beginnings: tuple[int, ...] = ()
+    beginnings: tuple[int, ...] = ()
 
 
 class _BySize:
@@ -155,7 +155,8 @@ class Forecast:
         self._token_s: float | None = None  # of the streams, with all that interrupted them
         self._step: list[_Live] = []  # the requests whose first tokens came in the latest step with one
         self._step_s = 0.0
-        self._beginnings: OrderedDict[int, bool] = OrderedDict()  # whether a prompt ended there
+        # Whether a prompt ended there, and the id of the request that is to compute it; "" once one has.
+        self._beginnings: OrderedDict[int, tuple[bool, str]] = OrderedDict()
 
     def num_tokens(self, request: GenerateRequest) -> float:
         """Return the estimated number of tokens in a request's prompt."""
@@ -176,11 +177,10 @@ class Forecast:
         live = self._live[request.id] = self._new(request, now_s)
         live.predicted_s, live.waits = prediction.first_token_s, prediction.waits
         if request.cache.write:
-            beginnings = [beginning for beginning, _ in _beginnings(request)]
-            live.new_beginnings = tuple(each for each in beginnings if each not in self._beginnings)
-            for beginning in beginnings:
-                is_end = beginning == beginnings[-1] or self._beginnings.get(beginning, False)
-                self._beginnings[beginning] = is_end
+            live.beginnings = tuple(beginning for beginning, _ in _beginnings(request))
+            for beginning in live.beginnings:
+                is_end, computed_by = self._beginnings.get(beginning, (False, request.id))
+                self._beginnings[beginning] = is_end or beginning == live.beginnings[-1], computed_by
                 self._beginnings.move_to_end(beginning)
             while len(self._beginnings) > _MAX_BEGINNINGS:
                 self._beginnings.popitem(last=False)
@@ -207,6 +207,7 @@ class Forecast:
         live.num_output += num_tokens
         if live.first_token_s is None:
             live.first_token_s = at_s
+            self._note_computed(live)
             self._learn(at_s)
             if live.predicted_s is not None:
                 late = (at_s - live.accepted_s) / live.predicted_s
@@ -222,15 +223,22 @@ class Forecast:
             return
         if live.first_token_s is None:
             self._pass_on(live, now_s)
-            if finished is None or finished.reason is FinishReason.CANCELLED:
-                for beginning in live.new_beginnings:  # it was not computed to its end
-                    self._beginnings.pop(beginning, None)
+            if finished is not None and finished.reason is not FinishReason.CANCELLED:
+                self._note_computed(live)
+            for beginning in live.beginnings:
+                if self._beginnings.get(beginning, (False, ""))[1] == request_id:
+                    del self._beginnings[beginning]
         if finished is not None and live.num_output:
             self._output_tokens.learn(live.max_tokens or 0, live.num_output)
             if live.num_output > 1:
                 token_s = finished.timings.decode_ms / 1000 / (live.num_output - 1)
                 self._token_s = token_s if self._token_s is None else self._token_s
                 self._token_s += _SMOOTHING * (token_s - self._token_s)
+
+    def _note_computed(self, live: _Live) -> None:
+        for beginning in live.beginnings:
+            if (found := self._beginnings.get(beginning)) is not None:
+                self._beginnings[beginning] = found[0], ""
 
     def predict(self, request: GenerateRequest, num_parallel: int, now_s: float) -> Prediction:
         """Return when a request that comes now gets its first token, if `num_parallel` requests run at a time."""
@@ -398,7 +406,7 @@ class Forecast:
                 # The model's own answer to a known prompt is cached too.
                 if beginning not in self._beginnings and not (is_answer and is_answer_known):
                     break
-                num_known, is_answer_known = num_bytes, self._beginnings.get(beginning, False)
+                num_known, is_answer_known = num_bytes, self._beginnings.get(beginning, (False, ""))[0]
         return num_known
 
 

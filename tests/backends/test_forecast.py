@@ -147,6 +147,12 @@ def test_what_was_cancelled_before_its_first_token_is_not_taken_for_cached() -> 
     forecast.accept(chat("a", "x" * 400), 0.0)
     forecast.end("a", 0.0)
     assert first_token_s(forecast, chat("b", "x" * 400)) == pytest.approx(0.1 + FIXED_S)
+    for request_id in ("c", "d"):  # one of two computes what they share
+        forecast.accept(chat(request_id, "x" * 400), 0.0)
+    forecast.add_tokens("d", 1, 0.0)
+    for request_id in ("c", "d"):
+        forecast.end(request_id, 0.0)
+    assert first_token_s(forecast, chat("b", "x" * 400)) < 0.05 + FIXED_S
 
 
 def test_the_bytes_of_a_token_are_learned_by_size() -> None:

@@ -82,14 +82,14 @@ async def test_a_realtime_request_is_answered_while_a_long_prompt_is_computed(ti
 async def test_a_worker_that_is_stopped_again_and_again_is_no_hang(tiny_model: TinyModel) -> None:
     model = tiny_model(MemoryKind.FULL_ATTENTION)
     async with running(model, WORKER_COMMAND) as backend:
-        expected = await tokens_of(backend, ask("undisturbed", 40, 200))
+        expected = await tokens_of(backend, ask("undisturbed", 40, 60))
     # Slow, so that the answer does not end before the third stop.
     async with running(model, slow_command(tokens_per_s=50.0)) as backend:
         tokens: list[int] = []
         has_new = asyncio.Event()
 
         async def read() -> None:
-            async for step in steps_of(backend.generate, ask("stopped", 40, 200)):
+            async for step in steps_of(backend.generate, ask("stopped", 40, 60)):
                 tokens.extend(step.tokens)
                 has_new.set()
 
