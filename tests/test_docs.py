@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
+import pkgutil
 import re
 import shlex
 import shutil
@@ -103,18 +102,15 @@ def _targets(entries: object) -> list[str]:
 def test_the_navigation_has_every_page_once() -> None:
     targets = _targets(CONFIG["nav"])
     assert len(set(targets)) == len(targets)
-    listed = set(re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", text_of(DOCS / "decisions" / "index.md")))
-    assert {*targets, *(f"decisions/{name}" for name in listed)} == {name_of(page) for page in PAGES}
+    assert set(targets) == {name_of(page) for page in PAGES}
 
 
-def test_decisions_have_one_form() -> None:
-    for page in (DOCS / "decisions").glob("0*.md"):
-        number, text = int(page.name[:4]), text_of(page)
-        assert text.startswith(f"# {number}. ")
-        assert re.findall(r"^\*\*(\w+)[.:]\*\*", text, re.MULTILINE) == ["Status", "Context", "Decision", "Result"]
-        title, status = re.findall(r"^# \d+\. (.+)$|^\*\*Status:\*\* (.+)$", text, re.MULTILINE)
-        row = f"| {number} | [{title[0]}]({page.name}) | {status[1]} |"
-        assert row in text_of(DOCS / "decisions" / "index.md")
+def test_each_decision_has_a_number_of_its_own() -> None:
+    text, replaced = text_of(DOCS / "decisions.md").split("\n## Replaced\n")
+    standing = [int(number) for number in re.findall(r"^## (\d+)\. ", text, re.MULTILINE)]
+    assert standing == sorted(standing)
+    gone = [int(number) for number in re.findall(r"(\d+) \(", replaced)]
+    assert sorted([*standing, *gone]) == list(range(1, max(standing) + 1))
 
 
 @functools.cache
@@ -170,45 +166,59 @@ def test_every_path_that_is_named_exists() -> None:
     assert checked > 20
 
 
+ARCHITECTURE = sorted((DOCS / "architecture").glob("*.md"))
+PACKAGES = {path.stem for path in (ROOT / "edgeagent").iterdir()}
 NAMES = sorted(
     {
         span
-        for page in WRITTEN
+        for page in ARCHITECTURE
         for span in spans(page)
-        if re.fullmatch(r"(?:api|router|backends|worker|engine|text|types)\.[\w.]+", span)
+        if re.fullmatch(r"[a-z_]+(\.\w+)+", span)
+        and span.split(".")[0] in PACKAGES
+        and not re.search(r"\.(toml|json|py|md)$", span)
     }
 )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_architecture_names_exists(name: str) -> None:
-    parts = f"edgeagent.{name}".split(".")
-    for split in range(len(parts), 1, -1):
-        module = ".".join(parts[:split])
-        if importlib.util.find_spec(".".join(parts[: split - 1])) and _exists(module):
-            thing: object = importlib.import_module(module)
-            for attribute in parts[split:]:
-                thing = getattr(thing, attribute)
-            return
-    pytest.fail(f"{name} does not exist")
+def test_each_name_in_the_architecture_s_pages_exists(name: str) -> None:
+    assert pkgutil.resolve_name(f"edgeagent.{name}")
 
 
-def _exists(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+SOURCES = [path for folder in ("edgeagent", "tests", "packaging") for path in (ROOT / folder).rglob("*.py")]
 
 
-def test_what_the_guide_to_changes_names_is_in_the_source() -> None:
-    sources = [path for folder in ("edgeagent", "tests", "packaging") for path in (ROOT / folder).rglob("*.py")]
-    words = set(re.findall(r"\w+", "".join(path.read_text(encoding="utf-8") for path in sources)))
-    named = {span.removesuffix("()") for span in spans(DOCS / "architecture" / "change.md")}
+@pytest.mark.parametrize("page", ARCHITECTURE, ids=name_of)
+def test_each_file_that_a_page_of_the_architecture_names_exists(page: Path) -> None:
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in SOURCES]
+    for span in spans(page):
+        if re.fullmatch(r"\w[\w./-]*\.py|\w+(/\w+)+", span):
+            is_folder = any((ROOT / folder / span).is_dir() for folder in ("", "edgeagent"))
+            assert is_folder or any(file.endswith(f"/{span.removesuffix('.py')}.py") for file in files), span
+
+
+@pytest.mark.parametrize("page", ARCHITECTURE, ids=name_of)
+def test_each_word_of_code_on_a_page_of_the_architecture_is_in_the_source(page: Path) -> None:
+    words = set(re.findall(r"\w+", "".join(path.read_text(encoding="utf-8") for path in SOURCES)))
+    named = {span.removesuffix("()") for span in spans(page)}
     identifiers = {span for span in named if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", span)}
-    assert {"MAX_BLOCK_TOKENS", "allocate", "Drafters.planning_share"} <= identifiers
-    files = {path.name for path in sources} | {path.name for path in ROOT.iterdir()}
-    unknown = {name for name in identifiers - files if not words.issuperset(name.split("."))}
-    assert not unknown
+    files = {path.name for path in SOURCES} | {path.name for path in ROOT.iterdir()}
+    assert not {name for name in identifiers - files if not words.issuperset(name.split("."))}
+    if page.name == "change.md":
+        assert {"MAX_BLOCK_TOKENS", "allocate", "Drafters.planning_share"} <= identifiers
+
+
+@pytest.mark.parametrize("name", ["request", "cache"])
+def test_the_picture_of_a_way_has_the_stations_of_its_list(name: str) -> None:
+    text = text_of(DOCS / "architecture" / f"{name}.md")
+    picture = text.split("```text\n")[1].split("```")[0]
+    drawn = {int(number): title for number, title in re.findall(r"\b(\d+) ([A-Z][a-z-]+(?: [a-z]+)?)", picture)}
+    listed = re.findall(r"^(\d+)\. \*\*(.+?)\.\*\*(.*?)(?=^\d+\. |\n\n)", text, re.MULTILINE | re.DOTALL)
+    assert drawn == {int(number): title for number, title, _ in listed}
+    assert 8 < len(listed) <= 10
+    for _, title, told in listed:
+        assert re.search(r"`[a-z_.]+\.[a-z_]+`|`\w+(\.\w+)+`", told), title  # its module
+        assert all(word in told for word in ("In:", "Out:", "On failure")), title
 
 
 def test_every_route_and_target_that_is_named_exists() -> None:
