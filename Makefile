@@ -1,5 +1,5 @@
 # Everything a fresh clone needs: `make demo` (see it work), `make test` (what CI asks: formatting, lint, types, tests).
-# Each target sets up .venv first, which takes minutes once and nothing afterwards.
+# Each target sets up .venv first, once: `runtime` is what edgeagent needs to run, `setup` adds the tools of the tests.
 
 PYTHON ?= python3
 BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
@@ -10,11 +10,11 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin bundle clean
+.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin bundle clean
 
 help:
-	@echo "make demo          set up, start the daemon with the bundled model, hold a short conversation"
-	@echo "make test          set up; formatting, lint, types, the program's size, every test but the slow ones"
+	@echo "make demo          set up what runs, start the daemon with the bundled model, hold a short conversation"
+	@echo "make test          set up everything; formatting, lint, types, the program's size, every test but the slow ones"
 	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat'"
@@ -29,14 +29,19 @@ help:
 	@echo "make hooks         checks before each commit: ruff, mypy, codespell, words that have confused readers"
 	@echo "make golden        the golden files of event sequences, from what is sent now; look at what changed"
 	@echo "make eval-builtin  measure the bundled model on prompts it was not trained on"
-	@echo "make setup         .venv with everything in it; CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU"
+	@echo "make runtime       .venv with what edgeagent needs to run; a portable engine if one is in reach, else a compiled one"
+	@echo "make setup         .venv with everything in it, the tools of the tests too; with CMAKE_ARGS llama.cpp is compiled:"
+	@echo "                   CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU, CMAKE_ARGS= for this CPU only"
 	@echo "make bundle        dist/offline: all wheels for a machine without a network, and a list of them (CycloneDX)"
 	@echo "make clean         remove .venv and caches (the compiled llama.cpp stays in your cache folder)"
+
+runtime:
+	@$(PYTHON) packaging/setup_env.py --runtime
 
 setup:
 	@$(PYTHON) packaging/setup_env.py
 
-demo: setup
+demo: runtime
 	@$(BIN)/python packaging/demo.py
 
 # The tests start hundreds of Python processes: compiled modules are kept, even where the environment says not to.

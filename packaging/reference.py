@@ -20,7 +20,8 @@ from edgeagent import metrics
 from edgeagent.api.documents.asyncapi import asyncapi_document
 from edgeagent.api.documents.openapi import openapi_document
 from edgeagent.api.wire.errors import WireForm, error_codes, wire_form
-from edgeagent.cli.app import COMMANDS, build_app
+from edgeagent.cli.app import build_app
+from edgeagent.cli.commands import COMMANDS
 from edgeagent.cli.help import plain_record
 from edgeagent.cli.settings import options_table
 from edgeagent.config_sources import declared_options

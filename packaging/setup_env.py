@@ -1,8 +1,13 @@
-"""Make .venv: the project in editable mode, its test tools, and llama.cpp compiled for this machine's CPU.
+"""Make .venv: the project in editable mode, its engine (llama.cpp), and the tools of the tests.
+
+    python packaging/setup_env.py            # everything
+    python packaging/setup_env.py --runtime  # only what edgeagent needs to run; test tools that are there stay
+
+The engine is a wheel for this CPU from the user's cache folder, or a portable one that fits this machine. If there is
+neither, it is compiled for this CPU and kept in the cache, so a second checkout does not compile.
 
 The script needs only the standard library. A stamp in .venv makes the second run instant; another CPU, interpreter,
-dependency list or set of build flags causes a new setup. Compiled wheels are kept in the user's cache folder, so a
-second checkout does not compile.
+dependency list or set of build flags causes a new setup.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,12 +30,15 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "edgeagent-setup.json"
 LOG = VENV / "edgeagent-setup.log"
 OLDEST_PYTHON = (3, 11)
+RUNTIME = "--runtime"
+# The engine that a setup asks for: compiled for this CPU with CMAKE_ARGS, or any that fits this machine.
+NATIVE, ANY = "native", "any"
 # edgeagent does not serve vision, and the vision library doubles the compile time.
 DEFAULT_CMAKE_ARGS = "-DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
 # GCC before 13 drops the stores that fill the AMX tile configuration, so the first matrix product ends the process
 # (llama.cpp issue 20824, pull request 26954). Without AMX the same CPUs use AVX-512.
 NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
-COMPILER_HINT = """A C and C++ compiler is needed, once, to compile llama.cpp for this CPU:
+COMPILER_HINT = """No ready engine fits this machine. A C and C++ compiler is needed, once, to compile llama.cpp:
   Debian, Ubuntu   sudo apt install build-essential
   Fedora           sudo dnf install gcc gcc-c++ make
   Arch             sudo pacman -S base-devel
@@ -53,15 +62,15 @@ class SetupError(Exception):
     """Setup cannot continue; the message says why and what to do."""
 
 
-def main() -> int:
-    """Bring .venv up to date; return the exit status."""
+def main(arguments: Sequence[str] = ()) -> int:
+    """Bring .venv up to date; return the exit status. With --runtime among the arguments, test tools are not needed."""
     if sys.version_info < OLDEST_PYTHON:
-        return use_newer_python()
-    wanted = describe_setup(ROOT / "pyproject.toml", for_this_cpu(previous_cmake_args(STAMP)))
-    if read_stamp(STAMP) == wanted and venv_python(VENV).exists():
-        return 0
+        return use_newer_python(arguments)
     try:
-        set_up(wanted)
+        wanted = describe_setup(ROOT / "pyproject.toml", for_this_cpu(previous_cmake_args(STAMP)))
+        if is_done(read_stamp(STAMP), wanted, only_runtime=RUNTIME in arguments) and venv_python(VENV).exists():
+            return 0
+        set_up(wanted, only_runtime=RUNTIME in arguments)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -71,32 +80,40 @@ def main() -> int:
     return 0
 
 
-def use_newer_python() -> int:
+def use_newer_python(arguments: Sequence[str]) -> int:
     """Run this script again under a newer interpreter from PATH, if there is one."""
     for minor in (13, 12, 11, 14, 15):
         newer = shutil.which(f"python3.{minor}")
         if newer:
-            return subprocess.call([newer, str(Path(__file__).resolve())])
+            return subprocess.call([newer, str(Path(__file__).resolve()), *arguments])
     have = f"{sys.executable} is {platform.python_version()}"
     print(f"setup: Python 3.11 or newer is needed; {have}. Install one, then: make PYTHON=python3.11", file=sys.stderr)
     return 1
 
 
 def describe_setup(pyproject: Path, cmake_args: str) -> dict[str, str]:
-    """Return everything that a finished .venv depends on. If it equals the stored description, nothing must be done."""
+    """Return everything that a finished .venv depends on. See `is_done`."""
     text = pyproject.read_text(encoding="utf-8")
+    runtime, test_tools = relevant_parts(text)
     return {
-        "dependencies": digest(relevant_part(text)),
+        "dependencies": digest(runtime),
+        "test_tools": digest(test_tools),
         "llama_cpp_python": pinned_bindings(text),
         "cpu": cpu_fingerprint(),
         "cmake_args": cmake_args,
+        "engine": NATIVE if "CMAKE_ARGS" in os.environ else read_stamp(STAMP).get("engine", ANY),
         "python": f"{platform.python_version()} {sys.base_prefix}",
         "root": str(ROOT),
     }
 
 
-def relevant_part(pyproject_text: str) -> str:
-    """Return the parts of pyproject.toml that decide the contents of .venv, as JSON.
+def is_done(stamp: dict[str, str], wanted: dict[str, str], *, only_runtime: bool) -> bool:
+    """Return whether the setup that a stamp describes is the wanted one. For the runtime, test tools do not count."""
+    return all(stamp.get(key) == value for key, value in wanted.items() if key != "test_tools" or not only_runtime)
+
+
+def relevant_parts(pyproject_text: str) -> tuple[str, str]:
+    """Return the parts of pyproject.toml that decide what the runtime needs, and what the tests need, as JSON.
 
     The settings of ruff, mypy and pytest are left out.
     """
@@ -104,8 +121,9 @@ def relevant_part(pyproject_text: str) -> str:
 
     document = tomllib.loads(pyproject_text)
     project = document["project"]
-    names = ("name", "version", "requires-python", "dependencies", "optional-dependencies", "scripts")
-    return json.dumps([document["build-system"], {name: project.get(name) for name in names}], sort_keys=True)
+    names = ("name", "version", "requires-python", "dependencies", "scripts")
+    runtime = [document["build-system"], {name: project.get(name) for name in names}]
+    return json.dumps(runtime, sort_keys=True), json.dumps(project["optional-dependencies"], sort_keys=True)
 
 
 def pinned_bindings(pyproject_text: str) -> str:
@@ -190,18 +208,22 @@ def wheel_folder(setup: dict[str, str]) -> Path:
     return cache_dir() / "wheels" / "llama-cpp-python-{}-{}".format(setup["llama_cpp_python"], key)
 
 
-def set_up(wanted: dict[str, str]) -> None:
+def set_up(wanted: dict[str, str], *, only_runtime: bool) -> None:
     """Make or repair .venv. The stamp is written last, so the next run continues an interrupted setup."""
     done = read_stamp(STAMP)
     make_venv(done, wanted)
     STAMP.unlink(missing_ok=True)
     LOG.write_text("", encoding="utf-8")
-    wheel = compiled_bindings(wanted)
-    native = ("cpu", "cmake_args", "llama_cpp_python", "python")
+    native = ("cpu", "cmake_args", "engine", "llama_cpp_python", "python")
     if any(done.get(key) != wanted[key] for key in native):
+        wheel = engine_wheel(wanted)
         # --force-reinstall: pip cannot see that the same version was compiled for another CPU.
         step("installing llama.cpp", "install", "--force-reinstall", "--no-deps", str(wheel))
-    step("installing edgeagent and its test tools", "install", "--editable", f"{ROOT}[test]")
+    if only_runtime:
+        step("installing edgeagent", "install", "--editable", str(ROOT))
+        wanted = {**wanted, "test_tools": done.get("test_tools", "")}
+    else:
+        step("installing edgeagent and its test tools", "install", "--editable", f"{ROOT}[test]")
     STAMP.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
     say("ready: {}".format(VENV.relative_to(ROOT) / venv_python(VENV).parent.name / "edgeagent"))
 
@@ -219,15 +241,56 @@ def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:
         raise SetupError(f"{sys.executable} -m venv failed:\n{output}\n{hint}")
 
 
+def engine_wheel(setup: dict[str, str]) -> Path:
+    """Return a wheel of llama-cpp-python for this machine: one that is there, else one that is compiled.
+
+    A wheel that was compiled for this CPU comes before a portable one. CMAKE_ARGS asks for a compiled one.
+    """
+    compiled = sorted(wheel_folder(setup).glob("llama_cpp_python-*.whl"))
+    portable = [] if setup["engine"] == NATIVE else portable_engines(setup["llama_cpp_python"])
+    for wheel in (*compiled, *portable):
+        return wheel
+    return compiled_bindings(setup)
+
+
+def portable_engines(version: str) -> list[Path]:
+    """Return the portable engines of this version that fit this machine, from the checkout and the user's cache."""
+    folders = (ROOT / "dist" / "engine", cache_dir() / "wheels" / "portable")
+    pattern = f"llama_cpp_python-{version}+portable-*.whl"
+    return [wheel for folder in folders for wheel in sorted(folder.glob(pattern)) if fits_this_machine(wheel.name)]
+
+
+def fits_this_machine(wheel: str) -> bool:
+    """Return whether a wheel's name says that it runs on this system, processor and C library."""
+    platforms = wheel.removesuffix(".whl").rpartition("-")[2].split(".")
+    return any(_is_this_platform(tag) for tag in platforms)
+
+
+def _is_this_platform(tag: str) -> bool:
+    machine = platform.machine().lower()
+    if sys.platform == "win32":
+        return tag == f"win_{machine}"
+    system, separator, rest = tag.partition("_")
+    if not separator or not rest.endswith((f"_{machine}", "_universal2")):
+        return False
+    oldest = tuple(int(number) for number in re.findall(r"\d+", rest.removesuffix(machine))[:2])
+    if sys.platform == "darwin":
+        return system == "macosx" and _numbers(platform.mac_ver()[0]) >= oldest
+    library, version = platform.libc_ver()
+    return system == "manylinux" and library == "glibc" and _numbers(version) >= oldest
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
 def compiled_bindings(setup: dict[str, str]) -> Path:
-    """Return the wheel of llama-cpp-python for this CPU; compile it if the cache does not hold it.
+    """Compile llama-cpp-python for this CPU into the cache; return the wheel.
 
     pip's own wheel cache ignores the CPU that a wheel was compiled for, so it is not used.
     """
-    folder = wheel_folder(setup)
-    for wheel in sorted(folder.glob("llama_cpp_python-*.whl")):
-        return wheel
     require_compiler()
+    folder = wheel_folder(setup)
     folder.parent.mkdir(parents=True, exist_ok=True)
     requirement = "llama-cpp-python=={}".format(setup["llama_cpp_python"])
     # Built beside its final path and renamed, so a wheel in the cache is always complete.
@@ -287,22 +350,27 @@ def wait_for(child: subprocess.Popen[bytes], offset: int, began: float) -> int:
             if time.monotonic() - said < interval:
                 continue
         said = time.monotonic()
-        line = f"  {said - began:.0f} s{compile_progress(offset)}"
+        line = f"  {said - began:.0f} s{compile_progress(offset, said - began)}"
         print(line.ljust(60) if on_terminal else line, end="\r" if on_terminal else "\n", flush=True)
     if on_terminal:
         print(" " * 60, end="\r")
     return status
 
 
-def compile_progress(offset: int) -> str:
-    """Return the compiler's progress, such as ", 120 of 245 files", from the log; empty if there is none.
+def compile_progress(offset: int, elapsed_s: float) -> str:
+    """Return the compiler's progress from the log, such as ", 120 of 245 files, about 2 min left"; "" if there is none.
 
     Only text after `offset` is read.
     """
     with LOG.open("rb") as log:
         log.seek(max(offset, LOG.stat().st_size - 4096))
         counts = re.findall(rb"\[(\d+)/(\d+)\]", log.read())
-    return ", {} of {} files".format(*(number.decode() for number in counts[-1])) if counts else ""
+    if not counts:
+        return ""
+    done, total = (int(number) for number in counts[-1])
+    minutes_left = round(elapsed_s * (total - done) / max(done, 1) / 60)
+    left = f", about {minutes_left} min left" if minutes_left else ""
+    return f", {done} of {total} files{left}"
 
 
 def explain_failure(title: str, log: str) -> str:
@@ -318,4 +386,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.cli.app import main
+from edgeagent.cli import main
 from edgeagent.config import Config, ModelConfig, TierConfig
 from edgeagent.config_sources import declared_options, default_config_file, load_config
 from edgeagent.errors import ConfigError

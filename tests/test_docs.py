@@ -17,7 +17,7 @@ import pytest
 
 from edgeagent.api.routes import NEEDS
 from edgeagent.cli import main
-from edgeagent.cli.app import COMMANDS
+from edgeagent.cli.commands import COMMANDS
 from edgeagent.config_sources import declared_options, load_config
 from edgeagent.machine_policy import MachinePolicy, described, load_policy
 from edgeagent.metrics.exposition import Snapshot, exposition

@@ -162,6 +162,7 @@ def _pretend_to_install(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     return asked
 
 
+RUNTIME = ["compiling llama.cpp", "installing llama.cpp", "installing edgeagent"]
 FULL = ["compiling llama.cpp", "installing llama.cpp", "installing edgeagent and its test tools"]
 
 
@@ -179,6 +180,98 @@ def test_a_second_checkout_does_not_compile(setup_env: ModuleType, monkeypatch: 
     setup_env.STAMP.unlink()
     setup_env.main()
     assert asked[3:] == FULL[1:]
+
+
+def test_the_runtime_is_set_up_without_test_tools(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    assert setup_env.main([setup_env.RUNTIME]) == 0
+    assert asked == RUNTIME
+    setup_env.main([setup_env.RUNTIME])
+    assert len(asked) == 3
+    setup_env.main()
+    assert asked[3:] == FULL[2:]
+    setup_env.main([setup_env.RUNTIME])
+    setup_env.main()
+    assert len(asked) == 4
+
+
+def test_other_test_tools_leave_a_runtime_as_it_is(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+    pyproject = setup_env.ROOT / "pyproject.toml"
+    text = pyproject.read_text(encoding="utf-8")
+    pyproject.write_text(text.replace('"ollama>=0.6.3', '"ollama>=0.6.4'), encoding="utf-8")
+    setup_env.main([setup_env.RUNTIME])
+    assert len(asked) == 3
+    setup_env.main()
+    assert asked[3:] == FULL[2:]
+
+
+def _portable(setup_env: ModuleType, platform_tag: str) -> Path:
+    version = setup_env.pinned_bindings((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folder: Path = setup_env.cache_dir() / "wheels" / "portable"
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / f"llama_cpp_python-{version}+portable-py3-none-{platform_tag}.whl"
+    wheel.touch()
+    return wheel
+
+
+def test_a_portable_engine_that_fits_is_not_compiled(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_env, "fits_this_machine", lambda name: "here" in name)
+    _portable(setup_env, "other")
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+    assert asked == FULL
+    _portable(setup_env, "here")
+    setup_env.STAMP.unlink()
+    monkeypatch.setattr(setup_env, "cpu_features", lambda: ["sse2"])
+    setup_env.main([setup_env.RUNTIME])
+    assert asked[3:] == RUNTIME[1:]
+
+
+def test_cmake_args_ask_for_a_compiled_engine(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_env, "fits_this_machine", lambda name: True)
+    _portable(setup_env, "here")
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+    assert asked == FULL[1:]
+    monkeypatch.setenv("CMAKE_ARGS", "")
+    setup_env.main()
+    assert asked[2:] == FULL
+    monkeypatch.delenv("CMAKE_ARGS")
+    setup_env.main()
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "library", "mac", "tag", "does_fit"),
+    [
+        ("linux", "x86_64", ("glibc", "2.36"), "", "manylinux_2_28_x86_64", True),
+        ("linux", "x86_64", ("glibc", "2.36"), "", "manylinux_2_27_x86_64.manylinux_2_28_x86_64", True),
+        ("linux", "x86_64", ("glibc", "2.17"), "", "manylinux_2_28_x86_64", False),
+        ("linux", "aarch64", ("glibc", "2.36"), "", "manylinux_2_28_x86_64", False),
+        ("linux", "x86_64", ("", ""), "", "manylinux_2_28_x86_64", False),
+        ("darwin", "arm64", ("", ""), "14.5", "macosx_11_0_arm64", True),
+        ("darwin", "x86_64", ("", ""), "12.0", "macosx_13_0_universal2", False),
+        ("win32", "AMD64", ("", ""), "", "win_amd64", True),
+        ("win32", "ARM64", ("", ""), "", "win_amd64", False),
+    ],
+)
+def test_which_wheel_fits(
+    setup_env: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    machine: str,
+    library: tuple[str, str],
+    mac: str,
+    tag: str,
+    does_fit: bool,
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("platform.libc_ver", lambda: library)
+    monkeypatch.setattr("platform.mac_ver", lambda: (mac, ("", "", ""), ""))
+    assert setup_env.fits_this_machine(f"llama_cpp_python-0.3.36+portable-py3-none-{tag}.whl") is does_fit
 
 
 def test_another_cpu_compiles_and_installs_again(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +382,11 @@ def test_progress_is_the_compilers_own_count(setup_env: ModuleType) -> None:
     setup_env.LOG.parent.mkdir()
     setup_env.LOG.write_text("[1/9] old\n")
     offset = setup_env.LOG.stat().st_size
-    assert setup_env.compile_progress(offset) == ""
-    setup_env.LOG.write_text("[1/9] old\n  [17/245] Building CXX object\n")
-    assert setup_env.compile_progress(offset) == ", 17 of 245 files"
+    assert setup_env.compile_progress(offset, 30) == ""
+    setup_env.LOG.write_text("[1/9] old\n  [60/240] Building CXX object\n")
+    assert setup_env.compile_progress(offset, 60) == ", 60 of 240 files, about 3 min left"
+    setup_env.LOG.write_text("[1/9] old\n  [239/240] Building CXX object\n")
+    assert setup_env.compile_progress(offset, 239) == ", 239 of 240 files"
 
 
 def test_this_cpu_has_a_fingerprint_that_stays(setup_env: ModuleType) -> None:

@@ -16,12 +16,14 @@ import typer
 
 import edgeagent
 from edgeagent import __version__
-from edgeagent.cli import app
-from edgeagent.cli.app import COMMANDS, Command, main
+from edgeagent.cli import app, main
+from edgeagent.cli.app import build_app
+from edgeagent.cli.commands import COMMANDS, Command
 from edgeagent.config_sources import declared_options
 from edgeagent.errors import BackendUnavailable, ConfigError, InvalidRequest, ModelNotFound
 from tests.patience import patient
 
+ROOT = Path(edgeagent.__file__).parents[1]
 HEAVY = (
     "prompt_toolkit",
     "pydantic",
@@ -44,8 +46,30 @@ def _modules_after(*arguments: str) -> set[str]:
     return set(json.loads(output.splitlines()[-1]))
 
 
-def test_help_imports_nothing_that_is_slow() -> None:
-    assert not _modules_after("--help") & set(HEAVY)
+# What the first page and the version must not import: each takes longer than Python itself.
+SLOW = {*HEAVY, "typer", "msgspec", "inspect", "dataclasses", "json", "shutil", "subprocess", "importlib.metadata"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]])
+def test_the_first_page_imports_nothing_that_is_slow(arguments: list[str]) -> None:
+    run = f"from edgeagent.cli import main; main({arguments!r})"
+    code = f"import sys; {run}; print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = output.stdout.splitlines()[-1].split()
+    assert not set(loaded) & SLOW
+    own = {name for name in loaded if name.startswith("edgeagent")}
+    assert own == {"edgeagent", "edgeagent.cli", "edgeagent.cli.streams", "edgeagent.cli.commands"}
+
+
+@pytest.mark.parametrize("columns", ["80", "200", "56", "20"])
+def test_the_first_page_is_what_typer_writes(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["--help"]) == 0
+    ours = capsys.readouterr().out
+    build_app(None)(["--help"], prog_name="edgeagent", standalone_mode=False)
+    assert ours == capsys.readouterr().out
 
 
 def test_help_of_a_command_does_not_import_the_daemon() -> None:
@@ -117,7 +141,7 @@ def test_help_as_people_ask_for_it(arguments: list[str], capsys: pytest.CaptureF
 
 def test_the_version_as_people_ask_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"edgeagent {__version__}")
+    assert capsys.readouterr().out == f"edgeagent {__version__}\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")

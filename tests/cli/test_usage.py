@@ -7,7 +7,7 @@ import re
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.cli.app import COMMANDS
+from edgeagent.cli.commands import COMMANDS
 from edgeagent.cli.usage import _SAME, ELSEWHERE
 
 

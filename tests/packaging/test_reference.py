@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.cli.app import COMMANDS
+from edgeagent.cli.commands import COMMANDS
 from edgeagent.config_sources import declared_options
 from edgeagent.daemon.transport import REFUSALS
 from edgeagent.errors import EdgeAgentError
