@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin bundle clean
+.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin dist bundle clean
 
 help:
 	@echo "make demo          set up what runs, start the daemon with the bundled model, hold a short conversation"
@@ -32,7 +32,8 @@ help:
 	@echo "make runtime       .venv with what edgeagent needs to run; a portable engine if one is in reach, else a compiled one"
 	@echo "make setup         .venv with everything in it, the tools of the tests too; with CMAKE_ARGS llama.cpp is compiled:"
 	@echo "                   CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU, CMAKE_ARGS= for this CPU only"
-	@echo "make bundle        dist/offline: all wheels for a machine without a network, and a list of them (CycloneDX)"
+	@echo "make dist          dist/: what a release publishes, with checksums; ARGS=--twice makes it twice and compares the bytes"
+	@echo "make bundle        dist/offline: all wheels for a machine without a network; dist/sbom.cdx.json lists them (CycloneDX)"
 	@echo "make clean         remove .venv and caches (the compiled llama.cpp stays in your cache folder)"
 
 runtime:
@@ -98,8 +99,11 @@ documents: setup
 docs: setup
 	$(BIN)/python -m zensical build --strict
 
+dist: setup
+	@$(BIN)/python packaging/dist.py $(ARGS)
+
 bundle: setup
-	@$(BIN)/python packaging/bundle.py
+	@$(BIN)/python packaging/dist.py python engine offline sbom
 
 hooks: setup
 	$(BIN)/pre-commit install

@@ -10,57 +10,16 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 
-import edgeagent
 from edgeagent.cli.service_files import packaged_files
 from edgeagent.daemon import ExitCode
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    (path,) = folder.glob("*.whl")
-    return zipfile.ZipFile(path)
-
-
-def test_the_wheel_holds_the_package_and_the_bundled_models(wheel: zipfile.ZipFile) -> None:
-    names = set(wheel.namelist())
-    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "edgeagent").rglob("*.py")}
-    assert modules <= names
-    for model in ("edgeagent-mini.gguf", "edgeagent-mini-draft.gguf"):
-        assert wheel.read(f"edgeagent/_builtin/{model}")[:4] == b"GGUF"
-    assert "edgeagent/_builtin/catalog.toml" in names
-    assert "edgeagent/py.typed" in names
-
-
-def test_the_wheel_holds_nothing_else(wheel: zipfile.ZipFile) -> None:
-    metadata = f"edgeagent-{edgeagent.__version__}.dist-info/"
-    allowed = (".py", ".gguf", "py.typed", "catalog.toml")
-    strays = [name for name in wheel.namelist() if not name.startswith(metadata) and not name.endswith(allowed)]
-    assert strays == []
-    assert {name.partition("/")[0] for name in wheel.namelist()} == {"edgeagent", metadata.rstrip("/")}
-    assert sum(entry.file_size for entry in wheel.infolist() if entry.filename.endswith(".gguf")) <= 16 << 20
-
-
-def test_the_wheel_is_for_any_machine_and_names_its_command(wheel: zipfile.ZipFile) -> None:
-    metadata = f"edgeagent-{edgeagent.__version__}.dist-info"
-    assert "Tag: py3-none-any" in wheel.read(f"{metadata}/WHEEL").decode()
-    assert "edgeagent = edgeagent.cli:main" in wheel.read(f"{metadata}/entry_points.txt").decode()
-    needed = [
-        line for line in wheel.read(f"{metadata}/METADATA").decode().splitlines() if "Requires-Dist: torch" in line
-    ]
-    assert all("extra == 'recipe'" in line for line in needed)
 
 
 def test_the_service_files_are_those_that_the_command_installs() -> None:

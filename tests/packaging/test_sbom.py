@@ -1,4 +1,4 @@
-"""What an offline bundle's list states about each wheel."""
+"""What the bill of materials states about each wheel."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def bundle() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bundle", ROOT / "packaging" / "bundle.py")
+def sbom() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sbom", ROOT / "packaging" / "sbom.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -30,14 +30,14 @@ def wheel(folder: Path, name: str, version: str, *fields: str) -> Path:
     return path
 
 
-def test_each_wheel_is_listed_with_version_licence_and_hash(bundle: ModuleType, tmp_path: Path) -> None:
+def test_each_wheel_is_listed_with_version_licence_and_hash(sbom: ModuleType, tmp_path: Path) -> None:
     wheels = [
         wheel(tmp_path, "edgeagent", "1.0", "License-Expression: MIT"),
         wheel(tmp_path, "Some_Thing", "2.1", "License: BSD"),
         wheel(tmp_path, "other", "3.0", "Classifier: License :: OSI Approved :: Apache Software License"),
         wheel(tmp_path, "silent", "4.0"),
     ]
-    listed = bundle.bill_of_materials(wheels, "0c1e570")
+    listed = sbom.bill_of_materials(wheels, "0c1e570")
     assert (listed["bomFormat"], listed["metadata"]["component"]["version"]) == ("CycloneDX", "1.0")
     thing, other, silent, llama = listed["components"]
     assert thing["purl"] == "pkg:pypi/some-thing@2.1"
