@@ -65,6 +65,7 @@ COMMANDS = {
 OPTIONS = {
     "--install-completion": "Install completion for the current shell.",
     "--show-completion": "Show completion for the current shell, to copy it or customize the installation.",
+    "--version": "Show the version and exit.",
     "-h, --help": "Show this message and exit.",
 }
 
@@ -82,7 +83,7 @@ def short_answer(arguments: Sequence[str]) -> str | None:
 
 
 def first_page() -> str:
-    """Return the help of `edgeagent` without a command. A test compares it with what typer would write."""
+    """Return the help of `edgeagent` without a command, as typer would write it. typer does not know --version."""
     summaries = {name: command.summary for name, command in COMMANDS.items()}
     width = max(min(_terminal_width(), MAX_WIDTH) - 2, 50)
     about = textwrap.fill(HELP, width, initial_indent="  ", subsequent_indent="  ")
