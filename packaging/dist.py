@@ -72,9 +72,6 @@ def main(arguments: Sequence[str]) -> int:
     except DistError as error:
         print(f"dist: {error}", file=sys.stderr)
         return 1
-    except subprocess.CalledProcessError as error:
-        print("dist: a command failed; see above: {}".format(" ".join(map(str, error.cmd))), file=sys.stderr)
-        return 1
 
 
 def commit_time() -> int:
@@ -87,7 +84,7 @@ def commit_time() -> int:
 
 
 def make(parts: Iterable[Part], target: Path) -> None:
-    """Make the parts in a folder, and say what was made. Raise DistError or CalledProcessError."""
+    """Make the parts in a folder, and say what was made. Raise DistError if one cannot be made."""
     target.mkdir(parents=True, exist_ok=True)
     for part in parts:
         if reason := part.why_not():
@@ -177,8 +174,7 @@ def make_checksums(target: Path) -> None:
 def llama_cpp_commit() -> str:
     """Return the commit of llama.cpp in the pinned version of its bindings, from those of this environment."""
     code = "from edgeagent.engine.llama.bindings import commit; print(commit())"
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return _run(sys.executable, "-c", code).strip()
 
 
 def _remove(target: Path, *patterns: str) -> None:
@@ -187,8 +183,12 @@ def _remove(target: Path, *patterns: str) -> None:
         path.unlink()
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+def _run(*command: str) -> str:
+    """Run a command and return its output. Raise DistError with the output if it fails."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise DistError("{} failed:\n{}".format(" ".join(command), (done.stdout + done.stderr).rstrip()))
+    return done.stdout
 
 
 PARTS: tuple[Part, ...] = (

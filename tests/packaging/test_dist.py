@@ -135,6 +135,18 @@ def test_another_second_time_is_an_error(
     assert capsys.readouterr().err == "dist: made twice, these files differ: SHA256SUMS, text\n"
 
 
+def test_a_part_that_fails_is_one_message(dist: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without edgeagent's own wheel, pip is given an empty one, and refuses it."""
+    (tmp_path / "edgeagent-0-py3-none-any.whl").touch()
+    assert dist.main(["offline", "--out", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"dist: {sys.executable} -m pip download ")
+    assert "edgeagent-0-py3-none-any.whl" in error and "Traceback" not in error
+    with pytest.raises(SystemExit):
+        dist.main(["nosuch"])
+    assert "there is no part nosuch" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
 def test_the_checksums_can_be_checked(dist: ModuleType, parts: list[str], tmp_path: Path) -> None:
     (tmp_path / "offline").mkdir()
