@@ -183,7 +183,7 @@ def _new_user(home: Path) -> dict[str, str]:
 
 
 def test_an_installed_program_tells_its_version(installed: Path, tmp_path: Path) -> None:
-    command = [installed / "edgeagent", "--version"]
+    command = [str(installed / "edgeagent"), "--version"]
     told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=_new_user(tmp_path))
     assert (told.stdout, told.stderr, told.returncode) == (f"edgeagent {edgeagent.__version__}\n", "", 0)
     code = "import edgeagent; print(edgeagent.__file__)"
@@ -192,7 +192,7 @@ def test_an_installed_program_tells_its_version(installed: Path, tmp_path: Path)
 
 
 def test_an_installed_program_answers_with_the_model_in_its_wheel(installed: Path, tmp_path: Path) -> None:
-    command = [installed / "edgeagent", "run", "builtin", "hi", "--temperature", "0"]
+    command = [str(installed / "edgeagent"), "run", "builtin", "hi", "--temperature", "0"]
     asked = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=_new_user(tmp_path), timeout=patient(110)
     )
