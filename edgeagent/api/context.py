@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 from edgeagent.api.gate.body_limit import InFlight
 from edgeagent.api.responses.items import decode_items, encode_items
 from edgeagent.config import Config
+from edgeagent.conversation.compaction import EarlySummaries
 from edgeagent.conversation.items import ItemFormat
 from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
 from edgeagent.credentials.keys import Keys
@@ -29,10 +30,11 @@ TASKS_S = 0.5
 
 
 class Responses:
-    """The state of the Responses API in one daemon: the store, and the tasks of background responses."""
+    """The state of the Responses API in one daemon: the store, early summaries, and tasks in the background."""
 
     def __init__(self, store: ResponseStore) -> None:
         self.store = store
+        self.early_summaries = EarlySummaries()
         self._tasks: set[asyncio.Task[object]] = set()
 
     @classmethod

@@ -84,6 +84,7 @@ def _scenario_object(measurement: Measurement, run: Run) -> dict[str, Any]:
         )
     return {
         "name": measurement.scenario.name,
+        "rounds": run.num_rounds_of(measurement.scenario),
         "failure": measurement.failure,
         "notes": _notes(measurement, run),
         "metrics": metrics,
@@ -101,9 +102,11 @@ def _heading(run: Run) -> Iterator[str]:
         label = f"{name}  " if len(run.servers) > 1 else ""
         transport = "WebSocket" if server.transport == "ws" else "HTTP"
         yield f"{label}{server.address.url}, {transport}, model {server.model or '(its default)'} ({server.kind})"
-    workload = run.workload
+    workload, num_rounds = run.workload, max(map(run.num_rounds_of, run.scenarios), default=run.num_rounds)
+    once = ", ".join(each.name for each in run.scenarios if run.num_rounds_of(each) < num_rounds)
+    rounds = f"{num_rounds} round{'s' * (num_rounds > 1)}{f' ({once}: 1)' if once else ''}"
     yield (
-        f"{run.num_rounds} rounds, prompts of {workload.prompt_tokens} tokens, answers of {workload.max_tokens}, "
+        f"{rounds}, prompts of {workload.prompt_tokens} tokens, answers of {workload.max_tokens}, "
         f"{workload.parallel} requests at once, seed {run.seed}" + ("" if run.is_complete else "; NOT COMPLETE")
     )
 

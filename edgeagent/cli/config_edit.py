@@ -15,6 +15,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ import typer
 from edgeagent.cli.display import complain, wrapped
 from edgeagent.cli.options import ConfigFile
 from edgeagent.config import UserPath
-from edgeagent.config_sources import Option, config_file, load_config, option_named
+from edgeagent.config_sources import TABLES, Option, config_file, load_config, option_named
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import find_daemon
 
@@ -72,7 +73,9 @@ def check(config: ConfigFile = None) -> None:
         typer.echo(wrapped(f"{loaded.file} does not exist: all options have their defaults."))
         return
     num = sum(source.startswith("file") for source in loaded.provenance.values())
-    typer.echo(wrapped(f"{loaded.file} is fine: it sets {num} option{'s' * (num != 1)}."))
+    tables = [f'{name}."{each}"' for name in TABLES for each in getattr(loaded.config, name)]
+    further = f" and has the table{'s' * (len(tables) > 1)} {', '.join(tables)}" if tables else ""
+    typer.echo(wrapped(f"{loaded.file} is fine: it sets {num} option{'s' * (num != 1)}{further}."))
 
 
 def edit(config: ConfigFile = None) -> None:
@@ -124,6 +127,12 @@ def without_value(text: str, name: str) -> str:
     lines = text.splitlines()
     if (found := _line_of(lines, name)) is not None:
         del lines[found]
+        section = name.rpartition(".")[0]
+        header = _last_line(lines, section) if section else None
+        if header is not None and lines[header].strip() == f"[{section}]":
+            rest = takewhile(lambda line: not line.strip().startswith("["), lines[header + 1 :])
+            if not any(map(str.strip, rest)):  # nothing is left of the table, not even a comment
+                del lines[header - bool(header and not lines[header - 1].strip()) : header + 1]
     return _checked(text, lines, name, None)
 
 

@@ -376,7 +376,7 @@ def _search(measuring: _Measuring, seconds: float, only: Sequence[str] | None) -
         for value, options in setting.values[1:]:
             wanted = {name: each for name, each in best.items() if name not in its_options} | dict(options)
             num_left -= 1
-            if not is_possible(wanted):
+            if not is_possible(wanted) or time.monotonic() >= began_s + seconds:
                 continue
             measuring.show(f"{setting.name} {value}", int(min(seconds, time.monotonic() - began_s)), int(seconds))
             until_s = time.monotonic() + (began_s + seconds - time.monotonic()) / (num_left + 1)

@@ -1,11 +1,14 @@
 """Shortens a conversation: counts its tokens, asks the model for a summary, and replaces older items by the summary.
 
-One more message at the end of the conversation asks for the summary, so most of the prompt is already cached.
+One more message at the end of the conversation asks for the summary, so most of the prompt is already cached. A
+conversation that will soon be too long is summarized before that, in idle time.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgeagent.conversation.items import (
     CallItem,
@@ -16,7 +19,7 @@ from edgeagent.conversation.items import (
     compaction_item,
     to_messages,
 )
-from edgeagent.errors import ContextLengthExceeded, TokenBudgetExceeded
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, TokenBudgetExceeded
 from edgeagent.service.client_sink import Ending
 from edgeagent.service.service import Service
 from edgeagent.types import (
@@ -30,7 +33,10 @@ from edgeagent.types import (
     SamplingParams,
     Step,
     TextDelta,
+    Tier,
     Usage,
+    WorkerState,
+    replace,
 )
 
 MAX_SUMMARY_TOKENS = 1024
@@ -39,6 +45,9 @@ INSTRUCTION = (
     "found and decided, names, numbers and results of tools. Write the summary and nothing else."
 )
 INTRODUCTION = "What was said before, in short:"
+EARLY_SHARE = 0.75
+"""A conversation that has this share of the tokens from which on it is summarized is summarized in idle time."""
+_MAX_EARLY = 64
 
 
 class SummaryCancelled(Exception):
@@ -98,6 +107,7 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
         max_tokens=MAX_SUMMARY_TOKENS,
         tier=template.tier,
         cache=template.cache,
+        is_ahead=template.is_ahead,
         # Only a local model knows the exact number of tokens, and so whether the conversation fits its context.
         route=RouteMode.LOCAL_ONLY,
         is_whole=True,
@@ -108,6 +118,81 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
     if end is not None and end.reason is FinishReason.CANCELLED:
         raise SummaryCancelled(end)
     return "".join(summary.parts).strip(), Usage() if end is None else end.usage
+
+
+@dataclass(slots=True)
+class _Early:
+    """The summary of a conversation's first `num_items` items. It is empty while `task` writes it."""
+
+    client: tuple[str, str]
+    num_items: int
+    beginning: int  # a hash
+    task: asyncio.Task[object] | None
+    text: str = ""
+
+
+class EarlySummaries:
+    """Summaries that are written before they are needed. They stay in this process, and only the latest are kept."""
+
+    def __init__(self) -> None:
+        self._made: list[_Early] = []  # the latest one comes last
+
+    async def write(
+        self, template: GenerateRequest, instructions: str | None, items: Sequence[Item], service: Service, new_id: str
+    ) -> None:
+        """Summarize a conversation in idle time on this machine, unless its beginning is summarized already.
+
+        `template` is the conversation's latest request, and `new_id` the id of the summary's. Do nothing if the model
+        is not loaded. A failure leaves no summary.
+        """
+        model = service.models.find(template.model)
+        is_loaded = any(each.name == model and each.state is WorkerState.READY for each in service.models.statuses())
+        if not is_loaded or self._find(template, instructions, items) is not None:
+            return
+        beginning = _beginning(template, instructions, items)
+        early = _Early(_client(template), len(items), beginning, asyncio.current_task())
+        self._made = [*self._made[1 - _MAX_EARLY :], early]
+        cache = replace(template.cache, lane="")  # the lane's prefix is that of its next turn
+        quiet = replace(template, id=new_id, tier=Tier.BATCH, is_ahead=True, cache=cache)
+        try:
+            early.text, _ = await summarize(quiet, instructions, items, service)
+        except (EdgeAgentError, SummaryCancelled):
+            pass
+        finally:
+            early.task = None
+            if not early.text and early in self._made:
+                self._made.remove(early)
+
+    def take(
+        self, template: GenerateRequest, instructions: str | None, items: Sequence[Item]
+    ) -> tuple[str, int] | None:
+        """Return the summary of a conversation's beginning, and how many items that has; None if there is none.
+
+        The summary is not kept: the conversation continues without these items. One that is being written is dropped.
+        """
+        early = self._find(template, instructions, items)
+        if early is None:
+            return None
+        self._made.remove(early)
+        if early.task is not None:
+            early.task.cancel()
+        return (early.text, early.num_items) if early.text else None
+
+    def _find(self, template: GenerateRequest, instructions: str | None, items: Sequence[Item]) -> _Early | None:
+        client = _client(template)
+        candidates = [each for each in self._made if each.client == client and each.num_items <= len(items)]
+        for early in reversed(candidates):
+            if early.beginning == _beginning(template, instructions, items[: early.num_items]):
+                return early
+        return None
+
+
+def _client(template: GenerateRequest) -> tuple[str, str]:
+    return template.cache.partition, template.model
+
+
+def _beginning(template: GenerateRequest, instructions: str | None, items: Sequence[Item]) -> int:
+    return hash((_client(template), to_messages(instructions, items)))
 
 
 class _Summary(Ending):

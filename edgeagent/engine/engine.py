@@ -26,6 +26,7 @@ from edgeagent.engine.scheduler import (
     by_share,
     by_urgency,
     share_urgency,
+    waits_too_long,
     without_drafts,
 )
 from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec, partition_of
@@ -230,11 +231,11 @@ class Engine:
         if self._is_full:
             return outputs
         self._scheduler.mark_late(self._waiting.values())
-        is_short_of_cells = False
+        is_short_of_cells = is_long_short = False
         for sequence in by_share(self._waiting.values(), running):
             less_urgent = self._less_urgent(sequence)
             is_full = len(running) >= self.max_running and not less_urgent
-            if is_full or (is_short_of_cells and sequence.rank is not Rank.REALTIME):
+            if is_full or (is_short_of_cells and (sequence.rank is not Rank.REALTIME or is_long_short)):
                 break
             if self._admission.must_wait(sequence, running):
                 continue
@@ -242,6 +243,7 @@ class Engine:
                 if not sequence.is_boosted:
                     break
                 is_short_of_cells = True
+                is_long_short = waits_too_long(sequence, self._clock())
                 continue
             del self._waiting[sequence.id]
             self._running[sequence.id] = sequence

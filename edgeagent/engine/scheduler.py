@@ -151,7 +151,8 @@ def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], 
     """Boost a sequence that made no progress for a minute: it runs before all others until it ends.
 
     Without this, more urgent requests could delay the sequence forever. Only one sequence is boosted at a time, so that
-    urgent requests wait for at most one. Realtime requests may still start before a boosted sequence that lacks cells.
+    urgent requests wait for at most one. Realtime requests may still start before a boosted sequence that lacks cells,
+    for another minute (`waits_too_long`).
     A sequence that waits for the prefill of another one is not boosted. One that is computed ahead is not boosted at
     once: its prompt first gets the rank BATCH, and so a share of the time.
     """
@@ -166,6 +167,11 @@ def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], 
         else:
             stalled.own_rank = Rank.BOOSTED
         stalled.rank = stalled.own_rank
+
+
+def waits_too_long(sequence: Sequence, now_s: float) -> bool:
+    """Whether no sequence may start any more before a boosted one that lacks cells."""
+    return now_s - sequence.advanced_s >= 2 * _MAX_STALL_S
 
 
 class Scheduler:

@@ -66,7 +66,7 @@ class RouteFigures(Struct, frozen=True):
 
 
 class TierFigures(Struct, frozen=True):
-    """The answers of one tier in one window of time: `1h` or `1d`, of which `seconds` are known.
+    """The answers of one tier in one window of time: `1h` or `1d`, in which the daemon ran for `seconds`.
 
     `attainment`: the share that kept their target. `goodput_per_s`: how many a second did. `budget_burn`: how many
     times faster than the objective allows the error budget is spent. Both shares are null if there was no answer.
@@ -91,7 +91,7 @@ class _Slot(Struct):
 
 
 class _Saved(Struct):
-    since_s: float
+    known_s: dict[str, dict[int, float]]
     bounds: dict[str, list[float]]
     slots: list[_Slot]
 
@@ -117,8 +117,9 @@ class SloLedger:
         self._read = read
         self._clock = clock
         self._last = _copied(read())
-        self._since_s = clock()
+        self._ticked_s = clock()
         self._slots: dict[str, dict[int, dict[Cell, Counts]]] = {window: {} for window in WINDOWS}
+        self._known_s: dict[str, dict[int, float]] = {window: {} for window in WINDOWS}  # while the daemon ran
         self.is_saved = True
         """Whether nothing was booked since the last `dump`."""
 
@@ -128,13 +129,16 @@ class SloLedger:
         moved = {cell: change for cell, counts in totals.items() if (change := _change(self._last.get(cell), counts))}
         if moved:
             self._last, self.is_saved = _copied(totals), False
+        elapsed_s, self._ticked_s = max(0.0, self._clock() - self._ticked_s), self._clock()
         for window, slots in self._slots.items():
-            number = self._number(window)
+            number, known_s = self._number(window), self._known_s[window]
+            known_s[number] = known_s.get(number, 0.0) + elapsed_s
             for cell, change in moved.items():
                 _add(slots.setdefault(number, {}), cell, change)
             # Slots of the future are there after the clock was set back.
-            for old in [each for each in slots if not 0 <= number - each <= _NUM_SLOTS[window]]:
-                del slots[old]
+            for old in [each for each in known_s | slots if not 0 <= number - each <= _NUM_SLOTS[window]]:
+                known_s.pop(old, None)
+                slots.pop(old, None)
 
     def figures(self) -> list[TierFigures]:
         """Return the figures of each window and tier that has answers, or times of unfinished ones."""
@@ -155,26 +159,28 @@ class SloLedger:
             for number, cells in numbered.items()
             for cell, counts in cells.items()
         ]
-        return msgspec.json.encode(_Saved(self._since_s, _bounds(), slots))
+        return msgspec.json.encode(_Saved(self._known_s, _bounds(), slots))
 
     def restore(self, content: bytes) -> None:
         """Add what an earlier process has dumped. Raise ValueError if it cannot be used."""
         saved = msgspec.json.decode(content, type=_Saved)
         if saved.bounds != _bounds():
             raise ValueError("its histograms have other buckets")
-        if not all(_is_sound(slot) for slot in saved.slots):
+        are_times_sound = all(seconds >= 0.0 for known_s in saved.known_s.values() for seconds in known_s.values())
+        if not are_times_sound or saved.known_s.keys() != _SLOT_S.keys() or not all(map(_is_sound, saved.slots)):
             raise ValueError("it has counts that no version writes")
         for slot in saved.slots:
             _add(self._slots[slot.window].setdefault(slot.number, {}), (slot.tier, slot.served_by), slot.counts)
-        self._since_s = min(self._since_s, saved.since_s)
+        for window, known_s in saved.known_s.items():
+            for number, seconds in known_s.items():
+                self._known_s[window][number] = self._known_s[window].get(number, 0.0) + seconds
         self.tick()
 
     def _number(self, window: str) -> int:
         return int(self._clock() // _SLOT_S[window])
 
     def _of_tier(self, window: str, tier: str, routes: tuple[RouteFigures, ...]) -> TierFigures:
-        begin_s = (self._number(window) - _NUM_SLOTS[window]) * _SLOT_S[window]
-        seconds = max(1.0, self._clock() - max(self._since_s, begin_s))
+        seconds = max(1.0, sum(self._known_s[window].values()))
         num, num_met = sum(route.num_answers for route in routes), sum(route.num_met for route in routes)
         attainment = num_met / num if num else None
         burn = None if attainment is None else (1.0 - attainment) / (1.0 - OBJECTIVE)

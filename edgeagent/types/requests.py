@@ -197,8 +197,7 @@ class GenerateRequest(Struct, frozen=True):
     logprobs: return log probabilities, with this many alternatives for each token; None: return none.
     prefill_only: compute and cache the prompt, but generate nothing.
     is_ahead: compute it before it is needed, in time that no other request uses. With `prefill_only`, the last user
-    message may grow: its last word, and what follows it in the prompt, are not computed. Otherwise at most AHEAD_TOKENS
-    are generated.
+    message may grow: its last word, and what follows it in the prompt, are computed last.
     timeout_s: the most seconds that the whole request may take (None: no limit).
     echo: send the text of the prompt first. If `logprobs` is set, the prompt's tokens get log probabilities too, and
     the prompt is not read from the cache.

@@ -110,3 +110,11 @@ def test_what_only_explains_is_not_compared() -> None:
     summary = summary_of(measurement, ITL, 1)
     assert summary is not None
     assert (summary.num_samples, summary.highest) == (2, 40.0)
+
+
+def test_a_scenario_that_is_measured_once_says_so() -> None:
+    run = run_of([decoded(100.0)])
+    run.num_rounds, run.scenarios = 2, [SCENARIOS["mixed"]]
+    assert "\n1 round, prompts" in tables(run, aligned)
+    run.scenarios = [SCENARIOS["decode"], SCENARIOS["mixed"]]
+    assert "\n2 rounds (mixed: 1), prompts" in tables(run, aligned)

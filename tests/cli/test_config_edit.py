@@ -58,7 +58,9 @@ def test_a_value_is_set_and_all_else_stays(name: str, literal: str, old: str, ne
     assert changed == WRITTEN.replace(old, new)
     assert with_value(changed, name, literal) == changed
     if name not in ("model", "server.port"):
-        assert without_value(changed, name) in (WRITTEN, f"{WRITTEN}\n[load]\n")
+        assert without_value(changed, name) == WRITTEN, "no empty table is left"
+    remarked = '[server] # mine\nport = 1\n[log]\n# to a file\nlevel = "info"\n'
+    assert without_value(without_value(remarked, "server.port"), "log.level") == "[server] # mine\n[log]\n# to a file\n"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,11 @@ def test_a_mistake_changes_nothing(
 def test_check(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check"]) == 0
     assert capsys.readouterr().out == f"{config_file} is fine: it sets 4 options.\n"
+    config_file.write_text('[tiers.realtime]\ntoken_s = 1\n[models."a b"]\npreload = true\n')
+    assert main(["config", "check"]) == 0
+    assert 'it sets 0 options and has the tables models."a b", tiers."realtime"' in " ".join(
+        capsys.readouterr().out.split()
+    )
     config_file.write_text("[server]\nport = -1\n")
     assert main(["config", "check"]) == 2
     assert f"{config_file}:2: server.port: must be" in capsys.readouterr().err

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
+from edgeagent.bench.measure import Measurement
+from edgeagent.bench.scenarios import ALL_RATE, SCENARIOS
 from edgeagent.cli import main
-from edgeagent.cli.tune import SettingName, flags_of, is_possible, settings_to_tune
+from edgeagent.cli.tune import SettingName, _search, flags_of, is_possible, settings_to_tune
+from edgeagent.config import Config
 from edgeagent.errors import ConfigError
 from edgeagent.types.choices import Profile, Trial, TunedOptions
 from edgeagent.worker.parent.pool.tuning_store import PROFILES, TuningStore
@@ -51,6 +58,39 @@ def test_the_defaults_come_first_and_each_value_once() -> None:
     assert [value for value, _ in alone[SettingName.THREADS]] == ["1"]
     on_gpu = [each.name for each in settings_to_tune(4, 8, is_on_gpu=True)]
     assert on_gpu == [SettingName.KV_TYPE, SettingName.BATCH], "llama.cpp chooses the others"
+
+
+class Machine:
+    """A machine on which a daemon's start takes 2 s and a round 1 s; see `_Measuring`."""
+
+    model, settings = "m", Config()
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        info = {"num_gpu_layers": 0, "can_generate": True, "conditions": {"cores": "4"}, "path": "m.gguf"}
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr("edgeagent.cli.link.ask", lambda *_: {"models": [{"info": info}]})
+
+    def show(self, *_: object) -> None: ...
+
+    def start(self, _: object) -> Any:
+        self.now_s += 2.0
+        return SimpleNamespace(server=SimpleNamespace(address=None))
+
+    def stop(self, *_: object) -> None: ...
+
+    def rounds(self, pair: Any, scenario: str, _: object, is_enough: Callable[[int], bool]) -> Measurement:
+        number = 0
+        while not is_enough(number):
+            self.now_s, number = self.now_s + len(pair), number + 1
+        return Measurement(SCENARIOS[scenario], [[{ALL_RATE: [1.0]}] * number for _ in pair])
+
+
+def test_a_search_takes_its_time_and_at_most_one_comparison_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    profile = _search(machine, 20, None)  # type: ignore[arg-type]
+    assert machine.now_s <= 20 + 2 + 3 * 2
+    assert 1 <= len(profile.trials) < 8
 
 
 def test_plain_attention_has_no_quantized_cells() -> None:

@@ -11,9 +11,10 @@ from openai import AsyncOpenAI, BadRequestError
 
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION
-from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextDelta
+from edgeagent.types import ChatPrompt, GenerateRequest, Message, RouteMode, TextDelta, Tier
 from tests.api.serving import check_golden, serve, validate_event
 from tests.backends.fake import Act, FakeBackend, Gate, finished
+from tests.worker.support import eventually
 
 LONG = "word " * 200
 MANAGED: Any = [{"type": "compaction", "compact_threshold": 500}]
@@ -128,3 +129,98 @@ async def test_other_management_is_refused(client: AsyncOpenAI, wrong: Any) -> N
     with pytest.raises(BadRequestError) as caught:
         await client.responses.create(model="fake", input="x", context_management=[wrong])
     assert caught.value.param == "context_management"
+
+
+def talked(backend: FakeBackend) -> list[bool]:
+    """Return for each request whether it was made in idle time, to summarize."""
+    return [request.is_ahead and messages_of(request)[-1].content == INSTRUCTION for request in backend.requests]
+
+
+def soon_too_long(request: GenerateRequest) -> Iterator[Act]:
+    yield TextDelta("They spoke." if messages_of(request)[-1].content == INSTRUCTION else "yes")
+    yield finished(prompt=400)
+
+
+async def test_what_will_soon_be_too_long_is_summarized_in_idle_time(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    backend.script = soon_too_long
+    first = await client.responses.create(model="fake", input=LONG, context_management=MANAGED)
+    await eventually(lambda: talked(backend) == [False, True] and backend.num_live == 0)
+    early = backend.requests[1]
+    assert (early.tier, early.route) == (Tier.BATCH, RouteMode.LOCAL_ONLY)
+    backend.script = script
+    second = await client.responses.create(
+        model="fake", input="more", previous_response_id=first.id, context_management=MANAGED
+    )
+    assert [item.type for item in second.output] == ["compaction", "message"]
+    assert talked(backend) == [False, True, False], "the summary was there"
+    short = (Message("system", f"{INTRODUCTION}\nThey spoke."), Message("user", "more"))
+    assert messages_of(backend.requests[2]) == short
+
+
+async def test_only_the_part_that_was_summarized_is_replaced(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    backend.script = soon_too_long
+    first = await client.responses.create(model="fake", input="hello", context_management=MANAGED)
+    await eventually(lambda: talked(backend) == [False, True] and backend.num_live == 0)
+    second = await client.responses.create(
+        model="fake", input="word", previous_response_id=first.id, context_management=MANAGED
+    )
+    assert talked(backend) == [False, True, False], "it is summarized already, and still short"
+    third = await client.responses.create(
+        model="fake", input=LONG, previous_response_id=second.id, context_management=MANAGED
+    )
+    assert [item.type for item in third.output] == ["compaction", "message"]
+    contents = [message.content for message in messages_of(backend.requests[3])]
+    assert contents == [f"{INTRODUCTION}\nThey spoke.", "word", "yes", LONG]
+
+
+@pytest.mark.parametrize("change", ["words", "instructions", "written still"])
+async def test_another_conversation_is_summarized_when_it_must(
+    client: AsyncOpenAI, backend: FakeBackend, change: str
+) -> None:
+    gate = Gate()
+    backend.script = lambda request: [gate, *soon_too_long(request)] if request.is_ahead else soon_too_long(request)
+    said: Any = [{"role": "user", "content": LONG}]
+    await client.responses.create(model="fake", input=said, context_management=MANAGED)
+    await gate.reached.wait()
+    if change != "written still":
+        gate.opened.set()
+        await eventually(lambda: backend.num_live == 0)
+    said += [
+        {"role": "assistant", "content": "no" if change == "words" else "yes"},
+        {"role": "user", "content": "more"},
+    ]
+    made = await client.responses.create(
+        model="fake",
+        input=said,
+        context_management=MANAGED,
+        instructions="Be brief." if change == "instructions" else None,
+    )
+    assert [item.type for item in made.output] == ["compaction", "message"]
+    assert talked(backend)[:4] == [False, True, False, False], "one summary ahead, one for the request, the answer"
+
+
+async def test_over_the_websocket_too(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    backend.script = soon_too_long
+    async with client.responses.connect() as connection:
+        for text in ("x", LONG):
+            await connection.response.create(model="fake", input=text, context_management=MANAGED)
+            async for event in connection:
+                if event.type in TERMINAL:
+                    break
+    await eventually(lambda: talked(backend).count(True) == 2)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"context_management": None},
+        {"extra_body": {"generate": False}},
+        {"extra_body": {"edgeagent": {"route": "remote_only"}}},
+    ],
+    ids=["unmanaged", "prefill", "remote"],
+)
+async def test_none_is_made_that_is_not_wanted(client: AsyncOpenAI, backend: FakeBackend, more: Any) -> None:
+    backend.script = soon_too_long
+    await client.responses.create(**{"model": "fake", "input": LONG, "context_management": MANAGED, **more})
+    await client.responses.create(model="fake", input="x")
+    assert not any(talked(backend))

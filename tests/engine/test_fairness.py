@@ -185,7 +185,7 @@ def test_more_urgent_ones_do_not_keep_one_out_for_ever(num_urgent: int, num_prom
     assert long.num_output == 3
 
 
-def test_a_boosted_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() -> None:
+def test_a_boosted_sequence_that_lacks_cells_holds_up_all_but_realtime_ones_and_later_these_too() -> None:
     clock = FakeClock()
     runner = FakeRunner(end_token=-1, num_cells=1024)
     prefixes = PrefixStore(runner, costs=warm_costs(64, 0.05), clock=clock)
@@ -201,6 +201,12 @@ def test_a_boosted_sequence_that_lacks_cells_holds_up_all_but_realtime_ones() ->
     urgent = engine.add(SequenceSpec("urgent", [2] * 20, greedy(), max_tokens=3, tier=Tier.REALTIME))
     engine.step()
     assert urgent.num_computed > 0 and other.num_computed == 0
+    for _ in range(60):
+        engine.step()
+        clock.advance(1.0)
+    last = engine.add(SequenceSpec("last", [4] * 20, greedy(), max_tokens=3, tier=Tier.REALTIME))
+    engine.step()
+    assert last.num_computed == 0, "others would take the cells as soon as they are free"
     engine.cancel("stream")
     engine.cancel("urgent")
     engine.step()

@@ -104,7 +104,10 @@ class CacheOptions(Settings):
 
 
 class ContextManagement(Settings):
-    """An entry of `context_management`: above how many prompt tokens the earlier conversation is summarized."""
+    """An entry of `context_management`: above how many prompt tokens the earlier conversation is summarized.
+
+    From three quarters of them on, it is summarized in idle time, so that no turn waits for the summary.
+    """
 
     type: Name
     compact_threshold: Count | None = None
@@ -148,7 +151,7 @@ class CreateResponseBody(SamplingBody, InputBody):
     generate: Annotated[
         bool | None,
         Field(
-            description="False: only compute the prompt, up to the last word if the last message is a user's. On a "
+            description="False: only compute the prompt, whose last message may grow if it is a user's. On a "
             "WebSocket, the next create of the lane ends such a response at once, as completed."
         ),
     ] = None

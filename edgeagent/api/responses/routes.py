@@ -71,7 +71,8 @@ async def create_response(request: Request) -> Response:
         put_headers(response, turn.events.started)
         return response
     writer = Drive(live, context)
-    return await start_stream(request.receive, writer, lambda sinks: run_turn(turn, context.service, sinks[0]))
+    early = context.responses.early_summaries
+    return await start_stream(request.receive, writer, lambda sinks: run_turn(turn, context.service, sinks[0], early))
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:

@@ -31,9 +31,17 @@ from edgeagent.api.wire.fields import with_adapter
 from edgeagent.api.wire.generation import DeliveryTime, is_wait
 from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import DONE, event
-from edgeagent.conversation.compaction import SummaryCancelled, compacted, num_input_tokens, num_to_summarize, summarize
+from edgeagent.conversation.compaction import (
+    EARLY_SHARE,
+    EarlySummaries,
+    SummaryCancelled,
+    compacted,
+    num_input_tokens,
+    num_to_summarize,
+    summarize,
+)
 from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult, Transcript
-from edgeagent.conversation.items import CompactionItem, Item
+from edgeagent.conversation.items import CallItem, CompactionItem, Item
 from edgeagent.conversation.store import ResponseStore
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.policy import strictest
@@ -175,10 +183,11 @@ async def compare(turn: Turn, store: ResponseStore) -> None:
         turn.events.is_compared, turn.events.compared = True, None if body is None else from_json(body)
 
 
-async def run_turn(turn: Turn, service: Service, sink: Sink) -> None:
+async def run_turn(turn: Turn, service: Service, sink: Sink, early: EarlySummaries) -> None:
     """Run a turn to its end, and put its steps into the sink. Raise the EdgeAgentError that ends it.
 
-    If the conversation is summarized first, two steps say so, with the deltas Compacting and Compacted.
+    `early`: the summaries that were written in idle time. If the conversation is summarized first, two steps say so,
+    with the deltas Compacting and Compacted.
     """
     if turn.is_empty:
         sink.put(Step((unrun(FinishReason.STOP, "empty prompt"),)))
@@ -187,7 +196,7 @@ async def run_turn(turn: Turn, service: Service, sink: Sink) -> None:
         item_id = new_id("cmp")
         sink.put(Step(cast("tuple[Delta]", (Compacting(item_id),))))
         try:
-            item = await _compact(turn, service, item_id)
+            item = await _compact(turn, service, item_id, early)
         except SummaryCancelled as cancelled:
             sink.put(Step((cancelled.end,)))
             return
@@ -205,13 +214,30 @@ async def _is_too_long(turn: Turn, service: Service) -> bool:
     return await num_input_tokens(turn.request, service) > threshold
 
 
-async def _compact(turn: Turn, service: Service, item_id: str) -> CompactionItem:
-    items = turn.conversation.items
+async def _compact(turn: Turn, service: Service, item_id: str, early: EarlySummaries) -> CompactionItem:
+    items, instructions = turn.conversation.items, turn.create.body.instructions
     num_old = num_to_summarize(items)
-    summary, _ = await summarize(turn.request, turn.create.body.instructions, items[:num_old], service)
+    if (found := early.take(turn.request, instructions, items[:num_old])) is not None:
+        summary, num_old = found
+    else:
+        summary, _ = await summarize(turn.request, instructions, items[:num_old], service)
     item, *calls = compacted(items[:num_old], summary, item_id)
     turn.shorten((item, *calls, *items[num_old:]))
     return item
+
+
+def summarize_early(turn: Turn, context: Context) -> None:
+    """Summarize the conversation of a turn that is over, in idle time, if it will soon be too long."""
+    threshold, response, output = turn.create.compact_threshold, turn.events.response, turn.events.items
+    usage = response.get("usage")
+    if threshold is None or usage is None or response["status"] != "completed" or turn.request.prefill_only:
+        return
+    is_remote = turn.request.route in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
+    if usage["total_tokens"] < EARLY_SHARE * threshold or is_remote or not output or isinstance(output[-1], CallItem):
+        return
+    items, early = (*turn.conversation.items, *output), context.responses.early_summaries
+    work = early.write(turn.request, turn.create.body.instructions, items, context.service, new_id("sum"))
+    context.responses.carry_on(work)
 
 
 class LiveTurn(LiveRequest):
@@ -323,7 +349,7 @@ async def drive(live: LiveTurn, context: Context) -> None:
     drive = Drive(live, context)
     try:
         try:
-            await run_turn(live.turn, context.service, drive)
+            await run_turn(live.turn, context.service, drive, context.responses.early_summaries)
         except Exception as error:
             failure = to_client_error(live.turn.request.id, error)
             if not live.is_visible:
@@ -340,4 +366,5 @@ async def _keep(turn: Turn, context: Context) -> None:
 
     Afterwards a response that has not failed can be continued, also after a restart if responses are in a file.
     """
+    summarize_early(turn, context)
     await context.responses.store.add(turn.stored(), turn.events.to_store())

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import InfillTokens, Model
+from edgeagent.engine.runner import CUTTABLE
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported, TokenBudgetExceeded
 from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.template.conversation import cut_before, cut_places, num_items, text_of
@@ -60,7 +61,8 @@ class ReadPrompt:
     - `num_added`: how many leading tokens the tokenizer added (BOS).
     - `open_reasoning`: if the rendered prompt ends inside a reasoning section, the markers of that section.
     - `num_system`: how many leading tokens are instructions and tools.
-    - `boundaries`: positions where other prompts may diverge from this one; empty if the memory kind needs none.
+    - `boundaries`: positions where other prompts may diverge from this one; empty if the memory kind needs none, and
+      the message cannot grow.
     - `num_dropped_items`: how many items of the conversation were dropped because they did not fit.
     """
 
@@ -120,8 +122,9 @@ class PromptReader:
 
         `max_tokens` is the limit of the answer; None means as many tokens as fit. A conversation with `truncate` is
         shortened to leave room for an answer, and to at most `max_prompt` tokens if that is possible. `partition`: the
-        client, see CachePolicy. `is_open`: the last message may grow. If it is a user's, return only the tokens that
-        this does not change (see `find_open_end`).
+        client, see CachePolicy. `is_open`: the last message may grow. If it is a user's, there is a boundary behind
+        the tokens that this does not change (see `find_open_end`). If the memory cannot be cut there later, return only
+        these tokens.
         """
         match prompt:
             case ChatPrompt():
@@ -209,16 +212,17 @@ class PromptReader:
         has_boundaries = self._model.memory_kind is not MemoryKind.FULL_ATTENTION
         system_end = find_system_end(*place) if has_instructions or has_boundaries else None
         open_end = find_open_end(*place) if is_open else None
-        if open_end is not None:
-            # The engine's memory stays at the end of these tokens, so they need no boundary there.
-            tokens, system_end = tokens[:open_end], min(system_end or 0, open_end)
         next_turn = find_next_turn(*place) if has_boundaries and open_end is None else None
+        if open_end is not None and self._model.memory_kind not in CUTTABLE:
+            # The engine's memory stays at the end of these tokens, so they need no boundary there.
+            tokens, system_end, open_end = tokens[:open_end], min(system_end or 0, open_end), None
+        boundaries = (system_end, next_turn) if has_boundaries else ()
         return ReadPrompt(
             tokens,
             rendered.text,
             open_reasoning=rendered.open_reasoning,
             num_system=(system_end or 0) if has_instructions else 0,
-            boundaries=tuple(sorted({end for end in (system_end, next_turn) if end})) if has_boundaries else (),
+            boundaries=tuple(sorted({end for end in (*boundaries, open_end) if end})),
             num_dropped_items=num_dropped,
         )
 

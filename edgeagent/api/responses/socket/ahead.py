@@ -21,6 +21,7 @@ from edgeagent.types import (
     Started,
     Step,
     TextDelta,
+    Tier,
     replace,
 )
 
@@ -28,13 +29,14 @@ from edgeagent.types import (
 class AheadAnswer(Sink):
     """The answer to a revision, as far as it is generated.
 
-    `revision_id`: the response of the revision. `request`: what is generated, at most AHEAD_TOKENS. `is_whole`: the
-    answer ended by itself, so nothing is left to generate.
+    `request`: what is generated, at most AHEAD_TOKENS. `is_whole`: the answer ended by itself, so nothing is left to
+    generate.
     """
 
     def __init__(self, revision: GenerateRequest, answer_id: str) -> None:
-        self.request = replace(revision, id=answer_id, prefill_only=False)
-        self.revision_id = revision.id
+        limit = AHEAD_TOKENS if revision.max_tokens is None else min(revision.max_tokens, AHEAD_TOKENS)
+        self.request = replace(revision, id=answer_id, prefill_only=False, max_tokens=limit)
+        self._revision = revision
         self.is_whole = False
         self._steps: list[Step] = []
         self._is_over = False
@@ -46,7 +48,7 @@ class AheadAnswer(Sink):
         last = step.deltas[-1] if step.deltas else None
         self._is_over = isinstance(last, Finished)
         if isinstance(last, Finished):
-            limit = self.request.max_tokens
+            limit = self._revision.max_tokens
             is_own_limit = limit is not None and limit <= AHEAD_TOKENS
             is_cut = last.reason is FinishReason.CANCELLED or (last.reason is FinishReason.LENGTH and not is_own_limit)
             if is_cut:
@@ -59,8 +61,13 @@ class AheadAnswer(Sink):
         self._is_over = True
 
     def answers(self, request: GenerateRequest) -> bool:
-        """Whether a request asks for this answer: it has the same model, prompt, sampling, format, tier and limits."""
-        return _content(request) == _content(self.request)
+        """Whether a request asks for this answer: it has the same model, prompt, sampling, format and limits."""
+        return _content(request) == _content(self._revision)
+
+    @property
+    def revision_id(self) -> str:
+        """The id of the revision's response."""
+        return self._revision.id
 
     @property
     def num_tokens(self) -> int:
@@ -88,6 +95,6 @@ class AheadAnswer(Sink):
 
 
 def _content(request: GenerateRequest) -> GenerateRequest:
-    """Return a request without what does not change its answer: its id, its times, and how much of it is computed."""
+    """Return a request without what does not change its answer: its id, tier, times, and how much is computed."""
     need = Need(max_prompt_tokens=request.need.max_prompt_tokens)
-    return replace(request, id="", timeout_s=None, prefill_only=False, is_ahead=False, need=need)
+    return replace(request, id="", tier=Tier.INTERACTIVE, timeout_s=None, prefill_only=False, is_ahead=False, need=need)

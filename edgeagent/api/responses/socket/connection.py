@@ -43,7 +43,7 @@ from edgeagent.api.responses.socket.session import (
     Session,
     Start,
 )
-from edgeagent.api.responses.turn import compare, run_turn
+from edgeagent.api.responses.turn import compare, run_turn, summarize_early
 from edgeagent.api.wire.body import run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.route import Routes
@@ -93,9 +93,9 @@ class Connection:
         self._is_closed = asyncio.Event()  # the outbox is not written any more
         self._trouble: Exception | None = None  # what ended the writing, other than the client
         self._stall = _Stall()
-        self._service = context.service
+        self._api, self._service = context, context.service
         self._live = context.service.live
-        self._store = context.responses.store
+        self._responses, self._store = context.responses, context.responses.store
         self._partition = client_of(websocket)
         self._context = copy_context()  # that of the client, with the grant of its token
         self._session = Session(
@@ -227,6 +227,7 @@ class Connection:
             case End(live, response):
                 live.is_ending = True
                 self._register(live)
+                summarize_early(live.turn, self._api)
                 if response is not None:
                     live.stored_future = self._store.add(response, live.turn.events.to_store())
                 self._shrink(live)
@@ -342,7 +343,7 @@ class Connection:
         sink.open()
         try:
             await compare(live.turn, self._store)
-            await run_turn(live.turn, self._service, sink)
+            await run_turn(live.turn, self._service, sink, self._responses.early_summaries)
             await sink.room()
             # This has no effect after a terminal event. It ends the request if the backend sent no Finished.
             self._perform(self._session.failed(live, InternalError("the backend ended without finishing")))

@@ -21,6 +21,7 @@ from edgeagent.api.responses.turn import LiveTurn, Turn
 from edgeagent.api.wire.generation import DeliveryTime
 from edgeagent.errors import InvalidRequest
 from edgeagent.service.live_requests import LiveRequest
+from edgeagent.types import Queued
 
 MAX_NAMED_LANES = 32
 
@@ -61,9 +62,10 @@ class LaneTurn(LiveTurn):
     """A response of a connection, with what the session and the connection know about it.
 
     `answers`: the steers that this response answers; empty if a client created it. `steers`: the steers that clients
-    sent to this response. `is_created`: its first event is made. `has_steps`: its first step has arrived.
-    `is_ending`: its terminal event is made, but not written yet. `stored_future`: it is done when the response is
-    stored; None if nothing is to be stored. The terminal event waits at most KEEP_S for it.
+    sent to this response. `is_created`: its first event is made. `wait`: what it waits for; None if unknown.
+    `has_steps`: its first step has arrived. `is_ending`: its terminal event is made, but not written yet.
+    `stored_future`: it is done when the response is stored; None if nothing is to be stored. The terminal event waits
+    at most KEEP_S for it.
     """
 
     def __init__(self, turn: Turn, lane: Lane, answers: tuple[Steer, ...] = ()) -> None:
@@ -72,6 +74,7 @@ class LaneTurn(LiveTurn):
         self.answers = answers
         self.steers: list[Steer] = []
         self.is_created = False
+        self.wait: Queued | None = None
         self.has_steps = False
         self.is_cancelled = False
         # Set by the connection.

@@ -253,12 +253,14 @@ class Session:
     def admitted(self, live: LaneTurn) -> list[Action]:
         """Return the actions that send a request's first events, since the service did not refuse it at once."""
         if live.is_under_way:
-            self._begin(live)
+            self._begin(live, live.wait)
         return self._take()
 
     def step(self, live: LaneTurn, step: Step) -> list[Action]:
         """Return the actions for one step of a live request. A step after the terminal event is ignored."""
-        if live.is_under_way:
+        if live.is_under_way and is_wait(step.deltas) and not live.is_created:
+            live.wait = cast("Queued", step.deltas[0])  # it may be refused yet, so `admitted` tells of it
+        elif live.is_under_way:
             live.has_steps |= not is_wait(step.deltas)
             if live.is_created and live.turn.events.is_queued and not is_wait(step.deltas):
                 self._send(live, live.turn.events.in_progress())
@@ -356,6 +358,7 @@ class Session:
             return False
         if live.turn.events.is_queued:  # only a response in progress can be completed
             self._send(live, live.turn.events.in_progress())
+        live.turn.events.response["store"] = False  # its words were revised
         self._end_early(live, FinishReason.STOP, "superseded")
         return True
 
@@ -458,7 +461,7 @@ class Session:
             self._actions.append(Start(live))
 
     def _feed(self, live: LaneTurn, deltas: Sequence[Delta | Compacting | Compacted], at_s: float = 0.0) -> None:
-        self._begin(live, deltas[0] if deltas and isinstance(deltas[0], Queued) else None)
+        self._begin(live)
         events = live.turn.events.step(deltas)
         if live.turn.events.is_over:
             self._keep_end(live)

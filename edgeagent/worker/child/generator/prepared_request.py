@@ -9,7 +9,7 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.respelling import RespellConstraint
 from edgeagent.text.output.stream import OutputStream
-from edgeagent.types import AHEAD_TOKENS, GenerateRequest
+from edgeagent.types import GenerateRequest
 from edgeagent.worker.child.generator.continuation import Continuation
 from edgeagent.worker.child.prompt import ReadPrompt
 from edgeagent.worker.protocol import Delivered
@@ -79,8 +79,6 @@ def make_spec(
     cache, target, max_tokens = request.cache, request.target, request.max_tokens
     # The time per token in the target of a tier is what a machine must reach. Only what a client asks for is a limit.
     token_s = None if target is None or request.need.token_s is None else target.token_s
-    if request.is_ahead:
-        max_tokens = AHEAD_TOKENS if max_tokens is None else min(max_tokens, AHEAD_TOKENS)
     return SequenceSpec(
         id=request.id,
         prompt=prompt.tokens,

@@ -218,6 +218,13 @@ class ModelRequests:
             self._finish_cancelled(live)
         return live.is_sent
 
+    def end_cancelled(self, request_id: str) -> None:
+        """Tell the receiver of a cancelled request that it has ended. The worker's own end is then ignored."""
+        live = self._live.get(request_id)
+        if live is not None and live.cancelled_at_s is not None:
+            _deliver(live, _cancelled_step(live))
+            live.receiver = None
+
     def abandon(self, request_id: str, now_s: float) -> bool:
         """Cancel a request; its receiver gets nothing more. Return True if the caller must send the worker a Cancel."""
         live = self._live.get(request_id)
@@ -328,10 +335,14 @@ class ModelRequests:
 
     def _finish_cancelled(self, live: LiveRequest) -> None:
         del self._live[live.request.id]
-        started = live.started or Started(0, 0)
-        usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, live.num_delivered)
-        timings = Timings(first_token_ms=live.first_token_ms, handovers=live.handovers)
-        _deliver(live, Step((Finished(FinishReason.CANCELLED, usage, timings),)))
+        _deliver(live, _cancelled_step(live))
+
+
+def _cancelled_step(live: LiveRequest) -> Step:
+    started = live.started or Started(0, 0)
+    usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, live.num_delivered)
+    timings = Timings(first_token_ms=live.first_token_ms, handovers=live.handovers)
+    return Step((Finished(FinishReason.CANCELLED, usage, timings),))
 
 
 def _deliver(live: LiveRequest, step: Step) -> None:

@@ -55,6 +55,10 @@ from edgeagent.worker.protocol import (
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
 
+# How long a cancelled request waits for the worker to end it. The worker's end has all times, but a step that cannot be
+# interrupted (a sliding window, a hybrid, the step after an interrupted one) may take seconds.
+_CANCEL_S = 0.03
+
 # How many loads that run out of memory are tried again. Each try plans to use less memory; see fit.plan.
 MAX_SHORT_LOADS = 3
 
@@ -190,6 +194,7 @@ class Supervisor:
         """Cancel a request; its receiver still gets a Finished(cancelled). An unknown id is ignored."""
         if self._requests.cancel(request_id, self._clock()):
             self._tell_cancelled(request_id)
+            asyncio.get_running_loop().call_later(_CANCEL_S, self._requests.end_cancelled, request_id)
 
     def abandon(self, request_id: str) -> None:
         """Cancel a request and send nothing more to its receiver. An unknown id is ignored."""

@@ -50,6 +50,7 @@ class TestPrefill:
         events = client.create(input="turn on", generate=False)
         assert kinds(events) == [*COMPLETE]
         assert events[-1]["response"]["edgeagent"]["reason"] == "superseded"
+        assert not events[-1]["response"]["store"] and client.store.get("resp_1", "") is None
         assert (client.dropped, client.started) == (["resp_1"], ["resp_1", "resp_2", "resp_3"])
         assert all(client.requests[name].is_ahead for name in client.started)
         events = client.create(input="turn on the light")
@@ -92,7 +93,7 @@ class TestAnswer:
         assert (answer.request.is_ahead, answer.request.prefill_only) == (True, False)
         answer.put(Step((Started(8, 8),), (), 1.0))
         give(answer, "it", " is", " on")
-        events = client.create(input="turn on", edgeagent={"ttft_ms": 5000})
+        events = client.create(input="turn on", service_tier="priority", edgeagent={"ttft_ms": 5000})
         assert text_of(events) == "it is on"
         assert client.ahead == []
         give(answer, " late")
@@ -133,7 +134,6 @@ class TestAnswer:
             {"instructions": "Be brief."},
             {"tools": [{"type": "function", "name": "f"}]},
             {"store": False},
-            {"service_tier": "priority"},
             {"max_output_tokens": 5},
             {"input": "turn off", **AHEAD},
         ],

@@ -28,11 +28,22 @@ def test_a_response_begins_when_it_is_admitted_or_steps() -> None:
 def test_a_response_that_waits_says_for_how_long() -> None:
     client = Client()
     client.create()
-    events = client.step("resp_1", Queued(1, 2.0))
+    assert client.step("resp_1", Queued(1, 2.0)) == []
+    events = client.admit("resp_1")
     assert kinds(events) == ["created", "queued"]
     assert events[1]["edgeagent"] == {"place": 1, "expected_ms": 2000.0}
     assert client.admit("resp_1") == []
     assert kinds(client.step("resp_1", Started(3, 0))) == ["in_progress"]
+
+
+def test_what_is_refused_soon_after_it_began_to_wait_is_one_envelope() -> None:
+    client = Client()
+    client.create()
+    client.step("resp_1", Queued(1, 2.0))
+    assert kinds(client.fail("resp_1", Overloaded("too late"))) == ["error"]
+    client.create()
+    client.step("resp_2", Queued(1, 2.0))
+    assert kinds(client.step("resp_2", Started(3, 0))) == ["created", "in_progress"]
 
 
 def test_a_refusal_before_created_is_one_envelope_with_its_status() -> None:

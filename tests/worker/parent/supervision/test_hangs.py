@@ -87,10 +87,20 @@ async def test_a_request_that_ignores_its_cancel_is_noticed_beside_one_that_runs
     await deaf.until(lambda record: bool(record.tokens))
     supervisor.cancel("r2")
     assert (await deaf.end()).finished.reason is FinishReason.CANCELLED
-    assert "did not end within" in (supervisor.status().cause or "")
+    await eventually(lambda: "did not end within" in (supervisor.status().cause or ""))
     num_tokens = len(stream.tokens)
     await stream.until(lambda record: len(record.tokens) > num_tokens)
     assert stream.tokens == list(range(1000, 1000 + len(stream.tokens)))
+
+
+async def test_a_cancel_ends_at_once_though_the_worker_is_in_a_long_step(make: Make) -> None:
+    supervisor = make(limits=replace(QUICK, hang_timeout_s=3600.0))
+    deaf = submit(supervisor, "deaf 1")
+    await deaf.until(lambda record: bool(record.tokens))
+    supervisor.cancel("r1")
+    end = (await deaf.end()).finished
+    assert (end.reason, end.usage.num_output_tokens) == (FinishReason.CANCELLED, 1)
+    assert (supervisor.num_live, supervisor.status().num_restarts) == (1, 0), "the worker has it still"
 
 
 async def test_requests_whose_preparation_hangs_do_not_cost_the_model_its_place(make: Make) -> None:
