@@ -212,8 +212,8 @@ async def test_an_answer_ahead_is_the_answer_that_would_have_come(client: AsyncO
 async def test_a_prompt_that_was_computed_ahead_leaves_little(
     client: AsyncOpenAI, last_revision: str, most: int
 ) -> None:
-    fields = {"model": "builtin", "temperature": 0, "instructions": f"Be brief and kind. {most}", "store": False}
-    final = {**fields, "input": "Tell me all numbers"}
+    fields: Any = {"model": "builtin", "temperature": 0, "instructions": f"Be brief and kind. {most}", "store": False}
+    final: Any = {**fields, "input": "Tell me all numbers"}
     async with client.responses.connect() as connection:
         for text in ("Tell", "Tell me", last_revision):
             frame = {"type": "response.create", **fields, "input": text, "generate": False}
