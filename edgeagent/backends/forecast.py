@@ -4,24 +4,27 @@ The engine computes one prompt after another, in the order of tiers, turns of th
 them the streams, each of which holds a slot. So the prediction plays this queue forward until the request has its first
 token. Sizes and rates are corrected by what earlier requests of about the same size took.
 
-It stores no content: prefixes are remembered by their hashes.
+It stores no content but the latest prompt before its acceptance: prefixes are remembered by their hashes.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from edgeagent.backends.prompts import message_bytes, prompt_bytes, tools_bytes
-from edgeagent.types import ChatPrompt, Finished, FinishReason, GenerateRequest, Started, Tier
+from edgeagent.types import ChatPrompt, Finished, FinishReason, GenerateRequest, Prompt, Started, Tier
 
 _FIRST_BYTES_PER_TOKEN = 4.0
 _FEWEST_BYTES_PER_TOKEN, MOST_BYTES_PER_TOKEN = 0.5, 16.0
-_FIRST_OUTPUT_TOKENS = 128.0  # until an answer has ended
+_FIRST_OUTPUT_TOKENS = 128  # until an answer has ended
+_NUM_LENGTHS = 64
+_GOLDEN = 0.6180339887  # its multiples are spread evenly between 0 and 1, however many there are
 _SMOOTHING = 0.2
 _MAX_SURPRISE = 2.0  # what is seen counts as more or less than expected by this factor at most
 _MAX_BEGINNINGS = 8192
@@ -85,6 +88,7 @@ class _Live:
     client: str
     accepted_s: float
     due_s: float
+    prompt_bytes: int
     num_bytes: int
     num_tokens: float
     max_tokens: int | None
@@ -96,6 +100,16 @@ class _Live:
     first_token_s: float | None = None
     num_output: int = 0
     beginnings: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A prompt, and what `_beginnings` yields for it."""
+
+    prompt: Prompt
+    partition: str
+    num_bytes: int
+    beginnings: list[tuple[int, int]]
 
 
 class _BySize:
@@ -131,6 +145,31 @@ class _BySize:
         self._known[_bucket(size)] = min(self._most, max(self._least, self[size] * off)), 1
 
 
+class _Lengths:
+    """The lengths of the latest answers, in tokens."""
+
+    def __init__(self) -> None:
+        self._latest = deque[int]()
+        self._sorted: list[int] = []
+
+    def add(self, length: int) -> None:
+        """Add the length of an answer, and forget the oldest of more than _NUM_LENGTHS."""
+        if len(self._latest) == _NUM_LENGTHS:
+            self._sorted.remove(self._latest.popleft())
+        self._latest.append(length)
+        bisect.insort(self._sorted, length)
+
+    def beyond(self, num_tokens: int, share: float) -> int:
+        """Return a length of more than `num_tokens`. The `share` of those that are so long is shorter.
+
+        If none is so long, an answer gets as many tokens again as half of the others have.
+        """
+        first = bisect.bisect_right(self._sorted, num_tokens)
+        if first == len(self._sorted):
+            return num_tokens + self._sorted[len(self._sorted) // 2]
+        return self._sorted[first + int(share * (len(self._sorted) - first))]
+
+
 def _bucket(size: float) -> int:
     return round(2 * math.log2(1 + size))
 
@@ -140,6 +179,9 @@ class Forecast:
 
     def __init__(self) -> None:
         self._live: dict[str, _Live] = {}
+        self._measured: _Measured | None = (
+            None  # the latest prompt, until it is accepted: it is asked for several times
+        )
         self.context_length: float = math.inf
         """The most tokens that a prompt can have. A longer one is refused by the worker, or shortened."""
         self._rates = Rates(0.0, 0.0, 0.0)
@@ -149,7 +191,7 @@ class Forecast:
         self._bytes_per_uncached = _BySize(_FIRST_BYTES_PER_TOKEN, *bounds)
         # How many times longer the prompts take than the rates say: without streams, and beside them.
         self._corrections = [_BySize(1.0, 1 / _MAX_CORRECTION, _MAX_CORRECTION) for _ in range(2)]
-        self._output_tokens = _BySize(_FIRST_OUTPUT_TOKENS, 1.0, math.inf)  # by the request's limit
+        self._lengths: dict[int, _Lengths] = {}  # of the answers, by the request's limit
         # The 95th percentile of how many times later than predicted first tokens come, by the predicted milliseconds.
         self._lateness = _BySize(1.0, 1.0, _MAX_LATENESS)
         self._token_s: float | None = None  # of the streams, with all that interrupted them
@@ -160,8 +202,20 @@ class Forecast:
 
     def num_tokens(self, request: GenerateRequest) -> float:
         """Return the estimated number of tokens in a request's prompt."""
-        num_bytes = prompt_bytes(request)
+        num_bytes = self.num_bytes(request)
         return num_bytes / self._bytes_per_token[num_bytes]
+
+    def num_bytes(self, request: GenerateRequest) -> int:
+        """Return the size of a request's prompt in bytes; see `prompt_bytes`."""
+        return self._measure(request).num_bytes
+
+    def _measure(self, request: GenerateRequest) -> _Measured:
+        measured, partition = self._measured, request.cache.partition
+        if measured is None or measured.prompt is not request.prompt or measured.partition != partition:
+            beginnings = list(_beginnings(request))
+            num_bytes = beginnings[-1][1] if beginnings else prompt_bytes(request)
+            measured = self._measured = _Measured(request.prompt, partition, num_bytes, beginnings)
+        return measured
 
     def note_rates(self, rates: Rates) -> None:
         """Record the rates that the worker measured last. Unknown ones are ignored.
@@ -177,13 +231,14 @@ class Forecast:
         live = self._live[request.id] = self._new(request, now_s)
         live.predicted_s, live.waits = prediction.first_token_s, prediction.waits
         if request.cache.write:
-            live.beginnings = tuple(beginning for beginning, _ in _beginnings(request))
+            live.beginnings = tuple(beginning for beginning, _ in self._measure(request).beginnings)
             for beginning in live.beginnings:
                 is_end, computed_by = self._beginnings.get(beginning, (False, request.id))
                 self._beginnings[beginning] = is_end or beginning == live.beginnings[-1], computed_by
                 self._beginnings.move_to_end(beginning)
             while len(self._beginnings) > _MAX_BEGINNINGS:
                 self._beginnings.popitem(last=False)
+        self._measured = None
 
     def start(self, request: GenerateRequest, started: Started, now_s: float) -> None:
         """Record that a request has a slot, and its numbers of prompt tokens and cached tokens."""
@@ -196,7 +251,7 @@ class Forecast:
             if not started.num_dropped_items:
                 self._bytes_per_uncached.learn(live.num_bytes, live.num_bytes / live.num_tokens)
         if started.num_prompt_tokens and not started.num_dropped_items:
-            num_bytes = prompt_bytes(request)
+            num_bytes = prompt_bytes(request) if live is None else live.prompt_bytes
             self._bytes_per_token.learn(num_bytes, num_bytes / started.num_prompt_tokens)
 
     def add_tokens(self, request_id: str, num_tokens: int, at_s: float) -> None:
@@ -229,7 +284,7 @@ class Forecast:
                 if self._beginnings.get(beginning, (False, ""))[1] == request_id:
                     del self._beginnings[beginning]
         if finished is not None and live.num_output:
-            self._output_tokens.learn(live.max_tokens or 0, live.num_output)
+            self._lengths.setdefault(_bucket(live.max_tokens or 0), _Lengths()).add(live.num_output)
             if live.num_output > 1:
                 token_s = finished.timings.decode_ms / 1000 / (live.num_output - 1)
                 self._token_s = token_s if self._token_s is None else self._token_s
@@ -275,7 +330,7 @@ class Forecast:
         waiting = sum(live.num_tokens for live in tier if not live.has_slot)
         own_waiting = sum(live.num_tokens for live in own if not live.has_slot)
         max_tokens = max(MAX_WAITING_TOKENS, MAX_WAIT_S * self._rates.prefill_tokens_per_s)
-        num_tokens = self._num_uncached(prompt_bytes(request) - self._num_known_bytes(request))
+        num_tokens = self._num_uncached(self.num_bytes(request) - self._num_known_bytes(request))
         return bool(own_waiting) and waiting + num_tokens > max_tokens < num_clients * (own_waiting + num_tokens)
 
     def _play(
@@ -283,7 +338,7 @@ class Forecast:
     ) -> float:
         """Return the seconds until `new` has its first token."""
         token_s = self._token_s or self._rates.token_s
-        ends = [(token_s * self._num_left(live), live.rank) for live in streams]  # when they end, and their ranks
+        ends = [(token_s * self._num_left(live, number), live.rank) for number, live in enumerate(streams)]
         heapq.heapify(ends)
         running = [place for place, live in enumerate(prompts) if live.has_slot]
         waiting = [place for place, live in enumerate(prompts) if not live.has_slot]
@@ -314,8 +369,9 @@ class Forecast:
             at_s += needed_s
             if prompt is new:
                 return at_s
-            heapq.heappop(running)
-            heapq.heappush(ends, (at_s + token_s * self._num_left(prompt), prompt.rank))
+            running_place = heapq.heappop(running)
+            number = len(streams) + running_place
+            heapq.heappush(ends, (at_s + token_s * self._num_left(prompt, number), prompt.rank))
 
     def _prompt_s(self, live: _Live, *, is_beside: bool) -> float:
         """Return the seconds in which a prompt is computed. `is_beside`: streams are computed beside it."""
@@ -328,15 +384,19 @@ class Forecast:
         rate = (is_beside and rates.prefill_tokens_per_s_beside) or rates.prefill_tokens_per_s
         return num_tokens / rate + rates.token_s
 
-    def _num_left(self, live: _Live) -> float:
-        """Return how many tokens an answer probably still gets."""
-        usual = self._output_tokens[live.max_tokens or 0]
-        if live.max_tokens is not None:
-            usual = min(usual, live.max_tokens)
-        if live.num_output < usual:
-            return usual - live.num_output
-        # It is longer than usual. The longer it is, the more tokens probably follow, up to its limit.
-        return min(usual, math.inf if live.max_tokens is None else max(1, live.max_tokens - live.num_output))
+    def _num_left(self, live: _Live, number: int) -> float:
+        """Return how many tokens an answer still gets, if it is as long as one of the latest answers that are longer.
+
+        `number`: the answer's place among all that run. Each gets the length of another one, so that the ends of many
+        answers are as far apart as usual.
+        """
+        limit, num_output = live.max_tokens, live.num_output
+        length = num_output + _FIRST_OUTPUT_TOKENS
+        if self._lengths:
+            wanted = _bucket(limit or 0)
+            lengths = self._lengths[min(self._lengths, key=lambda known: abs(known - wanted))]
+            length = lengths.beyond(num_output, _GOLDEN * (number + 1) % 1)
+        return max(1, (length if limit is None else min(length, limit)) - num_output)
 
     def _learn(self, now_s: float) -> None:
         """Correct the rates by the latest step with first tokens, unless another one may still come from it."""
@@ -383,13 +443,14 @@ class Forecast:
     def _new(self, request: GenerateRequest, now_s: float) -> _Live:
         target = None if request.is_ahead else request.target
         due_s = now_s + (math.inf if target is None else target.first_token_s)
-        num_bytes = prompt_bytes(request) - self._num_known_bytes(request)
+        num_bytes = self.num_bytes(request) - self._num_known_bytes(request)
         return _Live(
             request.tier,
             len(_RANK) if request.is_ahead else _RANK[request.tier],  # what is computed ahead comes last
             request.cache.partition,
             now_s,
             due_s,
+            self.num_bytes(request),
             num_bytes,
             self._num_uncached(num_bytes),
             1 if request.prefill_only else request.max_tokens,
@@ -402,7 +463,9 @@ class Forecast:
     def _num_known_bytes(self, request: GenerateRequest) -> int:
         num_known, is_answer_known = 0, False
         if request.cache.read:
-            for (beginning, num_bytes), is_answer in zip(_beginnings(request), _are_answers(request), strict=True):
+            for (beginning, num_bytes), is_answer in zip(
+                self._measure(request).beginnings, _are_answers(request), strict=True
+            ):
                 # The model's own answer to a known prompt is cached too.
                 if beginning not in self._beginnings and not (is_answer and is_answer_known):
                     break

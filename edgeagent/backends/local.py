@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from edgeagent.backends.base import Estimate
 from edgeagent.backends.forecast import MOST_BYTES_PER_TOKEN, Forecast, Prediction, Rates
-from edgeagent.backends.prompts import prompt_bytes
 from edgeagent.errors import DeadlineUnreachable, Overloaded, RequestTimeout
 from edgeagent.types import (
     UNUSABLE,
@@ -139,7 +138,7 @@ class LocalBackend:
             num_live,
             max_live,
             traffic.retry_after_s if status.retry_after_s is None else max(1.0, status.retry_after_s),
-            obstacle=_obstacle(request, status, lacks_room=model.lacks_room),
+            obstacle=_obstacle(request, status, traffic.forecast.num_bytes(request), lacks_room=model.lacks_room),
             first_token_s=prediction.first_token_s,
             token_s=token_s or None,
             strain=self._strain(status, traffic.forecast.num_tokens(request), request),
@@ -261,14 +260,13 @@ def _num_parallel(model: PoolModel) -> int:
     return (0 if info is None else info.num_parallel) or model.preparation.engine.num_parallel
 
 
-def _obstacle(request: GenerateRequest, status: ModelStatus, *, lacks_room: bool) -> str:
+def _obstacle(request: GenerateRequest, status: ModelStatus, num_bytes: int, *, lacks_room: bool) -> str:
     """Return one word for why a request certainly cannot be served; empty if it may be served."""
     if status.state in UNUSABLE and status.retry_after_s:
         return "memory" if lacks_room else status.state.value
-    if status.info is not None and _is_whole(request):
-        fewest = prompt_bytes(request) / MOST_BYTES_PER_TOKEN
-        if fewest > status.info.context_length:
-            return "context_too_long"
+    info = status.info
+    if info is not None and _is_whole(request) and num_bytes / MOST_BYTES_PER_TOKEN > info.context_length:
+        return "context_too_long"
     return ""
 
 

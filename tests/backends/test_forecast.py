@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.backends.forecast import MAX_WAITING_TOKENS, Forecast, Rates
-from edgeagent.backends.prompts import prompt_bytes
+from edgeagent.backends.prompts import message_bytes, prompt_bytes
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
@@ -194,6 +194,45 @@ def test_the_lengths_and_the_speed_of_answers_are_learned() -> None:
         stream(forecast, f"s{number}", at_s=1.0, max_tokens=1000)
     waiting = forecast.predict(chat("a", "x" * 400), PARALLEL, 1.0)
     assert waiting.first_token_s == pytest.approx(19 * 0.05, rel=0.3), "streams of 20 tokens, each 50 ms"
+
+
+def test_of_answers_that_differ_in_length_the_first_one_to_end_is_short() -> None:
+    forecast = forecast_at()
+    for number in range(60):
+        length = 240 if number % 3 else 10
+        stream(forecast, f"{number}", max_tokens=1000)
+        forecast.add_tokens(f"{number}", length - 1, 1.0)
+        forecast.end(f"{number}", 1.0, finished(length, (length - 1) * 50.0))
+    for number in range(PARALLEL):
+        stream(forecast, f"s{number}", at_s=1.0, max_tokens=1000)
+    asked = chat("a", "x" * 400)
+    first_s = forecast.predict(asked, PARALLEL, 1.0).first_token_s
+    assert first_s is not None and first_s < 10 * 0.05 + 0.3, "one of four answers is short"
+    for number in range(PARALLEL):
+        forecast.add_tokens(f"s{number}", 20, 2.0)
+    long_s = forecast.predict(asked, PARALLEL, 2.0).first_token_s
+    assert long_s == pytest.approx(219 * 0.05, rel=0.1), "those that still run are long"
+
+
+def test_the_messages_of_a_prompt_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+
+    def count(message: Message) -> int:
+        nonlocal read
+        read += 1
+        return message_bytes(message)
+
+    monkeypatch.setattr("edgeagent.backends.forecast.message_bytes", count)
+    monkeypatch.setattr("edgeagent.backends.prompts.message_bytes", count)
+    forecast, asked = forecast_at(), chat("a", *(f"{number}" for number in range(2000)))
+    for _ in range(2):  # by the router, and by the backend, which gets a copy
+        forecast.num_tokens(asked)
+        assert not forecast.is_full(asked, 64)
+        prediction = forecast.predict(asked, PARALLEL, 0.0)
+        asked = replace(asked, target=Target(1.0, 1.0))
+    forecast.accept(asked, 0.0, prediction)
+    forecast.start(asked, Started(2000, 0), 0.0)
+    assert read == 2000
 
 
 def test_no_client_fills_the_queue_for_others() -> None:
