@@ -3,7 +3,8 @@
 A user's 60 words come as 12 growing revisions, behind a context of 1,400 tokens. The turn ends in three ways: without
 revisions, with prefill ahead, and with the answer ahead, 400 ms after the last word. It prints the time from the final
 text to the first token and to the first twelve, and how many tokens were computed that the turn did not need. Then it
-cancels responses that load, wait, read their prompt and generate, and prints the time from the cancel to the end.
+cancels responses that wait, read their prompt, build a grammar and generate, and prints the time from the cancel to the
+end.
 """
 
 from __future__ import annotations
@@ -159,11 +160,14 @@ async def cancels(address: Address, state: str, num: int) -> list[float]:
     async with lane(address) as voice, lane(address) as other:
         for index in range(num):
             long = f"{index} {state}. {CONTEXT}"
-            text = long if state in ("prefill", "queued") else f"Tell me a long story, number {index}."
+            text = f"Tell me a long story, number {index}." if state in ("decode", "grammar") else long
+            form: dict[str, Any] = {"text": {"format": _large_schema(index)}} if state == "grammar" else {}
+            if state == "long prefill":
+                text = f"{long} {CONTEXT} {CONTEXT} {CONTEXT}"
             if state == "queued":
                 for stream in range(8):
                     await other.send(input=f"{stream} {long}", stream_id=str(stream), max_output_tokens=200)
-            sent_s = await voice.send(input=text, max_output_tokens=400)
+            sent_s = await voice.send(input=text, max_output_tokens=400, **form)
             if state == "decode":
                 await voice.until("response.output_text.delta", after_s=sent_s)
             await asyncio.sleep(0.03 + 0.37 * index / num)
@@ -175,6 +179,16 @@ async def cancels(address: Address, state: str, num: int) -> list[float]:
                     await other.send("response.cancel", stream_id=str(stream))
                 await asyncio.sleep(0.2)
     return samples
+
+
+def _large_schema(number: int) -> dict[str, Any]:
+    """Return a format whose grammar takes long to build, and is not cached."""
+    names = [f"{word}{number}{index}" for index in range(40) for word in ("name", "room", "lamp")]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string", "pattern": f"^[a-z]{{1,{1 + len(name)}}}$"} for name in names},
+    }
+    return {"type": "json_schema", "name": "large", "schema": {**schema, "required": names}}
 
 
 async def measure(address: Address, num_turns: int, num_cancels: int) -> None:
@@ -195,7 +209,7 @@ async def measure(address: Address, num_turns: int, num_cancels: int) -> None:
         first, twelfth = times.first_ms, times.twelfth_ms
         counted = f"{median(times.num_uncached):9.0f} {median(times.num_extra):6.0f} {median(times.num_ahead):6.0f}"
         print(f"{way:8} {median(first):9.1f} {max(first):7.1f} {median(twelfth):9.1f} {max(twelfth):7.1f} {counted}")
-    for state in ("queued", "prefill", "decode"):
+    for state in ("queued", "prefill", "long prefill", "grammar", "decode"):
         samples = await cancels(address, state, num_cancels)
         print(f"cancel while {state}: median {median(samples):.1f} ms, p99 {quantile(samples, 0.99):.1f} ms")
 
