@@ -2,7 +2,8 @@
 
 The engine computes one prompt after another, in the order of tiers, turns of the clients and due times, and beside
 them the streams, each of which holds a slot. So the prediction plays this queue forward until the request has its first
-token. Sizes and rates are corrected by what earlier requests of about the same size took.
+token. Sizes and rates are corrected by what earlier requests of about the same size took, and all times by the pace at
+which the machine computes at the moment.
 
 It stores no content but the latest prompt before its acceptance: prefixes are remembered by their hashes.
 """
@@ -14,7 +15,7 @@ import heapq
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 
 from edgeagent.backends.prompts import message_bytes, prompt_bytes, tools_bytes
@@ -25,13 +26,14 @@ _FEWEST_BYTES_PER_TOKEN, MOST_BYTES_PER_TOKEN = 0.5, 16.0
 _FIRST_OUTPUT_TOKENS = 128  # until an answer has ended
 _NUM_LENGTHS = 64
 _GOLDEN = 0.6180339887  # its multiples are spread evenly between 0 and 1, however many there are
-_SMOOTHING = 0.2
+_SMOOTHING, _PACE_SMOOTHING = 0.2, 0.3
+_NUM_SURE = 2  # after so many observations of a size, its next one says how fast the machine is
 _MAX_SURPRISE = 2.0  # what is seen counts as more or less than expected by this factor at most
 _MAX_BEGINNINGS = 8192
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 # Rendering, tokenizing and the transfer through pipes. What they take beyond it is part of the corrections.
 _OVERHEAD_S = 0.005
-# A prompt's measured time counts as longer or shorter than the rates say by this factor at most.
+# The pace, and the time of a prompt of some size, count as longer or shorter than the rates say by this factor at most.
 _MAX_CORRECTION = 4.0
 # As many as 64 prompts, the usual length of the queue, with 4,096 tokens each.
 MAX_WAITING_TOKENS = 1 << 18
@@ -130,6 +132,10 @@ class _BySize:
             at = min(self._known, key=lambda known: abs(known - at))
         return self._known[at][0]
 
+    def knows(self, size: float) -> bool:
+        """Whether a size was observed at least _NUM_SURE times."""
+        return self._known.get(_bucket(size), (0.0, 0))[1] >= _NUM_SURE
+
     def learn(self, size: float, seen: float) -> None:
         """Move the value of a size towards one that was seen."""
         seen = min(self._most, max(self._least, seen))
@@ -191,6 +197,7 @@ class Forecast:
         self._bytes_per_uncached = _BySize(_FIRST_BYTES_PER_TOKEN, *bounds)
         # How many times longer the prompts take than the rates say: without streams, and beside them.
         self._corrections = [_BySize(1.0, 1 / _MAX_CORRECTION, _MAX_CORRECTION) for _ in range(2)]
+        self._pace = 1.0  # how many times longer all prompts take at the moment
         self._lengths: dict[int, _Lengths] = {}  # of the answers, by the request's limit
         # The 95th percentile of how many times later than predicted first tokens come, by the predicted milliseconds.
         self._lateness = _BySize(1.0, 1.0, _MAX_LATENESS)
@@ -218,13 +225,17 @@ class Forecast:
         return measured
 
     def note_rates(self, rates: Rates) -> None:
-        """Record the rates that the worker measured last. Unknown ones are ignored.
+        """Record the rates that the worker measured. The first value of each counts, and the pace follows the others.
 
-        Beside streams, the steps may always have been too small for the rate without them to be known.
+        The worker's rates change with what it computed last: predictions from the latest ones were off by 20 % half as
+        often as these.
         """
-        alone = rates.prefill_tokens_per_s or rates.prefill_tokens_per_s_beside
-        if alone > 0:
-            self._rates = replace(rates, prefill_tokens_per_s=alone)
+        known = self._rates
+        self._rates = Rates(
+            known.prefill_tokens_per_s or rates.prefill_tokens_per_s,
+            known.prefill_tokens_per_s_beside or rates.prefill_tokens_per_s_beside,
+            known.token_s or rates.token_s,
+        )
 
     def accept(self, request: GenerateRequest, now_s: float, prediction: Prediction = NOTHING_KNOWN) -> None:
         """Record that a request was submitted to the worker. If it may write to the cache, remember its prefixes."""
@@ -305,7 +316,7 @@ class Forecast:
         place = prompts.index(new)
         ahead = [*prompts[:place], *streams, *(live for live in prompts[place + 1 :] if live.has_slot)]
         waits = sum(live.rank <= new.rank for live in ahead) >= num_parallel
-        if self._rates.prefill_tokens_per_s <= 0:
+        if not self._knows_rates:
             return Prediction(None, None, place, waits)
         first_token_s = _OVERHEAD_S + self._play(new, streams, prompts, num_parallel, now_s)
         return Prediction(first_token_s, self.latest_s(first_token_s), place, waits)
@@ -329,7 +340,7 @@ class Forecast:
             return True
         waiting = sum(live.num_tokens for live in tier if not live.has_slot)
         own_waiting = sum(live.num_tokens for live in own if not live.has_slot)
-        max_tokens = max(MAX_WAITING_TOKENS, MAX_WAIT_S * self._rates.prefill_tokens_per_s)
+        max_tokens = max(MAX_WAITING_TOKENS, MAX_WAIT_S * self._rates.prefill_tokens_per_s / self._pace)
         num_tokens = self._num_uncached(self.num_bytes(request) - self._num_known_bytes(request))
         return bool(own_waiting) and waiting + num_tokens > max_tokens < num_clients * (own_waiting + num_tokens)
 
@@ -375,14 +386,18 @@ class Forecast:
 
     def _prompt_s(self, live: _Live, *, is_beside: bool) -> float:
         """Return the seconds in which a prompt is computed. `is_beside`: streams are computed beside it."""
-        return self._corrections[is_beside][live.num_tokens] * self._rated_s(live.num_tokens, is_beside=is_beside)
+        correction = self._corrections[is_beside][live.num_tokens]
+        return self._pace * correction * self._rated_s(live.num_tokens, is_beside=is_beside)
 
     def _rated_s(self, num_tokens: float, *, is_beside: bool) -> float:
-        rates = self._rates
-        if rates.prefill_tokens_per_s <= 0:
-            return 0.0
-        rate = (is_beside and rates.prefill_tokens_per_s_beside) or rates.prefill_tokens_per_s
-        return num_tokens / rate + rates.token_s
+        alone, beside = self._rates.prefill_tokens_per_s, self._rates.prefill_tokens_per_s_beside
+        # Beside streams, the steps may always have been too small for the rate without them to be known.
+        rate = (beside or alone) if is_beside else (alone or beside)
+        return num_tokens / rate + self._rates.token_s if rate else 0.0
+
+    @property
+    def _knows_rates(self) -> bool:
+        return max(self._rates.prefill_tokens_per_s, self._rates.prefill_tokens_per_s_beside) > 0
 
     def _num_left(self, live: _Live, number: int) -> float:
         """Return how many tokens an answer still gets, if it is as long as one of the latest answers that are longer.
@@ -408,10 +423,16 @@ class Forecast:
             live.first_token_s is not None and live.first_token_s < self._step_s for live in self._live.values()
         )
         is_clear = not any(live.is_overtaken for live in self._step)
-        if is_clear and self._rates.prefill_tokens_per_s > 0:
+        if is_clear and self._knows_rates and took_s > 0:
+            corrections = self._corrections[is_beside]
             rated_s = sum(self._rated_s(live.num_tokens, is_beside=is_beside) for live in self._step)
+            expected_s = sum(self._prompt_s(live, is_beside=is_beside) for live in self._step)
+            if all(corrections.knows(live.num_tokens) for live in self._step):
+                off = min(_MAX_SURPRISE, max(1 / _MAX_SURPRISE, took_s / expected_s))
+                self._pace *= off**_PACE_SMOOTHING
+                self._pace = min(_MAX_CORRECTION, max(1 / _MAX_CORRECTION, self._pace))
             for live in self._step:
-                self._corrections[is_beside].learn(live.num_tokens, took_s / rated_s)
+                corrections.learn(live.num_tokens, took_s / rated_s / self._pace)
         self._step = []
 
     def _pass_on(self, gone: _Live, at_s: float) -> None:

@@ -172,7 +172,7 @@ def finished(num_tokens: int, decode_ms: float) -> Finished:
 
 def test_its_errors_correct_it_within_bounds() -> None:
     forecast, now_s = forecast_at(), 0.0
-    for factor, wanted_s in ((2.0, 0.22), (100.0, 0.44)):
+    for factor, wanted_s in ((2.0, 0.22), (100.0, 4 * 0.44)):
         for number in range(40):
             asked = chat(f"{number}", f"{number:04}" * 100)
             forecast.accept(asked, now_s)
@@ -182,6 +182,31 @@ def test_its_errors_correct_it_within_bounds() -> None:
             forecast.end(asked.id, now_s)
             now_s += 1.0
         assert first_token_s(forecast, chat("a", "x" * 400), now_s) == pytest.approx(0.005 + wanted_s, rel=0.02)
+
+
+def test_the_first_rates_count_and_one_size_tells_the_pace_of_all() -> None:
+    forecast, now_s = forecast_at(), 0.0
+
+    def compute(size: int, factor: float) -> None:
+        nonlocal now_s
+        asked = chat(f"{now_s}", f"{now_s:<40}" * (size // 10))
+        forecast.accept(asked, now_s)
+        forecast.start(asked, Started(size, 0), now_s)
+        now_s += 0.005 + factor * (size / 1000 + 0.01)
+        forecast.add_tokens(asked.id, 1, now_s)
+        forecast.end(asked.id, now_s)
+        now_s += 1.0
+
+    for _ in range(4):
+        compute(100, 1.0)
+        compute(400, 1.0)
+    forecast.note_rates(Rates(100.0, 50.0, 1.0))  # what the worker computed last was slow
+    usual_s = first_token_s(forecast, chat("a", "x" * 1600), now_s)
+    assert usual_s == pytest.approx(0.415, rel=0.02)
+    for _ in range(12):
+        compute(100, 1.5)
+    later_s = first_token_s(forecast, chat("a", "x" * 1600), now_s)
+    assert 1.25 * usual_s < later_s < 1.55 * usual_s, "a slower machine is so for all sizes"
 
 
 def test_the_lengths_and_the_speed_of_answers_are_learned() -> None:
