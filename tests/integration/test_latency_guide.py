@@ -39,7 +39,7 @@ def test_a_client_states_its_latency_and_the_record_is_kept(tmp_path: Path) -> N
     (code,) = blocks(GUIDE, "python")
     shown = run([sys.executable, "-c", of(daemon, code)])
     slo = json.loads(shown[shown.index("{\n") : shown.rindex("}\n") + 1])["slo"]
-    assert (slo["tier"], slo["ttft_target_ms"], slo["itl_target_ms"]) == ("realtime", 5000.0, 1000.0)
+    assert (slo["tier"], slo["ttft_target_ms"], slo["itl_target_ms"]) == ("realtime", 500.0, 1000.0)
     assert re.search(r"^deadline_unreachable (?:\d+|unknown)$", shown, re.MULTILINE)
     table, record = commands(daemon)
     # The refused request counts only if nothing could be predicted yet, so that it waited until its limit.
