@@ -59,8 +59,9 @@ from edgeagent.types import Step
 # After this time a request that is neither refused nor started is announced as begun, since clients time out without an
 # event. Until then an error is sent with its own status instead of as a failed response.
 ADMISSION_S = 0.25
-# How long a terminal event may wait for its response to be stored.
-KEEP_S = 5.0
+# How long a terminal event may wait for its response to be stored. That of a cancelled one must come at once. If this
+# process dies in the same moment, the response cannot be continued.
+KEEP_S, KEEP_CANCELLED_S = 5.0, 0.02
 # A client that reads nothing for this long counts as gone, even if the connection is still open.
 STALL_S = 10.0
 CLOSE_S = 1.0
@@ -252,13 +253,14 @@ class Connection:
             to_client_error(answer.request.id, error)  # it logs a bug; the client has asked for nothing yet
 
     async def _before_end(self, entry: Send) -> None:
-        """Wait until the response is stored, at most KEEP_S. Write the mean delivery time into its terminal event."""
+        """Wait a while until the response is stored. Write the mean delivery time into its terminal event."""
         live = self._requests.get(entry.request_id)
         if live is None:
             return
         if live.stored_future is not None:
             # A client that has seen the end may continue from it, even if this process dies.
-            await asyncio.wait({live.stored_future}, timeout=KEEP_S)
+            is_cancelled = entry.event["response"]["status"] == "cancelled"
+            await asyncio.wait({live.stored_future}, timeout=KEEP_CANCELLED_S if is_cancelled else KEEP_S)
         if live.delivery_time.num:
             set_delivery(entry.event, live.delivery_time.mean_ms)
 

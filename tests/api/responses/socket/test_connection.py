@@ -23,6 +23,7 @@ from edgeagent.api.responses.socket import connection
 from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config, ServerConfig
+from edgeagent.conversation.store import ResponseStore
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
 from edgeagent.types import (
     ChatPrompt,
@@ -224,6 +225,20 @@ async def test_cancel_under_way(address: str, backend: FakeBackend) -> None:
         assert events[-1]["response"]["usage"] is not None
         assert "never" not in str(events)
         assert backend.cancelled == [created["response"]["id"]]
+
+
+async def test_the_end_of_a_cancelled_response_does_not_wait_for_a_slow_disk(
+    address: str, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "KEEP_S", 3600.0)
+    monkeypatch.setattr(ResponseStore, "add", lambda *_: asyncio.get_running_loop().create_future())
+    gate = Gate()
+    backend.script = lambda _: (Started(3, 0), TextDelta("ye"), gate)
+    async with connect(f"ws://{address}/v1/responses") as socket:
+        await create(socket)
+        await gate.reached.wait()
+        await socket.send('{"type":"response.cancel"}')
+        assert (await until_end(socket))[-1]["response"]["status"] == "cancelled"
 
 
 async def test_cancel_right_behind_the_create(address: str, backend: FakeBackend) -> None:
