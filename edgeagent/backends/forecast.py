@@ -227,8 +227,8 @@ class Forecast:
     def note_rates(self, rates: Rates) -> None:
         """Record the rates that the worker measured. The first value of each counts, and the pace follows the others.
 
-        The worker's rates change with what it computed last: predictions from the latest ones were off by 20 % half as
-        often as these.
+        The worker's rates change with what it computed last, beside streams by a factor of two within seconds. With the
+        latest ones, twice as many predictions were off by more than 20 %.
         """
         known = self._rates
         self._rates = Rates(

@@ -127,6 +127,40 @@ async def test_compacted(client: AsyncOpenAI) -> None:
         assert (await last(connection)).status == "completed"
 
 
+async def test_a_conversation_is_summarized_in_idle_time_before_it_is_too_long(
+    daemon: Daemon, client: AsyncOpenAI
+) -> None:
+    async def num_generated() -> int:
+        async with httpx2.AsyncClient() as plain:
+            worker = (await plain.get(f"{daemon.url}/edgeagent/status")).json()["models"][0]["worker"]
+        # The worker reports nothing before its first pong.
+        return worker["num_output_tokens_total"] if worker and worker["num_running"] == 0 else 0
+
+    def managed(threshold: int) -> Any:
+        return [{"type": "compaction", "compact_threshold": threshold}]
+
+    story = "The kiosk by the door sells maps and tickets. " * 10
+    fields: Any = {"model": "builtin", "temperature": 0, "max_output_tokens": 16}
+    before = await num_generated()
+    first = await client.responses.create(input=story, context_management=managed(10_000), **fields)
+    num_first = first.usage.total_tokens
+    limit = managed(num_first + 60)
+    second = await client.responses.create(
+        input="Thanks!", previous_response_id=first.id, context_management=limit, **fields
+    )
+    assert [item.type for item in second.output] == ["message"]
+    async with asyncio.timeout(patient(60)):
+        num_asked, seen = before + first.usage.output_tokens + second.usage.output_tokens, 0
+        while seen <= num_asked:  # the worker reports a moment later
+            await asyncio.sleep(0.1)
+            seen = await num_generated()
+    third = await client.responses.create(
+        input=story, previous_response_id=second.id, context_management=limit, **fields
+    )
+    assert [item.type for item in third.output] == ["compaction", "message"]
+    assert third.usage.input_tokens < num_first + second.usage.total_tokens
+
+
 async def test_two_lanes_and_a_fork(client: AsyncOpenAI) -> None:
     async with (
         client.responses.connect() as connection,
