@@ -254,10 +254,14 @@ def engine_wheel(setup: dict[str, str]) -> Path:
 
 
 def portable_engines(version: str) -> list[Path]:
-    """Return the portable engines of this version that fit this machine, from the checkout and the user's cache."""
+    """Return the portable engines of this version that fit this machine, the latest first.
+
+    They are in the checkout and in the user's cache folder.
+    """
     folders = (ROOT / "dist" / "engine", cache_dir() / "wheels" / "portable")
-    pattern = f"llama_cpp_python-{version}+portable-*.whl"
-    return [wheel for folder in folders for wheel in sorted(folder.glob(pattern)) if fits_this_machine(wheel.name)]
+    found = [wheel for folder in folders for wheel in folder.glob(f"llama_cpp_python-{version}+portable-*.whl")]
+    fitting = [wheel for wheel in found if fits_this_machine(wheel.name)]
+    return sorted(fitting, key=lambda wheel: wheel.stat().st_mtime, reverse=True)
 
 
 def fits_this_machine(wheel: str) -> bool:

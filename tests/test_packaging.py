@@ -188,6 +188,18 @@ def test_a_portable_engine_that_fits_is_not_compiled(setup_env: ModuleType, monk
     assert asked[3:] == RUNTIME[1:]
 
 
+def test_the_latest_portable_engine_is_taken(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup_env, "fits_this_machine", lambda name: True)
+    wheels = [_portable(setup_env, tag) for tag in ("a", "b", "c")]
+    for wheel, changed in zip(wheels, (10, 30, 20), strict=True):
+        os.utime(wheel, (changed, changed))
+    assert setup_env.portable_engines(wheels[0].name.split("-")[1].partition("+")[0]) == [
+        wheels[1],
+        wheels[2],
+        wheels[0],
+    ]
+
+
 def test_cmake_args_ask_for_a_compiled_engine(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup_env, "fits_this_machine", lambda name: True)
     _portable(setup_env, "here")
