@@ -16,13 +16,24 @@ from pathlib import Path
 import pytest
 
 from edgeagent.api.routes import NEEDS
+from edgeagent.api.wire.fields import MAX_TOOLS
+from edgeagent.backends.remote.breaker import MAX_FAILURES, OPEN_S
 from edgeagent.cli import main
 from edgeagent.cli.commands import COMMANDS
+from edgeagent.config import EngineConfig, ServerConfig
 from edgeagent.config_sources import declared_options, load_config
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, MIN_PART
+from edgeagent.engine.scheduler import MIN_CHUNK, MIN_CHUNK_WITH_STREAMS, MIN_SLOW_CHUNK
 from edgeagent.machine_policy import MachinePolicy, described, load_policy
 from edgeagent.metrics.exposition import Snapshot, exposition
+from edgeagent.metrics.slo import OBJECTIVE
 from edgeagent.remotes import Budget
-from edgeagent.types import RouteMode
+from edgeagent.text.grammar.compiler import MAX_GRAMMAR_CHARS
+from edgeagent.text.grammar.json_guard import MAX_DIGITS, MAX_EQUAL_ELEMENTS, MAX_REPEATS
+from edgeagent.text.schema.faults import MAX_JOINED
+from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from edgeagent.types import AHEAD_TOKENS, RouteMode
+from edgeagent.worker.render.renderer import GRAMMAR_CPU_S, REQUEST_CPU_S
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -269,6 +280,33 @@ def test_the_guides_policy_is_whole_and_right(machine_policy: Path) -> None:
     policy = load_policy(machine_policy)
     assert policy is not None and set(described(policy)) == set(MachinePolicy.__struct_fields__)
     assert set(described(policy)["budget"]) == set(Budget.__struct_fields__)
+
+
+NUMBERS = [
+    ("architecture/engine.md", f"at least {MIN_CHUNK} tokens, beside streams {MIN_CHUNK_WITH_STREAMS},"),
+    ("architecture/engine.md", f"on a slow machine {MIN_SLOW_CHUNK}."),
+    ("architecture/cache.md", f"covers {MIN_BLOCK_TOKENS} to {MAX_BLOCK_TOKENS} consecutive tokens"),
+    ("architecture/cache.md", f"may have as few as {MIN_PART}."),
+    ("architecture/request.md", f"up to {AHEAD_TOKENS} tokens of the answer"),
+    ("guides/voice-assistant.md", f"up to {AHEAD_TOKENS} tokens"),
+    ("remote.md", f"rests for {OPEN_S:g} s after {'five' if MAX_FAILURES == 5 else MAX_FAILURES} failures in a row"),
+    ("access.md", f"connections ({ServerConfig.max_connections})"),
+    ("howto/latency.md", f"{OBJECTIVE:.0%}".replace("%", " % of answers")),
+    ("howto/models.md", f"at most `--draft-tokens` ({EngineConfig().draft_tokens})"),
+    ("howto/schemas.md", f"| one schema | {MAX_SCHEMA_BYTES:,} bytes, {MAX_SCHEMA_DEPTH} levels |"),
+    ("howto/schemas.md", f"| tools | {MAX_TOOLS}, with {MAX_GRAMMAR_CHARS:,} characters of schemas |"),
+    ("howto/schemas.md", f"must match at once | {MAX_JOINED} |"),
+    ("howto/schemas.md", f"| compiling one grammar | {GRAMMAR_CPU_S:g} s of CPU time"),
+    ("howto/schemas.md", f"the rendering of one request | {REQUEST_CPU_S:g} s of CPU time each |"),
+    ("howto/schemas.md", f"| digits of a number | {MAX_DIGITS} before the point and {MAX_DIGITS} after it"),
+    ("howto/schemas.md", f"ends after {MAX_EQUAL_ELEMENTS} equal elements in a row"),
+    ("howto/schemas.md", f"ends after {MAX_REPEATS} equal digits or blanks"),
+]
+
+
+@pytest.mark.parametrize(("page", "sentence"), NUMBERS)
+def test_a_number_in_prose_is_that_of_the_code(page: str, sentence: str) -> None:
+    assert sentence in " ".join(text_of(DOCS / page).split())
 
 
 def test_enough_is_checked() -> None:
