@@ -10,12 +10,13 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin dist bundle clean
+.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-install test-slow test-clients mutants soak check format documents docs hooks golden eval-builtin dist bundle clean
 
 help:
 	@echo "make demo          set up what runs, start the daemon with the bundled model, hold a short conversation"
 	@echo "make test          set up everything; formatting, lint, types, the program's size, every test but the slow ones"
 	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
+	@echo "make test-install  the packages in clean roots: installed, asked, upgraded, removed; Debian, as root; ARGS='--only deb'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat'"
 	@echo "make cluster-demo  two real vLLM workers, a router and a proxy on this machine; requests go there while each part is made to fail"
@@ -59,6 +60,9 @@ check: test
 
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile full --timeout 3600 $(PYTEST_ARGS)
+
+test-install: setup
+	$(BIN)/python -m tests.installation $(ARGS)
 
 test-clients: setup
 	$(BIN)/python -m tests.clients.run $(ARGS)

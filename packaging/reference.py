@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from prometheus_client.metrics import MetricWrapperBase
@@ -86,21 +86,36 @@ def command_page() -> str:
         table(["command", "what it does"], ([f"[`{n}`](#{n})", c.summary] for n, c in COMMANDS.items())),
     ]
     for name in COMMANDS:
-        command = typer.main.get_command(build_app(name)).commands[name]  # type: ignore[attr-defined]
-        parts += [f"## {name}", *_command(f"edgeagent {name}", command)]
+        parts += [f"## {name}", *_command(name)]
     return "\n\n".join(parts)
 
 
-def _command(path: str, command: Any) -> Iterator[str]:
+class Described(NamedTuple):
+    """A command that can be run: its path, usage line and help, and each argument or flag with its meaning.
+
+    `has_all_options`: it also takes every declared option, and `rows` has none of them.
+    """
+
+    path: str
+    usage: str
+    help: str
+    rows: list[tuple[str, str]]
+    has_all_options: bool
+
+
+def described(name: str) -> list[Described]:
+    """Return the command `name`, or its subcommands if it has some."""
+    command = typer.main.get_command(build_app(name)).commands[name]  # type: ignore[attr-defined]
+    return list(_described(f"edgeagent {name}", command))
+
+
+def _described(path: str, command: Any) -> Iterator[Described]:
     members: Mapping[str, Any] = getattr(command, "commands", {})
     for name, member in members.items():
-        yield f"### {path.removeprefix('edgeagent ')} {name}"
-        yield from _command(f"{path} {name}", member)
+        yield from _described(f"{path} {name}", member)
     if members:
         return
     context = command.make_context(path, [], resilient_parsing=True)
-    yield f"```text\n{' '.join([path, *command.collect_usage_pieces(context)])}\n```"
-    yield _prose(command.help or "")
     flags = {flag for param in command.params for flag in param.opts}
     declared = {option.flag for option in declared_options()}
     # Declared options are on the page of options. They are not repeated, since their defaults depend on this machine.
@@ -109,13 +124,25 @@ def _command(path: str, command: Any) -> Iterator[str]:
     for param in command.get_params(context):
         record = param.get_help_record(context)
         if record is not None and param.name != "help" and not (is_with_all and param.opts[0] in declared):
-            name, text = plain_record(record, param.param_type_name)
-            flag, _, choices = name.partition(" ") if "|" in name else (name, "", "")
+            rows.append(plain_record(record, param.param_type_name))
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    yield Described(path, usage, command.help or "", rows, is_with_all)
+
+
+def _command(name: str) -> Iterator[str]:
+    for command in described(name):
+        if command.path != f"edgeagent {name}":
+            yield f"### {command.path.removeprefix('edgeagent ')}"
+        yield f"```text\n{command.usage}\n```"
+        yield _prose(command.help)
+        rows = []
+        for argument, text in command.rows:
+            flag, _, choices = argument.partition(" ") if "|" in argument else (argument, "", "")
             rows.append([f"`{flag}` {choices.replace('|', ', ')}", text])
-    if rows:
-        yield table(["argument or flag", "meaning"], rows)
-    if is_with_all:
-        yield "This command also takes [every option](options.md) as a flag."
+        if rows:
+            yield table(["argument or flag", "meaning"], rows)
+        if command.has_all_options:
+            yield "This command also takes [every option](options.md) as a flag."
 
 
 def _prose(text: str) -> str:

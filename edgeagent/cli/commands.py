@@ -33,6 +33,7 @@ COMMANDS = {
     "serve": Command("edgeagent.cli.serve:serve", "Serve a model until stopped."),
     "run": Command("edgeagent.cli.run:run", "Chat with a model, or answer one prompt."),
     "status": Command("edgeagent.cli.status:status", "Show what the daemon runs, and how fast."),
+    "health": Command("edgeagent.cli.status:health", "Say whether the daemon can answer."),
     "stop": Command("edgeagent.cli.status:stop", "Stop the daemon; live requests may finish first."),
     "reload": Command("edgeagent.cli.status:reload", "Load a model again, also if it crashed too often."),
     "ps": Command("edgeagent.cli.status:ps", "List the loaded models, and how long they stay."),

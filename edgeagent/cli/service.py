@@ -20,8 +20,9 @@ import edgeagent
 from edgeagent.cli.display import print_json, table, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile
 from edgeagent.cli.service_files import (
-    GPU_GROUPS,
     NAME,
+    PACKAGED_PROGRAM,
+    PACKAGES_DIR,
     SYSTEM_CONFIG_FILE,
     SYSTEM_ENVIRONMENT,
     SYSTEM_STATE_DIR,
@@ -77,8 +78,12 @@ def install(
             f"a daemon that is not this service uses {settings.state_dir} ({process_text(running.pid)}); "
             "run `edgeagent stop`, then install"
         )
-    changed = {path: content for path, content in plan.contents.items() if _content(path) != content}
-    if changed and any(path.exists() for path in plan.files):
+    packaged = _packaged(plan)
+    changed = {
+        path: content for path, content in plan.contents.items() if _content(path) != content and path not in packaged
+    }
+    replaced = [path for path in packaged if path.exists()]
+    if (changed or replaced) and any(path.exists() for path in plan.files):
         for command in plan.replace:
             _run(command)
     if not system:
@@ -86,6 +91,9 @@ def install(
     for path, content in changed.items():
         _write(path, content)
         typer.echo(wrapped(f"wrote {path}"))
+    for path in replaced:
+        _remove(path)
+        typer.echo(wrapped(f"removed {path}: {packaged[path]} is the same"))
     for command in plan.start:
         _run_or_raise(command, settings.server.port)
     typer.echo(wrapped(_outcome(plan, settings, is_preloaded=preload)))
@@ -101,7 +109,7 @@ def uninstall(system: ForSystem = False, dry_run: DryRun = False) -> None:
     """Stop the service and remove its files. Settings, state and models stay; see `edgeagent uninstall-data`."""
     plan = plan_of(Config(), None, is_system=system)
     there = [path for path in plan.files if path.exists()]
-    if not there:
+    if not is_installed(plan):
         typer.echo("No service is installed.")
         return
     if dry_run:
@@ -124,19 +132,20 @@ def status(system: ForSystem = False, as_json: AsJson = False, config: ConfigFil
     """Show whether the service is installed, up to date and running. Exits with 1 if it is not installed."""
     settings = service_config(config, is_system=system)
     plan = plan_of(settings, config, is_system=system)
-    files = {str(path): _state_of(path, content) for path, content in plan.contents.items()}
-    is_installed = any(path.exists() for path in plan.files)
-    states = {name: _output(command) or "unknown" for name, command in plan.states.items()} if is_installed else {}
+    there, packaged = is_installed(plan), _packaged(plan)
+    used = {path: packaged[path] if path in packaged and not path.exists() else path for path in plan.files}
+    files = {str(used[path]): _state_of(used[path], content) for path, content in plan.contents.items()}
+    states = {name: _output(command) or "unknown" for name, command in plan.states.items()} if there else {}
     # The runtime file of a system service is private to its account.
     daemon = None if system else find_daemon(settings.state_dir)
     if as_json:
         running = {"pid": daemon.pid, "url": daemon.url} if daemon else None
-        print_json({"installed": is_installed, "files": files, "states": states, "daemon": running})
+        print_json({"installed": there, "files": files, "states": states, "daemon": running})
     else:
         typer.echo(table(("file", "state"), list(files.items()), left_columns=2))
         for name, state in states.items():
             typer.echo(f"{name}: {state}")
-        if system and is_installed:
+        if system and there:
             typer.echo(wrapped(f"for more: sudo -u {NAME} edgeagent status --state-dir {settings.state_dir}"))
         elif not system:
             typer.echo(
@@ -144,7 +153,7 @@ def status(system: ForSystem = False, as_json: AsJson = False, config: ConfigFil
             )
         if "differs" in files.values():
             typer.echo(wrapped("`edgeagent service install` brings the files up to date with the settings."))
-    if not is_installed:
+    if not there:
         raise typer.Exit(1)
 
 
@@ -178,6 +187,18 @@ def service_config(file: Path | None, *, is_system: bool) -> Config:
     return load_config({"state_dir": state_dir}, file).config if file.exists() else Config(state_dir=state_dir)
 
 
+def is_installed(plan: Plan) -> bool:
+    """Whether the service is installed: its files were written, or those of a package are enabled."""
+    if any(path.exists() for path in plan.files):
+        return True
+    return any(path.exists() for path in plan.packaged.values()) and _succeeds(plan.is_enabled)
+
+
+def _packaged(plan: Plan) -> dict[Path, Path]:
+    """Return the files that need not be written, and where a package has put each with the same content."""
+    return {path: other for path, other in plan.packaged.items() if _content(other) == plan.contents[path]}
+
+
 def plan_of(
     config: Config,
     file: Path | None,
@@ -199,16 +220,15 @@ def plan_of(
         drain_s=config.server.drain_s,
         is_system=is_system,
         is_preloaded=is_preloaded,
-        groups=tuple(_gpu_groups()) if is_system else (),
         log_file=config.log.file or _log_file(platform, config, home),
         user=_user(platform),
     )
     match platform:
         case "linux" if is_system:
-            return systemd_plan(settings, Path("/etc/systemd/system"))
+            return systemd_plan(settings, Path("/etc/systemd/system"), PACKAGES_DIR)
         case "linux":
             config_home = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-            return systemd_plan(settings, config_home / "systemd" / "user")
+            return systemd_plan(settings, config_home / "systemd" / "user", PACKAGES_DIR)
         case _ if is_system:
             raise ConfigError("--system is for Linux; leave it out, and install the service for each user")
         case "darwin":
@@ -224,7 +244,10 @@ def _program(platform: str) -> Command:
     if platform == "win32":  # python.exe would open a window
         return (str(python.with_name("pythonw.exe")), "-m", NAME)
     script = python.with_name(NAME)
-    return (str(script),) if script.is_file() else (sys.executable, "-m", NAME)
+    if not script.is_file():
+        return (sys.executable, "-m", NAME)
+    is_packaged = PACKAGED_PROGRAM.exists() and PACKAGED_PROGRAM.samefile(script)
+    return (str(PACKAGED_PROGRAM if is_packaged else script),)
 
 
 def _check_program() -> None:
@@ -265,15 +288,6 @@ def _places() -> dict[str, str]:
     return {name: os.environ[name] for name in _PLACES if os.environ.get(name)}
 
 
-def _gpu_groups() -> Iterator[str]:
-    if sys.platform != "win32":
-        import grp
-
-        for name in GPU_GROUPS:
-            with suppress(KeyError):
-                yield grp.getgrnam(name).gr_name
-
-
 def _log_file(platform: str, config: Config, home: Path) -> Path | None:
     match platform:
         case "darwin":
@@ -291,8 +305,9 @@ def _user(platform: str) -> str:
 
 
 def _show(plan: Plan) -> None:
+    packaged = _packaged(plan)
     for path, text in plan.files.items():
-        typer.echo(f"# {path}\n{text}")
+        typer.echo(f"# {packaged[path]} is used\n" if path in packaged else f"# {path}\n{text}")
     for command in plan.start:
         typer.echo(shlex.join(command))
 

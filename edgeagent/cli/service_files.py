@@ -26,6 +26,8 @@ SYSTEM_ENVIRONMENT = {
     "HF_HOME": str(SYSTEM_CACHE_DIR),
     "HOME": str(SYSTEM_CACHE_DIR),
 }
+PACKAGED_PROGRAM, PACKAGES_DIR = Path("/usr/bin/edgeagent"), Path("/usr/lib")
+"""Where a package of the system puts the command, and below what it puts units."""
 GPU_GROUPS = ("render", "video")
 """Groups whose members may use GPUs."""
 # A stopping daemon waits server.drain_s for its requests, writes prompts to disk for as long, and ends its workers.
@@ -52,7 +54,6 @@ class Settings:
     drain_s: float = 10.0
     is_system: bool = False
     is_preloaded: bool = False
-    groups: tuple[str, ...] = ()
     log_file: PurePath | None = None
     user: str = ""
     """The user's name (Windows) or number (macOS)."""
@@ -80,6 +81,10 @@ class Plan:
     logs: Command
     """Prints the log. {lines} stands for the number of lines."""
     follow: Command
+    is_enabled: Command = ()
+    """Succeeds if files of a package are in use."""
+    packaged: Mapping[Path, Path] = field(default_factory=dict)
+    """Where a package puts each file. If it is there with the same content, none is written."""
 
     @property
     def contents(self) -> dict[Path, bytes]:
@@ -88,16 +93,20 @@ class Plan:
         return {path: text.encode(encoding) for path, text in self.files.items()}
 
 
-def systemd_plan(settings: Settings, units_dir: Path, sysusers_dir: Path = Path("/etc/sysusers.d")) -> Plan:
+def systemd_plan(settings: Settings, units_dir: Path, packages_dir: Path) -> Plan:
     """Return the plan of a user's service or, with `is_system`, of one for the whole machine."""
     ask = ("systemctl",) if settings.is_system else ("systemctl", "--user")
     journal = ("journalctl", *ask[1:], f"--unit={NAME}", "--lines={lines}")
     socket, service = f"{NAME}.socket", f"{NAME}.service"
     files = {units_dir / service: systemd_service(settings), units_dir / socket: systemd_socket(settings)}
+    folder = packages_dir / "systemd" / ("system" if settings.is_system else "user")
+    packaged = {units_dir / unit: folder / unit for unit in (service, socket)}
     account: tuple[Command, ...] = ()
     if settings.is_system:
-        files[sysusers_dir / f"{NAME}.conf"] = SYSUSERS
-        account = (("systemd-sysusers", str(sysusers_dir / f"{NAME}.conf")),)
+        conf = Path("/etc/sysusers.d", f"{NAME}.conf")
+        files[conf], packaged[conf] = SYSUSERS, packages_dir / "sysusers.d" / conf.name
+        # systemd-sysusers finds the file by its name, also that of a package.
+        account = (("systemd-sysusers", conf.name),)
     enable, at_boot = (*ask, "enable", "--now", socket), (*ask, "enable", "--now", service)
     only_then: Command = (*ask, "disable", service)
     return Plan(
@@ -110,6 +119,8 @@ def systemd_plan(settings: Settings, units_dir: Path, sysusers_dir: Path = Path(
         stop=((*ask, "disable", "--now", socket, service),),
         forget=((*ask, "daemon-reload"), (*ask, "reset-failed", socket, service)),
         is_running=(*ask, "is-active", "--quiet", service),
+        is_enabled=(*ask, "is-enabled", "--quiet", socket),
+        packaged=packaged,
         states={
             socket: (*ask, "is-active", socket),
             service: (*ask, "is-active", service),
@@ -198,12 +209,12 @@ ReadWritePaths={" ".join(writable)}
 
 
 def _system_part(settings: Settings) -> str:
-    groups = f"SupplementaryGroups={' '.join(settings.groups)}\n" if settings.groups else ""
     writable = "".join(f"ReadWritePaths={_path(path, settings)}\n" for path in settings.writable)
     return f"""\
 {_SYSTEM_SANDBOX}ProtectHome=yes
 User={NAME}
-{groups}StateDirectory={NAME}
+SupplementaryGroups={" ".join(GPU_GROUPS)}
+StateDirectory={NAME}
 StateDirectoryMode=0700
 CacheDirectory={NAME}
 {writable}"""
@@ -235,7 +246,8 @@ WantedBy=sockets.target
 SYSUSERS = f"""\
 # Made by `edgeagent service install --system`.
 u {NAME} - "edgeagent daemon" {SYSTEM_STATE_DIR}
-"""
+# A unit whose groups are missing does not start.
+{"".join(f"g {name} -{chr(10)}" for name in GPU_GROUPS)}"""
 
 
 def launchd_plan(settings: Settings, agents_dir: Path) -> Plan:
@@ -363,7 +375,7 @@ def packaged_files() -> dict[str, str]:
         state_dir=PurePosixPath("/home/USER/.local/state/edgeagent"),
         environment={},
     )
-    system = replace(unix, is_system=True, environment=SYSTEM_ENVIRONMENT, groups=GPU_GROUPS)
+    system = replace(unix, is_system=True, environment=SYSTEM_ENVIRONMENT)
     mac = replace(unix, log_file=PurePosixPath("/Users/USER/Library/Logs/edgeagent.log"))
     windows = replace(
         unix,

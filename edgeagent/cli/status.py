@@ -15,7 +15,7 @@ from edgeagent.cli.display import complain, duration, print_json, size_text, tab
 from edgeagent.cli.egress import recent_egress, show_recent_egress
 from edgeagent.cli.link import address_of, ask, daemon_of
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
 from edgeagent.state_files import holder
 from edgeagent.units import load_stage
@@ -178,6 +178,14 @@ def reload(
     query = {"model": model} if model else {}
     answer = _post(state_dir, config, "reload", query, accept=frozenset({202}))
     typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows the progress.")
+
+
+def health(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Exit with 0 if the daemon can answer, else with 1. For health checks of containers and monitoring."""
+    answer = ask(daemon_of(settings_of(state_dir, config).state_dir), "/health", accept=frozenset({200, 503}))
+    if "error" in answer:
+        raise BackendUnavailable(answer["error"]["message"])
+    typer.echo(answer["status"])
 
 
 def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:

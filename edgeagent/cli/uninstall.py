@@ -17,7 +17,7 @@ from edgeagent import cache_folder
 from edgeagent.cli.changes import agree
 from edgeagent.cli.display import print_json, size_text, table
 from edgeagent.cli.options import AsJson, ConfigFile, Yes
-from edgeagent.cli.service import ForSystem, plan_of, service_config
+from edgeagent.cli.service import ForSystem, is_installed, plan_of, service_config
 from edgeagent.cli.service_files import NAME, SYSTEM_CACHE_DIR, SYSTEM_CONFIG_FILE
 from edgeagent.config import Config
 from edgeagent.config_sources import load_config
@@ -86,8 +86,7 @@ def uninstall_data(
 
 def _check_free(settings: Config, *, is_system: bool) -> None:
     """Raise ConfigError if a service is installed, or if a daemon uses the data."""
-    plan = plan_of(Config(), None, is_system=is_system)
-    if any(path.exists() for path in plan.files):
+    if is_installed(plan_of(Config(), None, is_system=is_system)):
         raise ConfigError(
             f"the service is installed; run `edgeagent service uninstall{' --system' if is_system else ''}` first"
         )

@@ -15,6 +15,7 @@ import pytest
 from edgeagent.cli import main
 from edgeagent.cli.service import plan_of
 from edgeagent.config import Config, ServerConfig
+from edgeagent.config_sources import load_config
 from edgeagent.daemon.state import locked_state_dir
 from edgeagent.runtime_file import Runtime, write_runtime
 from tests.store.gguf_bytes import small_model
@@ -117,7 +118,7 @@ def test_a_dry_run_changes_nothing(home: Path, capsys: pytest.CaptureFixture[str
     assert main(["service", "install", "--system", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "# /etc/systemd/system/edgeagent.service\n" in out and "User=edgeagent\n" in out
-    assert "\nsystemd-sysusers /etc/sysusers.d/edgeagent.conf\n" in out
+    assert "\nsystemd-sysusers edgeagent.conf\n" in out
     assert (files(home), calls(home)) == (before, [])
 
 
@@ -217,3 +218,39 @@ def test_a_folder_that_is_no_state_folder_stays(home: Path) -> None:
     (home / "state" / "thesis.txt").write_text("x")
     assert main(["uninstall-data", "--yes"]) == 0
     assert files(home) == {"state/thesis.txt"}
+
+
+def test_the_units_of_a_package_are_used(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packages = tmp_path / "usr/lib"
+    monkeypatch.setattr("edgeagent.cli.service.PACKAGES_DIR", packages)
+    (home / ".config/edgeagent/config.toml").write_text(f'state_dir = "{home}/state"\n')
+    before = files(home)
+    plan = plan_of(load_config().config, None)
+    for path, packaged in plan.packaged.items():
+        packaged.parent.mkdir(parents=True, exist_ok=True)
+        packaged.write_bytes(plan.contents[path])
+    assert main(["service", "install"]) == 0
+    assert files(home) == before
+    assert calls(home) == [CHECK, *START]
+    capsys.readouterr()
+    assert main(["service", "status", "--json"]) == 0
+    used = {str(path): "up to date" for path in plan.packaged.values()}
+    assert json.loads(capsys.readouterr().out)["files"] == used
+    # A setting that the packaged units do not fit: the socket's own file goes over that of the package.
+    assert main(["config", "set", "server.port", "18128"]) == 0
+    calls(home)
+    assert main(["service", "install"]) == 0
+    assert files(home) - before == {".config/systemd/user/edgeagent.socket"}
+    # The setting is as before: the file is in the way.
+    assert main(["config", "unset", "server.port"]) == 0
+    calls(home)
+    assert main(["service", "install"]) == 0
+    assert calls(home) == [CHECK, REPLACE, *START]
+    assert files(home) == before
+    assert main(["uninstall-data", "--yes"]) == 2
+    assert main(["service", "uninstall"]) == 0
+    assert REPLACE in calls(home) and all(path.exists() for path in plan.packaged.values())
+    monkeypatch.setenv("FAILS", "*is-enabled*")
+    assert main(["service", "status"]) == 1

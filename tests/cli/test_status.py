@@ -304,6 +304,18 @@ def test_without_a_daemon_status_says_so_and_fails(
     assert json.loads(capsys.readouterr().out) == {"running": False}
 
 
+def test_health_is_the_exit_status(
+    daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _found(monkeypatch, daemon)
+    daemon.answers["/health"] = (200, {"status": "ok"})
+    assert main(["health"]) == 0
+    assert capsys.readouterr().out == "ok\n"
+    daemon.answers["/health"] = (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable"}})
+    assert main(["health"]) == 1
+    assert "Loading model" in capsys.readouterr().err
+
+
 def test_stop_waits_until_the_process_is_gone(
     daemon: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

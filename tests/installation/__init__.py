@@ -1,0 +1,1 @@
+"""Packages in clean roots: installed, started, asked, upgraded with their state, and removed. `make test-install`."""
