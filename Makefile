@@ -62,6 +62,8 @@ test-slow: setup
 	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile full --timeout 3600 $(PYTEST_ARGS)
 
 test-install: setup
+	@$(BIN)/python packaging/dist.py python engine offline
+	$(BIN)/python packaging/first_token.py --wheels dist/offline
 	$(BIN)/python -m tests.installation $(ARGS)
 
 test-clients: setup

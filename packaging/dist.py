@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import deb
+import oci
+from program_tree import PackageError
 from sbom import bill_of_materials
 from setup_env import ROOT, STAMP, pinned_bindings, portable_engines, read_stamp, wheel_folder
 
@@ -159,6 +162,36 @@ def make_offline(target: Path) -> None:
     )
 
 
+def make_deb(target: Path) -> None:
+    """Make the Debian package for this machine's version of Python."""
+    _remove(target, "edgeagent_*.deb")
+    _packed(deb.make, target, f"{sys.version_info[0]}.{sys.version_info[1]}")
+
+
+def _no_deb() -> str | None:
+    return None if sys.platform == "linux" else "it is for Linux"
+
+
+def make_oci(target: Path) -> None:
+    """Make the container image."""
+    _remove(target, "edgeagent-*-oci.tar")
+    _packed(oci.make, target)
+
+
+def _no_oci() -> str | None:
+    if sys.platform != "linux" or shutil.which("mmdebstrap") is None:
+        return "it needs mmdebstrap"
+    is_own = f"{sys.version_info[0]}.{sys.version_info[1]}" == oci.PYTHON
+    return None if is_own else f"the wheels are for another Python than the image's, {oci.PYTHON}"
+
+
+def _packed(make_package: Callable[..., Path], target: Path, *more: str) -> None:
+    try:
+        make_package(target / OFFLINE, target, *more)
+    except PackageError as error:
+        raise DistError(str(error)) from None
+
+
 def make_sbom(target: Path) -> None:
     """Write the bill of materials of the wheels in the folder `offline`."""
     listed = bill_of_materials(sorted((target / OFFLINE).glob("*.whl")), llama_cpp_commit())
@@ -195,6 +228,8 @@ PARTS: tuple[Part, ...] = (
     Part("python", make_python),
     Part("engine", make_engine, _no_engine),
     Part("offline", make_offline),
+    Part("deb", make_deb, _no_deb),
+    Part("oci", make_oci, _no_oci),
     Part("sbom", make_sbom),
     Part("checksums", make_checksums),
 )
