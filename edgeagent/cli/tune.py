@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from edgeagent.bench.scenarios import MeasuredServer, Workload
     from edgeagent.bench.stats import Change
     from edgeagent.types.choices import Profile, Trial
-    from edgeagent.worker.parent.pool.tuning_store import TuningStore
+    from edgeagent.worker.parent.pool.profile_store import ProfileStore
 
 AB_HELP = """Compare two values of an option: start a daemon for each, and measure them in alternation (A B B A).
 
@@ -315,12 +314,10 @@ def tune(
     config: ConfigFile = None,
 ) -> None:
     """Find the fastest settings, and save the profile."""
-    from edgeagent.types.choices import encoded_profile
-    from edgeagent.worker.parent.pool.tuning_store import PROFILES, TuningStore
+    from edgeagent.worker.parent.pool.profile_store import ProfileStore
 
     settings = settings_of(state_dir, config)
-    folder = settings.state_dir.absolute() / PROFILES
-    store = TuningStore(folder)
+    store = ProfileStore(settings.state_dir)
     if show_profiles or forget:
         _show_or_forget(store, model, is_forgotten=forget, as_json=as_json)
         return
@@ -334,12 +331,13 @@ def tune(
             raise typer.Exit(130) from None
         finally:
             measuring.close()
-    path, content = Path(profile.path), encoded_profile(profile)
-    store.note(path, content)
-    store.write(path)
     _print_profiles([profile], as_json=as_json)
-    if TuningStore(folder).read(path) != content:
-        raise EdgeAgentError(f"the profile could not be saved in {folder}; make the folder writable, and tune again")
+    try:
+        store.save(profile)
+    except (ConfigError, OSError) as error:
+        raise EdgeAgentError(
+            f"the profile could not be saved in {store.folder} ({error}); make the folder writable, and tune again"
+        ) from None
     if not as_json:
         typer.echo("The next load of the model uses it; `edgeagent reload` loads it again now.")
 
@@ -425,12 +423,8 @@ def _trial(name: str, value: str, against: str, change: Change, *, is_taken: boo
     return Trial(name, value, against, change.ratio, change.low, min(change.high, 1e6), is_taken)
 
 
-def _show_or_forget(store: TuningStore, model: str | None, *, is_forgotten: bool, as_json: bool) -> None:
-    from edgeagent.types.choices import read_profile
-
-    # A worker uses no file that is not valid, so it is not shown either.
-    profiles = [each for each in map(read_profile, store.contents()) if each is not None]
-    found = [each for each in profiles if model in (None, each.model, each.path)]
+def _show_or_forget(store: ProfileStore, model: str | None, *, is_forgotten: bool, as_json: bool) -> None:
+    found = [each for each in store.all() if model in (None, each.model, each.path)]
     if is_forgotten:
         if model is None:
             raise ConfigError("name the model whose profile is to be deleted; `edgeagent tune --show` lists them")
@@ -448,9 +442,9 @@ def _show_or_forget(store: TuningStore, model: str | None, *, is_forgotten: bool
 
 def _print_profiles(profiles: Sequence[Profile], *, as_json: bool) -> None:
     if as_json:
-        from edgeagent.types.choices import encoded_profile
+        from edgeagent.worker.parent.pool.profile_store import json_of
 
-        print_json([json.loads(encoded_profile(each)) for each in profiles])
+        print_json([json_of(each) for each in profiles])
         return
     for each in profiles:
         options = ", ".join(f"{name} {value}" for name, value in each.options.given.items()) or "the defaults are best"

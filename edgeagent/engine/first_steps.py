@@ -86,11 +86,9 @@ def try_adapter(runner: LlamaRunner, path: Path) -> None:
 def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:
     """Measure steps of 1, 2, 4, 8 and 16 tokens for `costs`, so that drafts can be planned from the start.
 
-    Nothing is measured if `costs` knows all these sizes. Sizes that would take too long or do not fit into a batch are
-    left out. The cells must be empty, and are empty afterwards. Raise OutOfCells or InternalError.
+    Sizes that would take too long or do not fit into a batch are left out. The cells must be empty, and are empty
+    afterwards. Raise OutOfCells or InternalError.
     """
-    if costs.knows(_DRAFT_STEPS):
-        return
     took_s = 0.0
     for num_tokens in _DRAFT_STEPS:
         if 2 * took_s > _MAX_DRAFT_STEP_S or num_tokens > runner.max_batch:

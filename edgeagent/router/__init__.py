@@ -28,7 +28,7 @@ def build(config: Config) -> Router:
     from edgeagent.worker.parent.pool.cache_shares import CacheShares
     from edgeagent.worker.parent.pool.loading import ModelSource
     from edgeagent.worker.parent.pool.pool import Pool
-    from edgeagent.worker.parent.pool.tuning_store import PROFILES, TuningStore
+    from edgeagent.worker.parent.pool.profile_store import ProfileStore
 
     remote_access, targets, uses = RemoteAccess(config), targets_of(config), LastUse(config.state_dir)
     verified = VerifiedFiles(config.state_dir)
@@ -51,8 +51,7 @@ def build(config: Config) -> Router:
         library.resolve,
         validate,
         offer=library.resolve_for_client if config.load.on_demand else None,
-        tuning_store=TuningStore(config.state_dir.absolute() / "calibrations"),
-        profiles=TuningStore(config.state_dir.absolute() / PROFILES),
+        profiles=ProfileStore(config.state_dir),
         cache=CacheShares(config),
         size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
         validate_adapter=check_adapter,

@@ -4,58 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, MsgspecError, Struct, json
+from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
 Name = Annotated[str, Meta(max_length=256)]
-Seconds = Annotated[float, Meta(gt=0, le=3600)]
 Ratio = Annotated[float, Meta(gt=0, le=1e6)]
 Conditions = Annotated[dict[Name, Annotated[str, Meta(max_length=4096)]], Meta(max_length=32)]
-Counts = Annotated[tuple[Annotated[float, Meta(ge=0, le=1e9)], ...], Meta(max_length=64)]
-
-
-class StepTime(Struct, frozen=True, array_like=True):
-    """The mean time of steps of about the same size. See engine.costs.step_shape for the other fields."""
-
-    num_tokens: Annotated[float, Meta(ge=1, le=1 << 31)]
-    num_cells: Annotated[float, Meta(ge=0, le=1 << 40)]
-    num_pairs: Annotated[float, Meta(ge=0, le=1 << 60)]
-    seconds: Seconds
-
-
-class DraftRecord(Struct, frozen=True, rename={"verified": "judged", "accepted": "stood"}):
-    """Counts of verified and of accepted draft tokens by position, for one draft source and one kind of sampler.
-
-    In files, these fields have the names that `rename` gives.
-    """
-
-    source: Name
-    sampler: Name
-    verified: Counts
-    accepted: Counts
-
-
-class LearnedCosts(Struct, frozen=True):
-    """What an engine learned from its steps: their mean times, and how many draft tokens were accepted.
-
-    `draft` identifies the file of the draft model: its path, size and time of change; "" without a draft model.
-    `draft_times` and `records` are reused only with the same draft model.
-    """
-
-    times: Annotated[tuple[StepTime, ...], Meta(max_length=128)] = ()
-    draft: Annotated[str, Meta(max_length=4096)] = ""
-    draft_times: Annotated[tuple[StepTime, ...], Meta(max_length=128)] = ()
-    records: Annotated[tuple[DraftRecord, ...], Meta(max_length=64)] = ()
-
-
-class SavedTuning(Struct, frozen=True):
-    """What the daemon keeps for the next load of a model: what an engine learned.
-
-    `conditions` describes the model, the settings and the machine. If they differ at the next load, nothing is reused.
-    """
-
-    conditions: Conditions
-    learned: LearnedCosts = LearnedCosts()
 
 
 class Trial(Struct, frozen=True):
@@ -110,19 +64,6 @@ class Profile(Struct, frozen=True):
     at: Name
     own: Conditions = {}
     trials: Annotated[tuple[Trial, ...], Meta(max_length=64)] = ()
-
-
-def encoded_profile(profile: Profile) -> bytes:
-    """Return the JSON of a profile."""
-    return json.encode(profile)
-
-
-def read_profile(content: bytes) -> Profile | None:
-    """Return the profile in `content`; None if it is empty or not valid."""
-    try:
-        return json.decode(content, type=Profile) if content else None
-    except (MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 class SettingChoice(Struct, frozen=True):

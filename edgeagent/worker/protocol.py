@@ -32,6 +32,7 @@ from edgeagent.types import (
     TokenLogprob,
     WorkerStatus,
 )
+from edgeagent.types.choices import Profile
 
 MAX_FRAME_FROM_WORKER_BYTES = 1 << 20
 MAX_FRAME_TO_WORKER_BYTES = 32 << 20
@@ -80,9 +81,7 @@ class Load(Struct, frozen=True, tag="load"):
     - `shapes` has the FileShape of the model, then that of its draft; empty if the model's header could not be read.
     - `room_bytes` is how much of the machine's memory the model may use; 0 means all that is free.
     - `num_tries` is the number of earlier loads that failed because memory ran out.
-    - `saved_tuning` is what an earlier worker of this model learned: the last `Ready.saved_tuning` or
-      `SaveTuning.saved_tuning`. It is the JSON of types.choices.SavedTuning.
-    - `profile` is the JSON of a types.choices.Profile, which `edgeagent tune` saved; empty if there is none.
+    - `profile` was saved by `edgeagent tune`.
     - `adapters` are the paths of the model's LoRA adapters by name.
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
     - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided this; see `SettingChoice.by`.
@@ -99,8 +98,7 @@ class Load(Struct, frozen=True, tag="load"):
     shapes: tuple[FileShape, ...] = ()
     room_bytes: int = 0
     num_tries: int = 0
-    saved_tuning: bytes = b""
-    profile: bytes = b""
+    profile: Profile | None = None
     adapters: dict[str, str] = {}
     unusable_adapters: dict[str, str] = {}
     draft_why: str = ""
@@ -219,21 +217,11 @@ def rewind_part(path: str) -> str:
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The model is loaded and warm.
-
-    `notes` and `warnings` are lines for the daemon's log. `saved_tuning` is the `Load.saved_tuning` of the next worker.
-    """
+    """The model is loaded and warm. `notes` and `warnings` are lines for the daemon's log."""
 
     info: ModelInfo
     notes: tuple[str, ...] = ()
-    saved_tuning: bytes = b""
     warnings: tuple[str, ...] = ()
-
-
-class SaveTuning(Struct, frozen=True, tag="save_tuning"):
-    """A newer value for `Load.saved_tuning`. It includes what the worker has learned since it sent its Ready."""
-
-    saved_tuning: bytes
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
@@ -312,7 +300,7 @@ class RenderJob(Struct, frozen=True, tag="render"):
     is_last: bool = True
 
 
-FromWorker = LoadProgress | Ready | SaveTuning | LoadFailed | StepResult | AnswerPart | Failed | Pong | RenderJob
+FromWorker = LoadProgress | Ready | LoadFailed | StepResult | AnswerPart | Failed | Pong | RenderJob
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

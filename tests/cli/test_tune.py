@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from edgeagent.bench.measure import Measurement
@@ -19,7 +18,7 @@ from edgeagent.cli.tune import SettingName, _search, flags_of, is_possible, sett
 from edgeagent.config import Config
 from edgeagent.errors import ConfigError
 from edgeagent.types.choices import Profile, Trial, TunedOptions
-from edgeagent.worker.parent.pool.tuning_store import PROFILES, TuningStore
+from edgeagent.worker.parent.pool.profile_store import ProfileStore
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def test_a_profile_that_cannot_be_saved_is_an_error(
 ) -> None:
     profile = Profile("a", "/m/a.gguf", {}, TunedOptions(threads=1), "2026-01-01T00:00:00")
     monkeypatch.setattr("edgeagent.cli.tune._search", lambda *_: profile)
-    (tmp_path / PROFILES).write_bytes(b"")
+    ProfileStore(tmp_path).folder.write_bytes(b"")
     assert main(["tune", "--state-dir", str(tmp_path)]) == 1
     printed = capsys.readouterr()
     assert "a, 2026-01-01T00:00: threads 1" in printed.out and "next load" not in printed.out
@@ -114,13 +113,12 @@ def test_profiles_are_shown_and_forgotten(tmp_path: Path, capsys: pytest.Capture
     state = ["--state-dir", str(tmp_path)]
     assert main(["tune", "--show", *state]) == 0
     assert "There is no profile" in capsys.readouterr().out
-    store = TuningStore(tmp_path / PROFILES)
+    store = ProfileStore(tmp_path)
     for name in ("a", "b"):
         trial = Trial("threads", "1", "2", 1.2, 1.1, 1.3, is_taken=True)
         profile = Profile(name, f"/m/{name}.gguf", {}, TunedOptions(threads=1), "2026-01-01T00:00:00", trials=(trial,))
-        store.note(Path(profile.path), msgspec.json.encode(profile))
-        store.write(Path(profile.path))
-    (tmp_path / PROFILES / "bad.json").write_bytes(b"{")
+        store.save(profile)
+    (store.folder / "bad.json").write_bytes(b"{")
     assert main(["tune", "--show", "a", *state]) == 0
     shown = capsys.readouterr().out
     assert "a, 2026-01-01T00:00: threads 1" in shown and "1.200 times the speed (1.100 to 1.300)" in shown

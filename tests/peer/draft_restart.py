@@ -37,18 +37,12 @@ STAGES = ("cold", "warm", "after a restart")
 
 
 class Life:
-    """One run of a worker's engine with a disk cache, from load to close.
+    """One run of a worker's engine with a disk cache, from load to close."""
 
-    `saved_tuning` is what earlier runs have learnt about the models: the value that the last `close` returned, or b"".
-    """
-
-    def __init__(self, target: Path, draft: Path | None, folder: Path, saved_tuning: bytes, threads: int) -> None:
+    def __init__(self, target: Path, draft: Path | None, folder: Path, threads: int) -> None:
         config = EngineConfig(ctx=4096, threads=threads, sandbox=False, draft_ngrams=False)
         disk = DiskCache(str(folder), b"s" * 32, 8 << 30, 0, 86400.0, 0, 10.0)
-        load = Load(
-            "pair", str(target), None if draft is None else str(draft), config,
-            disk=disk, saved_tuning=saved_tuning,
-        )  # fmt: skip
+        load = Load("pair", str(target), None if draft is None else str(draft), config, disk=disk)
         self._host = Host(load, open_model(load), store=start_block_store(disk))
         self.num_drafted = 0
         for runner in self._host._runners[1:]:
@@ -78,11 +72,9 @@ class Life:
             engine.step()
         return first_s - started_s, ended_s - first_s, self.num_drafted - before
 
-    def close(self) -> bytes:
-        """Close the engine and return what it has learnt, for the next run."""
-        saved_tuning = self._host.saved_tuning
+    def close(self) -> None:
+        """Close the engine, which writes the cached blocks."""
         self._host.close()
-        return saved_tuning
 
 
 def main() -> None:
@@ -97,19 +89,18 @@ def main() -> None:
     shape = dataclasses.replace(PAIR, name=f"pair-{options.layers}-layers", num_layers=options.layers)
     target, draft = make_pair(options.folder, 0.0, shape)
     samples: defaultdict[tuple[str, str], list[tuple[float, float, int]]] = defaultdict(list)
-    kept = {"without": b"", "with": b""}
-    for number in range(-1, options.rounds):  # the first round teaches the costs of steps, and does not count
+    for number in range(-1, options.rounds):  # the first round does not count
         chance = random.Random(number)
         prompt = [chance.randrange(300, VOCAB - 300) for _ in range(options.tokens)]
         for name, partner in (("without", None), ("with", draft)):
             with tempfile.TemporaryDirectory() as folder:
                 for stages in (STAGES[:2], STAGES[2:]):
-                    life = Life(target, partner, Path(folder), kept[name], options.threads)
+                    life = Life(target, partner, Path(folder), options.threads)
                     for stage in stages:
                         sample = life.ask(prompt)
                         if number >= 0:
                             samples[name, stage].append(sample)
-                    kept[name] = life.close()
+                    life.close()
     print("| draft | stage | first token, s | the other tokens, s | tokens that the draft computed |")
     print("|---|---|---|---|---|")
     for (name, stage), measured in samples.items():

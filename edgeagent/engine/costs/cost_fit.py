@@ -47,9 +47,9 @@ _MIN_S = 1e-4  # a shorter mean time is raised to this
 # wait for its weights to be read. It is replaced. A mean that is too short is corrected slowly, since the new
 # measurement may be the disturbed one.
 _DISTURBED = 4.0
-# The most that a ratio of fewer than SURE measurements corrects the formula. Kernel tiles need a factor of 10 at most,
+# The most that a ratio of fewer than _SURE measurements corrects the formula. Kernel tiles need a factor of 10 at most,
 # and a first step that was disturbed gave a ratio of 307.
-_MAX_RATIO, SURE = 16.0, 3
+_MAX_RATIO, _SURE = 16.0, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +81,15 @@ class CostFit:
         self.sizes: list[int] = []
         """The measured sizes (see `size_of`), in ascending order."""
 
-    def observe(self, shape: StepShape, seconds: float, num: int = 1) -> None:
-        """Add a measured step, and update the ratio of its size. `seconds`: how long the step took.
-
-        `num`: how many measurements it is the mean of, if it is the first one of its kind.
-        """
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Add a measured step, and update the ratio of its size. `seconds`: how long the step took."""
         self._num_observed += 1
         size, terms = size_of(shape.num_tokens), _terms(shape)
         if size not in self._means:
             bisect.insort(self.sizes, size)
         means = self._means.setdefault(size, {})
         key = (_level(shape.num_cells), _level(shape.num_pairs / shape.num_tokens))
-        known = means.get(key)
+        known, num = means.get(key), 1
         if known is not None and known.seconds <= _DISTURBED * seconds:
             num = known.num + 1
             weight = max(_WEIGHT, 1 / num)
@@ -124,14 +121,6 @@ class CostFit:
         for size in self.sizes:
             self._update_ratio(size)
 
-    def means(self) -> list[tuple[StepShape, float]]:
-        """Return the mean shape and the mean seconds of each kind of step. The latest measured kind comes last."""
-        means = sorted(
-            (mean for kinds in self._means.values() for mean in kinds.values()),
-            key=lambda mean: mean.measurement_number,
-        )
-        return [(_shape_of(mean.terms), mean.seconds) for mean in means]
-
     def sum_s(self, shape: StepShape) -> float:
         """Return the seconds that the formula gives for a step, without the ratio; 0 before the first fit."""
         num_tokens, num_cells, num_pairs = shape
@@ -149,8 +138,8 @@ class CostFit:
 
         It is limited to _DOUBLING_DEPTHS. It is unknown until a large step with many earlier tokens was measured.
         """
-        means = (mean for size in self.sizes if size >= FLASH_TILE for mean in self._means[size].values())
-        if not any(_shape_of(mean.terms).num_pairs >= _MANY_EARLIER * mean.terms[0] for mean in means):
+        terms = (mean.terms for size in self.sizes if size >= FLASH_TILE for mean in self._means[size].values())
+        if not any(pairs * _THOUSAND >= _MANY_EARLIER * tokens for tokens, _, _, pairs, _ in terms):
             return 0.0
         # Plain attention multiplies a token with all used cells. So its cost may be in the coefficient of cells.
         tokens, cells, _, pairs, _ = self._coefficients
@@ -191,7 +180,7 @@ class CostFit:
                 total += weight * math.log(mean.seconds / fitted_s)
                 weights += weight
         ratio = math.exp(total / weights) if weights else 1.0
-        if sum(mean.num for mean in self._means[size].values()) < SURE:
+        if sum(mean.num for mean in self._means[size].values()) < _SURE:
             ratio = min(max(ratio, 1 / _MAX_RATIO), _MAX_RATIO)
         self._ratios[size] = ratio
 
@@ -239,13 +228,6 @@ def size_of(num_tokens: int) -> int:
 def _level(number: float) -> int:
     """Return the smallest k such that 2^k is at least the integer part of `number`; 0 if `number` is below 2."""
     return max(0, int(number) - 1).bit_length()
-
-
-def _shape_of(terms: _Terms) -> StepShape:
-    """Return the shape with these terms. Tokens and cells are rounded to integers."""
-    tokens, token_cells, small, tiled, _ = terms
-    num_tokens = max(1, round(tokens))
-    return StepShape(num_tokens, round(token_cells * _THOUSAND / num_tokens), (small + tiled) * _THOUSAND)
 
 
 def _terms(shape: StepShape) -> _Terms:

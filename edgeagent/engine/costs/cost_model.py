@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from edgeagent.engine.costs.cost_fit import SURE, CostFit, interpolated, size_of
+from edgeagent.engine.costs.cost_fit import CostFit, interpolated, size_of
 from edgeagent.engine.costs.retrials import Retrials
 from edgeagent.engine.costs.step_shape import StepShape
 
@@ -100,21 +100,6 @@ class CostModel:
         if self._num_observed - self._fitted_at >= (_PER_FIT_IF_FAR_OFF if self._is_far_off else _PER_FIT):
             self._fit.fit()
             self._fitted_at = self._num_observed
-
-    def learned(self) -> list[tuple[StepShape, float]]:
-        """Return the mean shapes and seconds of the measured steps, for `learn` in a later process."""
-        return self._fit.means()
-
-    def learn(self, steps: Items[tuple[StepShape, float]]) -> None:
-        """Start with the steps that an earlier process measured. The pace of that process is not used."""
-        for shape, seconds in steps:
-            self._fit.observe(shape, seconds, SURE)
-        if steps:
-            self._fit.fit()
-
-    def knows(self, num_tokens: Items[int]) -> bool:
-        """Whether steps of each of these sizes were measured."""
-        return {size_of(number) for number in num_tokens} <= set(self._fit.sizes)
 
     @property
     def largest(self) -> int:

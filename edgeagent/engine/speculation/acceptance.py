@@ -1,7 +1,6 @@
 """Estimates how often drafted tokens are accepted, by source of drafts and position in a draft.
 
-A sequence begins with the rates that all sequences have shown (the prior), and its own drafts scale them. A later
-process can start with the counts of an earlier one.
+A sequence begins with the rates that all sequences have shown (the prior), and its own drafts scale them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from itertools import accumulate
 from operator import mul
 
 from edgeagent.engine.speculation.confidence import Confidence
-from edgeagent.types.choices import DraftRecord
 
 # The assumed acceptance rate before any draft is verified. It is high enough that drafting is tried.
 _FIRST_RATE = 0.8
@@ -75,14 +73,6 @@ class SharedAcceptance:
         """Return the acceptance rate at each position of a draft, given that all tokens before it were accepted."""
         return self.counts.rates([self.rate] * len(self.counts.verified), _WEIGHT_IN_SOURCE)
 
-    def begin_with(self, verified: Items[float], accepted: Items[float]) -> None:
-        """Start with the counts of an earlier process. They weigh no more than a prior, since its texts were others."""
-        counts = self.counts
-        for position, (num_verified, num_accepted) in enumerate(zip(verified, accepted, strict=False)):
-            if position < len(counts.verified) and num_verified:
-                counts.verified[position] = min(num_verified, _WEIGHT_IN_SOURCE)
-                counts.accepted[position] = counts.verified[position] * min(1.0, num_accepted / num_verified)
-
     def add(self, num_verified: int, num_accepted: int) -> None:
         """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
         self.num_drafts += 1
@@ -126,18 +116,6 @@ class Experience:
         self._max_tokens = max_tokens
         self._shared: dict[tuple[str, str], SharedAcceptance] = {}
         self._confidence: dict[str, Confidence] = {}
-
-    def records(self) -> tuple[DraftRecord, ...]:
-        """Return how often drafts were accepted, for `learn` in a later process."""
-        return tuple(
-            DraftRecord(source, sampler, tuple(shared.counts.verified), tuple(shared.counts.accepted))
-            for (source, sampler), shared in self._shared.items()
-        )
-
-    def learn(self, records: Items[DraftRecord]) -> None:
-        """Start with the records of an earlier process."""
-        for each in records:
-            self.shared(each.source, each.sampler).begin_with(each.verified, each.accepted)
 
     def shared(self, source: str, sampler: str) -> SharedAcceptance:
         """Return the acceptance of a source's drafts over all sequences with this kind of sampler."""

@@ -18,7 +18,7 @@ from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
 from edgeagent.fit.placement import FreeMemory, gpus_of
 from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again, why_no_draft
 from edgeagent.types import FileShape, LayerShape, SettingChoice
-from edgeagent.types.choices import read_profile, set_options
+from edgeagent.types.choices import set_options
 from edgeagent.usable import usable_memory
 from edgeagent.worker.protocol import Load
 
@@ -89,7 +89,7 @@ def with_profile(load: Load) -> tuple[Load, tuple[SettingChoice, ...]]:
     A profile that was measured under other conditions is not used. Nor is one that was measured while the user had set
     other values of these options.
     """
-    profile = read_profile(load.profile)
+    profile = load.profile
     if profile is None:
         return load, ()
     conditions, own = machine_conditions(Path(load.path)), set_options(load.engine_config)

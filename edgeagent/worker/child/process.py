@@ -286,7 +286,7 @@ def main() -> int:
     questions = Questions(host.answer, writer.frames, loop.read_texts)
     questions.start()
     reader.serve(_Served(host, loop, questions, store))
-    writer.frames.put(Ready(host.info, host.notes, host.saved_tuning, host.warnings))
+    writer.frames.put(Ready(host.info, host.notes, host.warnings))
     loop.run()
     writer.frames.put(None)
     writer.join()

@@ -76,11 +76,13 @@ class Served:
         costs = CostModel(self.runner.max_batch)
         for num_tokens in (1, 32):
             costs.observe(StepShape.alone(num_tokens, 0), machine.batch_s + num_tokens * machine.token_s)
-        # As a calibration tells: a prompt's chunk in empty cells, behind its own cells and beside those of others.
+        # A prompt's chunk in empty cells, behind its own cells and beside those of others.
         chunk_s = machine.batch_s + 128 * machine.token_s
         own, others = StepShape.alone(128, 512), StepShape(128, 512)
         own_s, crowded_s = (chunk_s + 128 * 512 * cell_s for cell_s in (machine.own_s, machine.foreign_s))
-        costs.learn([(StepShape.alone(128, 0), chunk_s), (own, own_s), (others, crowded_s)])
+        for shape, took_s in ((StepShape.alone(128, 0), chunk_s), (own, own_s), (others, crowded_s)):
+            for _ in range(3):
+                costs.observe(shape, took_s)
         self.prefixes = PrefixStore(self.runner, blocks, costs, self.runner.clock)
         self.engine = Engine(self.runner, max_running=4, prefixes=self.prefixes, clock=self.runner.clock)
 

@@ -11,7 +11,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.runner import Logits
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation.confidence import Confidence, Ending
-from edgeagent.engine.speculation.proposals import Drafters, Proposals
+from edgeagent.engine.speculation.proposals import MODEL, Drafters, Proposals
 from tests.engine.speculation.test_proposals import Repeating, ScriptedDraft, decoding
 from tests.engine.support import END, greedy, make_engine
 from tests.fakes import FakeRunner
@@ -36,8 +36,8 @@ def test_a_drafted_end_counts_as_accepted_and_nothing_is_drafted_behind_it() -> 
         assert sequence.num_output == 5 and sequence.num_drafted == sequence.num_accepted
     (counts,) = engine.status().drafts
     assert counts.num_verified == counts.num_accepted
-    (record,) = engine.proposals.experience.records()
-    assert record.verified == record.accepted
+    shared = engine.proposals.experience.shared(MODEL, sequence.spec.sampler.kind)
+    assert shared.counts.verified == shared.counts.accepted != [0.0] * len(shared.counts.verified)
 
 
 def test_the_text_is_not_drafted_behind_an_end() -> None:
@@ -58,8 +58,8 @@ def test_what_follows_an_accepted_end_is_neither_accepted_nor_refused() -> None:
     sequence.spec = replace(sequence.spec, draft_tokens=4)
     assert len(proposals.propose([sequence])["a"]) == 4
     proposals.observe(sequence, 4, 2, has_ended=True)
-    (record,) = proposals.experience.records()
-    assert record.verified == record.accepted == (1.0, 1.0, *[0.0] * 14)
+    counts = proposals.experience.shared(MODEL, sequence.spec.sampler.kind).counts
+    assert counts.verified == counts.accepted == [1.0, 1.0, *[0.0] * 14]
     confidence = proposals.experience.confidence(sequence.spec.sampler.kind)
     assert sum(confidence._verified) == sum(confidence._accepted) == pytest.approx(1.99)
     assert (sequence.num_drafted, sequence.num_accepted) == (4, 2)

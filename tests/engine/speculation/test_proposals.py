@@ -23,7 +23,6 @@ from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, Drafters, Proposals
-from edgeagent.types.choices import DraftRecord
 from tests.fakes import FakeRunner
 
 
@@ -199,7 +198,8 @@ def tile_of_four(num_tokens: int) -> float:
 
 def test_two_unlucky_first_drafts_do_not_end_drafting() -> None:
     machine = Machine(tile_of_four, 0.0, ScriptedDraft(0.0027))
-    while sum(map(sum, (record.verified for record in machine.proposals.experience.records()))) < 1.9:
+    shared = machine.proposals.experience.shared(MODEL, decoding([1]).spec.sampler.kind)
+    while sum(shared.counts.verified) < 1.9:
         machine.run(1)
     machine.rate = 0.78
     assert sum(map(bool, machine.run(60))) > 30
@@ -250,10 +250,10 @@ def test_a_long_prompt_is_drafted_for_only_once_the_answer_is_long_enough() -> N
 
 
 def known(proposals: Proposals) -> Proposals:
-    """Return the proposals after drafts of n-grams that were accepted in an earlier process."""
-    counts = (20.0,) * 16
-    kind = decoding([1]).spec.sampler.kind
-    proposals.experience.learn([DraftRecord(source, kind, counts, counts) for _, source in _NGRAM_SOURCES])
+    """Return the proposals after drafts of n-grams that were accepted."""
+    for _, source in _NGRAM_SOURCES:
+        counts = proposals.experience.shared(source, decoding([1]).spec.sampler.kind).counts
+        counts.verified[:] = counts.accepted[:] = [12.0] * 16
     return proposals
 
 

@@ -12,24 +12,22 @@ from types import MappingProxyType
 import pytest
 
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.acceptance import Acceptance, SharedAcceptance
+from edgeagent.engine.speculation.acceptance import Acceptance, Experience, SharedAcceptance
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, MODEL, Drafters, Proposals
-from edgeagent.types.choices import DraftRecord
 from tests.engine.speculation.test_never_costs import measured
 from tests.engine.speculation.test_proposals import Repeating, ScriptedDraft, decoding, tiles
 from tests.fakes import ALWAYS
 
 
-def records(**rates: float) -> list[DraftRecord]:
-    """Return records of many drafts of the model and of n-grams, of which these shares were accepted."""
+def teach(experience: Experience, **rates: float) -> None:
+    """Let the counts be those after drafts of the model and of n-grams of which these shares were accepted."""
     sources = {"model": [MODEL], "ngrams": [source for _, source in _NGRAM_SOURCES]}
-    found = []
     for name, rate in rates.items():
-        verified = tuple(40.0 * rate**position for position in range(16))
-        accepted = tuple(rate * count for count in verified)
-        found += [DraftRecord(source, decoding([1]).spec.sampler.kind, verified, accepted) for source in sources[name]]
-    return found
+        for source in sources[name]:
+            counts = experience.shared(source, decoding([1]).spec.sampler.kind).counts
+            counts.verified[:] = [min(12.0, 40.0 * rate**position) for position in range(16)]
+            counts.accepted[:] = [rate * count for count in counts.verified]
 
 
 @dataclass
@@ -79,7 +77,7 @@ def test_a_draft_model_that_is_behind_takes_no_drafts_from_the_text(share: float
     """The model would be better, but catching up for a minute is not worth it."""
     alone, beside = (Text({"model": 0.95, "ngrams": share}, draft) for draft in (None, ScriptedDraft(0.0005, 60.0)))
     for text in (alone, beside):
-        text.proposals.experience.learn(records(model=0.95, ngrams=share))
+        teach(text.proposals.experience, model=0.95, ngrams=share)
     assert beside.rate(200) == pytest.approx(alone.rate(200), rel=0.02)
     assert beside.used[MODEL] == 0 and beside.draft is not None and beside.draft.num_catch_ups == 0
 
@@ -87,7 +85,7 @@ def test_a_draft_model_that_is_behind_takes_no_drafts_from_the_text(share: float
 def test_the_text_drafts_while_the_draft_model_catches_up() -> None:
     draft = ScriptedDraft(0.0005, 0.5)
     text = Text({"model": 0.95, "ngrams": 0.6}, draft)
-    text.proposals.experience.learn(records(model=0.95, ngrams=0.6))
+    teach(text.proposals.experience, model=0.95, ngrams=0.6)
     text.rate(100)
     num_catch_ups = draft.num_catch_ups
     assert num_catch_ups > 10 and text.used[MODEL] == text.used[""] == 0
@@ -98,7 +96,7 @@ def test_the_text_drafts_while_the_draft_model_catches_up() -> None:
 
 def test_a_source_that_became_better_is_found_beside_one_that_pays() -> None:
     text = Text({"model": 0.8, "ngrams": 0.98}, ScriptedDraft(0.003))
-    text.proposals.experience.learn(records(model=0.8, ngrams=0.1))
+    teach(text.proposals.experience, model=0.8, ngrams=0.1)
     text.rate(1000)
     before = text.used[MODEL]
     text.rate(200)
@@ -107,7 +105,7 @@ def test_a_source_that_became_better_is_found_beside_one_that_pays() -> None:
 
 def test_the_other_source_takes_few_steps() -> None:
     text = Text({"model": 0.9, "ngrams": 0.05}, ScriptedDraft(0.003))
-    text.proposals.experience.learn(records(model=0.9, ngrams=0.05))
+    teach(text.proposals.experience, model=0.9, ngrams=0.05)
     text.rate(2000)
     assert text.used[MODEL] >= 0.97 * 2000
 
@@ -145,7 +143,7 @@ class Behind(ScriptedDraft):
 def test_a_draft_model_that_became_better_is_found_although_it_must_catch_up(share: float) -> None:
     draft = Behind(0.003)
     text = Text({"model": 0.98, "ngrams": share}, draft)
-    text.proposals.experience.learn(records(model=0.1, ngrams=share))
+    teach(text.proposals.experience, model=0.1, ngrams=share)
     for step in range(8000):
         if step % 200 == 0:
             text.begin_answer()
@@ -166,7 +164,7 @@ def test_worthless_drafts_from_the_text_do_not_hide_a_draft_model(num_streams: i
     names = [f"s{number}" for number in range(num_streams)]
     drafters = Drafters(model, Repeating(dict.fromkeys(names, 16)), planning_share=ALWAYS)
     proposals = Proposals(drafters, measured(lambda size: 0.010 + 0.001 * size), clock=lambda: 0.0)
-    proposals.experience.learn(records(model=0.8, ngrams=0.03))
+    teach(proposals.experience, model=0.8, ngrams=0.03)
     streams = [decoding([5, 6, number], name) for number, name in enumerate(names)]
     for _ in range(20):
         proposals.propose(streams)

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 from msgspec import structs
@@ -52,7 +51,7 @@ def profile_of(path: Path, **changes: Any) -> Profile:
 
 
 def test_the_options_of_a_profile_are_used_where_they_were_measured(path: Path) -> None:
-    load = structs.replace(make_load(path, threads=0, ctx=512), profile=msgspec.json.encode(profile_of(path)))
+    load = structs.replace(make_load(path, threads=0, ctx=512), profile=profile_of(path))
     opened = open_model(load)
     opened.model.close()
     assert (opened.config.flash_attention, opened.config.threads, opened.is_tuned) == ("off", 3, True)
@@ -63,7 +62,7 @@ def test_the_options_of_a_profile_are_used_where_they_were_measured(path: Path) 
 def test_an_option_beside_a_profile_is_the_users(path: Path) -> None:
     profile = profile_of(path, options=TunedOptions(threads=3), own={"flash_attention": "off"})
     load = make_load(path, threads=0, ctx=512, flash_attention="off")
-    opened = open_model(structs.replace(load, profile=msgspec.json.encode(profile)))
+    opened = open_model(structs.replace(load, profile=profile))
     opened.model.close()
     assert opened.config.threads == 3 and not opened.is_tuned
 
@@ -79,17 +78,11 @@ def test_an_option_beside_a_profile_is_the_users(path: Path) -> None:
 def test_a_profile_of_other_conditions_is_told_and_not_used(
     path: Path, changes: dict[str, Any], threads: int, why: str
 ) -> None:
-    load = structs.replace(make_load(path, threads=threads), profile=msgspec.json.encode(profile_of(path, **changes)))
+    load = structs.replace(make_load(path, threads=threads), profile=profile_of(path, **changes))
     used, (choice,) = with_profile(load)
     assert used is load
     assert choice.value == "none"
     assert why in choice.why
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[" * 50_000, b'{"model": "m"}', b"\xff"])
-def test_what_is_no_profile_is_ignored(path: Path, content: bytes) -> None:
-    load = structs.replace(make_load(path), profile=content)
-    assert with_profile(load) == (load, ())
 
 
 def test_a_context_below_the_shortest_is_noted(path: Path) -> None:

@@ -42,7 +42,6 @@ class EncoderHost:
         self.model, self._num_gpu_bytes = model, opened.num_gpu_bytes
         self.encoder = Encoder(model, config)
         self.notes, self.warnings = opened.notes, ()
-        self.saved_tuning = b""
         self._threads = ThreadGovernor(config.threads or num_usable_cores())
         self.power = FULL_POWER
         """How much of the machine the worker may use; another thread may replace it."""

@@ -21,7 +21,6 @@ from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.types import SettingChoice
 from edgeagent.worker.child.generator.block_keys import BlockKeys
-from edgeagent.worker.child.generator.learned import WarmStart
 from edgeagent.worker.protocol import Load, draft_part
 
 # A draft model's cells take about this fraction of its target's memory.
@@ -54,7 +53,6 @@ class DraftLoader:
 
     target: LlamaRunner
     config: EngineConfig
-    warm_start: WarmStart
     block_keys: BlockKeys
     store: BlockStore | None
     codec: CellPacker | None
@@ -72,7 +70,6 @@ class DraftLoader:
                 draft = self._open(load, Path(load.draft_path), opened)
                 opened.pop_all()
             except Exception as error:  # of any kind: the target can serve
-                self.warm_start.forget_draft()
                 self.block_keys.forget_draft()
                 by = "memory" if isinstance(error, ModelOutOfMemory | MemoryError) else "trial"
                 draft = DraftSetup(None, by, _reason(error, load.draft_path))
@@ -97,7 +94,6 @@ class DraftLoader:
         opened.callback(runner.close)
         token_bytes = try_out(model, runner, lambda _: None)
         costs = CostModel(runner.max_batch)
-        self.warm_start.init_draft_costs(costs, path)
         measure_small_steps(runner, costs)
         keyring = self.block_keys.make_of_draft(path, runner, self.config, choose_block_tokens(token_bytes))
         prefixes = make_prefix_store(

@@ -18,8 +18,8 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.first_steps import measure_small_steps, try_out
 from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cell_packing import CellPacker
-from edgeagent.engine.llama.conditions import load_conditions, machine_conditions
-from edgeagent.engine.llama.context import LlamaRunner, num_cells_of
+from edgeagent.engine.llama.conditions import machine_conditions
+from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.params import resolve
@@ -48,7 +48,6 @@ from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.derived import derived_choices
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
-from edgeagent.worker.child.generator.learned import WarmStart
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec
 from edgeagent.worker.child.generator.rewind_check import check_drafts
 from edgeagent.worker.child.generator.side_context import side_contexts
@@ -98,7 +97,6 @@ class Host:
         self._open_runner(load, opened)
         self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self._runner.max_batch, self._runner.attention_tile)
-        self._warm_start.init_costs(costs)
         self._token_bytes = try_out(self.model, self._runner, on_part, costs)
         self._block_tokens = choose_block_tokens(self._token_bytes)
         self._store = store
@@ -113,7 +111,6 @@ class Host:
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
         drafters = self._make_drafters(load, opened, costs, on_part)
         self.engine = self._make_engine(load, config, costs, drafters)
-        self._warm_start.init_acceptance(self.engine)
         self._open_text(config, make)
         self.itl_budget_s = config.itl_budget_ms / 1000
         if store is not None:
@@ -127,19 +124,12 @@ class Host:
         self._runner = LlamaRunner(self.model, config, max_rewind=opened.max_rewind)
         attention = self._runner.attention
         self._choices = (*opened.choices, describe_attention(attention, config, is_tuned=opened.is_tuned))
-        conditions = load_conditions(self.model, config, attention, num_cells_of(self.model, config))
-        self._warm_start = WarmStart(conditions, load.saved_tuning)
         if config.cache_shift:
             self._runner.allow_shift()
         self._runners = [self._runner]
         self.power = FULL_POWER
         """How much of the machine the worker may use; another thread may replace it."""
         self._threads = ThreadGovernor(self._runner.num_threads)
-
-    @property
-    def saved_tuning(self) -> bytes:
-        """The `Load.saved_tuning` of the next load: what the engine has learned."""
-        return self._warm_start.saved_tuning(self.engine)
 
     def close(self) -> None:
         """Cancel all requests, and save cached blocks to the disk cache if there is one. Call no method afterwards."""
@@ -357,7 +347,7 @@ class Host:
             draft = DraftSetup(None, "memory", opened.why_no_draft)
         else:
             config = opened.draft_config
-            loader = DraftLoader(self._runner, config, self._warm_start, self._block_keys, self._store, self._codec)
+            loader = DraftLoader(self._runner, config, self._block_keys, self._store, self._codec)
             draft = loader.load(load, on_part)
         if draft.runner is None:
             self._warn(f"runs without its draft: {draft.why}")

@@ -21,7 +21,6 @@ from edgeagent.worker.child.frame_writer import Outlet
 from edgeagent.worker.child.generator.answers import Answers, Cancelled, LiveRequest, News, StepNews, TextEnded
 from edgeagent.worker.child.generator.embeddings import Embeddings
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.learned import TuningSender
 from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.job_loop import JobLoop
@@ -62,10 +61,8 @@ class GeneratorLoop(JobLoop):
 
     def run(self) -> None:
         """Carry out commands and run steps until a Stop command."""
-        tuning_sender = TuningSender(self._engine, lambda: self._host.saved_tuning, self._frames)
         while self.turn():
-            tuning_sender.send_if_due()
-        tuning_sender.send_if_due(is_last=True)
+            pass
 
     def submit(self, message: Submit) -> None:
         """Queue a request for the main thread and for the preparer; any thread may call it."""

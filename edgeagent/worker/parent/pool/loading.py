@@ -20,7 +20,7 @@ from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
-from edgeagent.worker.parent.pool.tuning_store import TuningStore
+from edgeagent.worker.parent.pool.profile_store import ProfileStore
 from edgeagent.worker.protocol import DiskShare, Load, adapter_part, draft_part, rewind_part
 
 logger = logging.getLogger(__name__)
@@ -123,8 +123,7 @@ class ModelSource:
       StoreError. If `offer` is None, requests may name only configured models.
     - `validate` returns a file's header; None if it is unknown. It raises ModelLoadFailed for a file that must not be
       loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
-    - `tuning_store` keeps each model's tuning from one load to the next; by default in memory only.
-    - `profiles` has the profiles that `edgeagent tune` saved; none by default.
+    - `profiles` has the profiles that `edgeagent tune` saved; None if there are none.
     - `cache` gives each model its share of the disk cache; None if there is none.
     - `size_of` returns the size of a file in bytes, together with the other parts of a split model.
     - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
@@ -137,8 +136,7 @@ class ModelSource:
     resolve: Callable[[str], FoundModel]
     validate: Callable[[Path], Header | None]
     offer: Callable[[str], FoundModel] | None = None
-    tuning_store: TuningStore = field(default_factory=TuningStore)
-    profiles: TuningStore = field(default_factory=TuningStore)
+    profiles: ProfileStore | None = None
     cache: CacheShares | None = None
     size_of: Callable[[Path], int] = file_size
     validate_adapter: Callable[[Path], None] = lambda _: None
@@ -331,8 +329,7 @@ class LoadPreparation:
             writable=() if disk is None else (disk.folder,),
             disk=disk,
             shapes=shapes,
-            saved_tuning=self._source.tuning_store.read(self.path),
-            profile=self._source.profiles.read(self.path),
+            profile=None if self._source.profiles is None else self._source.profiles.read(self.path),
             adapters={name: str(path.absolute()) for name, path in usable.items()},
             unusable_adapters=unusable,
             draft_why=draft.why,

@@ -148,7 +148,6 @@ class Pool:
             self._limits,
             clock,
             self._eviction.make_room,
-            self._save_tuning,
             lambda: self._power,
         )
         self._default: str | None = None
@@ -156,7 +155,6 @@ class Pool:
         """The result of `read_pressure` at the last check."""
         self._power, self._held_until_s = FULL_POWER, 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writes: set[asyncio.Task[None]] = set()
 
     def default(self) -> str:
         return self._default or self._config.model
@@ -247,10 +245,9 @@ class Pool:
         tasks = [*self._tasks, *self._searches.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *self._writes, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(model.supervisor.stop() for model in self._models.values()))
         await self._eviction.wait_ended()
-        await asyncio.gather(*self._writes, return_exceptions=True)
 
     def statuses(self) -> list[ModelStatus]:
         return [model.status() for model in self._models.values()]
@@ -426,12 +423,6 @@ class Pool:
             logger.warning("%s: models compute with %.0f %% of their threads", power.why, 100 * power.thread_share)
         elif power != before:
             logger.info("models compute with all of their threads again")
-
-    def _save_tuning(self, model: PoolModel, saved_tuning: bytes) -> None:
-        if self._source.tuning_store.note(model.preparation.path, saved_tuning):
-            write = asyncio.create_task(asyncio.to_thread(self._source.tuning_store.write, model.preparation.path))
-            self._writes.add(write)
-            write.add_done_callback(self._writes.discard)
 
 
 def _look_at_machine(cache: CacheShares | None) -> str:

@@ -28,16 +28,14 @@ _FORGET_S = 600.0
 class Workers:
     """What every model needs to start its worker.
 
-    `make_room` frees memory for a model, or raises an error if the model cannot be loaded. `save_tuning` stores a
-    worker's tuning (`Load.saved_tuning`) for the model's next load. `power` returns how much of the machine a worker
-    may use now.
+    `make_room` frees memory for a model, or raises an error if the model cannot be loaded. `power` returns how much of
+    the machine a worker may use now.
     """
 
     command: Sequence[str]
     limits: SupervisionLimits
     clock: Callable[[], float]
     make_room: Callable[[PoolModel], Awaitable[None]]
-    save_tuning: Callable[[PoolModel, bytes], None]
     power: Callable[[], Power]
 
 
@@ -81,7 +79,6 @@ class PoolModel:
             command=workers.command,
             limits=workers.limits,
             clock=workers.clock,
-            save_tuning=lambda saved_tuning: workers.save_tuning(self, saved_tuning),
             load_time=self._load_time,
             omit_part=self.preparation.omit_part,
             disk_share=self.preparation.disk_share,

@@ -47,7 +47,6 @@ from edgeagent.worker.protocol import (
     ProtocolError,
     Ready,
     RenderJob,
-    SaveTuning,
     StepResult,
     Submit,
     decode_from_worker,
@@ -77,13 +76,12 @@ class Supervisor:
         limits: SupervisionLimits | None = None,
         flood: FloodLimit | None = None,
         clock: Callable[[], float] = time.monotonic,
-        save_tuning: Callable[[bytes], None] = lambda _: None,
         load_time: LoadTime | None = None,
         omit_part: Callable[[str, str], bool] = lambda _part, _cause: False,
         disk_share: Callable[[], DiskShare | None] = lambda: None,
         power: Callable[[], Power] = lambda: FULL_POWER,
     ) -> None:
-        """`prepare` returns the Load. `save_tuning` stores a worker's tuning. `load_time` predicts how long loads take.
+        """`prepare` returns the Load. `load_time` predicts how long loads take.
 
         `omit_part(part, cause)` is called if the trial of a part ended the process or hung. It returns True if the next
         load leaves this part out. `disk_share` returns the model's present share of the disk
@@ -91,7 +89,6 @@ class Supervisor:
         """
         self.name = name
         self._disk_share, self._power = disk_share, power
-        self._save_tuning = save_tuning
         self._omit_part = omit_part
         self._prepare = prepare
         self._command = command
@@ -380,12 +377,9 @@ class Supervisor:
                 self._worker.renderer.submit(message)
             case LoadProgress():
                 self._worker.on_load_progress(message)
-            case Ready(info, saved_tuning=saved_tuning):
+            case Ready(info):
                 self._on_ready(info)
-                self._save_tuning(saved_tuning)
                 log_notes(self.name, message)
-            case SaveTuning(saved_tuning):
-                self._save_tuning(saved_tuning)
             case LoadFailed(code, text, can_take_less):
                 self._on_load_failed(from_code(code, text), can_take_less=can_take_less)
 
