@@ -22,7 +22,7 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
-from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, Drafters, Proposals
+from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, MODEL, Drafters, Proposals
 from tests.fakes import FakeRunner
 
 

@@ -22,8 +22,9 @@ import itertools
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName, RootRecord
@@ -58,61 +59,6 @@ _HEADS_AT_ONCE = 50
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES)
 # The file is gone, or its name belongs to a link or a socket.
 _NOT_THERE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    key: BlockKey
-    importance: Importance
-    is_full: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Raise:
-    key: BlockKey
-    importance: Importance
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    key: BlockKey
-    is_draft: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Touch:
-    keys: Sequence[BlockKey]
-
-
-@dataclass(frozen=True, slots=True)
-class _Remove:
-    key: BlockKey
-
-
-@dataclass(frozen=True, slots=True)
-class _Purge:
-    root: BlockKey | None
-    is_draft: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Describe:
-    root: BlockKey
-    record: RootRecord
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    max_bytes: int
-    bytes_per_hour: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    by_s: float  # begin no write after this time of the store's clock
-
-
-_Command = _Write | _Raise | _Read | _Touch | _Remove | _Purge | _Describe | _Share | _Close
 
 
 @dataclass(slots=True)
@@ -160,7 +106,7 @@ class BlockStore:
         self._files = files
         self._seal = seal
         self._clock = clock
-        self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._commands: SimpleQueue[partial[None] | None] = SimpleQueue()  # None: close
         self._results: dict[bool, SimpleQueue[DiskResult]] = {False: SimpleQueue(), True: SimpleQueue()}
         self._opened: SimpleQueue[None] = SimpleQueue()
         self._closed: SimpleQueue[None] = SimpleQueue()
@@ -168,7 +114,7 @@ class BlockStore:
         self._pending: dict[BlockKey, Block] = {}
         self._num_offered = 0
         self._end_by_s = float("inf")
-        self._share: _Share | None = None  # the latest, of the thread that sets it
+        self._share: tuple[int, int] | None = None  # the latest, of the thread that sets it
         self.max_pending_bytes = 0
         """The thread makes no rests while at least this many bytes are pending."""
         self.is_busy: Callable[[], bool] = lambda: False
@@ -181,7 +127,7 @@ class BlockStore:
         self._failed: set[BlockKey] = set()  # blocks whose last read failed, though their file is there
         self._rate = _ReadRate()
         self._rest_until_s = 0.0
-        self._is_open = self._is_hurried = False
+        self._is_open = self._is_hurried = self._is_broken = False
         self.is_stalled = False
         """Whether pending blocks cannot be written now: a bug, a disk that fails, or too little of the allowance."""
         self.num_written = 0
@@ -193,7 +139,7 @@ class BlockStore:
         """Queue a block to be written. See BlockDisk."""
         self._num_offered += 1
         self._pending[block.key] = block
-        self._commands.put(_Write(block.key, importance, is_full))
+        self._send(self._await, block.key, importance, is_full=is_full)
 
     def withdraw(self, key: BlockKey) -> None:
         """Cancel the write of a pending block. See BlockDisk."""
@@ -201,27 +147,27 @@ class BlockStore:
 
     def raise_importance(self, key: BlockKey, importance: Importance) -> None:
         """Raise the importance of a block that is pending or on disk. See BlockDisk."""
-        self._commands.put(_Raise(key, importance))
+        self._send(self._raise_importance, key, importance)
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Note that these blocks were used just now. See BlockDisk."""
-        self._commands.put(_Touch(tuple(keys)))
+        self._send(self._folder.touch, tuple(keys))
 
     def read(self, key: BlockKey, *, is_draft: bool = False) -> None:
         """Read a block. See BlockDisk."""
-        self._commands.put(_Read(key, is_draft))
+        self._send(self._load, key, is_draft=is_draft)
 
     def remove(self, key: BlockKey) -> None:
         """Remove a block that has no children. See BlockDisk."""
         self.withdraw(key)
-        self._commands.put(_Remove(key))
+        self._send(self._remove, key)
 
     def purge(self, root: BlockKey | None, *, is_draft: bool = False) -> None:
         """Remove all blocks of a partition (None: of all partitions). See BlockDisk."""
         for block in tuple(self._pending.values()):
             if root is None or block.root == root:
                 self.withdraw(block.key)
-        self._commands.put(_Purge(root, is_draft))
+        self._send(self._purge, root, is_draft=is_draft)
 
     def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
         """Return the results for one model, in order. See BlockDisk."""
@@ -256,7 +202,7 @@ class BlockStore:
         thread at most 0.5 s longer.
         """
         self.hurry()
-        self._commands.put(_Close(self._end_by_s))
+        self._commands.put(None)
         # Do not wait for a disk that hangs. The process then ends and leaves only a temporary file.
         with contextlib.suppress(Empty):
             self._closed.get(timeout=max(0.0, self._end_by_s - self._clock()) + 0.5)
@@ -277,14 +223,17 @@ class BlockStore:
 
     def describe_partition(self, root: BlockKey, record: RootRecord) -> None:
         """Set the description of a partition. Call it before the partition's first block is written."""
-        self._commands.put(_Describe(root, record))
+        self._send(self._folder.describe_partition, root, record)
 
     def set_share(self, max_bytes: int, bytes_per_hour: int) -> None:
         """Set how many bytes the blocks may take, and how many may be written in an hour. 0 an hour means no limit."""
-        share = _Share(max_bytes, bytes_per_hour)
-        if share != self._share:
-            self._share = share
-            self._commands.put(share)
+        if self._share != (max_bytes, bytes_per_hour):
+            self._share = max_bytes, bytes_per_hour
+            self._send(self._folder.set_share, max_bytes, bytes_per_hour)
+
+    def _send(self, command: Callable[..., None], *arguments: object, **options: object) -> None:
+        """Let the disk's thread call `command`."""
+        self._commands.put(partial(command, *arguments, **options))
 
     def stats(self) -> CacheStatus:
         """Return counts for status reports."""
@@ -317,26 +266,18 @@ class BlockStore:
         except Exception as error:  # a bug in the cache must not end the model's process
             traceback.print_exc()
             self._folder.trouble = f"the block store broke: {error!r}"
-            self.is_stalled = True
+            self.is_stalled = self._is_broken = True
             self._opened.put(None)
             self._answer_only()
 
     def _answer_only(self) -> None:
         """Answer commands until `close`, but use no files any more. Only a purge is tried."""
-        while not isinstance(command := self._commands.get(), _Close):
-            match command:
-                case _Read(key, is_draft):
-                    self._results[is_draft].put(Loaded(key, None))
-                case _Write(key) if (block := self._pending.get(key)) is not None:
-                    self._num_lost += 1
-                    self._results[block.is_draft].put(Dropped(block))
-                case _Purge():
-                    try:
-                        self._purge(command)
-                    except Exception as error:
-                        self._folder.trouble = f"the block store broke, and purged blocks are not deleted: {error!r}"
-                case _:
-                    pass
+        while (command := self._commands.get()) is not None:
+            if command.func in (self._load, self._await, self._purge):
+                try:
+                    command()
+                except Exception as error:
+                    self._folder.trouble = f"the block store broke, and purged blocks are not deleted: {error!r}"
         self._closed.put(None)
 
     def open(self) -> None:
@@ -362,7 +303,7 @@ class BlockStore:
     def _turn(self, timeout_s: float) -> bool:
         """Carry out the queued commands, write one block, and do the periodic work that is due.
 
-        Wait up to `timeout_s` for a command if there is nothing else to do. Return False after _Close.
+        Wait up to `timeout_s` for a command if there is nothing else to do. Return False after `close`.
         """
         if not self._is_open and not self._to_announce and not self._folder.has_found:
             self._folder.open()
@@ -373,47 +314,36 @@ class BlockStore:
             while True:
                 command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
                 wait_s = 0.0
-                if isinstance(command, _Close):
-                    self._write_rest(command.by_s)
+                if command is None:
+                    self._write_rest()
                     return False
-                self._carry_out(command)
+                command()
+                self._report_gone()
         if not self._is_resting:
             self._write_next()
         self._folder.tick(is_idle=self._commands.empty() and not self._can_write)
         self._announce()
         return True
 
-    def _carry_out(self, command: _Command) -> None:
-        match command:
-            case _Write():
-                self._await(command)
-            case _Raise(key, importance):
-                waiting = self._waiting.get(key)
-                if waiting is None:
-                    self._folder.set_importance(key, importance)
-                elif importance > waiting.importance:
-                    waiting.importance, waiting.due_s = importance, 0.0
-            case _Read(key, is_draft):
-                self._results[is_draft].put(Loaded(key, self._read(key, is_draft=is_draft)))
-            case _Touch(keys):
-                self._folder.touch(keys)
-            case _Remove(key):
-                self._waiting.pop(key, None)
-                self._folder.discard(key)
-            case _Purge():
-                self._purge(command)
-            case _Describe(root, record):
-                self._folder.describe_partition(root, record)
-            case _Share(max_bytes, bytes_per_hour):
-                self._folder.set_share(max_bytes, bytes_per_hour)
-            case _Close():
-                pass
-        self._report_gone()
+    def _raise_importance(self, key: BlockKey, importance: Importance) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._folder.set_importance(key, importance)
+        elif importance > waiting.importance:
+            waiting.importance, waiting.due_s = importance, 0.0
 
-    def _purge(self, command: _Purge) -> None:
-        self._folder.purge(command.root)
+    def _load(self, key: BlockKey, *, is_draft: bool) -> None:
+        block = None if self._is_broken else self._read(key, is_draft=is_draft)
+        self._results[is_draft].put(Loaded(key, block))
+
+    def _remove(self, key: BlockKey) -> None:
+        self._waiting.pop(key, None)
+        self._folder.discard(key)
+
+    def _purge(self, root: BlockKey | None, *, is_draft: bool) -> None:
+        self._folder.purge(root)
         self._report_gone()
-        self._results[command.is_draft].put(Purged(command.root))
+        self._results[is_draft].put(Purged(root))
 
     def _report_gone(self) -> None:
         """Report the blocks that can no longer be read, if they were reported as found or written."""
@@ -447,15 +377,20 @@ class BlockStore:
             self._is_open = True
             self._opened.put(None)
 
-    def _await(self, command: _Write) -> None:
+    def _await(self, key: BlockKey, importance: Importance, *, is_full: bool) -> None:
         """Queue a write, except of a withdrawn block. A full or important block may be written at once.
 
         Any other block waits for _PARTIAL_DELAY_S, since a longer block may replace it.
         """
-        if command.key in self._pending:
-            is_due_now = command.is_full or command.importance > Importance.NORMAL
-            due_s = 0.0 if is_due_now else self._clock() + _PARTIAL_DELAY_S
-            self._waiting[command.key] = _Waiting(command.importance, due_s, next(self._order))
+        block = self._pending.get(key)
+        if block is None:
+            return
+        if self._is_broken:
+            self._num_lost += 1
+            self._results[block.is_draft].put(Dropped(block))
+            return
+        due_s = 0.0 if is_full or importance > Importance.NORMAL else self._clock() + _PARTIAL_DELAY_S
+        self._waiting[key] = _Waiting(importance, due_s, next(self._order))
 
     def _next(self) -> BlockKey | None:
         """Return the most important block that may be written now, of equals the oldest; None if there is none."""
@@ -514,11 +449,11 @@ class BlockStore:
         parts, num_bytes = self._seal.encode(block), file_bytes(block)
         return self._folder.write(name, parts, num_bytes, is_draft=block.is_draft)
 
-    def _write_rest(self, by_s: float) -> None:
-        """Write the queued blocks, but begin none after `by_s`. Then close the folder."""
+    def _write_rest(self) -> None:
+        """Write the queued blocks, but begin none after the time that `hurry` has set. Then close the folder."""
         for waiting in self._waiting.values():
             waiting.due_s = 0.0
-        while self._waiting and self._clock() <= by_s:
+        while self._waiting and self._clock() <= self._end_by_s:
             self._write_next()
             if self.is_stalled:
                 break

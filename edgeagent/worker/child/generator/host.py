@@ -94,7 +94,7 @@ class Host:
         self._num_gpu_bytes = opened.num_gpu_bytes
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
-        self._open_runner(load, opened)
+        self._open_runner(opened)
         self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self._runner.max_batch, self._runner.attention_tile)
         self._token_bytes = try_out(self.model, self._runner, on_part, costs)
@@ -118,7 +118,7 @@ class Host:
             self.engine.refresh()
         self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
 
-    def _open_runner(self, load: Load, opened: Opened) -> None:
+    def _open_runner(self, opened: Opened) -> None:
         """Open the model's context (its runner)."""
         config = opened.config
         self._runner = LlamaRunner(self.model, config, max_rewind=opened.max_rewind)

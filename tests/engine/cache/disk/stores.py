@@ -29,7 +29,7 @@ from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Buffer, Files
 from edgeagent.engine.cache.disk.folder import Limits
 from edgeagent.engine.cache.disk.folder_state import FolderState
-from edgeagent.engine.cache.disk.store import BlockStore, _Close, _Read
+from edgeagent.engine.cache.disk.store import BlockStore
 
 SECRET = b"s" * 32
 FINGERPRINT = b"model, settings, build"
@@ -188,7 +188,8 @@ class Store(BlockStore):
         return heads
 
     def read(self, key: BlockKey, *, is_draft: bool = False) -> Block | None:  # type: ignore[override]
-        self._carry_out(_Read(key, is_draft))
+        self._load(key, is_draft=is_draft)
+        self._report_gone()
         self.look()
         return self._loaded.pop()
 
@@ -241,7 +242,8 @@ _earlier: list[Store] = []
 
 def close_now(store: BlockStore) -> None:
     """Close a store that has no thread."""
-    store._commands.put(_Close(math.inf))
+    store._end_by_s = math.inf
+    store._commands.put(None)
     store.work()
 
 

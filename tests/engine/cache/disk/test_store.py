@@ -16,7 +16,7 @@ from edgeagent import cache_folder
 from edgeagent.cache_folder import RootRecord
 from edgeagent.engine.cache.block import Block, Importance
 from edgeagent.engine.cache.disk.file_format import HEADER_BYTES, file_bytes
-from edgeagent.engine.cache.disk.store import BlockStore, _Close
+from edgeagent.engine.cache.disk.store import BlockStore
 from tests.engine.cache.disk.stores import (
     FaultyFiles,
     Store,
@@ -360,7 +360,7 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, *blocks: Block) -> Sto
 
 
 def end_broken(store: Store) -> None:
-    store._commands.put(_Close(0.0))
+    store._commands.put(None)
     store.run()
     store.look()
 

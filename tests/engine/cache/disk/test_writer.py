@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -16,7 +17,6 @@ from edgeagent.engine.cache.block import Block, Importance
 from edgeagent.engine.cache.disk import store as store_module
 from edgeagent.engine.cache.disk.file_format import file_bytes
 from edgeagent.engine.cache.disk.folder import Outcome
-from edgeagent.engine.cache.disk.store import _Close, _Command
 from tests.engine.cache.disk.stores import (
     NO_SPACE,
     FaultyFiles,
@@ -207,21 +207,21 @@ def test_the_time_for_the_end_is_counted_once(store: Store, times: Times) -> Non
     assert not store.hurry(), "`close_s` allows one second"
 
 
-class _Commands(SimpleQueue[_Command]):
-    """Commands that end with _Close; records how long the writer waits for each."""
+class _Commands(SimpleQueue["partial[None] | None"]):
+    """Commands that end with the one to close; records how long the writer waits for each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[float | None] = []
         self.num_looks = 0
 
-    def get(self, block: bool = True, timeout: float | None = None) -> _Command:
+    def get(self, block: bool = True, timeout: float | None = None) -> partial[None] | None:
         self.waits.append(timeout)
         if self.empty():
-            self.put(_Close(time.monotonic() + 60))
+            self.put(None)
         return super().get(block, timeout)
 
-    def get_nowait(self) -> _Command:
+    def get_nowait(self) -> partial[None] | None:
         self.num_looks += 1
         assert self.num_looks < 100, "the thread never rests"
         return super().get_nowait()
@@ -261,7 +261,7 @@ def test_who_waits_until_it_is_open_goes_on_whether_it_opens_or_breaks(
         raise RuntimeError("a bug")
 
     broken = make_store(tmp_path / "other", files=FaultyFiles(tmp_path / "other", fault))
-    broken._commands.put(_Close(0.0))
+    broken._commands.put(None)
     broken.run()
     assert "a bug" in capsys.readouterr().err
     for each in (store, broken):
