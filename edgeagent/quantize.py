@@ -30,8 +30,7 @@ from edgeagent.store.gguf.tables import FILE_TYPES
 from edgeagent.store.library import Found
 from edgeagent.store.names.parsing import quant_label, split_stem
 from edgeagent.units import size_text
-from edgeagent.worker.child.low_priority import lower_thread_priority
-from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts
+from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts, lower_thread_priority
 from edgeagent.worker.exit_cause import describe_exit, num_oom_kills
 from edgeagent.worker.parent.environment import worker_environment
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits

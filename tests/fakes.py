@@ -20,8 +20,7 @@ from edgeagent.engine.cache.block import (
     Purged,
     Written,
 )
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.types import MemoryKind
 

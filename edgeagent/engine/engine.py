@@ -17,7 +17,7 @@ from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import (
     BatchPart,

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import CUTTABLE, Logits, OutOfCells, Slice

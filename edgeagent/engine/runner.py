@@ -57,7 +57,7 @@ class Runner(Protocol):
     row_cost: float  # what a row of logits costs in addition to its token, as a multiple of a token's cost
     max_rewind: int  # the most tokens of a sequence that `rewind` can take back; 0: no drafts are possible
     attention_tile: int  # how many tokens of one sequence attention computes at once; 0: no batch is padded
-    min_prompt_chunk: int  # prompt chunks of fewer tokens give slightly different logits (see engine.replay)
+    min_prompt_chunk: int  # prompt chunks of fewer tokens give slightly different logits (see engine.sequence)
 
     can_shift: bool  # whether `restore_shifted` may be used: cells of an earlier prompt are moved to other positions
     is_blocking: bool  # `submit` returns when the batch is computed, as on a CPU

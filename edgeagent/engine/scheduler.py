@@ -23,12 +23,10 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.retrials import Retrials
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
+from edgeagent.engine.costs.retrials import Retrials, TimeShare
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Rank, Sequence
-from edgeagent.engine.speculation.time_share import TimeShare
 
 # The smallest useful prompt chunk: a smaller one does not fill a tile of a CPU kernel and takes as long.
 MIN_CHUNK = 32

@@ -3,18 +3,61 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from array import array
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from edgeagent.engine.cache.block import CachePriority, Importance
 from edgeagent.engine.cache.cached_prefix import Divergence, Restoring, Run
-from edgeagent.engine.replay import BatchEnds
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
+
+# If there are more output tokens than this, they are computed again in large chunks: one by one would take seconds.
+_MAX_STEPWISE = 512
+
+
+class BatchEnds:
+    """The positions where a sequence's output batches ended, ascending. An output batch is one that gave output."""
+
+    def __init__(self, ends: Iterable[int] = ()) -> None:
+        self._ends = list(ends)
+
+    @classmethod
+    def of_steps(cls, num_prompt: int, lengths: Tokens[int]) -> BatchEnds:
+        """Return the ends of past output batches. `lengths`: how many output tokens each batch gave.
+
+        For example, a prompt of 10 tokens and the lengths (1, 1) give the ends 10 and 11: the first output token came
+        from the batch that computed the end of the prompt.
+        """
+        return cls(end for end in itertools.accumulate(lengths, initial=num_prompt - 1) if end >= num_prompt)
+
+    def record(self, end: int) -> None:
+        """Record the position where the latest batch ended."""
+        self._ends.append(end)
+
+    def forget(self) -> None:
+        """Forget all ends, so that output is computed again in chunks of any size."""
+        self._ends.clear()
+
+    def forget_if_many(self, num_tokens: int) -> None:
+        """Forget all ends if `num_tokens`, the output tokens to compute again, are too many to do one by one."""
+        if num_tokens > _MAX_STEPWISE:
+            self._ends.clear()
+
+    def after(self, position: int) -> int | None:
+        """Return the first recorded batch end after `position`; None if there is none."""
+        index = bisect.bisect_right(self._ends, position)
+        return self._ends[index] if index < len(self._ends) else None
+
+    def around(self, position: int) -> tuple[int, int] | None:
+        """Return the start and end of the batch that computed the token at `position`; None if unknown."""
+        index = bisect.bisect_right(self._ends, position)
+        return (self._ends[index - 1], self._ends[index]) if 0 < index < len(self._ends) else None
+
 
 _MAX_MIN_PROMPT_CHUNK = 2
 """The largest value of Runner.min_prompt_chunk."""

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import StepShape
 from edgeagent.engine.runner import Runner
 from edgeagent.engine.scheduler import MAX_GROWTH, MAX_STEP_S, MIN_SLOW_CHUNK, BatchPart
 from edgeagent.engine.sequence import Sequence

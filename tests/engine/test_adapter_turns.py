@@ -12,7 +12,7 @@ from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec

@@ -15,8 +15,8 @@ from edgeagent.engine.sampling.params import ResolvedSampling
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
+from edgeagent.engine.speculation.acceptance import Ending
 from edgeagent.engine.speculation.allocation import Offer
-from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from tests.fakes import ALWAYS, FakeRunner

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.engine.replay import BatchEnds
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
-from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.sequence import BatchEnds, SequenceSpec
 from edgeagent.types import SamplingParams
 from tests.engine.support import GREEDY, BatchSizes, greedy, make_engine, naive, run
 

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
-from edgeagent.engine.replay import BatchEnds
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.sampling.params import ResolvedSampling
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.scheduler import (
@@ -22,7 +20,7 @@ from edgeagent.engine.scheduler import (
     Scheduler,
     by_share,
 )
-from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.sequence import BatchEnds, Sequence, SequenceSpec
 from edgeagent.types import Tier
 from tests.fakes import warm_costs
 

@@ -15,8 +15,7 @@ import pytest
 from edgeagent.engine.cache.block import CachePriority, Keyring
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
+from edgeagent.engine.costs.cost_model import FLASH_TILE, CostModel, StepShape
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.scheduler import Scheduler

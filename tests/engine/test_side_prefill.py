@@ -13,8 +13,7 @@ import pytest
 
 from edgeagent.engine import side_prefill
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Chunk, SideContext, Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec

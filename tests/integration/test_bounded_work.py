@@ -15,8 +15,7 @@ from edgeagent.api.wire.fields import MAX_STOP_BYTES, MAX_STOPS
 from edgeagent.text.grammar.calls import MAX_TOOLS
 from edgeagent.text.grammar.compiler import MAX_GRAMMAR_CHARS
 from edgeagent.text.schema.closing import MAX_CHAIN, MAX_NAMES
-from edgeagent.text.schema.faults import MAX_JOINED
-from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from edgeagent.text.schema.reading import MAX_JOINED, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from tests.integration.conftest import Daemon
 from tests.patience import patient
 

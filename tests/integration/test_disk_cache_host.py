@@ -23,10 +23,10 @@ from edgeagent.types import (
     TextPrompt,
     Tool,
 )
-from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.generator import host
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
+from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import DiskCache, Load
 from tests.models import MEMORIES, make_tiny_model
 

@@ -29,8 +29,8 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
+from edgeagent.engine.speculation.acceptance import Ending
 from edgeagent.engine.speculation.allocation import Offer
-from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import MODEL, Drafters

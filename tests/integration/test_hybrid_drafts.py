@@ -22,7 +22,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
-from edgeagent.engine.speculation.confidence import Ending
+from edgeagent.engine.speculation.acceptance import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters

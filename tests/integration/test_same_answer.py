@@ -18,9 +18,9 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.sampling.sampler import Logprob
 from edgeagent.store.names.catalog import builtin_model
 from edgeagent.types import GenerateRequest, JsonSchemaFormat, MemoryKind, SamplingParams, TokenPrompt
-from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
+from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, Load
 from tests.conftest import TinyModel
 from tests.models import MEMORIES

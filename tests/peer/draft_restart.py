@@ -25,9 +25,9 @@ from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import SamplingParams
-from edgeagent.worker.child.block_writer import start_block_store
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
+from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import DiskCache, Load
 from tests.peer.shelf.pairs import PAIR, make_pair
 

@@ -31,7 +31,7 @@ from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import Delivered
 from edgeagent.worker.sandbox import privileges
-from edgeagent.worker.sandbox.system_calls import MACHINES
+from edgeagent.worker.sandbox.seccomp import MACHINES
 
 _CREATE_PRIVATE = 0o1600
 _NEW_USER, _NEW_NETWORK, _CHILD_SIGNAL = 0x10000000, 0x40000000, 17

@@ -20,8 +20,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic_core import to_json
 
-from edgeagent.api.responses.cache_diagnostics import diagnose
-from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun
+from edgeagent.api.responses.event_json import Echo, FailureCode, Notes, ResponseBody, ResponseRun, diagnose
 from edgeagent.api.responses.items import ItemStatus, OutputItem, item_of
 from edgeagent.api.responses.open_items import (
     OpenCall,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,20 +13,108 @@ import numpy as np
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import Attention, choose_attention
 from edgeagent.engine.cache.block import Payload
+from edgeagent.engine.costs.cost_model import FLASH_TILE
 from edgeagent.engine.llama.abort_flag import AbortFlag
-from edgeagent.engine.llama.adapter import Adapter
-from edgeagent.engine.llama.batch_padding import attention_tile, can_fill, num_to_fill, padding_of_type
 from edgeagent.engine.llama.bindings import KV_TYPES, last_error, lib
 from edgeagent.engine.llama.context_params import make_params
 from edgeagent.engine.llama.cores import num_usable_cores
+from edgeagent.engine.llama.fingerprint import adapter_id
 from edgeagent.engine.llama.model import Model, is_short_of_memory
 from edgeagent.engine.llama.past_states import PastStates, possible_rewind
 from edgeagent.engine.llama.payload_pool import PayloadPool
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
-from edgeagent.errors import InternalError, ModelLoadFailed, ModelOutOfMemory
+from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 from edgeagent.types import MemoryKind
+
+_SCALE = 1.0
+
+
+class Adapter:
+    """A loaded adapter. llama.cpp frees it with its model."""
+
+    def __init__(self, model: Model, path: Path) -> None:
+        """Load the adapter. Raise OSError if the file cannot be read.
+
+        Raise ModelDamaged if the file is not an adapter for this model, or is an aLoRA adapter, which is not supported.
+        """
+        self.path = path
+        self.id = adapter_id(path)
+        self._handle = lib.llama_adapter_lora_init(model.handle, str(path).encode())
+        if not self._handle:
+            raise ModelDamaged(f"the adapter {path} does not suit {model.path}: {last_error() or 'no reason is given'}")
+        if lib.llama_adapter_get_alora_n_invocation_tokens(self._handle):
+            raise ModelDamaged(f"the adapter {path} acts behind certain tokens only (aLoRA), which is not supported")
+        kind = lib.llama_set_adapters_lora.argtypes[1]._type_  # a pointer, as the bindings declare it
+        self._handles = (kind * 1)(self._handle)
+        self._scales = (ctypes.c_float * 1)(_SCALE)
+
+    def use(self, context: object) -> None:
+        """Apply the adapter to a context of its model, instead of any other adapter."""
+        lib.llama_set_adapters_lora(context, self._handles, 1, self._scales)
+
+
+_LARGE_TILE = 16
+_TILED_KV_TYPES = ("auto", "f32", "f16")  # "auto" is f16
+# By llama_ftype. Weights that llama.cpp repacks for the CPU are computed four tokens at once.
+_UNQUANTIZED = {0: "F32", 1: "F16", 32: "BF16"}
+_REPACKED = {2: "Q4_0", 25: "IQ4_NL"}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPadding:
+    """How many tokens are added to a batch to fill the tiles in which the weights are multiplied.
+
+    `tile`: one token is added if it completes a multiple of this number; 0: no batch is padded. `most`: up to this many
+    tokens are added if they complete a multiple of 16.
+    """
+
+    tile: int = 0
+    most: int = 0
+
+
+def attention_tile(kv_type_k: str, kv_type_v: str) -> int:
+    """Return the tile of ggml's flash attention on a CPU, in tokens; 0 if cells of these types have no tiles."""
+    return FLASH_TILE if kv_type_k == kv_type_v and kv_type_k in _TILED_KV_TYPES else 0
+
+
+def can_fill(model: Model) -> bool:
+    """Whether batches of this model may be padded: only on a CPU, and only with full attention.
+
+    With a window or a state, padding would add another sequence to a batch, with unknown effects.
+    """
+    return model.num_gpu_layers == 0 and model.memory_kind is MemoryKind.FULL_ATTENTION
+
+
+def padding_of_type(file_type: int | None) -> WeightPadding:
+    """Return the usual padding for weights of this llama_ftype: none if they are unquantized or of unknown type."""
+    if file_type is None or file_type in _UNQUANTIZED:
+        return WeightPadding()
+    return WeightPadding(4 if file_type in _REPACKED else 8, 3)
+
+
+def num_to_fill(num_tokens: int, padding: WeightPadding, micro_batch: int) -> int:
+    """Return how many padding tokens to add to a batch of `num_tokens`.
+
+    llama.cpp splits the batch into parts of `micro_batch` tokens. If the last part would have a single token, at least
+    one padding token is added, since a single token is rounded differently (see engine.sequence).
+    """
+    is_last_alone = num_tokens > 1 and num_tokens % micro_batch == 1
+    return max(_num_to_round(num_tokens, padding, micro_batch), 1 if is_last_alone else 0)
+
+
+def _num_to_round(num_tokens: int, padding: WeightPadding, micro_batch: int) -> int:
+    """Return how many padding tokens make a batch of `num_tokens` faster; 0 if none do."""
+    if padding.tile == 0:
+        return 0
+    added = -num_tokens % _LARGE_TILE
+    if added > padding.most:
+        added = 1 if -num_tokens % padding.tile == 1 else 0
+    # Parts of an attention tile or more use a kernel that rounds differently. Padding must not change the kernel.
+    num_last = num_tokens % micro_batch or micro_batch
+    return 0 if num_last < FLASH_TILE <= num_last + added else added
+
 
 # llama.cpp allows 256 sequences per context. With attention, an idle sequence takes no extra memory. With recurrent
 # memory it takes a whole state, so idle states are kept in host memory if possible.

@@ -16,7 +16,26 @@ from edgeagent import cache_folder
 from edgeagent.cache_folder import ROOT_BYTES
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.llama.bindings import commit, lib
+from edgeagent.engine.llama.bindings import commit, devices, lib, system_description
+from edgeagent.engine.llama.cores import num_usable_cores, processor_name
+
+# Of the conditions of a profile. Increase it when the measured work changes.
+_VERSION = 4
+
+
+def machine_conditions(path: Path) -> dict[str, str]:
+    """Return the conditions of a profile by name: the model's file, llama.cpp's build, the processor, the devices."""
+    status = path.stat()
+    return {
+        "version": str(_VERSION),
+        "model file": f"{status.st_size} {status.st_mtime_ns}",
+        "llama.cpp": f"{commit()} {library_stamp()}",
+        "processor": processor_name(),
+        "instructions": system_description()[:2048],
+        "cores": str(num_usable_cores()),
+        "devices": ", ".join(device.description for device in devices())[:2048],
+    }
+
 
 # Increase it when the boundaries, the keys or the numbers of blocks change and no field of the fingerprint shows it.
 # Their size is such a field.

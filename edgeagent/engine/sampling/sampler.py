@@ -10,17 +10,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeagent.engine.sampling.candidates import MAX_RANKED, Candidates, all_of, likeliest, peak_of
-from edgeagent.engine.sampling.constraint import TokenConstraint
 from edgeagent.engine.sampling.params import ResolvedSampling
-from edgeagent.engine.sampling.penalties import Penalties
 from edgeagent.engine.sampling.truncation import (
     Floats,
     Indices,
@@ -29,11 +28,180 @@ from edgeagent.engine.sampling.truncation import (
     few_at_least,
     index_at,
     is_sparse,
+    largest,
     nucleus,
     ranked,
     total_of,
 )
 from edgeagent.errors import InternalError, InvalidRequest
+
+
+class TokenConstraint(Protocol):
+    """The state of a grammar after the tokens accepted so far. Each request has its own."""
+
+    def allows(self, token: int) -> bool:
+        """Whether `token`, which may be an end-of-generation token, may come next. No side effect."""
+        ...
+
+    def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
+        """Return which tokens may come next, shape (num_vocab,); None if all tokens may.
+
+        The array is valid until the next call. `likeliest`: the likeliest token without the grammar, as a hint that
+        the grammar may use.
+        """
+        ...
+
+    def instead_of(self, token: int) -> int | None:
+        """Return the token to use instead of `token`, which is the likeliest one but not allowed.
+
+        None means to draw one of the allowed tokens as usual.
+        """
+        ...
+
+    def accept(self, token: int) -> None:
+        """Advance the grammar by a generated token. The token must be allowed."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Return the next tokens up to the place where the grammar leaves a choice; empty if that is the next place."""
+        ...
+
+
+class Penalties:
+    """Counts the last `window` tokens of a sequence, and lowers their logits. A window of -1 means all tokens.
+
+    `repeat`, `presence`, `frequency`: the strengths of the penalties. `history`: the sequence's tokens so far.
+    """
+
+    def __init__(self, window: int, repeat: float, presence: float, frequency: float, history: Sequence[int]) -> None:
+        self._window = window
+        self._repeat = np.float32(repeat)
+        self._presence = np.float32(presence)
+        self._frequency = np.float32(frequency)
+        self._recent: deque[int] = deque()
+        self._slots: dict[int, int] = {}
+        self._tokens = np.zeros(64, np.intp)
+        self._counts = np.zeros(64, np.float32)
+        self.extend(history[-window:] if window > 0 else history)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add tokens as the most recent ones, in order."""
+        if self._window == 0:
+            return
+        for token in tokens:
+            self._add(token)
+            if self._window > 0:
+                self._recent.append(token)
+                if len(self._recent) > self._window:
+                    self._remove(self._recent.popleft())
+
+    def apply(self, logits: NDArray[np.float32]) -> None:
+        """Lower the logits of the recent tokens, in place."""
+        num = len(self._slots)
+        tokens = self._tokens[:num]
+        before = logits[tokens]
+        after = np.where(before <= 0, before * self._repeat, before / self._repeat)
+        logits[tokens] = after - (self._counts[:num] * self._frequency + self._presence)
+
+    def _add(self, token: int) -> None:
+        slot = self._slots.setdefault(token, len(self._slots))
+        if slot == len(self._tokens):
+            self._tokens = np.concatenate((self._tokens, np.zeros_like(self._tokens)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._tokens[slot] = token
+        self._counts[slot] += 1
+
+    def _remove(self, token: int) -> None:
+        slot = self._slots[token]
+        self._counts[slot] -= 1
+        if self._counts[slot] == 0:
+            # Fill the gap with the last slot.
+            del self._slots[token]
+            last = len(self._slots)
+            if slot != last:
+                moved = int(self._tokens[last])
+                self._slots[moved] = slot
+                self._tokens[slot] = moved
+                self._counts[slot] = self._counts[last]
+                self._counts[last] = 0
+
+
+# Up to this many of the likeliest tokens are sorted. A cut of sorted tokens only shortens the array.
+MAX_RANKED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """A set of tokens and their logits (`values`), with the cuts that are still to be made: mask, min-p and top-p.
+
+    - `ids`: the tokens; None means the whole vocabulary, in order.
+    - `peak`: the largest logit of an allowed token.
+    - `mask`: which of the tokens are allowed; None if all are.
+    - `lowest`: the cut of min-p. Tokens with smaller logits may not be drawn.
+    - `weights`, `target`: the cut of top-p; `weights` is None if there is none. The weights are those at temperature 1,
+      0 outside the mask. The nucleus is the likeliest tokens whose weights together reach `target`.
+    - `shifted`: the logits minus the peak, if they were computed for `weights`.
+    """
+
+    ids: Indices | None
+    values: Floats
+    peak: np.float32
+    mask: NDArray[np.bool_] | None = None
+    lowest: float = -math.inf
+    shifted: Floats | None = None
+    weights: Floats | None = None
+    target: float = 0.0
+
+    def select(self, found: Indices) -> Candidates:
+        """Return the candidates at the indices `found`, without those that the mask excludes. Other cuts remain."""
+        if self.mask is not None:
+            found = found.compress(self.mask.take(found))
+        ids = found if self.ids is None else self.ids.take(found)
+        weights = None if self.weights is None else self.weights.take(found)
+        return Candidates(ids, self.values.take(found), self.peak, None, self.lowest, None, weights, self.target)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether all cuts are made, so that each of the candidates may be drawn."""
+        return self.mask is None and self.weights is None and self.lowest == -math.inf
+
+    def truncated_to(self, length: int) -> Candidates:
+        """Return the first `length` candidates, with no cuts left to make."""
+        assert self.ids is not None and self.mask is None
+        return Candidates(self.ids[:length], self.values[:length], self.peak)
+
+
+def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
+    """Return all tokens as candidates. If there is a mask, it must allow the likeliest token.
+
+    Raise InternalError if the largest logit is not finite.
+    """
+    return Candidates(None, values, peak_of(values), mask)
+
+
+def likeliest(candidates: Candidates, k: int) -> Candidates:
+    """Return the `k` likeliest tokens that the mask allows, or all allowed tokens if they are fewer.
+
+    If `k` is at most MAX_RANKED, the likeliest token comes first. Otherwise the order is that of `candidates`.
+    """
+    values, mask = candidates.values, candidates.mask
+    first = ranked if k <= MAX_RANKED else largest
+    if mask is None:
+        return candidates.select(first(values, k))
+    few = candidates.select(first(values, 2 * k)) if 2 * k < len(values) else None
+    if few is None or len(few.values) < k:
+        few = candidates.select(np.flatnonzero(mask))
+        return few.select(first(few.values, min(k, len(few.values))))
+    return few if len(few.values) <= k else few.select(first(few.values, k))
+
+
+def peak_of(values: Floats) -> np.float32:
+    """Return the largest logit; raise InternalError if it is not finite."""
+    peak: np.float32 = values[values.argmax()]  # for a vocabulary of 152,000, `max` takes 38 µs and `argmax` 15
+    if not math.isfinite(peak):
+        raise InternalError(f"no token can be drawn: the largest logit is {peak}")
+    return peak
+
 
 _SEED_BITS = 64
 # How many random numbers are reserved for each token. A token uses only one or a few of them, so its first one depends

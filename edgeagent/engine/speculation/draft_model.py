@@ -15,10 +15,10 @@ from types import MappingProxyType
 
 from edgeagent.engine.cache.cached_prefix import Restoring
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import StepShape
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.confidence import Ending
+from edgeagent.engine.speculation.acceptance import Ending
 from edgeagent.errors import InternalError
 
 # If the draft model lacks more tokens of a sequence than this, as after a long prompt, it computes one chunk of them in

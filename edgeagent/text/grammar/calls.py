@@ -201,7 +201,7 @@ def banned_texts(tool_format: ToolFormat, vocabulary: Vocabulary) -> tuple[Banne
 
 
 class CallBan:
-    """Allows free text but not the opening of a call. It is an `engine.sampling.constraint.TokenConstraint`."""
+    """Allows free text but not the opening of a call. It is an `engine.sampling.sampler.TokenConstraint`."""
 
     def __init__(self, vocabulary: Vocabulary, banned: Sequence[BannedText]) -> None:
         self._vocabulary = vocabulary

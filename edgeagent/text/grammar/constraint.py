@@ -76,7 +76,7 @@ class GrammarPlan:
 
 
 class Constraint:
-    """Decides which tokens may come next in one answer. It is an `engine.sampling.constraint.TokenConstraint`.
+    """Decides which tokens may come next in one answer. It is an `engine.sampling.sampler.TokenConstraint`.
 
     While the grammar is active, tokens that end generation are allowed exactly when its text is complete. `mask` and
     `accept` raise InvalidRequest if the grammar exceeds its limits in the middle of the answer.

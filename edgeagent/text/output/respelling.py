@@ -39,7 +39,7 @@ def _is_of_word(byte: bytes) -> bool:
 
 
 class Inner(Protocol):
-    """A further constraint on the tokens: an `engine.sampling.constraint.TokenConstraint`."""
+    """A further constraint on the tokens: an `engine.sampling.sampler.TokenConstraint`."""
 
     def allows(self, token: int) -> bool: ...
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None: ...

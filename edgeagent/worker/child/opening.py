@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices
-from edgeagent.engine.llama.conditions import machine_conditions
+from edgeagent.engine.llama.fingerprint import machine_conditions
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.fit.need import kv_bytes_per_token, margin_bytes

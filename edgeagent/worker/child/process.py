@@ -22,33 +22,38 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import psutil
 from msgspec import structs
 
+from edgeagent.engine.cache.disk.file_format import Seal
+from edgeagent.engine.cache.disk.files import Files
+from edgeagent.engine.cache.disk.folder import Limits
+from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.llama.encoder import needs_whole_texts
 from edgeagent.engine.llama.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError, ModelOutOfMemory
 from edgeagent.process_settings import keep_collections_short, switch_threads_often
-from edgeagent.types import Embed, PurgeCache, Rerank, WorkerStatus
-from edgeagent.worker.child.block_writer import start_block_store
+from edgeagent.types import Embed, PurgeCache, QueryAnswer, Rerank, TextQuery, WorkerStatus
 from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.loop import EncoderLoop
-from edgeagent.worker.child.frame_writer import FrameWriter, Outlet
+from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady, PromptRefused
-from edgeagent.worker.child.memory_limit import MemoryLimit
 from edgeagent.worker.child.opening import can_take_less, open_model
-from edgeagent.worker.child.questions import Questions
-from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts
+from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts, lower_thread_priority
 from edgeagent.worker.exit_cause import describe_excess, describe_unwritten
 from edgeagent.worker.protocol import (
+    AnswerPart,
     Ask,
     Cancel,
+    DiskCache,
     Drop,
     Load,
     LoadFailed,
@@ -61,10 +66,132 @@ from edgeagent.worker.protocol import (
     Stop,
     Submit,
     ToWorker,
+    failed_message,
     read_to_worker,
 )
 from edgeagent.worker.render.renderer import RenderLink
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits
+
+# Limits of one frame of an answer.
+_MAX_TOKENS = 4096
+_MAX_PIECE_BYTES = 256 << 10
+_MAX_CHARS = 64 << 10
+
+
+class Questions(threading.Thread):
+    """Answers queries one after the other, with the function `answer`.
+
+    For an Embed or a Rerank, this thread calls `compute`, which tokenizes and passes the tokens to the main thread. The
+    main thread sends the answer.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[TextQuery], QueryAnswer],
+        frames: Frames,
+        compute: Callable[[str, Embed | Rerank], None],
+    ) -> None:
+        super().__init__(name="questions", daemon=True)
+        self._answer_query = answer
+        self._compute = compute
+        self._frames = frames
+        self._asks: SimpleQueue[Ask] = SimpleQueue()
+        self._live: set[str] = set()  # several threads use it; each operation on it is atomic
+
+    def ask(self, ask: Ask) -> None:
+        """Queue a query for this thread; any thread may call this method."""
+        self._live.add(ask.id)
+        self._asks.put(ask)
+
+    def drop(self, ask_id: str) -> None:
+        """Drop a query; any thread may call this method.
+
+        A running computation is finished, but no further part of its answer is sent. An error is still sent.
+        """
+        self._live.discard(ask_id)
+
+    def run(self) -> None:
+        """Answer until the process ends."""
+        while True:
+            self._answer(self._asks.get())
+
+    def _answer(self, ask: Ask) -> None:
+        if ask.id not in self._live:
+            return
+        try:
+            if isinstance(ask.query, Embed | Rerank):
+                self._compute(ask.id, ask.query)
+                return
+            *parts, last = _split(self._answer_query(ask.query))
+            for part in parts:
+                if ask.id in self._live:
+                    self._frames.put(AnswerPart(ask.id, part, is_last=False))
+            if ask.id in self._live:
+                self._frames.put(AnswerPart(ask.id, last, is_last=True))
+        except EdgeAgentError as error:
+            self._frames.put(failed_message(ask.id, error))
+        except BaseException:  # one bad question must not end the thread
+            traceback.print_exc()
+            unknown = InternalError("The question could not be answered; the daemon's log has the details.")
+            self._frames.put(failed_message(ask.id, unknown))
+        finally:
+            self._live.discard(ask.id)
+
+
+def _split(answer: QueryAnswer) -> Iterator[QueryAnswer]:
+    """Yield parts of an answer, each small enough for a frame; the last may be empty."""
+    for start in range(0, len(answer.text), _MAX_CHARS):
+        yield QueryAnswer(answer.text[start : start + _MAX_CHARS])
+    start = num_bytes = 0
+    for index in range(len(answer.tokens)):
+        num_bytes += len(answer.pieces[index]) if answer.pieces else 0
+        if index - start >= _MAX_TOKENS or num_bytes > _MAX_PIECE_BYTES:
+            yield QueryAnswer(tokens=answer.tokens[start:index], pieces=answer.pieces[start:index])
+            start, num_bytes = index, len(answer.pieces[index]) if answer.pieces else 0
+    yield QueryAnswer(tokens=answer.tokens[start:], pieces=answer.pieces[start:])
+
+
+# Room for requests, compiled grammars, buffers, and memory that was freed but not returned to the system.
+MAX_UNPLANNED_BYTES = 1 << 30
+
+
+class MemoryLimit:
+    """Compares a ready worker's memory with what it plans to take: cached blocks and further contexts.
+
+    Memory that a plan has released still counts as planned, since the process may keep it.
+    """
+
+    def __init__(self, loaded_bytes: int) -> None:
+        """`loaded_bytes`: the process's memory without mapped files after the load; 0 if the system does not tell."""
+        self._loaded_bytes = loaded_bytes
+        self._planned_bytes = 0
+
+    def excess(self, own_bytes: int, planned_bytes: int) -> int:
+        """Return how many unplanned bytes the process has taken if that is too many; otherwise 0.
+
+        `own_bytes` is like `loaded_bytes`, but now. `planned_bytes`: how much of it the worker may have taken since its
+        load, by its own count.
+        """
+        self._planned_bytes = max(self._planned_bytes, planned_bytes)
+        unplanned_bytes = own_bytes - self._loaded_bytes - self._planned_bytes
+        return unplanned_bytes if unplanned_bytes > MAX_UNPLANNED_BYTES else 0
+
+
+def start_block_store(disk: DiskCache) -> BlockStore:
+    """Make a block store and start its thread, which reads the folder while the model loads. Later it writes blocks."""
+    files = Files(Path(disk.folder))
+    # If the clock is wrong at a restart, blocks age by at most half of their time to live.
+    state = FolderState(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
+    limits = Limits(max_bytes=disk.max_bytes, min_free_bytes=disk.min_free_bytes, ttl_s=disk.max_unused_s)
+    store = BlockStore(files, Seal(disk.secret), state, limits, close_s=disk.close_s)
+    threading.Thread(target=_run, args=(store,), name="block writer", daemon=True).start()
+    return store
+
+
+def _run(store: BlockStore) -> None:
+    lower_thread_priority()
+    store.run()
+
 
 _PROGRESS_EVERY = 0.01  # as a fraction of the file
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.responses.cache_diagnostics import diagnose
+from edgeagent.api.responses.event_json import diagnose
 
 
 def response(num_input: int, num_cached: int, **fields: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.backends.remote.breaker import MAX_FAILURES, MAX_OPEN_S, OPEN_S, Breaker
+from edgeagent.backends.remote.endpoint import MAX_FAILURES, MAX_OPEN_S, OPEN_S, Breaker
 
 
 def breaker() -> Breaker:

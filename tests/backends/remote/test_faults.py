@@ -13,7 +13,7 @@ import pytest
 
 from edgeagent.backends.remote import network
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.backends.remote.breaker import OPEN_S
+from edgeagent.backends.remote.endpoint import OPEN_S
 from edgeagent.backends.remote.transport import Exchange
 from edgeagent.errors import (
     ConfigError,

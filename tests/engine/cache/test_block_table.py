@@ -10,8 +10,7 @@ import pytest
 
 from edgeagent.engine.cache.block import Block, Importance, Keyring
 from edgeagent.engine.cache.block_table import MAX_LANES, BlockTable
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from tests.fakes import FakeClock, FakeTier
 from tests.integrity import check_integrity
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeagent.engine.cache.cached_prefix import MIN_LOST, Run
-from edgeagent.engine.cache.divergence import _MAX_SEARCHED, MIN_RUN, diverge, find_divergence
+from edgeagent.engine.cache.prefix_store import _MAX_SEARCHED, MIN_RUN, diverge, find_divergence
 from edgeagent.engine.cache.radix_tree import RadixTree
 
 TEXT = array("i", random.Random(7).choices(range(1000), k=900))

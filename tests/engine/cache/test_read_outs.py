@@ -10,8 +10,7 @@ import pytest
 from edgeagent.engine.cache.block import Importance, Keyring, Payload, PayloadCodec
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import SequenceSpec

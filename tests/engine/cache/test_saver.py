@@ -13,8 +13,7 @@ from edgeagent.engine.cache.block_table import BlockTable, empty_table
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cache.slots import Slots
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import SequenceSpec

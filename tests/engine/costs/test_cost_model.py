@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from edgeagent.engine.costs.cost_model import TILE, CostModel
-from edgeagent.engine.costs.step_shape import FLASH_TILE, StepShape
+from edgeagent.engine.costs.cost_model import FLASH_TILE, TILE, CostModel, StepShape
 
 NOTHING = StepShape()
 

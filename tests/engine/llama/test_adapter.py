@@ -14,8 +14,7 @@ from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.llama.adapter import Adapter
-from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.context import Adapter, LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import SequenceSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.engine.llama.batch_padding import WeightPadding, num_to_fill, padding_of_type
+from edgeagent.engine.llama.context import WeightPadding, num_to_fill, padding_of_type
 
 Q4_0, Q8_0, F16 = 2, 7, 1
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.costs.step_shape import FLASH_TILE
+from edgeagent.engine.costs.cost_model import FLASH_TILE
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model, split_parts

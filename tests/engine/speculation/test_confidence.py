@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edgeagent.engine.speculation.confidence import Confidence, Ending, min_chances
+from edgeagent.engine.speculation.acceptance import Confidence, Ending, min_chances
 
 
 def logits(*probabilities: float) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.runner import Logits
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation.confidence import Confidence, Ending
+from edgeagent.engine.speculation.acceptance import Confidence, Ending
 from edgeagent.engine.speculation.proposals import MODEL, Drafters, Proposals
 from tests.engine.speculation.test_proposals import Repeating, ScriptedDraft, decoding
 from tests.engine.support import END, greedy, make_engine

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Logits, Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.acceptance import Ending
 from edgeagent.engine.speculation.allocation import MAX_DRAFTED
-from edgeagent.engine.speculation.confidence import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters, Proposals

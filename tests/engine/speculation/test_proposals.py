@@ -14,12 +14,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.step_shape import StepShape
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.sampling.params import ResolvedSampling
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from edgeagent.engine.speculation.confidence import Ending
+from edgeagent.engine.speculation.acceptance import Ending
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, MODEL, Drafters, Proposals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.engine.speculation.tally import Tally
+from edgeagent.engine.speculation.proposals import Tally
 from edgeagent.types import DraftCounts
 
 

@@ -12,8 +12,7 @@ from types import MappingProxyType
 import pytest
 
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.acceptance import Acceptance, Experience, SharedAcceptance
-from edgeagent.engine.speculation.confidence import Ending
+from edgeagent.engine.speculation.acceptance import Acceptance, Ending, Experience, SharedAcceptance
 from edgeagent.engine.speculation.proposals import _NGRAM_SOURCES, MODEL, Drafters, Proposals
 from tests.engine.speculation.test_never_costs import measured
 from tests.engine.speculation.test_proposals import Repeating, ScriptedDraft, decoding, tiles

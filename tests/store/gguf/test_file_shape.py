@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from edgeagent.store.gguf.file_shape import merge_shapes, read_shape
+from edgeagent.store.gguf.header import merge_shapes, read_shape
 from edgeagent.store.gguf.tables import Array, Metadata, Tensors
 from edgeagent.types import FileShape
 

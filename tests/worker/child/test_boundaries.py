@@ -6,7 +6,7 @@ import pytest
 
 from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.types import ChatPrompt, Message
-from edgeagent.worker.child.boundaries import find_next_turn, find_open_end, find_system_end
+from edgeagent.worker.child.prompt import find_next_turn, find_open_end, find_system_end
 
 PLAIN = """\
 {%- for m in messages %}{{ '<' + m.role + '>' + m.content + '\\n' }}{% endfor -%}

@@ -11,7 +11,7 @@ import pytest
 
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.worker.child import block_writer
-from edgeagent.worker.child.low_priority import lower_thread_priority
+from edgeagent.worker.child_process import lower_thread_priority
 from edgeagent.worker.protocol import DiskCache
 from tests.patience import patient
 

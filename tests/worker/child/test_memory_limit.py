@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeagent.worker.child.memory_limit import MAX_UNPLANNED_BYTES, MemoryLimit
+from edgeagent.worker.child.process import MAX_UNPLANNED_BYTES, MemoryLimit
 
 MB = 1 << 20
 MOST = MAX_UNPLANNED_BYTES

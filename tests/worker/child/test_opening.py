@@ -12,7 +12,7 @@ from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import devices
-from edgeagent.engine.llama.conditions import machine_conditions
+from edgeagent.engine.llama.fingerprint import machine_conditions
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.store.gguf.header import read_header
 from edgeagent.types import DeviceInfo, LayerShape, MemoryKind

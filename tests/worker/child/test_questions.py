@@ -10,7 +10,7 @@ import pytest
 
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Embed, QueryAnswer, Rerank, TextQuery, Tokenize
-from edgeagent.worker.child.questions import Questions
+from edgeagent.worker.child.process import Questions
 from edgeagent.worker.protocol import MAX_FRAME_FROM_WORKER_BYTES, AnswerPart, Ask, Failed, FromWorker, encode
 
 

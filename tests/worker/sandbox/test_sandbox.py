@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.worker.sandbox import landlock, sandbox, seccomp
-from edgeagent.worker.sandbox.system_calls import CHECKED, MACHINES, NEWEST_CALL, REFUSED, UNKNOWN
+from edgeagent.worker.sandbox.seccomp import CHECKED, MACHINES, NEWEST_CALL, REFUSED, UNKNOWN
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 ALLOW, REFUSE, NO_CALL = seccomp._ALLOW, seccomp._REFUSE, seccomp._NO_CALL

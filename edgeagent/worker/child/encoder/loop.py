@@ -20,8 +20,7 @@ from edgeagent.types import (
     Usage,
     WorkerStatus,
 )
-from edgeagent.worker.child.encoder.host import EncoderHost
-from edgeagent.worker.child.encoder.pairs import relevance
+from edgeagent.worker.child.encoder.host import EncoderHost, relevance
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.child.job_loop import JobLoop, TextJob, TextJobs
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Drop, StepItem, StepResult, Stop, Submit, failed_message

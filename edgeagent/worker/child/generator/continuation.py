@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
-from edgeagent.engine.sampling.constraint import TokenConstraint
-from edgeagent.engine.sampling.sampler import Sampler
+from edgeagent.engine.sampling.sampler import Sampler, TokenConstraint
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.errors import ContextLengthExceeded, InternalError, InvalidRequest, NotSupported
 from edgeagent.text.output.respelling import RespellConstraint, num_open

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import describe_attention
-from edgeagent.engine.cache.block import choose_block_tokens
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.prefix_store import PrefixStore, make_prefix_store
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.first_steps import measure_small_steps, try_out
+from edgeagent.engine.first_steps import FIRST_STEPS, can_rewind, measure_small_steps, try_adapter, try_out
 from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cell_packing import CellPacker
-from edgeagent.engine.llama.conditions import machine_conditions
-from edgeagent.engine.llama.context import LlamaRunner
+from edgeagent.engine.llama.context import Adapter, LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
-from edgeagent.engine.runner import CUTTABLE
+from edgeagent.engine.llama.fingerprint import machine_conditions
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import CUTTABLE, OutOfCells
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
-from edgeagent.errors import InvalidRequest, ModelLoadFailed, TemplateTooSlow
+from edgeagent.errors import InternalError, InvalidRequest, ModelDamaged, ModelLoadFailed, TemplateTooSlow
 from edgeagent.fit.need import CONTEXT_STEP
 from edgeagent.text.grammar.calls import CallBan
 from edgeagent.text.grammar.compiler import GrammarCompiler
@@ -41,15 +42,13 @@ from edgeagent.types import (
     GenerateRequest,
     ModelInfo,
     QueryAnswer,
+    SettingChoice,
     TextQuery,
 )
-from edgeagent.worker.child.generator.adapters import load_adapters
 from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.continuation import read_continuation
-from edgeagent.worker.child.generator.derived import derived_choices
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec
-from edgeagent.worker.child.generator.rewind_check import check_drafts
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import (
@@ -60,8 +59,140 @@ from edgeagent.worker.child.prompt import (
     make_template,
 )
 from edgeagent.worker.child.text_reader import TextReader
-from edgeagent.worker.protocol import FULL_POWER, NOTHING_DELIVERED, Delivered, Load
+from edgeagent.worker.protocol import FULL_POWER, NOTHING_DELIVERED, Delivered, Load, adapter_part, rewind_part
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """A model's adapters by name: the identities of the usable ones, and why each of the others is unusable."""
+
+    identities: Mapping[str, str]
+    unusable: Mapping[str, str]
+
+    def identity(self, name: str) -> str:
+        """Return the identity of an adapter; "" for the name "". Raise ModelDamaged if the adapter cannot be used."""
+        if not name:
+            return ""
+        if name in self.unusable:
+            why = self.unusable[name].rstrip(".")
+            raise ModelDamaged(
+                f"the adapter {name} cannot be used: {why}; fix the file and reload the model", param="model"
+            )
+        return self.identities[name]
+
+
+def load_adapters(
+    runner: LlamaRunner, paths: Mapping[str, str], unusable: Mapping[str, str], on_part: Callable[[str], None]
+) -> Adapters:
+    """Load a model's adapters and try each once. An adapter that does not fit the model or fails is unusable.
+
+    `paths` maps the adapters' names to files. `unusable` maps the names of adapters that are already known to be
+    unusable to the reasons. Before an adapter is tried, `on_part` gets a description of the adapter, since a damaged
+    adapter may crash the process.
+    """
+    found, refused = {}, dict(unusable)
+    for name, path in paths.items():
+        on_part(adapter_part(path))
+        try:
+            adapter = Adapter(runner.model, Path(path))
+            runner.add_adapter(adapter)
+            runner.use_adapter(adapter.id)
+            try_adapter(runner, adapter.path)
+        except (InternalError, ModelLoadFailed) as error:
+            refused[name] = error.message
+            continue
+        except OutOfCells:
+            refused[name] = "the context has no room for its trial"
+            continue
+        except OSError as error:
+            refused[name] = f"{path} cannot be read: {error.strerror}"
+            continue
+        found[name] = adapter.id
+    runner.use_adapter("")
+    return Adapters(found, refused)
+
+
+_DRAFTS = "drafts"
+
+
+def check_drafts(
+    model: Model, runner: LlamaRunner, load: Load, choices: Sequence[SettingChoice], on_part: Callable[[str], None]
+) -> tuple[str, tuple[SettingChoice, ...]]:
+    """Return why a model cannot use drafts, and its choices. If it can, return "" and `choices`.
+
+    If it cannot, the choice named "drafts" is set to "none", with the reason, in the returned choices. Before a
+    computation that may end the process, `on_part` gets a description of it. The runner's cells must be empty before
+    the call, and are empty again afterwards.
+    """
+    if load.why_no_drafts:
+        return load.why_no_drafts, _without(choices, "trial", load.why_no_drafts)
+    if model.memory_kind in CUTTABLE:
+        return "", tuple(choices)
+    planned = next((choice for choice in choices if choice.name == _DRAFTS), None)
+    if runner.max_rewind:
+        on_part(rewind_part(load.path))
+        try:
+            if can_rewind(runner):
+                return "", tuple(choices)
+            by, why = "measurement", "after a refused draft was removed, the model computed other results than before"
+        except (InternalError, OutOfCells) as error:
+            by, why = "trial", f"removing refused drafts was tried and failed ({error})"
+        finally:
+            on_part(f"{FIRST_STEPS} of {load.path}")  # which are computed next
+    elif planned is not None and planned.value == "none":
+        by, why = planned.by, planned.why
+    else:
+        architecture = model.metadata("general.architecture") or "unknown"
+        by = "default"
+        why = (
+            f"a refused draft cannot be removed from a {model.memory_kind} memory: llama.cpp keeps no earlier states "
+            f"of it for the architecture {architecture}"
+        )
+    return why, _without(choices, by, why)
+
+
+def _without(choices: Sequence[SettingChoice], by: str, why: str) -> tuple[SettingChoice, ...]:
+    """Return `choices` with the choice named "drafts" set to "none", for the reason `why`."""
+    return (*(choice for choice in choices if choice.name != _DRAFTS), SettingChoice(_DRAFTS, "none", by, why))
+
+
+_BY = "model"
+
+
+def derived_choices(runner: LlamaRunner, block_tokens: int, token_bytes: float) -> tuple[SettingChoice, ...]:
+    """Return the settings that follow from the model's shape, for the status.
+
+    `token_bytes` is how many bytes one token takes in a cached block.
+    """
+    return (
+        SettingChoice(
+            "KV cells",
+            "one pool",
+            _BY,
+            "sequences share prefixes without a copy, and a prefix that leaves the cells makes room for any other",
+        ),
+        _block(block_tokens, token_bytes),
+        _padding(runner),
+    )
+
+
+def _block(num_tokens: int, token_bytes: float) -> SettingChoice:
+    size = f"they take {num_tokens * token_bytes / (1 << 20):.2g} MiB, at {token_bytes / 1024:.3g} KiB for each token"
+    bounds = (
+        f"a block has {MIN_BLOCK_TOKENS} to {MAX_BLOCK_TOKENS} tokens, and is small enough to be read between steps"
+    )
+    return SettingChoice("cache block", f"{num_tokens} tokens", _BY, f"{size}; {bounds}")
+
+
+def _padding(runner: LlamaRunner) -> SettingChoice:
+    name, tile = "padding for attention", runner.attention_tile
+    if not tile:
+        why = "this form of attention, or this model's memory, has no tiles that padding would fill"
+        return SettingChoice(name, "none", _BY, why)
+    why = "flash attention computes whole tiles; a batch is padded only if that should be faster"
+    return SettingChoice(name, f"to {tile} tokens", _BY, why)
+
 
 _OPEN_S = 1.0  # how long to wait for the list of the disk's blocks; the rest of a longer list is added afterwards
 

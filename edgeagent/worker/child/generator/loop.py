@@ -2,29 +2,132 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from edgeagent.engine.costs.cost_model import PredictionError
+from edgeagent.engine.llama.embedder import Rows, truncated
 from edgeagent.engine.shift_check import CHECK_ID
 from edgeagent.engine.verification import Output
 from edgeagent.errors import EdgeAgentError, NotSupported
 from edgeagent.process_settings import give_back_freed_memory
 from edgeagent.types import (
     Embed,
+    Embedding,
     PurgeCache,
     QueryAnswer,
     Rerank,
+    Tier,
     WorkerStatus,
 )
-from edgeagent.worker.child.frame_writer import Outlet
+from edgeagent.worker.child.frame_writer import Frames, Outlet
 from edgeagent.worker.child.generator.answers import Answers, Cancelled, LiveRequest, News, StepNews, TextEnded
-from edgeagent.worker.child.generator.embeddings import Embeddings
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
-from edgeagent.worker.child.job_loop import JobLoop
+from edgeagent.worker.child.job_loop import JobLoop, TextJob, TextJobs
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Stop, Submit, failed_message
+
+_SHARE = 0.2  # the share of time that embedding gets while something is generated
+_BUDGET_SHARE = 0.3  # of the inter-token-latency budget: the limit for one chunk while something is generated
+
+
+class Embedder(Protocol):
+    """Computes embedding vectors; see engine.llama.embedder."""
+
+    num_chunks: int
+
+    @property
+    def is_open(self) -> bool: ...
+    def begin(self, tokens: Sequence[int]) -> None: ...
+    def advance(self, budget_s: float, num_threads: int) -> Rows | None: ...
+    def close(self) -> None: ...
+
+
+class Embeddings(TextJobs):
+    """Computes the open Embed queries. They take turns, one text each."""
+
+    def __init__(
+        self, embedder: Embedder, frames: Frames, itl_budget_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(embedder, clock)
+        self._embedder = embedder
+        self._frames = frames
+        self._itl_budget_s = itl_budget_s
+        self._not_before_s = 0.0
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks have been computed. The daemon's watchdog takes an increase as progress."""
+        return self._embedder.num_chunks
+
+    def step(self, *, is_busy: bool, num_threads: int) -> None:
+        """Compute a chunk if one is due. If the engine is busy with requests, fewer chunks are due."""
+        ask_id = self._next()
+        started_s = self._clock()
+        if ask_id is None or (is_busy and started_s < self._not_before_s):
+            return
+        job = self._jobs[ask_id]
+        try:
+            self._advance(ask_id, job, self._itl_budget_s * (_BUDGET_SHARE if is_busy else 1.0), num_threads)
+        except EdgeAgentError as error:
+            self.drop(ask_id)
+            self._frames.put(failed_message(ask_id, error))
+        self._used_at_s = self._clock()
+        self._not_before_s = self._used_at_s + (self._used_at_s - started_s) * (1 / _SHARE - 1)
+
+    def _advance(self, ask_id: str, job: TextJob, budget_s: float, num_threads: int) -> None:
+        assert job.texts and isinstance(job.query, Embed)
+        if not job.is_begun:
+            self._embedder.begin(job.texts[0])
+            job.is_begun = True
+        vector = self._embedder.advance(budget_s, num_threads)
+        if vector is None:
+            return
+        num_tokens = len(job.texts.popleft())
+        job.is_begun = False
+        embedding = Embedding(truncated(vector, job.query.dimensions).astype("<f4").tobytes(), num_tokens)
+        is_last = not self._end_turn(ask_id, job)
+        self._frames.put(AnswerPart(ask_id, QueryAnswer(embeddings=(embedding,)), is_last=is_last))
+
+
+_RANK = {tier: rank for rank, tier in enumerate(Tier)}
+
+
+class PrepareQueue:
+    """The requests that wait for the preparer thread. Other threads add requests; only the preparer removes them."""
+
+    def __init__(self) -> None:
+        self._arrived: SimpleQueue[Submit] = SimpleQueue()
+        # In order of arrival. Only the thread that calls `get` uses this and the next two fields.
+        self._waiting: list[Submit] = []
+        self._served_at: dict[str, int] = {}  # by partition, while requests wait
+        self._num_served = 0
+
+    def put(self, submit: Submit) -> None:
+        """Add a request; any thread may call it."""
+        self._arrived.put(submit)
+
+    def get(self) -> Submit:
+        """Wait for the next request and remove it."""
+        if not self._waiting:
+            self._served_at.clear()
+            self._waiting.append(self._arrived.get())
+        with contextlib.suppress(Empty):
+            while True:
+                self._waiting.append(self._arrived.get_nowait())
+        submit = self._waiting.pop(min(range(len(self._waiting)), key=self._position))
+        self._num_served += 1
+        self._served_at[submit.request.cache.partition] = self._num_served
+        return submit
+
+    def _position(self, index: int) -> tuple[int, int, int]:
+        request = self._waiting[index].request
+        return _RANK[request.tier], self._served_at.get(request.cache.partition, 0), index
+
 
 _NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
 

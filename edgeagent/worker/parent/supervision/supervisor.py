@@ -20,14 +20,20 @@ from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, QueryAnswer, TextQuery, WorkerState
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
-from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
 from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveRequest, ModelRequests, Receiver
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
 from edgeagent.worker.parent.supervision.renderer import Renderer
-from edgeagent.worker.parent.supervision.restarts import Quarantine, RestartPolicy, WorkerEnd
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
-from edgeagent.worker.parent.supervision.worker_run import PendingWork, WorkerRun, log_notes
+from edgeagent.worker.parent.supervision.worker_run import (
+    PendingWork,
+    Quarantine,
+    RestartPolicy,
+    TroubleLog,
+    WorkerEnd,
+    WorkerRun,
+    log_notes,
+)
 from edgeagent.worker.protocol import (
     FULL_POWER,
     MAX_FRAME_FROM_WORKER_BYTES,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgeagent.errors import EdgeAgentError
 from edgeagent.types import ModelInfo, WorkerStatus
-from edgeagent.worker.exit_cause import is_from_outside, read_notes
+from edgeagent.worker.exit_cause import is_from_outside, one_line, read_notes, read_unwritten
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel
 from edgeagent.worker.parent.supervision.live_requests import EndKind
 from edgeagent.worker.parent.supervision.renderer import Renderer
-from edgeagent.worker.parent.supervision.restarts import WorkerEnd
 from edgeagent.worker.parent.supervision.watchdog import Hang, Owed, Signs, SupervisionLimits, Watchdog
 from edgeagent.worker.protocol import (
     FULL_POWER,
@@ -27,6 +28,112 @@ from edgeagent.worker.protocol import (
     Ready,
     StepResult,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnd:
+    """How and why a worker ended.
+
+    - `ready_for_s`: how long the worker had been ready; None if it never was.
+    - `error` is set if the model cannot be loaded.
+    - `is_short_of_memory`: the load ran out of memory, and the next one may use less.
+    - `omitted_part`: what the next load leaves out, because its trial ended the process or hung; "" for nothing. See
+      `LoadProgress.part`.
+    - `has_culprit`: one request caused the end, and it fails. The model is not at fault.
+    """
+
+    cause: str
+    kind: EndKind = EndKind.CRASHED
+    ready_for_s: float | None = None
+    error: EdgeAgentError | None = None
+    is_short_of_memory: bool = False
+    omitted_part: str = ""
+    has_culprit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start a new worker after a delay."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Start no worker for this model for `duration_s`; after that, wait for a request."""
+
+    duration_s: float
+
+
+class RestartPolicy:
+    """Counts the ends of a model's workers in a row, and decides what follows each.
+
+    There are two counters. The first one has the ends that are the model's fault: crashes, hangs, and kills during a
+    load, which may need more memory than the machine has. The second one has the ends that are not: kills of a ready
+    worker from outside, and ends by a known request.
+
+    1. A worker that was ready for a whole crash window makes up for earlier ends. But a worker that hung before it
+       finished a step does not, because noticing a hang can take longer than the window.
+    2. When a counter reaches its limit (`max_crashes`, `max_kills`), the model is quarantined. After a quarantine, one
+       more such end is enough.
+    3. The first end of a ready worker is followed by a restart at once, others by one after 0.5, 1, 2 … 30 s.
+    """
+
+    def __init__(self, limits: SupervisionLimits) -> None:
+        self._limits = limits
+        self._num_crashes = self._num_kills = 0
+
+    def on_end(self, end: WorkerEnd, *, has_worked: bool) -> Restart | Quarantine:
+        """Return what follows a worker's end. `has_worked`: the worker had finished a step."""
+        limits = self._limits
+        was_ready = end.ready_for_s is not None
+        hung_at_once = end.kind is EndKind.HUNG and not has_worked
+        if (end.ready_for_s or 0.0) >= limits.crash_window_s and not hung_at_once:  # 1
+            self._num_crashes = self._num_kills = 0
+        is_excused = end.has_culprit or (end.kind is EndKind.KILLED and was_ready)
+        self._num_kills += is_excused
+        self._num_crashes += not is_excused
+        num, most = (self._num_kills, limits.max_kills) if is_excused else (self._num_crashes, limits.max_crashes)
+        if num >= most:  # 2
+            return Quarantine(limits.quarantine_s)
+        num_delayed = num - 1 if was_ready else num  # 3
+        if num_delayed == 0:
+            return Restart(0.0)
+        return Restart(min(limits.first_backoff_s * 2.0 ** (num_delayed - 1), limits.max_backoff_s))
+
+
+# The least seconds from one log entry to the next: for the same problem, and for a different one.
+_SAME_EVERY_S, _OTHER_EVERY_S = 3600.0, 60.0
+
+
+class TroubleLog:
+    """Logs a worker's problems with its disk cache, since the worker itself cannot write to the log."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._latest = ""
+        self._told_at_s = float("-inf")
+
+    def note(self, status: WorkerStatus, now_s: float) -> None:
+        """Log the disk cache's problem, if any: the same one at most once an hour, a new one at most once a minute."""
+        if status.disk_cache is None or status.disk_cache.trouble is None:
+            return
+        trouble = one_line(status.disk_cache.trouble)
+        kind = re.sub(r"[\d.,]+", "", trouble)  # ignore the number of free bytes, which always changes
+        if now_s - self._told_at_s >= (_SAME_EVERY_S if kind == self._latest else _OTHER_EVERY_S):
+            self._latest, self._told_at_s = kind, now_s
+            logger.warning("%s: disk cache: %s", self._model, trouble)
+
+    def note_end(self, stderr: str) -> None:
+        """Log how many bytes a stopped worker did not write, if it reported them."""
+        if num_bytes := read_unwritten(stderr):
+            logger.warning(
+                "%s: %.1f MiB of prompts were not written to disk before the worker had to stop; a longer "
+                "server.drain_s gives it more time",
+                self._model,
+                num_bytes / 2**20,
+            )
+
 
 # A step may take this many times as long as the worker expects.
 _HANG_FACTOR = 20.0

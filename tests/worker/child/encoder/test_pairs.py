@@ -11,7 +11,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest
 from edgeagent.text.vocabulary import LongTextVocabulary
 from edgeagent.types import Rerank
-from edgeagent.worker.child.encoder.pairs import PairReader, relevance
+from edgeagent.worker.child.encoder.host import PairReader, relevance
 from tests.text.fake_vocabulary import FakeVocabulary
 
 

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from edgeagent.engine.llama.context import LlamaRunner
-from edgeagent.worker.child.generator.derived import derived_choices
+from edgeagent.worker.child.generator.host import derived_choices
 
 
 class Tiles:

@@ -12,7 +12,7 @@ import pytest
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import Embed
-from edgeagent.worker.child.generator.embeddings import Embeddings
+from edgeagent.worker.child.generator.loop import Embeddings
 from edgeagent.worker.protocol import AnswerPart, Failed, FromWorker
 from tests.fakes import FakeClock
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeagent.types import CachePolicy, Tier
-from edgeagent.worker.child.generator.prepare_queue import PrepareQueue
+from edgeagent.worker.child.generator.loop import PrepareQueue
 from edgeagent.worker.protocol import Submit
 from tests.worker.support import request
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from edgeagent.types import CacheStatus, WorkerStatus
-from edgeagent.worker.parent.supervision.disk_cache import TroubleLog
+from edgeagent.worker.parent.supervision.worker_run import TroubleLog
 
 
 def test_a_trouble_is_told_once_and_another_soon(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgeagent.worker.parent.supervision.live_requests import EndKind
-from edgeagent.worker.parent.supervision.restarts import Quarantine, Restart, RestartPolicy, WorkerEnd
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
+from edgeagent.worker.parent.supervision.worker_run import Quarantine, Restart, RestartPolicy, WorkerEnd
 
 LIMITS = SupervisionLimits()
 
