@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
 from edgeagent.remotes import Budget, Remote
 from edgeagent.remotes.check import check_budget, check_url, host_of, is_loopback
-from edgeagent.state_files import OncePerTurn, file_stamp, folder_stamp
+from edgeagent.state_files import FollowedFiles
 from edgeagent.types import RouteMode, Tier
 
 
@@ -93,7 +93,6 @@ def _matches(host: str, port: int, allowed: str) -> bool:
 
 
 FILE = "policy.toml"
-RETRY_S = 1.0
 MAX_ENTRIES = 10_000
 _MAX_BYTES = 1 << 20
 _COMMON_APPDATA = 0x23  # CSIDL_COMMON_APPDATA
@@ -125,46 +124,23 @@ def _program_data() -> str:
     return buffer.value or r"C:\ProgramData"
 
 
-class PolicyFile:
-    """The machine's current policy.
-
-    Each property and method first checks whether the file has changed, and if so, reads it again. There is at most one
-    check in each iteration of the event loop. An unusable file is read again after RETRY_S seconds even if unchanged.
-    """
+class PolicyFile(FollowedFiles[MachinePolicy | None]):
+    """The machine's current policy."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = policy_path()
-        self._clock = clock
-        self._retry_at_s = 0.0
-        self._stamps: object = None
-        self._policy: MachinePolicy | None = None
-        self._trouble = ""
-        self._revision = 0
-        self._turn = OncePerTurn()
+        super().__init__(self.path.parent, [self.path], None, clock)
 
     @property
     def policy(self) -> MachinePolicy:
         """The policy. Without a file it allows everything. While `trouble` is set, it is CLOSED."""
-        self._refresh()
-        return CLOSED if self._trouble else self._policy or MachinePolicy()
+        policy = self._current
+        return CLOSED if self._trouble else policy or MachinePolicy()
 
     @property
     def is_there(self) -> bool:
         """Whether there is a policy file, even one that cannot be used."""
-        self._refresh()
-        return self._policy is not None or bool(self._trouble)
-
-    @property
-    def trouble(self) -> str:
-        """Why the file cannot be trusted or parsed, and what to do; empty if it is valid, or if there is no file."""
-        self._refresh()
-        return self._trouble
-
-    @property
-    def revision(self) -> int:
-        """A number that grows with every change of the policy while this process runs."""
-        self._refresh()
-        return self._revision
+        return self._current is not None or bool(self._trouble)
 
     @property
     def why_local(self) -> str:
@@ -195,26 +171,15 @@ class PolicyFile:
                 param="model",
             )
 
-    def _refresh(self) -> None:
-        if not self._turn.is_due():
-            return
-        stamps = folder_stamp(self.path.parent), file_stamp(self.path)
-        if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
-            return
-        before = self._policy, self._trouble
-        try:
-            self._policy, self._trouble = load_policy(self.path), ""
-        except ConfigError as error:
-            self._policy, self._trouble = None, error.message
-        # A failed read is repeated, since the cause may have been outside the file.
-        self._stamps, self._retry_at_s = stamps, self._clock() + RETRY_S
-        if before == (self._policy, self._trouble):
-            return
-        self._revision += 1
+    def _read(self) -> MachinePolicy | None:
+        return load_policy(self.path)
+
+    def _note_change(self, value: MachinePolicy | None, trouble: str) -> None:
+        del value, trouble
         if self._trouble:
             logger.warning("%s", self._trouble)
-        elif self._policy is not None:
-            logger.info("the machine's policy (%s) holds: %s", self.path, ", ".join(described(self._policy)) or "empty")
+        elif self._value is not None:
+            logger.info("the machine's policy (%s) holds: %s", self.path, ", ".join(described(self._value)) or "empty")
         else:
             logger.warning("there is no machine policy any more: %s is gone", self.path)
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from edgeagent.errors import ConfigError
 
 HISTORY_FILE = "history"
 """The name of the file in the state folder that keeps the lines that were typed in chats."""
 
+RETRY_S = 1.0
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.01
+
+T = TypeVar("T")
 
 
 if sys.platform == "win32":
@@ -74,7 +79,7 @@ def file_stamp(path: Path) -> object:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size, status.st_mode, status.st_uid
 
 
-def folder_stamp(folder: Path) -> object:
+def _folder_stamp(folder: Path) -> object:
     """Return a value that differs after a change of a folder's owner or mode; None if there is no folder."""
     # The folder's times are left out, because they change with every file in it.
     try:
@@ -84,28 +89,70 @@ def folder_stamp(folder: Path) -> object:
     return status.st_mode, status.st_uid
 
 
-class OncePerTurn:
-    """Limits the checks of a file to one in each iteration of the event loop. Without a loop, every check is due.
+class FollowedFiles(ABC, Generic[T]):
+    """Files of a folder that commands change while the daemon uses them. They are read again after a change.
 
-    The code of one iteration may ask for the same file two dozen times. Iterations are short, so a change of the file
-    is still seen soon.
+    The code of one iteration of the event loop may ask two dozen times, so the files are looked at once in each
+    iteration; without a loop, at every use. While they cannot be read, the value is `empty` and `trouble` says why.
+    They are then read again after RETRY_S seconds even if unchanged, since the cause may be outside the files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, files: Sequence[Path], empty: T, clock: Callable[[], float]) -> None:
+        self._folder, self._files, self._empty, self._clock = folder, tuple(files), empty, clock
+        self._value, self._trouble, self._revision = empty, "", 0
+        self._stamps: object = None
+        self._retry_at_s = 0.0
         self._has_looked = False
 
-    def is_due(self) -> bool:
-        """Return whether the file must be checked now. The next calls in the same iteration return False."""
+    @property
+    def trouble(self) -> str:
+        """Why the files cannot be trusted or understood, and what to do; empty if they can."""
+        self._look()
+        return self._trouble
+
+    @property
+    def revision(self) -> int:
+        """A number that grows with every change of the value, and each time that a file is written."""
+        self._look()
+        return self._revision
+
+    @property
+    def _current(self) -> T:
+        self._look()
+        return self._value
+
+    @abstractmethod
+    def _read(self) -> T:
+        """Read the files. Raise ConfigError if they cannot be trusted or understood."""
+
+    @abstractmethod
+    def _note_change(self, value: T, trouble: str) -> None:
+        """Log that the value or the trouble has changed, from these."""
+
+    def _look(self) -> None:
         if self._has_looked:
-            return False
+            return
         import asyncio  # a worker, which locks files too, must not import it
 
         with suppress(RuntimeError):  # no loop runs
-            asyncio.get_running_loop().call_soon(self._forget)
+            asyncio.get_running_loop().call_soon(self._look_again)
             self._has_looked = True
-        return True
+        stamps = [_folder_stamp(self._folder), *map(file_stamp, self._files)]
+        is_written = self._stamps is not None and stamps != self._stamps
+        if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
+            return
+        value, trouble = self._value, self._trouble
+        try:
+            self._value, self._trouble = self._read(), ""
+        except ConfigError as error:
+            self._value, self._trouble = self._empty, error.message
+        self._stamps, self._retry_at_s = stamps, self._clock() + RETRY_S
+        has_changed = (value, trouble) != (self._value, self._trouble)
+        self._revision += is_written or has_changed
+        if has_changed:
+            self._note_change(value, trouble)
 
-    def _forget(self) -> None:
+    def _look_again(self) -> None:
         self._has_looked = False
 
 

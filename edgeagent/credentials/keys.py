@@ -12,7 +12,8 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Protocol
 
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, read_private, read_token, write_private
-from edgeagent.state_files import changing, check_folder, file_stamp, folder_stamp
+from edgeagent.state_files import FollowedFiles, changing, check_folder
 from edgeagent.types import RouteMode, Tier
 
 CLIENTS_FILE = "clients.json"
@@ -107,32 +108,16 @@ class Keys(Protocol):
         ...
 
 
-class KeyRing:
-    """The Keys of a state folder. Its files are read again when they have changed."""
+class KeyRing(FollowedFiles[tuple[tuple[bytes, Client], ...]]):
+    """The Keys of a state folder."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self._state_dir = state_dir
-        self._files = [state_dir / TOKEN_FILE, state_dir / CLIENTS_FILE]
-        self._stamps: list[object] | None = None
-        self._holders: tuple[tuple[bytes, Client], ...] = ()
+    def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(state_dir, [state_dir / TOKEN_FILE, state_dir / CLIENTS_FILE], (), clock)
         # Digests of tokens that were valid earlier in this process. A removed token of an older edgeagent can be
         # recognized only here, because it lacks the prefix.
         self._former: dict[bytes, None] = {}
-        self._trouble = ""
-        self._revision = 0
-
-    @property
-    def revision(self) -> object:
-        self._refresh()
-        return self._revision
-
-    @property
-    def trouble(self) -> str:
-        self._refresh()
-        return self._trouble
 
     def judge(self, tokens: Sequence[bytes]) -> CheckedKeys:
-        self._refresh()
         if not tokens:
             return NO_KEYS
         if len(tokens) > 1:
@@ -143,12 +128,15 @@ class KeyRing:
 
     def holder(self, token_digest: bytes) -> Client | None:
         """Return the holder of the token with this digest; None if it is unknown, or while a file cannot be trusted."""
-        self._refresh()
-        return self._find(token_digest)
+        found = None
+        for known, client in self._current:
+            if hmac.compare_digest(token_digest, known):
+                found = client
+        return found
 
     def _judge_one(self, token: bytes) -> CheckedKeys:
         wanted = digest(token)
-        client = self._find(wanted)
+        client = self.holder(wanted)
         if client is not None:
             return CheckedKeys(KeyStatus.KNOWN, client, wanted)
         is_former = False
@@ -158,43 +146,24 @@ class KeyRing:
             return CheckedKeys(KeyStatus.FOREIGN)
         if self._trouble:
             # Do not reveal the path of the folder to clients.
-            reason = self._trouble.replace(f"{self._state_dir}/", "").replace(str(self._state_dir), "the state folder")
+            reason = self._trouble.replace(f"{self._folder}/", "").replace(str(self._folder), "the state folder")
             return CheckedKeys(KeyStatus.UNUSABLE, reason=reason)
         return CheckedKeys(KeyStatus.UNKNOWN)
 
-    def _find(self, wanted: bytes) -> Client | None:
-        found = None
-        for token_digest, client in self._holders:
-            if hmac.compare_digest(wanted, token_digest):
-                found = client
-        return found
-
-    def _refresh(self) -> None:
-        stamps = [folder_stamp(self._state_dir), *map(file_stamp, self._files)]
-        if stamps == self._stamps:
-            return
-        before, trouble = self._holders, ""
-        try:
-            self._holders = self._read()
-        except ConfigError as error:
-            self._holders, trouble = (), error.message
-        # After an error the files are read again at the next call, because the cause may lie outside them.
-        self._stamps = None if trouble else stamps
-        self._revision += before != self._holders
-        kept = {known for known, _ in self._holders}
-        for known, _ in before:
+    def _note_change(self, value: tuple[tuple[bytes, Client], ...], trouble: str) -> None:
+        kept = {known for known, _ in self._value}
+        for known, _ in value:
             if known not in kept and len(self._former) < 2 * MAX_CLIENTS:
                 self._former[known] = None
-        if trouble and trouble != self._trouble:
-            logger.warning("every token is refused: %s", trouble)
-        elif self._trouble and not trouble:
-            logger.warning("tokens are accepted again: %s and %s can be trusted", *(path.name for path in self._files))
-        self._trouble = trouble
+        if self._trouble and self._trouble != trouble:
+            logger.warning("every token is refused: %s", self._trouble)
+        elif trouble and not self._trouble:
+            logger.warning("tokens are accepted again: %s and %s can be trusted", TOKEN_FILE, CLIENTS_FILE)
 
     def _read(self) -> tuple[tuple[bytes, Client], ...]:
-        check_folder(self._state_dir)
-        owner = read_token(self._state_dir)
-        holders = [(bytes.fromhex(token_digest), client) for client, token_digest in _read_clients(self._state_dir)]
+        check_folder(self._folder)
+        owner = read_token(self._folder)
+        holders = [(bytes.fromhex(token_digest), client) for client, token_digest in _read_clients(self._folder)]
         return (((digest(owner.encode()), OWNER),) if owner else ()) + tuple(holders)
 
 

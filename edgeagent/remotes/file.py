@@ -15,10 +15,9 @@ from edgeagent.errors import ConfigError
 from edgeagent.remotes import REMOTES_FILE, Remote
 from edgeagent.remotes.check import checked
 from edgeagent.runtime_file import read_private, write_private
-from edgeagent.state_files import OncePerTurn, changing, check_folder, file_stamp, folder_stamp
+from edgeagent.state_files import FollowedFiles, changing, check_folder
 
 MAX_REMOTES = 64
-RETRY_S = 1.0
 _MAX_BYTES = 1 << 20
 _LOCK_FILE = "remotes.lock"
 
@@ -33,66 +32,30 @@ class _Named(Struct):
     name: str
 
 
-class RemotesFile:
-    """The remotes of a state folder. The file is read again when it has changed.
-
-    While the file cannot be trusted or understood, there are no remotes, and `trouble` says why.
-    """
+class RemotesFile(FollowedFiles[tuple[Remote, ...]]):
+    """The remotes of a state folder. While the file cannot be trusted or understood, there are none."""
 
     def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._state_dir = state_dir
-        self._clock = clock
-        self._retry_at_s = 0.0
-        self._path = state_dir / REMOTES_FILE
-        self._stamps: object = None
-        self._by_name: dict[str, Remote] = {}
-        self._trouble = ""
-        self._revision = 0
-        self._turn = OncePerTurn()
+        super().__init__(state_dir, [state_dir / REMOTES_FILE], (), clock)
 
     @property
     def remotes(self) -> tuple[Remote, ...]:
         """The remotes in the order in which they were added; empty while `trouble` is set."""
-        self._refresh()
-        return tuple(self._by_name.values())
-
-    @property
-    def trouble(self) -> str:
-        """Why no remote is used, and what to do; empty if the file can be trusted and understood."""
-        self._refresh()
-        return self._trouble
-
-    @property
-    def revision(self) -> int:
-        """A number that changes with every change of a remote, and each time that the file is written."""
-        self._refresh()
-        return self._revision
+        return self._current
 
     def find(self, name: str) -> Remote | None:
         """Return the remote with this name; None if there is none, or while `trouble` is set."""
-        self._refresh()
-        return self._by_name.get(name)
+        return next((remote for remote in self._current if remote.name == name), None)
 
-    def _refresh(self) -> None:
-        if not self._turn.is_due():
-            return
-        stamps = folder_stamp(self._state_dir), file_stamp(self._path)
-        if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
-            return
-        before, trouble = self._by_name, ""
-        try:
-            self._by_name = {remote.name: remote for remote in load_remotes(self._state_dir)}
-        except ConfigError as error:
-            self._by_name, trouble = {}, error.message
-        is_written = self._stamps is not None and stamps != self._stamps
-        # A failed read is repeated, since the cause may have been outside the file.
-        self._stamps, self._retry_at_s = stamps, self._clock() + RETRY_S
-        self._revision += is_written or list(before.items()) != list(self._by_name.items())
-        if trouble and trouble != self._trouble:
-            logger.warning("no remote is used: %s", trouble)
-        elif self._trouble and not trouble:
-            logger.warning("remotes are used again: %s can be trusted", self._path.name)
-        self._trouble = trouble
+    def _read(self) -> tuple[Remote, ...]:
+        return load_remotes(self._folder)
+
+    def _note_change(self, value: tuple[Remote, ...], trouble: str) -> None:
+        del value
+        if self._trouble and self._trouble != trouble:
+            logger.warning("no remote is used: %s", self._trouble)
+        elif trouble and not self._trouble:
+            logger.warning("remotes are used again: %s can be trusted", REMOTES_FILE)
 
 
 def load_remotes(state_dir: Path) -> tuple[Remote, ...]:

@@ -14,7 +14,6 @@ from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
 from edgeagent.machine_policy import (
     CLOSED,
     MAX_ENTRIES,
-    RETRY_S,
     MachinePolicy,
     PolicyFile,
     described,
@@ -22,6 +21,7 @@ from edgeagent.machine_policy import (
     policy_path,
 )
 from edgeagent.remotes import Budget, EndpointConfig, Remote
+from edgeagent.state_files import RETRY_S
 from edgeagent.types import RouteMode
 
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX's")
