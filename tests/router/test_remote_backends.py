@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from edgeagent import machine_policy as policy_file
+from edgeagent import state_files
 from edgeagent.backends.base import Backend
 from edgeagent.backends.remote import cluster, transport
 from edgeagent.backends.remote.backend import RemoteBackend
@@ -29,7 +29,6 @@ from edgeagent.errors import (
     WorkerCrashed,
 )
 from edgeagent.remotes import EndpointConfig, Limits, Remote
-from edgeagent.remotes import file as remotes_file
 from edgeagent.remotes.file import RemotesFile, add_remote, remove_remote
 from edgeagent.remotes.keys import KeyFinder
 from edgeagent.router import remote_backends
@@ -247,8 +246,7 @@ def noting(looks: list[Path], look: Callable[[Path], object]) -> Callable[[Path]
 
 async def test_a_turn_looks_at_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Path] = []
-    for owner in (policy_file, remotes_file):
-        monkeypatch.setattr(owner, "file_stamp", noting(looks, owner.file_stamp))
+    monkeypatch.setattr(state_files, "file_stamp", noting(looks, state_files.file_stamp))
     monkeypatch.setattr(RemoteBackend, "_probe", lambda *_: None)  # a probe's row looks at the file too
     async with router_at(tmp_path, Place("local"), route="prefer_remote") as router:
         add_remote(tmp_path, remote("http://127.0.0.1:9/v1"))
