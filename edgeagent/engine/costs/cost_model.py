@@ -1,9 +1,6 @@
 """Predicts how long a step takes, from measured steps.
 
-The time that `cost_fit` predicts is multiplied by the pace. The pace is one factor for steps of all sizes: it rises
-while the machine is slower than usual.
-
-Fits a formula for the time of a step to measured steps:
+CostFit fits a formula for the time of a step to measured steps:
 
     seconds = a·tokens + b·tokens·cells + c·pairs + d
 
@@ -15,6 +12,9 @@ The measurements are kept as a table with one mean for each kind of step. Steps 
 similar numbers of cells and pairs. So measurements of large steps are not lost during an hour of small ones. Recent
 measurements weigh more. The fit minimizes the relative error, so a step of one token counts as much as a step with a
 prompt.
+
+CostModel multiplies this time by the pace. The pace is one factor for steps of all sizes: it rises while the machine
+is slower than usual.
 """
 
 from __future__ import annotations
