@@ -13,9 +13,9 @@ from edgeagent.engine import step_in_progress
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.runner import Slice
 from edgeagent.types import Finished, FinishReason, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
-from edgeagent.worker.child.frame_writer import UnmadeFrames
+from edgeagent.worker.child.frame_writer import MakeFrames
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady
+from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, FromWorker, Load, StepResult, Submit
 from tests.conftest import TinyModel
@@ -33,7 +33,7 @@ class Run:
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, *, cancels_during: bool) -> None:
         load = Load("tiny", str(model), None, CONFIG)
         self.host = Host(load, open_model(load))
-        self.frames: SimpleQueue[FromWorker | UnmadeFrames] = SimpleQueue()
+        self.frames: SimpleQueue[FromWorker | MakeFrames] = SimpleQueue()
         self.loop = GeneratorLoop(self.host, self.frames)
         self.num_long = 0
         self.is_cancelled = False
@@ -63,7 +63,7 @@ class Run:
         )
         submit = Submit(request, 0.0)
         self.loop.commands.put(submit)
-        self.loop.commands.put(PromptReady(submit, self.host.prepare(request)))
+        self.loop.hand_in(submit, self.host.prepare(request))
 
     def to_the_end(self) -> None:
         self.loop.turn()

@@ -40,7 +40,7 @@ from edgeagent.text.output.stream import OutputStream
 from edgeagent.types import GenerateRequest, MemoryKind, TokenPrompt
 from edgeagent.worker.child.frame_writer import FrameWriter
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady
+from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import Stop, Submit
 from tests.fakes import warm_costs
@@ -223,7 +223,7 @@ def run(device: Device, mix: ResolvedSampling, num_streams: int, num_steps: int,
             sampler = Sampler(mix, device.num_vocab, history=prompt)
             spec = SequenceSpec(request.id, prompt, sampler, max_tokens=request.max_tokens)
             loop.commands.put(submit)
-            loop.commands.put(PromptReady(submit, PreparedRequest(spec, OutputStream(host.model), 0.0)))
+            loop.hand_in(submit, PreparedRequest(spec, OutputStream(host.model), 0.0))
         end = threading.Timer(600, loop.commands.put, (Stop(),))
         end.daemon = True
         end.start()

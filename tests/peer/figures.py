@@ -28,7 +28,7 @@ from edgeagent.engine.runner import Slice
 from edgeagent.runtime_file import find_daemon
 from edgeagent.types import GenerateRequest, SamplingParams, TokenPrompt
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady
+from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, Load, Submit
 
@@ -71,7 +71,7 @@ def load(model: Path, threads: int) -> tuple[Host, GeneratorLoop]:
 def submit(host: Host, loop: GeneratorLoop, request: GenerateRequest) -> None:
     accepted = Submit(request, time.monotonic())
     loop.commands.put(accepted)
-    loop.commands.put(PromptReady(accepted, host.prepare(request)))
+    loop.hand_in(accepted, host.prepare(request))
 
 
 def python_share(model: Path, threads: int, sampling: SamplingParams) -> float:

@@ -23,7 +23,7 @@ from edgeagent.api.wire.generation import (
     started_body,
     timings_body,
 )
-from edgeagent.api.wire.llama_fields import Delivery
+from edgeagent.api.wire.llama_fields import AnswerForm
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import DONE, event
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
@@ -171,7 +171,7 @@ class Chunks(AnswerWriter):
 
     end_mark = DONE
 
-    def __init__(self, answer: Answer, delivery: Delivery, kind: str) -> None:
+    def __init__(self, answer: Answer, delivery: AnswerForm, kind: str) -> None:
         self.id = answer.id
         if delivery.ping_interval_s is not None:
             self.ping_interval_s = delivery.ping_interval_s

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from edgeagent.api.openai.answer import Answer, ChoiceSoFar, Chunks, Ending, GenerationMetrics, finish_reason
 from edgeagent.api.wire.generation import ChatLogprobs, ChatUsage, started_body, token_logprobs
 from edgeagent.api.wire.latency import ServiceTier, service_tier_of
-from edgeagent.api.wire.llama_fields import Delivery
+from edgeagent.api.wire.llama_fields import AnswerForm
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import event
 from edgeagent.types import (
@@ -188,7 +188,7 @@ class ChatChunks(Chunks):
 
     _answer: ChatAnswer
 
-    def __init__(self, answer: ChatAnswer, delivery: Delivery) -> None:
+    def __init__(self, answer: ChatAnswer, delivery: AnswerForm) -> None:
         super().__init__(answer, delivery, "chat.completion.chunk")
         self._is_open = [False for _ in answer.choices]
         # The bytes around the JSON of a text: most chunks differ only there.

@@ -31,7 +31,7 @@ from edgeagent.api.wire.fields import (
     tools_by_type,
     tools_of,
 )
-from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
+from edgeagent.api.wire.llama_fields import AnswerForm, ExtendedBody, NumChoices, choices_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -234,7 +234,7 @@ class ChatCreate:
     """
 
     requests: tuple[GenerateRequest, ...]
-    delivery: Delivery
+    delivery: AnswerForm
     has_functions: bool = False
 
 

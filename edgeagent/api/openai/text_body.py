@@ -10,7 +10,7 @@ from pydantic import WithJsonSchema
 
 from edgeagent.api.wire.body import validate
 from edgeagent.api.wire.fields import MAX_INT32, MaxTokens, NumTopLogprobs, Stops
-from edgeagent.api.wire.llama_fields import Delivery, ExtendedBody, NumChoices, choices_of
+from edgeagent.api.wire.llama_fields import AnswerForm, ExtendedBody, NumChoices, choices_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, TokenPrompt, replace
@@ -55,7 +55,7 @@ class CompletionCreate:
     groups: tuple[tuple[GenerateRequest, ...], ...]
     num_kept: int
     num_alternatives: int | None
-    delivery: Delivery
+    delivery: AnswerForm
 
     @property
     def requests(self) -> tuple[GenerateRequest, ...]:

@@ -79,7 +79,7 @@ class StreamOptions(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class AnswerForm:
     """How an answer is written.
 
     `is_usage_streamed`: a last chunk of the stream has the token counts. `has_timings`: each chunk has the timings so
@@ -184,10 +184,10 @@ class ExtendedBody(SamplingBody):
         given = next((count for count in (*openai, self.n_predict) if count is not None), None)
         return None if given == -1 else given
 
-    def delivery(self) -> Delivery:
+    def delivery(self) -> AnswerForm:
         """Return how the answer is to be written."""
         interval = self.sse_ping_interval
-        return Delivery(
+        return AnswerForm(
             is_streamed=bool(self.stream),
             is_usage_streamed=bool(self.stream_options and self.stream_options.include_usage),
             has_timings=bool(self.timings_per_token),

@@ -105,7 +105,7 @@ class _Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class NextBlocks:
     """The blocks that follow a chain of blocks. Each is None if there is no such block.
 
     `extendable`: the next block of the chain, which other blocks may follow. `complete`: a block that has all tokens
@@ -239,7 +239,7 @@ class BlockTable:
 
     def continuation(
         self, root: BlockKey, key: BlockKey | None, at: int, own: array[int], instructions_end: int
-    ) -> Continuation:
+    ) -> NextBlocks:
         """Find the blocks that follow a chain and match `own`, the sequence's tokens after the chain.
 
         The chain ends at position `at` with the block `key`. If `key` is None, the chain is empty. A block is
@@ -247,7 +247,7 @@ class BlockTable:
         or it has children. If blocks can be cut, a complete block may have more tokens than `own`.
         """
         if key is not None and key not in self.tree.blocks:
-            return Continuation(None, None)
+            return NextBlocks(None, None)
         walk = self.tree.walk(root, own, key)
         extendable = complete = None
         for place in walk.blocks():
@@ -264,7 +264,7 @@ class BlockTable:
                 complete = reference
         if complete is None and self._can_cut:
             complete = self._part(walk, {at: 0}, at + len(own) - 1)
-        return Continuation(extendable, complete)
+        return NextBlocks(extendable, complete)
 
     def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) -> list[BlockReference]:
         """Return the blocks of a chain that other blocks may follow.

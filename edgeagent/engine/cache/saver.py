@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
-from edgeagent.engine.cache.block_table import BlockTable, Continuation
+from edgeagent.engine.cache.block_table import BlockTable, NextBlocks
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.slots import Slots, TransferRate
 from edgeagent.engine.costs.cost_model import CostModel
@@ -449,7 +449,7 @@ class Saver:
             chain.append(extendable.end, extendable.key)
         return chain
 
-    def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> Continuation:
+    def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> NextBlocks:
         size, root = self._blocks.block_tokens, self._slots.root(seq_id)
         own = self._slots.tokens(seq_id, chain.end, min(length, chain.end + size))
         return self._blocks.continuation(root, chain.key, chain.end, own, priority.instructions_end(size))

@@ -9,21 +9,15 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import BinaryIO, Protocol
 
 from edgeagent.process_settings import request_short_time_slices
 from edgeagent.worker.protocol import FromWorker, encode
 
-
-class UnmadeFrames(ABC):
-    """Frames that the writer's thread makes when it writes them."""
-
-    @abstractmethod
-    def make(self) -> Iterator[FromWorker]:
-        """Make the frames."""
+MakeFrames = Callable[[], Iterable[FromWorker]]
+"""A function that makes frames. The writer's thread calls it when it writes them."""
 
 
 class Frames(Protocol):
@@ -35,7 +29,7 @@ class Frames(Protocol):
 class Outlet(Protocol):
     """An object that accepts frames for the daemon, and also frames that are still to be made."""
 
-    def put(self, frame: FromWorker | UnmadeFrames, /) -> None: ...
+    def put(self, frame: FromWorker | MakeFrames, /) -> None: ...
 
 
 class FrameWriter(threading.Thread):
@@ -46,7 +40,7 @@ class FrameWriter(threading.Thread):
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(name="writer", daemon=True)
-        self.frames: SimpleQueue[FromWorker | UnmadeFrames | None] = SimpleQueue()
+        self.frames: SimpleQueue[FromWorker | MakeFrames | None] = SimpleQueue()
         self._stream = stream  # keeps the descriptor open
         self._descriptor = stream.fileno()
 
@@ -54,7 +48,7 @@ class FrameWriter(threading.Thread):
         request_short_time_slices()
         try:
             while (item := self.frames.get()) is not None:
-                for frame in item.make() if isinstance(item, UnmadeFrames) else (item,):
+                for frame in item() if callable(item) else (item,):
                     write(self._descriptor, encode(frame))
         except BaseException:
             traceback.print_exc()
@@ -62,21 +56,14 @@ class FrameWriter(threading.Thread):
 
     def write_now(self, frame: FromWorker) -> None:
         """Write a frame after those that are queued, and wait until it is written."""
-        written = _Written(frame)
-        self.frames.put(written)
-        written.is_written.get()
+        is_written: SimpleQueue[None] = SimpleQueue()
 
+        def make() -> Iterator[FromWorker]:
+            yield frame
+            is_written.put(None)
 
-class _Written(UnmadeFrames):
-    """A frame whose writing is awaited."""
-
-    def __init__(self, frame: FromWorker) -> None:
-        self._frame = frame
-        self.is_written: SimpleQueue[None] = SimpleQueue()
-
-    def make(self) -> Iterator[FromWorker]:
-        yield self._frame
-        self.is_written.put(None)
+        self.frames.put(make)
+        is_written.get()
 
 
 def write(descriptor: int, encoded: bytes) -> None:

@@ -12,12 +12,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from edgeagent.types import Embed, Rerank, Score, WorkerStatus
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.child.text_reader import TextsReady
 from edgeagent.worker.protocol import Ask, Cancel, Drop, Stop, Submit
 
 _IDLE_S = 60.0  # the memory for whole texts is freed after this time without use
@@ -131,8 +131,8 @@ class JobLoop(ABC):
             match command:
                 case Ask(ask_id, Embed() | Rerank() as query):
                     self._jobs.add(ask_id, query)
-                case TextsReady(ask_id, texts):
-                    self._jobs.give(ask_id, texts)
+                case partial():
+                    command()
                 case Drop(ask_id):
                     self._jobs.drop(ask_id)
                 case _:
@@ -152,7 +152,7 @@ class JobLoop(ABC):
         """Queue a command from the reader thread, and interrupt a long step that would delay it."""
 
     def ask(self, message: Ask) -> None:
-        """Queue an Embed or a Rerank. Its tokens follow later, in a TextsReady command. Any thread may call it."""
+        """Queue an Embed or a Rerank. Its tokens follow later, see `read_texts`. Any thread may call it."""
         self.commands.put(message)
 
     def drop(self, message: Drop) -> None:
@@ -165,7 +165,7 @@ class JobLoop(ABC):
         If tokenizing fails, drop the query and raise the error.
         """
         try:
-            self.commands.put(TextsReady(ask_id, self._read(query)))
+            self.commands.put(partial(self._jobs.give, ask_id, self._read(query)))
         except BaseException:
             self.commands.put(Drop(ask_id))
             raise

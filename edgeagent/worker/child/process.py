@@ -45,7 +45,7 @@ from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.loop import EncoderLoop
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.loop import GeneratorLoop, PromptReady, PromptRefused
+from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts, lower_thread_priority
 from edgeagent.worker.exit_cause import describe_excess, describe_unwritten
@@ -305,14 +305,13 @@ class _PromptPreparer(threading.Thread):
         self._loop.preparing_id = submit.request.id
         self._loop.preparing_since_s = time.monotonic()
         try:
-            prepared = self._host.prepare(submit.request, submit.delivered)
-            self._loop.hand_in(PromptReady(submit, prepared))
+            self._loop.hand_in(submit, self._host.prepare(submit.request, submit.delivered))
         except EdgeAgentError as error:
-            self._loop.commands.put(PromptRefused(submit, error))
+            self._loop.refuse(submit, error)
         except BaseException:  # one bad request must not end the loop; a Rust panic is not an Exception
             traceback.print_exc()
             unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
-            self._loop.commands.put(PromptRefused(submit, unknown))
+            self._loop.refuse(submit, unknown)
         finally:
             self._loop.preparing_since_s = 0.0
 

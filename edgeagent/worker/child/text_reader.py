@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
 from edgeagent.text.vocabulary import LongTextVocabulary
 from edgeagent.types import Embed, TextPrompt, TokenPrompt
 from edgeagent.worker.child.prompt import check_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class TextsReady:
-    """A command for the main thread, with the tokens of each text of the query `id`."""
-
-    id: str
-    texts: list[list[int]]
 
 
 class TextReader:

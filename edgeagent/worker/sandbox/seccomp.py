@@ -3,10 +3,10 @@
 Source: seccomp(2), include/uapi/linux/{seccomp,filter,audit}.h. The bindings on PyPI need libseccomp and are not
 maintained. A filter that compares numbers needs only five kinds of instruction.
 
-The calls are refused by a deny list: a call that is not on it is allowed, unless it is newer than this file. Newer calls fail as if the
-kernel did not have them, which programs must handle anyway. Whole classes of calls are refused, each because of what
-an intruder could do with it. A list of allowed calls was rejected: GPU drivers use undocumented calls (NVIDIA's driver
-is closed source). The list might lack one of these, and so break machines that we cannot test.
+The calls are refused by a deny list: a call that is not on it is allowed, unless it is newer than this file. Newer
+calls fail as if the kernel did not have them, which programs must handle anyway. Whole classes of calls are refused,
+each because of what an intruder could do with it. A list of allowed calls was rejected: GPU drivers use undocumented
+calls (NVIDIA's driver is closed source). The list might lack one of these, and so break machines that we cannot test.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import MIN_PART, Block, BlockDisk, BlockKey, CachePriority, Importance, Keyring
-from edgeagent.engine.cache.block_table import BlockTable, Continuation, make_table
+from edgeagent.engine.cache.block_table import BlockTable, NextBlocks, make_table
 from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import Slice
@@ -173,7 +173,7 @@ class TestContinuation:
 
     def test_behind_a_block_that_is_gone_there_is_nothing(self) -> None:
         blocks = over(FakeTier())
-        assert blocks.continuation(ROOT, b"gone" * 8, 32, TOKENS[32:40], 0) == Continuation(None, None)
+        assert blocks.continuation(ROOT, b"gone" * 8, 32, TOKENS[32:40], 0) == NextBlocks(None, None)
 
     def test_a_block_that_has_all_of_the_tokens_is_complete_though_it_goes_on(self) -> None:
         blocks = no_tier_below(MemoryKind.FULL_ATTENTION)

@@ -31,7 +31,6 @@ from edgeagent.types import (
     Usage,
     replace,
 )
-from edgeagent.worker.child.frame_writer import UnmadeFrames
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import FromWorker, StepItem, StepResult, Submit, failed_message
 
@@ -48,7 +47,7 @@ _HOLD_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
-class LiveRequest:
+class RunningRequest:
     """A request between its Submit and its end.
 
     The main thread sets `prepared` when the preparer has prepared the request. The writer's thread uses the rest.
@@ -64,52 +63,22 @@ class LiveRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TextEnded:
-    """A stop string ended the text of a request after `num_tokens` tokens. The engine may still generate it."""
-
-    request: LiveRequest
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class News:
     """The output of a step for a request. `progress`: how much of the prompt is computed, if the client is to know."""
 
-    request: LiveRequest
+    request: RunningRequest
     output: Output
     progress: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StepNews(UnmadeFrames):
-    """The outputs of a step whose tokens were drawn at `at_s`."""
-
-    answers: Answers
-    news: Sequence[News]
-    at_s: float
-
-    def make(self) -> Iterator[FromWorker]:
-        return self.answers.step_frames(self.news, self.at_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled(UnmadeFrames):
-    """A request was cancelled at `at_s`. `sequence` is None if it never reached the engine."""
-
-    answers: Answers
-    request: LiveRequest
-    sequence: EngineSequence | None
-    at_s: float
-
-    def make(self) -> Iterator[FromWorker]:
-        return self.answers.cancelled_frames(self.request, self.sequence, self.at_s)
 
 
 class Answers:
     """Makes the frames of the answers, and counts their tokens. Only the writer's thread calls it."""
 
-    def __init__(self, vocabulary: Vocabulary, on_text_ended: Callable[[TextEnded], None]) -> None:
-        """`on_text_ended` is called before the end of such a request is sent."""
+    def __init__(self, vocabulary: Vocabulary, on_text_ended: Callable[[RunningRequest, int], None]) -> None:
+        """`on_text_ended` gets a request whose text a stop string has ended, and the number of its tokens until then.
+
+        The engine may still generate it. It is called before the end of the request is sent.
+        """
         self._vocabulary, self._on_text_ended = vocabulary, on_text_ended
         self.num_output_tokens = 0
         self.num_prompt_tokens = 0
@@ -143,7 +112,7 @@ class Answers:
         return held
 
     def cancelled_frames(
-        self, request: LiveRequest, sequence: EngineSequence | None, at_s: float
+        self, request: RunningRequest, sequence: EngineSequence | None, at_s: float
     ) -> Iterator[FromWorker]:
         """Yield the frames that end a cancelled request; none if it is over already."""
         if request.is_over:
@@ -175,12 +144,12 @@ class Answers:
         if output.finish_reason is not None:
             deltas += self._end(request, output, output.finish_reason)
         elif stream.stopped is not None:
-            self._on_text_ended(TextEnded(request, stream.num_tokens))
+            self._on_text_ended(request, stream.num_tokens)
             sequence.marks.last_token_s = at_s
             deltas += self._end(request, output, FinishReason.STOP)
         return StepItem(sequence.id, tuple(deltas), tokens, held_logprobs=stream.held_logprobs[-_MAX_HELD_LOGPROBS:])
 
-    def _start(self, request: LiveRequest, sequence: EngineSequence) -> Started:
+    def _start(self, request: RunningRequest, sequence: EngineSequence) -> Started:
         assert request.prepared is not None
         request.has_started = True
         self.num_prompt_tokens += sequence.num_prompt
@@ -189,7 +158,7 @@ class Answers:
         num_dropped, warnings = request.prepared.num_dropped_items, request.prepared.warnings
         return Started(sequence.num_prompt, sequence.num_cached, num_dropped, warnings=warnings)
 
-    def _end(self, request: LiveRequest, output: Output, reason: FinishReason) -> Iterator[Delta]:
+    def _end(self, request: RunningRequest, output: Output, reason: FinishReason) -> Iterator[Delta]:
         """Yield the last deltas of a request."""
         assert request.prepared is not None
         request.is_over = True
@@ -213,7 +182,7 @@ class Answers:
         has_begun = output.tokens or output.finish_reason is not None
         return prepared.echo.take() if has_begun else ()
 
-    def _finished(self, request: LiveRequest, sequence: EngineSequence | None, reason: FinishReason) -> Finished:
+    def _finished(self, request: RunningRequest, sequence: EngineSequence | None, reason: FinishReason) -> Finished:
         """Return the terminal delta; `sequence` is None if the request never reached the engine."""
         prepared = request.prepared
         if sequence is None or prepared is None:

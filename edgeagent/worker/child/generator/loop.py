@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from edgeagent.types import (
     WorkerStatus,
 )
 from edgeagent.worker.child.frame_writer import Frames, Outlet
-from edgeagent.worker.child.generator.answers import Answers, Cancelled, LiveRequest, News, StepNews, TextEnded
+from edgeagent.worker.child.generator.answers import Answers, News, RunningRequest
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.job_loop import JobLoop, TextJob, TextJobs
@@ -132,22 +133,6 @@ class PrepareQueue:
 _NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
 
 
-@dataclass(frozen=True, slots=True)
-class PromptReady:
-    """The preparer's result for a request that is ready for the engine."""
-
-    submit: Submit
-    prepared: PreparedRequest
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRefused:
-    """The preparer's error for a request that it could not prepare."""
-
-    submit: Submit
-    error: EdgeAgentError
-
-
 class GeneratorLoop(JobLoop):
     """The loop of a model that generates: it runs requests on the engine, and chunks of embeddings between steps."""
 
@@ -159,13 +144,8 @@ class GeneratorLoop(JobLoop):
         self._host = host
         self._engine = host.engine
         self.to_prepare = PrepareQueue()
-        self._requests: dict[str, LiveRequest] = {}
-        self._answers = Answers(host.model, self.commands.put)
-
-    def run(self) -> None:
-        """Carry out commands and run steps until a Stop command."""
-        while self.turn():
-            pass
+        self._requests: dict[str, RunningRequest] = {}
+        self._answers = Answers(host.model, lambda *ended: self.commands.put(partial(self._end_text, *ended)))
 
     def submit(self, message: Submit) -> None:
         """Queue a request for the main thread and for the preparer; any thread may call it."""
@@ -185,11 +165,15 @@ class GeneratorLoop(JobLoop):
         if self._engine.current_step.is_long and not is_kept:
             self._host.request_abort()
 
-    def hand_in(self, ready: PromptReady) -> None:
-        """Queue a prepared request. Interrupt a long step of less urgent requests."""
-        self.commands.put(ready)
-        if self._engine.current_step.gives_way_to(ready.prepared.spec.rank):
+    def hand_in(self, submit: Submit, prepared: PreparedRequest) -> None:
+        """Queue a prepared request. Interrupt a long step of less urgent requests. The preparer calls it."""
+        self.commands.put(partial(self._begin, submit, prepared))
+        if self._engine.current_step.gives_way_to(prepared.spec.rank):
             self._host.request_abort()
+
+    def refuse(self, submit: Submit, error: EdgeAgentError) -> None:
+        """Queue the error of a request that cannot be prepared. The preparer calls it."""
+        self.commands.put(partial(self._refuse, submit, error))
 
     def _has_command(self) -> bool:
         return not self.commands.empty()
@@ -230,21 +214,11 @@ class GeneratorLoop(JobLoop):
             raise NotSupported("This model ranks no documents: it generates text. Serve a reranker.", param="model")
         return self._host.read_texts(query)
 
-    def _carry_out(self, command: Submit | PromptReady | PromptRefused | TextEnded | Cancel | Ask | Stop) -> None:
+    def _carry_out(self, command: Submit | Cancel | Ask | Stop) -> None:
         match command:
             case Submit():
                 # A second request with the same id is ignored: the daemon could not tell their ends apart.
-                self._requests.setdefault(command.request.id, LiveRequest(command))
-            case PromptReady():
-                self._begin(command)
-            case PromptRefused(submit, error):
-                if self._is_awaited(submit):
-                    self._refuse(submit.request.id, error)
-            case TextEnded(request, num_tokens):
-                request_id = request.submit.request.id
-                if self._requests.get(request_id) is request:
-                    del self._requests[request_id]
-                    self._engine.cancel(request_id, num_tokens)
+                self._requests.setdefault(command.request.id, RunningRequest(command))
             case Cancel():
                 self._cancel(command.id)
             case Ask(ask_id, PurgeCache(partition)):
@@ -260,28 +234,35 @@ class GeneratorLoop(JobLoop):
         request = self._requests.get(submit.request.id)
         return request is not None and request.submit is submit
 
-    def _begin(self, ready: PromptReady) -> None:
-        if not self._is_awaited(ready.submit):
+    def _begin(self, submit: Submit, prepared: PreparedRequest) -> None:
+        if not self._is_awaited(submit):
             return
         try:
-            spec, target = ready.prepared.spec, ready.submit.request.target
+            spec, target = prepared.spec, submit.request.target
             if target is not None:
-                spec = replace(spec, due_s=ready.submit.accepted_at_s + target.first_token_s)
+                spec = replace(spec, due_s=submit.accepted_at_s + target.first_token_s)
             self._engine.add(spec)
-            self._requests[ready.submit.request.id].prepared = ready.prepared
+            self._requests[submit.request.id].prepared = prepared
         except EdgeAgentError as error:
-            self._refuse(ready.submit.request.id, error)
+            self._refuse(submit, error)
 
-    def _refuse(self, request_id: str, error: EdgeAgentError) -> None:
+    def _refuse(self, submit: Submit, error: EdgeAgentError) -> None:
         """End a request with an error, and send the error to the daemon."""
-        del self._requests[request_id]
-        self._frames.put(failed_message(request_id, error))
+        if self._is_awaited(submit):
+            del self._requests[submit.request.id]
+            self._frames.put(failed_message(submit.request.id, error))
+
+    def _end_text(self, request: RunningRequest, num_tokens: int) -> None:
+        request_id = request.submit.request.id
+        if self._requests.get(request_id) is request:
+            del self._requests[request_id]
+            self._engine.cancel(request_id, num_tokens)
 
     def _cancel(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None:
             sequence = self._engine.cancel(request_id)
-            self._frames.put(Cancelled(self._answers, request, sequence, time.monotonic()))
+            self._frames.put(partial(self._answers.cancelled_frames, request, sequence, time.monotonic()))
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Hand a step's outputs to the writer's thread."""
@@ -301,7 +282,7 @@ class GeneratorLoop(JobLoop):
                 progress = min(sequence.num_computed, sequence.num_prompt)
             news.append(News(request, output, progress))
         if news:
-            self._frames.put(StepNews(self._answers, news, time.monotonic()))
+            self._frames.put(partial(self._answers.step_frames, news, time.monotonic()))
 
     @property
     def planned_bytes(self) -> int:

@@ -73,7 +73,7 @@ class Receiver(Protocol):
         ...
 
 
-class LiveRequest:
+class AcceptedRequest:
     """One accepted request.
 
     `so_far` is the earlier output of another machine. `tokens` are the token ids that were delivered after it, and
@@ -157,7 +157,7 @@ class ModelRequests:
     """All live requests of a model, by id, in order of acceptance."""
 
     def __init__(self) -> None:
-        self._live: dict[str, LiveRequest] = {}
+        self._live: dict[str, AcceptedRequest] = {}
 
     def __len__(self) -> int:
         return len(self._live)
@@ -169,7 +169,7 @@ class ModelRequests:
         """Return how many live requests were sent to the current worker."""
         return sum(live.is_sent for live in self._live.values())
 
-    def sendable(self) -> list[LiveRequest]:
+    def sendable(self) -> list[AcceptedRequest]:
         """Return the requests that should be sent to the worker now.
 
         Suspects (`is_suspect`) are sent one at a time, by tier. The next suspect is sent when the one before has got
@@ -194,14 +194,14 @@ class ModelRequests:
 
     def add(
         self, request: GenerateRequest, receiver: Receiver, now_s: float, so_far: AnswerSoFar | None = None
-    ) -> LiveRequest:
+    ) -> AcceptedRequest:
         """Accept a request; raise InvalidRequest if its id is live. `so_far` is the output of another machine."""
         if request.id in self._live:
             raise InvalidRequest(f"a request with id {request.id!r} is live; give each request its own id", param="id")
-        live = self._live[request.id] = LiveRequest(request, receiver, now_s, so_far)
+        live = self._live[request.id] = AcceptedRequest(request, receiver, now_s, so_far)
         return live
 
-    def mark_sent(self, live: LiveRequest) -> None:
+    def mark_sent(self, live: AcceptedRequest) -> None:
         """Note that a request was sent to the worker."""
         live.is_sent = True
 
@@ -233,7 +233,7 @@ class ModelRequests:
         live.receiver = None
         return self.cancel(request_id, now_s)
 
-    def fail(self, live: LiveRequest, error: EdgeAgentError) -> None:
+    def fail(self, live: AcceptedRequest, error: EdgeAgentError) -> None:
         """End one request with an error. Record in the error how many tokens were delivered."""
         error.num_delivered_tokens = live.num_delivered
         del self._live[live.request.id]
@@ -327,13 +327,13 @@ class ModelRequests:
         if deltas or item.tokens:
             _deliver(live, Step(deltas, item.tokens, at_s))
 
-    def _sent(self, request_id: str) -> LiveRequest:
+    def _sent(self, request_id: str) -> AcceptedRequest:
         live = self._live.get(request_id)
         if live is None or not live.is_sent:
             raise ProtocolError(f"an answer to request {request_id!r}, which is not live")
         return live
 
-    def _finish_cancelled(self, live: LiveRequest) -> None:
+    def _finish_cancelled(self, live: AcceptedRequest) -> None:
         del self._live[live.request.id]
         _deliver(live, _cancelled_step(live))
 
@@ -345,7 +345,7 @@ def _cancelled_step(live: LiveRequest) -> Step:
     return Step((Finished(FinishReason.CANCELLED, usage, timings),))
 
 
-def _deliver(live: LiveRequest, step: Step) -> None:
+def _deliver(live: AcceptedRequest, step: Step) -> None:
     if (receiver := live.receiver) is None:
         return
     try:
@@ -355,7 +355,7 @@ def _deliver(live: LiveRequest, step: Step) -> None:
         receiver.fail(error)
 
 
-def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
+def _note_start(live: AcceptedRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
     """Record the Started of a request's first worker. Return the deltas, without the Started of a later worker."""
     if live.started is not None:
         return deltas[1:]
@@ -364,7 +364,7 @@ def _note_start(live: LiveRequest, deltas: tuple[Delta, ...]) -> tuple[Delta, ..
     return deltas
 
 
-def _with_handovers(finished: Finished, live: LiveRequest, at_s: float) -> Finished:
+def _with_handovers(finished: Finished, live: AcceptedRequest, at_s: float) -> Finished:
     """Return a Finished that covers all workers of a request: the handovers, the times and the first cached tokens.
 
     If an earlier worker sent the first token, the times of the stages before it are 0: the earlier worker's times are

@@ -39,7 +39,7 @@ _END_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Renderer:
+class RendererProcess:
     """The renderer of one worker. All methods must be called on the event loop's thread."""
 
     def __init__(self, name: str, answer: Callable[[RenderAnswer], None], *, is_enclosed: bool) -> None:

@@ -20,14 +20,13 @@ from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, QueryAnswer, TextQuery, WorkerState
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
-from edgeagent.worker.parent.supervision.live_requests import EndKind, LiveRequest, ModelRequests, Receiver
+from edgeagent.worker.parent.supervision.live_requests import AcceptedRequest, EndKind, ModelRequests, Receiver
 from edgeagent.worker.parent.supervision.load_time import LoadTime
 from edgeagent.worker.parent.supervision.queries import Queries
-from edgeagent.worker.parent.supervision.renderer import Renderer
+from edgeagent.worker.parent.supervision.renderer import RendererProcess
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.parent.supervision.worker_run import (
     PendingWork,
-    Quarantine,
     RestartPolicy,
     TroubleLog,
     WorkerEnd,
@@ -248,16 +247,17 @@ class Supervisor:
                     self._give_up(end.error, WorkerState.FAILED, retry_s)
                     return
                 logger.warning("worker of %s died: %s", self.name, end.cause)
-                decision = self._restarts.on_end(end, has_worked=self._worker.has_worked)
-                if isinstance(decision, Quarantine):
-                    error = refusals.quarantined(self.name, end.cause, decision.duration_s)
-                    self._give_up(error, WorkerState.QUARANTINED, decision.duration_s)
+                delay_s = self._restarts.on_end(end, has_worked=self._worker.has_worked)
+                if delay_s is None:
+                    quarantine_s = self._limits.quarantine_s
+                    error = refusals.quarantined(self.name, end.cause, quarantine_s)
+                    self._give_up(error, WorkerState.QUARANTINED, quarantine_s)
                     return
                 self._num_restarts += 1
                 # Reset now. Otherwise the dead worker's progress would be shown until the next one starts.
                 self._begin_run()
                 self._state = WorkerState.STARTING
-                await asyncio.sleep(decision.delay_s)
+                await asyncio.sleep(delay_s)
         except Exception as error:  # a bug here must not leave requests without an end
             logger.exception("supervisor of %s failed", self.name)
             failure = InternalError(f"the supervisor failed: {type(error).__name__}")
@@ -278,7 +278,7 @@ class Supervisor:
             return self._settle_end(WorkerEnd(f"its process could not be started: {error}"))
         self._channel = channel
         is_enclosed = load.engine_config.sandbox
-        renderer = self._worker.renderer = Renderer(self.name, channel.send, is_enclosed=is_enclosed)
+        renderer = self._worker.renderer = RendererProcess(self.name, channel.send, is_enclosed=is_enclosed)
         channel.send(load)
         try:
             await self._worker.watch(channel, partial(self._tick, channel), self._clock)
@@ -417,7 +417,7 @@ class Supervisor:
                 self._worker.has_seen_prompts = True
                 self._channel.send(query.ask)
 
-    def _send(self, live: LiveRequest) -> None:
+    def _send(self, live: AcceptedRequest) -> None:
         assert self._channel is not None and self._worker.ready_at_s is not None
         load_ms = max(0.0, self._worker.ready_at_s - live.accepted_at_s) * 1000
         if self._requests.num_sent() == 0:

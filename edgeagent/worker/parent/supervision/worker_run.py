@@ -15,7 +15,7 @@ from edgeagent.worker.exit_cause import is_from_outside, one_line, read_notes, r
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel
 from edgeagent.worker.parent.supervision.live_requests import EndKind
-from edgeagent.worker.parent.supervision.renderer import Renderer
+from edgeagent.worker.parent.supervision.renderer import RendererProcess
 from edgeagent.worker.parent.supervision.watchdog import Hang, Owed, Signs, SupervisionLimits, Watchdog
 from edgeagent.worker.protocol import (
     FULL_POWER,
@@ -51,20 +51,6 @@ class WorkerEnd:
     has_culprit: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Start a new worker after a delay."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantine:
-    """Start no worker for this model for `duration_s`; after that, wait for a request."""
-
-    duration_s: float
-
-
 class RestartPolicy:
     """Counts the ends of a model's workers in a row, and decides what follows each.
 
@@ -83,8 +69,11 @@ class RestartPolicy:
         self._limits = limits
         self._num_crashes = self._num_kills = 0
 
-    def on_end(self, end: WorkerEnd, *, has_worked: bool) -> Restart | Quarantine:
-        """Return what follows a worker's end. `has_worked`: the worker had finished a step."""
+    def on_end(self, end: WorkerEnd, *, has_worked: bool) -> float | None:
+        """Return after how many seconds to start a new worker; None: the model is quarantined.
+
+        `has_worked`: the worker had finished a step.
+        """
         limits = self._limits
         was_ready = end.ready_for_s is not None
         hung_at_once = end.kind is EndKind.HUNG and not has_worked
@@ -95,11 +84,11 @@ class RestartPolicy:
         self._num_crashes += not is_excused
         num, most = (self._num_kills, limits.max_kills) if is_excused else (self._num_crashes, limits.max_crashes)
         if num >= most:  # 2
-            return Quarantine(limits.quarantine_s)
+            return None
         num_delayed = num - 1 if was_ready else num  # 3
         if num_delayed == 0:
-            return Restart(0.0)
-        return Restart(min(limits.first_backoff_s * 2.0 ** (num_delayed - 1), limits.max_backoff_s))
+            return 0.0
+        return min(limits.first_backoff_s * 2.0 ** (num_delayed - 1), limits.max_backoff_s)
 
 
 # The least seconds from one log entry to the next: for the same problem, and for a different one.
@@ -171,7 +160,7 @@ class WorkerRun:
         self._watchdog = Watchdog(limits.ping_interval_s)
         self.requested_end: asyncio.Future[WorkerEnd] = asyncio.Future()
         """Done when the process must be ended; the result is the reason."""
-        self.renderer: Renderer | None = None
+        self.renderer: RendererProcess | None = None
         self.info: ModelInfo | None = None
         self.ready_at_s: float | None = None
         self.progress = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import cast
@@ -15,7 +16,6 @@ from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Embed, Finished, FinishReason, GenerateRequest, PurgeCache, Rerank, TextPrompt
 from edgeagent.worker.child.encoder.host import EncoderHost
 from edgeagent.worker.child.encoder.loop import EncoderLoop
-from edgeagent.worker.child.text_reader import TextsReady
 from edgeagent.worker.protocol import AnswerPart, Ask, Drop, Failed, FromWorker, StepResult, Stop, Submit
 from tests.fakes import FakeClock
 
@@ -70,7 +70,7 @@ class Bench:
 
     def ask(self, ask_id: str, query: Embed | Rerank, *texts: list[int]) -> None:
         self.loop.ask(Ask(ask_id, query))
-        self.loop.commands.put(TextsReady(ask_id, list(texts)))
+        self.loop.commands.put(partial(self.loop._jobs.give, ask_id, list(texts)))
 
     def turn(self) -> list[FromWorker]:
         assert self.loop.turn()
@@ -127,7 +127,7 @@ def test_scores_come_together(bench: Bench) -> None:
 def test_questions_take_turns_in_the_order_of_their_arrival(bench: Bench) -> None:
     bench.loop.ask(Ask("a", Embed(())))
     bench.ask("b", Embed(()), [2])
-    bench.loop.commands.put(TextsReady("a", [[1], [1], [1], [1], [1]]))
+    bench.loop.commands.put(partial(bench.loop._jobs.give, "a", [[1], [1], [1], [1], [1]]))
     frames = [*bench.turn(), *bench.turn(), *bench.turn(), *bench.turn()]
     assert first_numbers(frames) == [1.0, 1.0, 2.0, 1.0, 1.0, 1.0]
     assert [frame.is_last for frame in frames if isinstance(frame, AnswerPart)] == [

@@ -22,7 +22,7 @@ from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.types import Delta, Embed, Finished, GenerateRequest, MemoryKind, SamplingParams, TextDelta, TokenPrompt
-from edgeagent.worker.child.frame_writer import UnmadeFrames
+from edgeagent.worker.child.frame_writer import MakeFrames
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
@@ -149,9 +149,9 @@ class FakeHost:
         self.num_aborts += 1
 
 
-def made(item: FromWorker | UnmadeFrames) -> Iterable[FromWorker]:
+def made(item: FromWorker | MakeFrames) -> Iterable[FromWorker]:
     """Return an item's frames, as the writer's thread would make them."""
-    return item.make() if isinstance(item, UnmadeFrames) else (item,)
+    return item() if callable(item) else (item,)
 
 
 class Bench:
@@ -159,7 +159,7 @@ class Bench:
 
     def __init__(self, **options: Any) -> None:
         self.host = FakeHost(**options)
-        self.frames: SimpleQueue[FromWorker | UnmadeFrames] = SimpleQueue()
+        self.frames: SimpleQueue[FromWorker | MakeFrames] = SimpleQueue()
         self.loop = GeneratorLoop(cast(Host, self.host), self.frames)
         self._preparer = _PromptPreparer(cast(Host, self.host), self.loop)
         self.ends: dict[str, Finished | Failed] = {}
