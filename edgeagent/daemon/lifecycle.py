@@ -17,10 +17,9 @@ from edgeagent import __version__
 from edgeagent.cache_folder import purge, purge_unfinished
 from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
 from edgeagent.daemon.console import ConsoleReporter, LogFile, LogReporter, Reporter, console, dropped_lines
-from edgeagent.daemon.listeners import Listeners, external_urls, listening
+from edgeagent.daemon.listeners import Listeners, external_urls, keep_watchdog, listening, notify
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
 from edgeagent.daemon.state import ExitCode, Publication, SloFile, StartError, locked_state_dir, warn_if_missing
-from edgeagent.daemon.systemd import keep_watchdog, notify
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import ConfigError, EdgeAgentError, from_code
 from edgeagent.metrics.slo import SloLedger

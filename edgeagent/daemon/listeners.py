@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -22,13 +23,51 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from edgeagent.daemon.state import ExitCode, StartError
-from edgeagent.daemon.systemd import inherited_sockets
 from edgeagent.keepalive import end_if_vanished
 from edgeagent.runtime_file import bracketed
 from edgeagent.usable import port_user
 
 if TYPE_CHECKING:
     from edgeagent.config import ServerConfig
+
+_FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
+
+
+def inherited_sockets() -> list[socket.socket]:
+    """Return the listening sockets that systemd opened for this process. The caller closes them."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    # Called once: the variables must not count for a second caller, or for a child that gets this process id later.
+    num = int(os.environ.pop("LISTEN_FDS", "0"))
+    del os.environ["LISTEN_PID"]
+    os.environ.pop("LISTEN_FDNAMES", None)
+    descriptors = range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + num)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
+
+
+def notify(message: str) -> None:
+    """Send a message to systemd, for example READY=1. A message that cannot be sent is dropped."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):  # a name without a file
+        address = f"\0{address[1:]}"
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(1.0)
+        sender.sendto(message.encode(), address)
+
+
+async def keep_watchdog() -> None:
+    """Tell systemd that the event loop runs, twice in each period of its watchdog, forever. Return if it has none."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    period_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6
+    while period_s:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(period_s / 2)
+
 
 logger = logging.getLogger(__name__)
 

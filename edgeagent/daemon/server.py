@@ -14,8 +14,7 @@ import uvicorn
 
 from edgeagent import metrics
 from edgeagent.api.gate.body_limit import InFlight
-from edgeagent.daemon.listeners import BACKLOG, server_context
-from edgeagent.daemon.systemd import notify
+from edgeagent.daemon.listeners import BACKLOG, notify, server_context
 from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.service.live_service import LiveService
 

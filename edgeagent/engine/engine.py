@@ -32,8 +32,8 @@ from edgeagent.engine.scheduler import (
 from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec, partition_of
 from edgeagent.engine.shift_check import CHECK_ID, ShiftCheck
 from edgeagent.engine.side_prefill import ALONE_S, SidePrefill
+from edgeagent.engine.speculation.draft_model import PromptWarmer
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
-from edgeagent.engine.speculation.warming import PromptWarmer
 from edgeagent.engine.status import EngineStatus, sum_up
 from edgeagent.engine.step_costs import StepCosts
 from edgeagent.engine.step_in_progress import StepInProgress

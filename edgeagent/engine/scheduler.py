@@ -23,8 +23,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
-from edgeagent.engine.costs.cost_model import CostModel, StepShape
-from edgeagent.engine.costs.retrials import Retrials, TimeShare
+from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape, TimeShare
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Rank, Sequence
 

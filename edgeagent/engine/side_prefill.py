@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.cost_model import CostModel, StepShape
-from edgeagent.engine.costs.retrials import Retrials
+from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape
 from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
 from edgeagent.engine.scheduler import BATCH_SHARE, MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, shortest_target_s
 from edgeagent.engine.sequence import Rank, Sequence

@@ -107,7 +107,7 @@ def test_a_socket_that_the_settings_do_not_name_is_refused(tmp_path: Path) -> No
 
 
 def test_what_is_for_another_process_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeagent.daemon.systemd import inherited_sockets, notify
+    from edgeagent.daemon.listeners import inherited_sockets, notify
 
     monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
     monkeypatch.setenv("LISTEN_FDS", "1")

@@ -7,11 +7,13 @@ fields `images`, `template` and `context` are refused unless they are empty; the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, to_json
 
 from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Settings, between, validate
 from edgeagent.api.wire.fields import (
@@ -38,7 +40,9 @@ from edgeagent.api.wire.fields import (
 )
 from edgeagent.api.wire.latency import asked_latency
 from edgeagent.api.wire.shape import Json
-from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported
+from edgeagent.service.service import Service
+from edgeagent.store.names.parsing import without_latest
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
@@ -52,6 +56,36 @@ from edgeagent.types import (
     TextPrompt,
     ToolCall,
 )
+
+LATEST = ":latest"
+
+
+def line(document: object) -> bytes:
+    """Return a document as one line of JSON, with its line break. Ollama's own client fails at blank lines."""
+    return to_json(document) + b"\n"
+
+
+def rfc3339(at: datetime | None = None) -> str:
+    """Return a UTC time as RFC 3339 text; the present time if `at` is None."""
+    return (at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
+
+
+def tagged(name: str) -> str:
+    """Return a model's name as Ollama lists it: with `:latest` if it has no tag."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+def known_name(service: Service, name: str) -> str:
+    """Return the service's name for a client's name of a model. In Ollama's API, no tag means `:latest`.
+
+    If the service does not know the name, return it without `:latest`. It may still be the name of a model on disk. If
+    not, the request fails later.
+    """
+    for each in (name, without_latest(name)):
+        with suppress(EdgeAgentError):
+            return service.models.find(each)
+    return without_latest(name)
+
 
 _LEVELS = ("low", "medium", "high", "max")
 # Fields of generate that are refused unless they are empty.

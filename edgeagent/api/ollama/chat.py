@@ -16,9 +16,17 @@ from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of, is_owners
-from edgeagent.api.ollama.body import OllamaChatBody, OllamaGenerateBody, OllamaRequest, read_chat, read_generate
+from edgeagent.api.ollama.body import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaRequest,
+    known_name,
+    line,
+    read_chat,
+    read_generate,
+    rfc3339,
+)
 from edgeagent.api.ollama.models import capabilities
-from edgeagent.api.ollama.wire import known_name, line, rfc3339
 from edgeagent.api.openai.answer import finish_reason
 from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
 from edgeagent.api.wire.answer_stream import AnswerWriter, start_stream

@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import is_owners
-from edgeagent.api.ollama.body import OPTIONS
-from edgeagent.api.ollama.wire import known_name
+from edgeagent.api.ollama.body import OPTIONS, known_name
 from edgeagent.api.openai.embeddings import json_response, read_inputs, vectors_json
 from edgeagent.api.wire.body import Settings, between, read_body, validate
 from edgeagent.api.wire.fields import MAX_INT32, KeepAlive, ModelName

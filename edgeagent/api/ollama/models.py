@@ -22,8 +22,7 @@ from starlette.responses import Response
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
-from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody, OllamaPullBody
-from edgeagent.api.ollama.wire import known_name, line, rfc3339, tagged
+from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody, OllamaPullBody, known_name, line, rfc3339, tagged
 from edgeagent.api.wire.body import read_valid
 from edgeagent.api.wire.errors import OllamaRefusal, ollama_refusal, to_client_error
 from edgeagent.api.wire.fields import sampling_defaults

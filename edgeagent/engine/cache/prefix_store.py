@@ -31,8 +31,7 @@ from edgeagent.engine.cache.radix_tree import Walk
 from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import MAX_GAP, Saver
 from edgeagent.engine.cache.slots import Slots
-from edgeagent.engine.costs.cost_model import CostModel
-from edgeagent.engine.costs.retrials import Retrials
+from edgeagent.engine.costs.cost_model import CostModel, Retrials
 from edgeagent.engine.runner import CUTTABLE, Runner
 
 # Tokens that both prompts have count only in runs of at least this many: shorter ones are common phrases.

@@ -14,14 +14,13 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import Attention, choose_attention
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.costs.cost_model import FLASH_TILE
-from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.bindings import KV_TYPES, last_error, lib
-from edgeagent.engine.llama.context_params import make_params
+from edgeagent.engine.llama.cell_packing import PayloadPool
+from edgeagent.engine.llama.context_params import AbortFlag, make_params
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.fingerprint import adapter_id
 from edgeagent.engine.llama.model import Model, is_short_of_memory
 from edgeagent.engine.llama.past_states import PastStates, possible_rewind
-from edgeagent.engine.llama.payload_pool import PayloadPool
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.abort_flag import AbortFlag
 from edgeagent.engine.llama.bindings import last_error, lib
-from edgeagent.engine.llama.context_params import make_params, suits_text
+from edgeagent.engine.llama.context_params import AbortFlag, make_params, suits_text
 from edgeagent.engine.llama.embedder import Rows, normalized
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import DecodeCancelled

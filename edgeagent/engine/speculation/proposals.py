@@ -12,8 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
-from edgeagent.engine.costs.cost_model import CostModel, StepShape
-from edgeagent.engine.costs.retrials import TimeShare
+from edgeagent.engine.costs.cost_model import CostModel, StepShape, TimeShare
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, Ending, Experience, min_chances
 from edgeagent.engine.speculation.allocation import (

@@ -41,8 +41,7 @@ from edgeagent.engine.llama.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError, ModelOutOfMemory
 from edgeagent.process_settings import keep_collections_short, switch_threads_often
 from edgeagent.types import Embed, PurgeCache, QueryAnswer, Rerank, TextQuery, WorkerStatus
-from edgeagent.worker.child.encoder.host import EncoderHost
-from edgeagent.worker.child.encoder.loop import EncoderLoop
+from edgeagent.worker.child.encoder.host import EncoderHost, EncoderLoop
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop

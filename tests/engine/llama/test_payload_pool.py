@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from edgeagent.engine.llama.payload_pool import PayloadPool
+from edgeagent.engine.llama.cell_packing import PayloadPool
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
 from edgeagent.text.vocabulary import LongTextVocabulary
 from edgeagent.types import Embed, TextPrompt, TokenPrompt
-from edgeagent.worker.child.text_reader import TextReader
+from edgeagent.worker.child.prompt import TextReader
 from tests.text.fake_vocabulary import FakeVocabulary
 
 

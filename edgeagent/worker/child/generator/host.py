@@ -54,11 +54,11 @@ from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import (
     PromptReader,
     ReadPrompt,
+    TextReader,
     answer_query,
     check_budget,
     make_template,
 )
-from edgeagent.worker.child.text_reader import TextReader
 from edgeagent.worker.protocol import FULL_POWER, NOTHING_DELIVERED, Delivered, Load, adapter_part, rewind_part
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
 

@@ -14,8 +14,7 @@ from edgeagent.engine.llama.embedder import Rows
 from edgeagent.engine.runner import DecodeCancelled
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Embed, Finished, FinishReason, GenerateRequest, PurgeCache, Rerank, TextPrompt
-from edgeagent.worker.child.encoder.host import EncoderHost
-from edgeagent.worker.child.encoder.loop import EncoderLoop
+from edgeagent.worker.child.encoder.host import EncoderHost, EncoderLoop
 from edgeagent.worker.protocol import AnswerPart, Ask, Drop, Failed, FromWorker, StepResult, Stop, Submit
 from tests.fakes import FakeClock
 
