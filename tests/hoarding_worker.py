@@ -9,7 +9,7 @@ import os
 import time
 
 from edgeagent.types import GenerateRequest, QueryAnswer, TextQuery, Tokenize, TokenPrompt
-from edgeagent.worker.child import memory_limit, process
+from edgeagent.worker.child import process
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered
@@ -37,7 +37,7 @@ def main() -> int:
             _hoard()
         return answer(self, query)
 
-    memory_limit.MAX_UNPLANNED_BYTES = 64 << 20
+    process.MAX_UNPLANNED_BYTES = 64 << 20
     Host.prepare, Host.answer = prepare_or_hoard, answer_or_hoard  # type: ignore[method-assign]
     return process.main()
 

@@ -111,7 +111,7 @@ def test_the_other_source_takes_few_steps() -> None:
 
 def test_a_sequence_hears_what_others_have_shown() -> None:
     shared = SharedAcceptance(16)
-    shared.begin_with([20.0] * 3, [2.0] * 3)
+    shared.counts.verified[:3], shared.counts.accepted[:3] = [12.0] * 3, [1.2] * 3
     silent, busy = Acceptance(shared), Acceptance(shared)
     assert silent.chances[0] < 0.2
     for _ in range(200):

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import pytest
 
 from edgeagent.types import TextDelta
-from edgeagent.worker.child.frame_writer import FrameWriter, UnmadeFrames
+from edgeagent.worker.child.frame_writer import FrameWriter
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
     FromWorker,
@@ -38,14 +38,13 @@ def read(reader: BinaryIO) -> FromWorker:
 
 
 def test_frames_come_in_order_also_those_that_the_writer_makes(pipe: tuple[BinaryIO, FrameWriter]) -> None:
-    class Two(UnmadeFrames):
-        def make(self) -> Iterator[FromWorker]:
-            assert threading.current_thread() is writer
-            yield steps(2)
-            yield steps(3, "x" * 10_000)
+    def two() -> Iterator[FromWorker]:
+        assert threading.current_thread() is writer
+        yield steps(2)
+        yield steps(3, "x" * 10_000)
 
     reader, writer = pipe
-    for item in (steps(1), Two(), steps(4)):
+    for item in (steps(1), two, steps(4)):
         writer.frames.put(item)
     writer.start()
     assert [read(reader) for _ in range(4)] == [steps(1), steps(2), steps(3, "x" * 10_000), steps(4)]

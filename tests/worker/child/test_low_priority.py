@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.worker.child import block_writer
+from edgeagent.worker.child import process
 from edgeagent.worker.child_process import lower_thread_priority
 from edgeagent.worker.protocol import DiskCache
 from tests.patience import patient
@@ -43,6 +43,6 @@ class TestPriority:
 
         monkeypatch.setattr(BlockStore, "run", run)
         disk = DiskCache(str(tmp_path), b"s" * 32, 1, 0, 1.0, 0, 1.0)
-        block_writer.start_block_store(disk)
+        process.start_block_store(disk)
         assert is_done.wait(patient(10))
         assert seen == [19]

@@ -22,7 +22,7 @@ from edgeagent.text.tool_format import THINK
 from edgeagent.types import ChatPrompt, Message
 from edgeagent.worker.parent.supervision import renderer as parent_side
 from edgeagent.worker.parent.supervision.channel import Channel
-from edgeagent.worker.parent.supervision.renderer import Renderer
+from edgeagent.worker.parent.supervision.renderer import RendererProcess
 from edgeagent.worker.protocol import FromWorker, ProtocolError, RenderAnswer, RenderJob, framed
 from edgeagent.worker.render import renderer as worker_side
 from edgeagent.worker.render.protocol import Open, Render, encode
@@ -45,7 +45,7 @@ class Daemon:
     """The daemon's renderer, and the link of a worker to it."""
 
     def __init__(self) -> None:
-        self.renderer = Renderer("tiny", self._answer, is_enclosed=True)
+        self.renderer = RendererProcess("tiny", self._answer, is_enclosed=True)
         self.link = RenderLink(self._put)
         self._loop = asyncio.get_running_loop()
 

@@ -40,7 +40,6 @@ from edgeagent.types import (
     TokenPrompt,
 )
 from edgeagent.worker.child.generator import host as host_module
-from edgeagent.worker.child.generator import rewind_check
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Delivered, Load
@@ -308,7 +307,7 @@ class TestStatesThatAreKept:
             check_integrity(host.engine)
 
     def test_wrong_states_are_no_states(self, hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rewind_check, "can_rewind", lambda _: False)
+        monkeypatch.setattr(host_module, "can_rewind", lambda _: False)
         host = load_planned(hybrid, draft_ngrams=True)
         assert (self.drafts(host).value, self.drafts(host).by) == ("none", "measurement")
         assert generate(host, self.PROMPT, max_tokens=8, draft_tokens=5)
@@ -321,7 +320,7 @@ class TestStatesThatAreKept:
         def fail(_: object) -> bool:
             raise error
 
-        monkeypatch.setattr(rewind_check, "can_rewind", fail)
+        monkeypatch.setattr(host_module, "can_rewind", fail)
         host = load_planned(hybrid, draft_ngrams=True)
         assert (self.drafts(host).value, self.drafts(host).by) == ("none", "trial")
         assert host.info.draft is None and "was tried and failed" in host.info.draft_why
@@ -330,7 +329,7 @@ class TestStatesThatAreKept:
     def test_a_trial_that_ended_the_process_is_not_repeated(
         self, hybrid: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(rewind_check, "can_rewind", lambda _: pytest.fail("it is tried again"))
+        monkeypatch.setattr(host_module, "can_rewind", lambda _: pytest.fail("it is tried again"))
         config = EngineConfig(threads=1, ctx=CONTEXT, draft_ngrams=True)
         shapes = (validate_model(hybrid).shape,)
         load = Load("tiny", str(hybrid), None, config, shapes=shapes, why_no_drafts="it ended the process (SIGABRT)")
