@@ -10,7 +10,7 @@ import pytest
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import SequenceSpec
-from edgeagent.engine.speculation import warming
+from edgeagent.engine.speculation import draft_model
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.engine.verification import Output
@@ -148,7 +148,7 @@ def test_its_blocks_are_waited_for() -> None:
 
 
 def test_few_prompts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warming, "_MAX_PROMPTS", 2)
+    monkeypatch.setattr(draft_model, "_MAX_PROMPTS", 2)
     runner = FakeRunner(num_cells=512)
     engine = plain_pair(runner)
     for number in range(3):
