@@ -275,7 +275,6 @@ def temporary_owner(file_name: str) -> int | None:
 
 
 def root_record_name(root: bytes) -> str:
-    """Return the name of the file that holds the RootRecord of a root."""
     return f"{root[:ROOT_BYTES].hex()}{_RECORD_SUFFIX}"
 
 

@@ -43,7 +43,6 @@ class Estimate(Struct, frozen=True):
 
     @property
     def is_local(self) -> bool:
-        """Whether the backend is on this machine."""
         return not is_remote(self.backend)
 
 

@@ -35,7 +35,6 @@ class Answer:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the terminal event has arrived."""
         return self.status != "in_progress"
 
     def add(self, event: Event) -> None:

@@ -238,7 +238,6 @@ class ConsoleReporter:
         self._print(f"{model.name} ready{details}")
 
     def failed(self, model: ModelStatus) -> None:
-        """Print the cause."""
         self._shown.pop(model.name, None)
         self._report(logging.ERROR, f"{model.name} failed: {model.cause or 'no cause is known'}")
 

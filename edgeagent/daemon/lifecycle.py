@@ -340,7 +340,6 @@ class StopRequest:
 
     @property
     def is_requested(self) -> bool:
-        """Whether the daemon was asked to stop."""
         return self._num_requests > 0
 
     @property

@@ -162,7 +162,6 @@ class _Guarded(asyncio.Protocol):
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the connection is being closed."""
         return self.transport.is_closing()
 
     def give_way(self) -> None:

@@ -25,7 +25,6 @@ _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def folder_of(state_dir: Path) -> Path:
-    """Return the ledger's folder."""
     return state_dir / EGRESS_FOLDER
 
 
@@ -40,7 +39,6 @@ def time_text(at_s: float) -> str:
 
 
 def file_of(folder: Path, day: str) -> Path:
-    """Return the file of a day."""
     return folder / f"{day}.jsonl"
 
 
@@ -142,12 +140,10 @@ def delete_old(folder: Path, now_s: float, kept_days: int) -> None:
 
 
 def described(row: Row) -> dict[str, Any]:
-    """Return a row as a dict for JSON."""
     return msgspec.structs.asdict(row)
 
 
 def encoded(line: RowStart | RowEnd | Carried) -> bytes:
-    """Return a line as it is written to the file."""
     return msgspec.json.encode(line) + b"\n"
 
 

@@ -32,7 +32,6 @@ NOTHING = Spent()
 
 
 def cost(price: Price, num_prompt_tokens: int, num_output_tokens: int) -> float:
-    """Return the money that a request costs."""
     return _PER_MILLION * (price.prompt * num_prompt_tokens + price.output * num_output_tokens)
 
 

@@ -137,7 +137,6 @@ class SequenceSpec:
 
     @property
     def rank(self) -> Rank:
-        """How urgent the request is."""
         return Rank.AHEAD if self.is_ahead else Rank[self.tier.name]
 
     @property
@@ -256,7 +255,6 @@ class Sequence:
         return sequence if sequence in running and sequence.num_computed < length else None
 
     def drop_inherited_urgency(self) -> None:
-        """Become as urgent as it is by itself."""
         self.rank, self.due_s = self.own_rank, self.spec.due_s
 
     def inherit_urgency(self, other: Sequence) -> None:
@@ -328,7 +326,6 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """How many tokens are not computed yet."""
         return len(self.tokens) - self.num_computed
 
     @property

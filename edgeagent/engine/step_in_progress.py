@@ -56,9 +56,7 @@ class StepInProgress:
         return not self._was_put_off
 
     def record(self, *, was_interrupted: bool) -> None:
-        """Record whether the step was interrupted."""
         self._was_interrupted = was_interrupted
 
     def end(self) -> None:
-        """End the step, whatever its result."""
         self.is_long, self.expected_s = False, 0.0

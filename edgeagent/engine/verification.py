@@ -38,7 +38,6 @@ class Output:
 
     @property
     def is_last(self) -> bool:
-        """Whether the sequence ends with this output."""
         return self.finish_reason is not None or self.error is not None
 
 

@@ -130,7 +130,6 @@ class Route:
 
     @property
     def is_local(self) -> bool:
-        """Whether the request stays on this machine."""
         return self.permit is None
 
 
@@ -213,7 +212,6 @@ class _Places:
     why_no_remote: str
 
     def remote_routes(self, chosen: Sequence[Estimate], reason: str) -> tuple[Route, ...]:
-        """Return the routes to the chosen remotes, each with a permit."""
         return tuple(_remote_route(self.request, self.mode, estimate, reason) for estimate in chosen)
 
     def local_routes(self, reason: str) -> tuple[Route, ...]:

@@ -42,7 +42,6 @@ class RemoteAccess:
 
     @property
     def mode(self) -> RouteMode:
-        """The machine's current mode."""
         return machine_mode(self._config, self.remotes, self.policy.policy.route)
 
     @property

@@ -52,7 +52,6 @@ class RemoteBackends:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def statuses(self) -> list[RemoteStatus]:
-        """Return the status of each remote."""
         return [backend.status() for backend in self._own.values()]
 
     def stand_by(self, name: str) -> None:

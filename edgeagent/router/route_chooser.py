@@ -82,11 +82,9 @@ class RouteChooser:
         self._targets = targets
 
     def target(self, request: GenerateRequest) -> Target:
-        """Return the latency that a request is to have."""
         return target_of(request, self._targets)
 
     def mode(self, request: GenerateRequest) -> RouteMode:
-        """Return the mode that applies to a request now."""
         machine = self._machine_mode()
         return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
 

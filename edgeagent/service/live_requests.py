@@ -38,11 +38,9 @@ class LiveRequests:
 
     @property
     def num_running(self) -> int:
-        """How many requests run, or wait at a backend."""
         return len(self.running())
 
     def running(self) -> list[LiveRequest]:
-        """Return the requests that run."""
         return [request for request in self._requests.values() if request.is_running]
 
     def find(self, request_id: str, partition: str) -> LiveRequest | None:

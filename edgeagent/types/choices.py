@@ -38,7 +38,6 @@ class TunedOptions(Struct, frozen=True, omit_defaults=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options that are not the default, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

@@ -322,7 +322,6 @@ def encode(message: ToWorker | FromWorker) -> bytes:
 
 
 def framed(body: bytes) -> bytes:
-    """Return the frame of a body."""
     return _length.pack(len(body)) + body
 
 

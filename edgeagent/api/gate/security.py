@@ -294,7 +294,6 @@ def _check_media_type(scope: Scope) -> None:
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether a request announces a body."""
     lengths = header_values(scope, b"content-length")
     return bool(header_values(scope, b"transfer-encoding")) or any(length != b"0" for length in lengths)
 

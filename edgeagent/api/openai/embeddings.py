@@ -223,7 +223,6 @@ class RerankBody(Settings):
     return_documents: bool | None = None
 
     def texts(self) -> tuple[str, ...]:
-        """Return the documents' texts."""
         return tuple(document if isinstance(document, str) else document.text for document in self.documents)
 
 

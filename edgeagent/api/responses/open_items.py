@@ -227,7 +227,6 @@ class OpenReasoning(OpenPart):
     prefix = "rs"
 
     def add(self, text: str) -> None:
-        """Add reasoning, and emit it."""
         self.add_silently(text)
         self._emit_delta(text)
 
@@ -260,7 +259,6 @@ class OpenCall(OpenItem):
         self.call_index = call_index
 
     def add(self, arguments: str) -> None:
-        """Add a piece of the arguments, and emit it."""
         self.add_silently(arguments)
         self._emit_delta(arguments)
 

@@ -97,7 +97,6 @@ class Turn:
 
     @property
     def partition(self) -> str:
-        """The partition of the client."""
         return self.request.cache.partition
 
     def shorten(self, items: tuple[Item, ...]) -> None:

@@ -391,12 +391,10 @@ class Warnings:
         self._warnings: list[FieldWarning] = []
 
     def add(self, warning: FieldWarning) -> None:
-        """Add a warning, and log it."""
         self._warnings.append(warning)
         self.log.write(warning)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return a header for each warning."""
         return [(WARNING_HEADER, each.text.encode("ascii", "backslashreplace")) for each in self._warnings]
 
 

@@ -153,7 +153,6 @@ def error_codes() -> dict[str, type[EdgeAgentError]]:
 
 
 def http_status(error: EdgeAgentError) -> int:
-    """Return the HTTP status of an error."""
     return wire_form(error).status
 
 

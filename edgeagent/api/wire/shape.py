@@ -48,7 +48,6 @@ _UNSHOWN: dict[type[Struct], frozenset[str]] = {
 
 
 def shown_names(struct: type[Struct]) -> list[str]:
-    """Return the names of the fields that a report on a struct has."""
     return [name for name in struct.__struct_fields__ if name not in _UNSHOWN.get(struct, ())]
 
 

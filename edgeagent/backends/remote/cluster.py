@@ -62,7 +62,6 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The backend's name for this remote."""
         return remote_backend(self.remote.name)
 
     def obstacle(self) -> tuple[str, str]:

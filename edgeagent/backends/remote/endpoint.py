@@ -64,7 +64,6 @@ class Breaker:
         return "open" if now_s < self._open_until_s else "half_open"
 
     def accepts_requests(self, now_s: float) -> bool:
-        """Whether a request may be sent to the endpoint."""
         return self._open_until_s is None and not self.pause_left_s(now_s)
 
     def accepts_last_resort(self, now_s: float) -> bool:
@@ -214,7 +213,6 @@ class Endpoint:
         self.num_live += 1
 
     def end(self) -> None:
-        """Count the end of a request."""
         self.num_live -= 1
 
     def note_content(self, num_prompt_tokens: int, seconds: float, now_s: float) -> None:

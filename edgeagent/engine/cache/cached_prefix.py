@@ -81,7 +81,6 @@ class BlockReference:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tokens of the block are wanted."""
         return self.num_tokens == self.length
 
 
@@ -117,5 +116,4 @@ class Restoring:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens were restored so far."""
         return sum(self.num_restored.values())

@@ -182,7 +182,6 @@ class RadixTree:
         return Walk(nodes, node.depth, node)
 
     def length(self, seq_id: int) -> int:
-        """Return the length of a sequence."""
         return self._sequences[seq_id].depth
 
     def tokens(self, seq_id: int, start: int = 0, end: int | None = None) -> array[int]:

@@ -326,7 +326,6 @@ class Saver:
                 self.save_one()
 
     def free_saved_cells(self) -> None:
-        """Free the cells of idle prefixes that are saved in blocks."""
         for seq_id in tuple(self._saved):
             self._drop(seq_id)
 

@@ -53,7 +53,6 @@ class Slots:
         return tuple(self._idle)
 
     def length(self, seq_id: int) -> int:
-        """Return how many tokens a sequence has in cells."""
         return self._tree.length(seq_id)
 
     def num_unshared(self, seq_id: int) -> int:
@@ -255,12 +254,10 @@ class KvCells:
 
     @property
     def num_free(self) -> int:
-        """How many cells have no holder."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """How many cells have a holder."""
         return self.num_cells - len(self._free)
 
     @property
@@ -275,7 +272,6 @@ class KvCells:
         return int(np.frombuffer(cells, np.int32)[:length].max()) if cells and length != 0 else -1
 
     def length(self, holder: int) -> int:
-        """Return how many cells a holder has."""
         return len(self._cells.get(holder, ()))
 
     def num_held(self, lengths: Mapping[int, int | None]) -> int:

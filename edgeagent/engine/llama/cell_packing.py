@@ -44,7 +44,6 @@ class PayloadPool:
 
     @property
     def num_free_bytes(self) -> int:
-        """Bytes of all free buffers."""
         return sum(map(len, list(self._free.values())))
 
     def take(self, num_bytes: int) -> memoryview:

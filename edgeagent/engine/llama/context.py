@@ -535,9 +535,7 @@ class LlamaRunner:
         return max(oldest, self._gapless_from.get(seq_id, 0))
 
     def length(self, seq_id: int) -> int:
-        """Return how many positions a sequence has."""
         return int(lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends generation."""
         return self.model.is_end(token)

@@ -229,7 +229,6 @@ class Model:
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:
-        """All tokens that end generation."""
         return tuple(token for token in range(self.num_tokens) if lib.llama_vocab_is_eog(self._vocab, token))
 
     @cached_property
@@ -352,17 +351,14 @@ class Model:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers, such as transformer blocks."""
         return int(lib.llama_model_n_layer(self._handle))
 
     @property
     def num_params(self) -> int:
-        """Number of weights."""
         return int(lib.llama_model_n_params(self._handle))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all tensors."""
         return int(lib.llama_model_size(self._handle))
 
     @property

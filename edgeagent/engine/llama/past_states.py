@@ -107,6 +107,5 @@ class PastStates:
         return True
 
     def forget(self, seq_id: int) -> None:
-        """Record that a sequence was emptied."""
         self._valid.pop(seq_id, None)
         self._moved.discard(seq_id)

@@ -323,7 +323,6 @@ class PromptWarmer:
 
     @property
     def is_done(self) -> bool:
-        """Whether no prompt is left."""
         return not self._prompts
 
     def add(self, sequence: Sequence) -> None:

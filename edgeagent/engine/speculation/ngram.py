@@ -128,7 +128,6 @@ class NgramDrafter:
         return tuple(_following(tokens, place, max_tokens)), length
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
         self._texts.pop(sequence.id, None)
 
 

@@ -67,7 +67,6 @@ class HubCache:
         return self.repo_dir(repo) / "snapshots" / commit / file
 
     def repos(self) -> tuple[str, ...]:
-        """Return the names of the repositories that have a folder in this cache."""
         names = (path.name.removeprefix("models--").replace("--", "/") for path in self.root.glob("models--*"))
         return tuple(sorted(name for name in names if is_repo_name(name)))
 

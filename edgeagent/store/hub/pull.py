@@ -73,7 +73,6 @@ class ProgressReporter:
         self._resumed_bytes += have
 
     def finish(self, file: RemoteFile) -> None:
-        """Record that a file is complete."""
         self._finished_bytes += file.size
         self._have = 0
 

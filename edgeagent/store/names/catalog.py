@@ -119,7 +119,6 @@ class CatalogMatch:
 
     @property
     def name(self) -> str:
-        """The canonical name of this model."""
         own = self.entry.quant or ""
         return f"{self.entry.name}:{self.quant}" if self.quant and self.quant != own.upper() else self.entry.name
 

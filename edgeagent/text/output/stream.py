@@ -200,7 +200,6 @@ class OutputStream:
 
     @property
     def num_shown(self) -> int:
-        """How many characters of content were returned."""
         return self._num_shown
 
     @property

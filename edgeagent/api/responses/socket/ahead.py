@@ -57,7 +57,6 @@ class AheadAnswer(Sink):
         self._steps.append(step)
 
     def end(self) -> None:
-        """Take no further steps."""
         self._is_over = True
 
     def answers(self, request: GenerateRequest) -> bool:

@@ -385,11 +385,9 @@ class _Stall:
             self._timer = self._loop.call_later(STALL_S, self._look)
 
     def end(self) -> None:
-        """Note that the frame is written."""
         self._since_s = None
 
     def cancel(self) -> None:
-        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

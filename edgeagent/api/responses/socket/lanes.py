@@ -119,7 +119,6 @@ class Lane:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the next create has to wait."""
         return self.live is not None or self.fetching is not None
 
 

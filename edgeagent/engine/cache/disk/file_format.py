@@ -134,7 +134,6 @@ def head_bytes(num_tokens: int) -> int:
 
 
 def file_bytes(block: Block) -> int:
-    """Return the size of a block's file."""
     return HEADER_BYTES + _TOKEN_BYTES * len(block.tokens) + len(block.payload)
 
 

@@ -136,41 +136,33 @@ class BlockStore:
     # The engine's thread.
 
     def write(self, block: Block, importance: Importance, *, is_full: bool) -> None:
-        """Queue a block to be written. See BlockDisk."""
         self._num_offered += 1
         self._pending[block.key] = block
         self._send(self._await, block.key, importance, is_full=is_full)
 
     def withdraw(self, key: BlockKey) -> None:
-        """Cancel the write of a pending block. See BlockDisk."""
         self._pending.pop(key, None)
 
     def raise_importance(self, key: BlockKey, importance: Importance) -> None:
-        """Raise the importance of a block that is pending or on disk. See BlockDisk."""
         self._send(self._raise_importance, key, importance)
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
-        """Note that these blocks were used just now. See BlockDisk."""
         self._send(self._folder.touch, tuple(keys))
 
     def read(self, key: BlockKey, *, is_draft: bool = False) -> None:
-        """Read a block. See BlockDisk."""
         self._send(self._load, key, is_draft=is_draft)
 
     def remove(self, key: BlockKey) -> None:
-        """Remove a block that has no children. See BlockDisk."""
         self.withdraw(key)
         self._send(self._remove, key)
 
     def purge(self, root: BlockKey | None, *, is_draft: bool = False) -> None:
-        """Remove all blocks of a partition (None: of all partitions). See BlockDisk."""
         for block in tuple(self._pending.values()):
             if root is None or block.root == root:
                 self.withdraw(block.key)
         self._send(self._purge, root, is_draft=is_draft)
 
     def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
-        """Return the results for one model, in order. See BlockDisk."""
         results: list[DiskResult] = []
         with contextlib.suppress(Empty):
             queue = self._results[is_draft]
@@ -189,7 +181,6 @@ class BlockStore:
         return self._rate.bytes_per_s or self._folder.state.read_bytes_per_s
 
     def hurry(self) -> bool:
-        """Write without rests from now on; return whether time is left. See BlockDisk."""
         if not self._is_hurried:
             self._end_by_s = self._clock() + self._close_s
             self._is_hurried = True

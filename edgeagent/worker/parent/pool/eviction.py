@@ -91,7 +91,6 @@ class Eviction:
         return ending
 
     async def wait_ended(self) -> None:
-        """Wait for all workers that are being ended."""
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def make_room(self, model: PoolModel) -> None:

@@ -136,7 +136,6 @@ class PoolModel:
 
     @property
     def state(self) -> WorkerState:
-        """The state of the model's worker."""
         return self.supervisor.status().state
 
     @property

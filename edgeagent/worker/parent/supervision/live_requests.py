@@ -184,7 +184,6 @@ class ModelRequests:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether a request waits for a worker."""
         return not all(map(_IS_SENT, self._live.values()))
 
     def oldest_cancel_s(self) -> float | None:
@@ -202,7 +201,6 @@ class ModelRequests:
         return live
 
     def mark_sent(self, live: AcceptedRequest) -> None:
-        """Note that a request was sent to the worker."""
         live.is_sent = True
 
     def cancel(self, request_id: str, now_s: float) -> bool:

@@ -70,7 +70,6 @@ class Queries:
 
     @property
     def is_embedding(self) -> bool:
-        """Whether the worker is computing an Embed or a Rerank."""
         return any(query.is_embed and query.sent_at_s is not None for query in self._open.values())
 
     def sendable(self) -> list[Query]:
