@@ -158,45 +158,11 @@ def _raw(stream: TextIO | LogFile) -> io.RawIOBase | None:
 _PROGRESS_STEP = 0.25
 
 
-class Reporter(Protocol):
-    """Receives the daemon's events.
-
-    `loading` is called whenever the progress of a load changes, the other methods once for each event.
-    """
-
-    def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
-        """Report that the port is open.
-
-        If clients need a token, `token_file` is the file that holds it; otherwise None. `urls` are the URLs at which
-        other machines reach the daemon.
-        """
-        ...
-
-    def loading(self, model: ModelStatus) -> None:
-        """Report that a model is being loaded."""
-        ...
-
-    def ready(self, model: ModelStatus) -> None:
-        """Report that a model is ready."""
-        ...
-
-    def failed(self, model: ModelStatus) -> None:
-        """Report that a model could not be loaded, or that it failed later. The daemon continues."""
-        ...
-
-    def stopping(self, num_live: int) -> None:
-        """Report that the daemon is stopping, and how many requests are live."""
-        ...
-
-    def error(self, message: str) -> None:
-        """Report that the daemon cannot start or continue."""
-        ...
-
-
 class ConsoleReporter:
-    """Prints plain lines. On a terminal, the progress of a load is one line that is overwritten.
+    """Receives the daemon's events, and prints plain lines.
 
-    `is_terminal` of the constructor says whether `out` and `err` are both terminals.
+    `loading` is called whenever the progress of a load changes, the other methods once for each event. On a terminal,
+    the progress is one line that is overwritten. `is_terminal` says whether `out` and `err` are both terminals.
     """
 
     def __init__(self, out: Output | None = None, err: Output | None = None, *, is_terminal: bool = False) -> None:
@@ -207,7 +173,10 @@ class ConsoleReporter:
         self._shown: dict[str, float] = {}
 
     def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
-        """Print the addresses, and where the token is if clients need it."""
+        """Print the addresses. If clients need a token, `token_file` holds it; otherwise None.
+
+        `urls` are the URLs at which other machines reach the daemon.
+        """
         socket_url = f"ws{runtime.url.removeprefix('http')}/v1/responses"
         where = f"edgeagent {runtime.version} listening on {runtime.url}"
         token = f"clients need the token in {token_file}" if token_file else ""
@@ -238,6 +207,7 @@ class ConsoleReporter:
         self._print(f"{model.name} ready{details}")
 
     def failed(self, model: ModelStatus) -> None:
+        """Print that a model could not be loaded, or that it failed later. The daemon continues."""
         self._shown.pop(model.name, None)
         self._report(logging.ERROR, f"{model.name} failed: {model.cause or 'no cause is known'}")
 

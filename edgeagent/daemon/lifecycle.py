@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from edgeagent import __version__
 from edgeagent.cache_folder import purge, purge_unfinished
 from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
-from edgeagent.daemon.console import ConsoleReporter, LogFile, LogReporter, Reporter, console, dropped_lines
+from edgeagent.daemon.console import ConsoleReporter, LogFile, LogReporter, console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, external_urls, keep_watchdog, listening, notify
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
 from edgeagent.daemon.state import ExitCode, Publication, SloFile, StartError, locked_state_dir, warn_if_missing
@@ -65,7 +65,7 @@ def build_router(config: Config) -> StartableService:
 def serve(
     config: Config,
     *,
-    reporter: Reporter | None = None,
+    reporter: ConsoleReporter | None = None,
     build: Callable[[Config], StartableService] = build_router,
 ) -> int:
     """Run the daemon until it is asked to stop, and return the exit status (see ExitCode).
@@ -103,7 +103,7 @@ def _forbid_cores() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def _serve_and_report(config: Config, reporter: Reporter, build: Callable[[Config], StartableService]) -> int:
+def _serve_and_report(config: Config, reporter: ConsoleReporter, build: Callable[[Config], StartableService]) -> int:
     try:
         with locked_state_dir(config.state_dir), listening(config.server) as listeners:
             if config.forget:
@@ -144,7 +144,11 @@ def _forget_conversations(config: Config) -> None:
 
 
 async def _run(
-    config: Config, listeners: Listeners, keys: Keys, reporter: Reporter, build: Callable[[Config], StartableService]
+    config: Config,
+    listeners: Listeners,
+    keys: Keys,
+    reporter: ConsoleReporter,
+    build: Callable[[Config], StartableService],
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(log_unhandled)
     stop = StopRequest()
@@ -176,7 +180,7 @@ async def _serve(
     service: StartableService,
     listeners: Listeners,
     keys: Keys,
-    reporter: Reporter,
+    reporter: ConsoleReporter,
     stop: StopRequest,
     trace: Trace | None,
 ) -> None:
@@ -246,7 +250,7 @@ def _runtime(config: Config, listener: socket.socket) -> Runtime:
     return Runtime(os.getpid(), started_at_s, port, url, __version__, certificate=certificate, forgets=config.forget)
 
 
-async def _watch(service: StartableService, reporter: Reporter, stop: StopRequest) -> None:
+async def _watch(service: StartableService, reporter: ConsoleReporter, stop: StopRequest) -> None:
     """Report each change of a model's state or load progress, forever.
 
     If all models fail to load before any was ready, stop the daemon and raise StartError, so that the exit status shows
@@ -292,7 +296,7 @@ def _why_unusable(model: ModelStatus) -> str:
     return cause if model.name in cause else f"{model.name} cannot be served: {cause}"
 
 
-def _report_state(model: ModelStatus, reporter: Reporter, *, is_state_change: bool) -> None:
+def _report_state(model: ModelStatus, reporter: ConsoleReporter, *, is_state_change: bool) -> None:
     match model.state:
         case WorkerState.STARTING:
             reporter.loading(model)

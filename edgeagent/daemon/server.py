@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from edgeagent.api.context import Context
     from edgeagent.config import ServerConfig
-    from edgeagent.daemon.console import Reporter
+    from edgeagent.daemon.console import ConsoleReporter
     from edgeagent.daemon.lifecycle import StopRequest
 
 KEEP_ALIVE_S = 30
@@ -42,7 +42,7 @@ TICK_S = 1.0
 def make_server(
     app: FastAPI,
     stop: StopRequest,
-    reporter: Reporter,
+    reporter: ConsoleReporter,
     on_listening: Callable[[], None],
     unix: socket.socket | None = None,
 ) -> Server:
@@ -84,7 +84,7 @@ def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | N
     return None if certificate is None else lambda *_: server_context(certificate, server.tls_key)
 
 
-async def _drain(service: LiveService, limit_s: float, stop: StopRequest, reporter: Reporter) -> None:
+async def _drain(service: LiveService, limit_s: float, stop: StopRequest, reporter: ConsoleReporter) -> None:
     """Refuse new requests, and end the live ones: wait for them up to `limit_s`, then cancel those that remain.
 
     If the daemon is asked to stop a second time, cancel them at once. Return when all terminal events are written, or

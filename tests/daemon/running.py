@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from edgeagent.api.app import create_app
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import Keys
+from edgeagent.daemon.console import ConsoleReporter
 from edgeagent.daemon.lifecycle import StopRequest
 from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.server import Server, make_server
@@ -31,7 +32,7 @@ TOKEN = "x" * 43
 
 
 @dataclass
-class RecordingReporter:
+class RecordingReporter(ConsoleReporter):
     """Records the reported events."""
 
     events: list[str] = field(default_factory=list)

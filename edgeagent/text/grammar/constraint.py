@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from llguidance import LLMatcher
@@ -17,27 +17,13 @@ from numpy.typing import NDArray
 
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.text.grammar.fault import reason
-from edgeagent.text.grammar.json_guard import JsonGuard, TokenStarts
+from edgeagent.text.grammar.json_guard import JsonGuard
 from edgeagent.text.tool_format import REASONING, ReasoningMarkers
-from edgeagent.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from edgeagent.text.grammar.compiler import GrammarCompiler
 
 _SPACE = b" \t\r\n"
-
-
-class TokenTools(Protocol):
-    """What all constraints of one vocabulary share. GrammarCompiler implements it."""
-
-    vocabulary: Vocabulary
-    end_tokens: list[int]
-    max_trigger_bytes: int
-
-    @property
-    def starts(self) -> TokenStarts: ...
-
-    @property
-    def quote(self) -> int | None: ...
-
-    def tokenize_bytes(self, text: bytes) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +69,7 @@ class Constraint:
     """
 
     def __init__(
-        self, tokens: TokenTools, plan: GrammarPlan, prototype: LLMatcher, text_prototype: LLMatcher | None = None
+        self, tokens: GrammarCompiler, plan: GrammarPlan, prototype: LLMatcher, text_prototype: LLMatcher | None = None
     ) -> None:
         """`prototype` matches the plan's `grammar`, `text_prototype` its `text_grammar`. Both are copied before use."""
         self._tokens = tokens
