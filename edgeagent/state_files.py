@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from edgeagent.errors import ConfigError
 
@@ -97,6 +97,9 @@ class FollowedFiles(ABC, Generic[T]):
     They are then read again after RETRY_S seconds even if unchanged, since the cause may be outside the files.
     """
 
+    counts_writes: ClassVar[bool] = False
+    """Whether the revision grows also if a file was written with the same content."""
+
     def __init__(self, folder: Path, files: Sequence[Path], empty: T, clock: Callable[[], float]) -> None:
         self._folder, self._files, self._empty, self._clock = folder, tuple(files), empty, clock
         self._value, self._trouble, self._revision = empty, "", 0
@@ -112,7 +115,7 @@ class FollowedFiles(ABC, Generic[T]):
 
     @property
     def revision(self) -> int:
-        """A number that grows with every change of the value, and each time that a file is written."""
+        """A number that grows with every change of the value or the trouble, see also `counts_writes`."""
         self._look()
         return self._revision
 
@@ -138,7 +141,7 @@ class FollowedFiles(ABC, Generic[T]):
             asyncio.get_running_loop().call_soon(self._look_again)
             self._has_looked = True
         stamps = [_folder_stamp(self._folder), *map(file_stamp, self._files)]
-        is_written = self._stamps is not None and stamps != self._stamps
+        is_written = self.counts_writes and self._stamps is not None and stamps != self._stamps
         if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
             return
         value, trouble = self._value, self._trouble

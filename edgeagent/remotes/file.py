@@ -35,6 +35,8 @@ class _Named(Struct):
 class RemotesFile(FollowedFiles[tuple[Remote, ...]]):
     """The remotes of a state folder. While the file cannot be trusted or understood, there are none."""
 
+    counts_writes = True
+
     def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(state_dir, [state_dir / REMOTES_FILE], (), clock)
 
