@@ -59,7 +59,7 @@ def memory_kind(metadata: Metadata, architecture: str) -> str:
     if is_encoder(metadata, architecture):
         return "encoder"
     if number.has_any(*_STATE_KEYS):
-        heads = number.of_layers("attention.head_count_kv", number("attention.head_count"), _MAX_LAYERS)
+        heads = number.of_layers("attention.head_count_kv", number("attention.head_count"), MAX_LAYERS)
         return "hybrid" if any(heads) else "recurrent"
     if number.has_any("full_attention_interval"):
         return "hybrid"
@@ -83,7 +83,7 @@ _KEEPS_STATES = ("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "q
 _NOTHING = (0, 0, 0)
 _MAX_WIDTH = 1 << 20
 _MAX_CONTEXT = 1 << 31
-_MAX_LAYERS = 512
+MAX_LAYERS = 512
 
 
 class _Numbers:
@@ -120,7 +120,7 @@ class _Numbers:
 def read_shape(metadata: Metadata, architecture: str, tensors: Tensors, *, num_bytes: int, num_vocab: int) -> FileShape:
     """Return the shape of one file. A later part of a split model has little metadata, so its shape is incomplete."""
     number = _Numbers(metadata, architecture)
-    num_layers = min(_MAX_LAYERS, max(number("block_count"), max(tensors.layer_bytes, default=-1) + 1))
+    num_layers = min(MAX_LAYERS, max(number("block_count"), max(tensors.layer_bytes, default=-1) + 1))
     kept = _kept(metadata, architecture, num_layers)
     return FileShape(
         num_bytes=num_bytes,
@@ -219,7 +219,6 @@ def _num_state_values(number: _Numbers) -> int:
     return num_conv * (inner + 2 * number("ssm.group_count") * size) + size * inner
 
 
-MAX_LAYERS = 512
 TOKENS = "tokenizer.ggml.tokens"
 ADAPTER = "adapter"
 # llama_pooling_type of models that rank.
