@@ -22,8 +22,8 @@ from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
-from tests.integration.test_worker_real import Files
 from tests.slow_worker import slow_command
+from tests.worker.support import found_at
 
 # Scaled to a slow machine: the whole prompt takes three times as long as the limit for a first step.
 SHORT_LIMITS = SupervisionLimits(ping_interval_s=0.02, pong_timeout_s=1.0, hang_timeout_s=1.0, load_timeout_s=20.0)
@@ -35,7 +35,7 @@ async def running(
 ) -> AsyncIterator[LocalBackend]:
     # With plain attention, answers do not depend on chunk sizes, which follow the machine's speed.
     config = Config(engine=EngineConfig(threads=1, flash_attention="off"))
-    pool = Pool(config, ModelSource(lambda _: Files(model), validate_model), command=command, limits=limits)
+    pool = Pool(config, ModelSource(lambda _: found_at(model), validate_model), command=command, limits=limits)
     backend = LocalBackend(pool)
     await backend.start()
     try:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,12 @@ from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
-from tests.worker.support import eventually
+from tests.worker.support import eventually, found_at
 
 GREEDY = SamplingParams(temperature=0.0)
 LIMITS = SupervisionLimits(ping_interval_s=0.1, pong_timeout_s=2.0, max_crashes=10)
 
 Make = Callable[..., LocalBackend]
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    path: Path
-    name: str = "tiny"
 
 
 @pytest.fixture
@@ -69,7 +63,7 @@ async def make(tiny_model: TinyModel) -> AsyncIterator[Make]:
         limits: SupervisionLimits = LIMITS,
         **engine: object,
     ) -> LocalBackend:
-        files = Files(path or tiny_model(MemoryKind.FULL_ATTENTION))
+        files = found_at(path or tiny_model(MemoryKind.FULL_ATTENTION))
         # With plain attention, answers do not depend on the sizes of steps, which follow the machine's speed.
         config = Config(engine=EngineConfig(threads=1, flash_attention="off", **engine))  # type: ignore[arg-type]
         pool = Pool(config, ModelSource(lambda _: files, validate), limits=limits)
@@ -317,7 +311,6 @@ async def test_stop_ends_streams_and_process(make: Make) -> None:
 DAEMON = """
 import asyncio, sys
 from pathlib import Path
-from tests.integration.test_worker_real import Files
 from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.types import WorkerState
@@ -326,7 +319,7 @@ from edgeagent.worker.parent.pool.pool import Pool
 
 async def main():
     config = Config(engine=EngineConfig(threads=1))
-    pool = Pool(config, ModelSource(lambda _: Files(Path(sys.argv[1])), lambda _: None))
+    pool = Pool(config, ModelSource(lambda _: found_at(Path(sys.argv[1])), lambda _: None))
     backend = LocalBackend(pool)
     await backend.start()
     while backend.models.statuses()[0].state is not WorkerState.READY:

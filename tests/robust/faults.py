@@ -32,9 +32,8 @@ from tests.api.event_grammar import EventGrammar
 from tests.daemon.running import Running, running
 from tests.patience import patient
 from tests.robust.lag import waited_s
-from tests.robust.stub_service import Files
 from tests.stub_worker import num_lives, stub_command
-from tests.worker.support import QUICK, eventually
+from tests.worker.support import QUICK, eventually, found_at
 
 # The limits of I1, without the time that other programs took; among few looks the slowest is the p99.
 MAX_HEALTH_S = 1.0
@@ -144,7 +143,7 @@ async def faulty(
     lives = folder / "lives"
     others = {child.pid for child in psutil.Process().children()}
     config = Config(state_dir=folder / "state", engine=EngineConfig(**engine))
-    files = Files(path=folder / MODEL_FILE)
+    files = found_at(folder / MODEL_FILE, "stub")
     pool = Pool(
         config, ModelSource(lambda _: files, lambda _: None), command=stub_command(lives, *starts), limits=limits
     )

@@ -23,9 +23,8 @@ from edgeagent.runtime_file import find_daemon
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.patience import patient
-from tests.robust.stub_service import Files
 from tests.stub_worker import stub_command
-from tests.worker.support import QUICK
+from tests.worker.support import QUICK, found_at
 
 START_TIMEOUT_S = patient(60.0)
 
@@ -117,7 +116,10 @@ def main(folder: Path, port: int, drain_s: float, starts: list[str]) -> int:
     config = Config(state_dir=folder, server=ServerConfig(port=port, drain_s=drain_s))
     lives = folder.with_suffix(".lives")
     pool = Pool(
-        config, ModelSource(lambda _: Files(), lambda _: None), command=stub_command(lives, *starts), limits=QUICK
+        config,
+        ModelSource(lambda _: found_at(Path("stub.gguf"), "stub"), lambda _: None),
+        command=stub_command(lives, *starts),
+        limits=QUICK,
     )
     return serve(config, build=lambda _: Router([LocalBackend(pool)]))
 

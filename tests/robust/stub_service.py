@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.backends.local import LocalBackend
@@ -14,15 +13,7 @@ from edgeagent.types import WorkerState
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import stub_command
-from tests.worker.support import QUICK, eventually
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    """A model that only the stub can load."""
-
-    name: str = "stub"
-    path: Path = Path("stub.gguf")
+from tests.worker.support import QUICK, eventually, found_at
 
 
 @asynccontextmanager
@@ -30,7 +21,10 @@ async def stub_service(lives: Path, *starts: str, parallel: int = 2, max_waiting
     """Run a service whose worker follows the text of each request; it is ready when yielded."""
     config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
     pool = Pool(
-        config, ModelSource(lambda _: Files(), lambda _: None), command=stub_command(lives, *starts), limits=QUICK
+        config,
+        ModelSource(lambda _: found_at(Path("stub.gguf"), "stub"), lambda _: None),
+        command=stub_command(lives, *starts),
+        limits=QUICK,
     )
     router = Router([LocalBackend(pool)])
     await router.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,10 @@ from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
-from tests.worker.support import Record, eventually
+from tests.worker.support import Record, eventually, found_at
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows does not let a mapped file be changed")
 LIMITS = SupervisionLimits(ping_interval_s=0.1, load_retry_s=0.1)
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    path: Path
-    name: str = "tiny"
 
 
 class Loaded:
@@ -39,7 +32,7 @@ class Loaded:
     def __init__(self, path: Path) -> None:
         self.path = path
         config = Config(engine=EngineConfig(threads=1))
-        self.pool = Pool(config, ModelSource(lambda _: Files(path), validate_model), limits=LIMITS)
+        self.pool = Pool(config, ModelSource(lambda _: found_at(path), validate_model), limits=LIMITS)
         self.backend = LocalBackend(self.pool)
 
     @property

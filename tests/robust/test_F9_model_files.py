@@ -19,9 +19,8 @@ from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
-from tests.robust.test_F18_model_file import Files
 from tests.store.gguf_bytes import BOOL, F32, I32, STRING, U8, U32, array, key
-from tests.worker.support import eventually
+from tests.worker.support import eventually, found_at
 
 LIMIT_S = 60.0
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -172,7 +171,7 @@ def cases(content: bytes) -> dict[str, Changes]:
 async def outcome(path: Path) -> str:
     """Load a file as the daemon does, and use it; return the outcome."""
     config = Config(engine=EngineConfig(threads=1))
-    pool = Pool(config, ModelSource(lambda _: Files(path), validate_model), limits=LIMITS)
+    pool = Pool(config, ModelSource(lambda _: found_at(path), validate_model), limits=LIMITS)
     backend = LocalBackend(pool)
     async with asyncio.timeout(LIMIT_S):
         await backend.start()

@@ -20,7 +20,7 @@ from tests.backends.reading import steps_of
 from tests.conftest import TinyModel
 from tests.engine.support import greedy
 from tests.fakes import FakeRunner, warm_costs
-from tests.integration.test_worker_real import Files
+from tests.worker.support import found_at
 
 NUM_GREEDY = 64
 PARALLEL = 4
@@ -29,7 +29,7 @@ PARALLEL = 4
 @pytest.fixture
 async def backend(tiny_model: TinyModel) -> AsyncIterator[LocalBackend]:
     config = Config(engine=EngineConfig(threads=1, parallel=PARALLEL))
-    files = Files(tiny_model(MemoryKind.FULL_ATTENTION))
+    files = found_at(tiny_model(MemoryKind.FULL_ATTENTION))
     made = LocalBackend(Pool(config, ModelSource(lambda _: files, validate_model)))
     await made.start()
     yield made

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgeagent.config import EngineConfig
 from edgeagent.errors import EdgeAgentError
+from edgeagent.store.library import Found
 from edgeagent.types import Finished, GenerateRequest, Step, TextDelta, TextPrompt
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
@@ -30,6 +31,11 @@ QUICK = SupervisionLimits(
     max_backoff_s=0.02,
     look_interval_s=0.02,
 )
+
+
+def found_at(path: Path, name: str = "tiny") -> Found:
+    """Return what a resolver finds: a model with this name in this file."""
+    return Found(name, (path,))
 
 
 def request(text: str, request_id: str = "r1", model: str = "", **fields: object) -> GenerateRequest:

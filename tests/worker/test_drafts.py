@@ -6,7 +6,6 @@ import logging
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -15,27 +14,21 @@ from msgspec import structs
 
 from edgeagent.config import Config, EngineConfig, StoreConfig
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelNotFound
-from edgeagent.store.drafts import DraftFinder
+from edgeagent.store.drafts import DraftFinder, FoundDraft
 from edgeagent.store.gguf.header import first_difference, read_header, validate_model
-from edgeagent.store.library import Library
+from edgeagent.store.library import Found, Library
 from edgeagent.types import MemoryKind, ModelInfo, WorkerState, replace
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.parent.pool.loading import ChosenDraft, ModelSource
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import Load
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
-from tests.worker.support import Record, request
+from tests.worker.support import Record, found_at, request
 
 ENGINE = EngineConfig(threads=1, ctx=512)
 END = "tokenizer.ggml.eos_token_id"
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    path: Path
-    name: str = "tiny"
 
 
 def make_draft(path: Path) -> Path:
@@ -117,10 +110,10 @@ async def serve(pool: Pool) -> ModelInfo:
 def make_pool(target: Path, draft: Path | None, *, is_named: bool = False, config: EngineConfig = ENGINE) -> Pool:
     """Return a pool of a model with a draft that the user named, or that was found."""
 
-    def resolve(name: str) -> Files:
+    def resolve(name: str) -> Found:
         if Path(name) == draft and not draft.exists():
             raise ModelNotFound(f"{draft} does not exist: check the path")
-        return Files(Path(name))
+        return found_at(Path(name))
 
     option = str(draft) if is_named else "auto"
     return Pool(
@@ -129,7 +122,7 @@ def make_pool(target: Path, draft: Path | None, *, is_named: bool = False, confi
             resolve,
             validate_model,
             difference=first_difference,
-            find_draft=lambda _model, _header: ChosenDraft(draft, "it was found"),
+            find_draft=lambda _model, _header: FoundDraft(draft, "it was found"),
         ),
     )
 

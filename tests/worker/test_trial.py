@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -19,14 +18,7 @@ from edgeagent.types import ChatPrompt, GenerateRequest, MemoryKind, Message, Wo
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests import models
-from tests.worker.support import Record, request
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    path: Path
-    name: str = "tiny"
-
+from tests.worker.support import Record, found_at, request
 
 # Work in C, which no thread of the same process could end.
 BUSY = (
@@ -46,7 +38,7 @@ def make_pool(path: Path) -> Pool:
     """Return a pool for one model; its chat template has less time than usual."""
     config = Config(engine=EngineConfig(threads=1))
     return Pool(
-        config, ModelSource(lambda _: Files(path), validate_model), command=(sys.executable, "-P", "-c", HURRIED)
+        config, ModelSource(lambda _: found_at(path), validate_model), command=(sys.executable, "-P", "-c", HURRIED)
     )
 
 
@@ -82,7 +74,7 @@ async def test_the_file_is_to_blame(
 ) -> None:
     path = tmp_path / "damaged.gguf"
     make(path, monkeypatch)
-    pool = Pool(Config(engine=EngineConfig(threads=1)), ModelSource(lambda _: Files(path), validate_model))
+    pool = Pool(Config(engine=EngineConfig(threads=1)), ModelSource(lambda _: found_at(path), validate_model))
     try:
         record = Record()
         with pytest.raises(ModelLoadFailed) as caught:

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from edgeagent.config import EngineConfig
 from edgeagent.errors import NOT_INSTALLED, EdgeAgentError, ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
+from edgeagent.store.drafts import FoundDraft
+from edgeagent.store.gguf.header import GgufHeader
+from edgeagent.store.library import Found
 from edgeagent.types import FileShape
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.profile_store import ProfileStore
@@ -54,29 +57,6 @@ def identity(path: Path) -> str:
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
-class Header(Protocol):
-    """The values in a model file's header that a load needs."""
-
-    @property
-    def num_vocab(self) -> int: ...
-    @property
-    def shape(self) -> FileShape: ...
-
-
-class FoundDraft(Protocol):
-    """The draft model that was found for a model. If `path` is None, there is none, and `why` says why.
-
-    `is_trouble`: there is none because the search failed, for example at a damaged file.
-    """
-
-    @property
-    def path(self) -> Path | None: ...
-    @property
-    def why(self) -> str: ...
-    @property
-    def is_trouble(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ChosenDraft:
     """The draft model for a load. If `path` is None, there is none. `why` is the reason for this choice.
@@ -89,10 +69,10 @@ class ChosenDraft:
     why: str
     by: str = "default"
     is_trouble: bool = False
-    header: Header | None = None
+    header: GgufHeader | None = None
 
 
-NO_DRAFT = ChosenDraft(None, "no draft was looked for")
+NO_DRAFT = FoundDraft(None, "no draft was looked for")
 
 
 def file_size(path: Path) -> int:
@@ -101,15 +81,6 @@ def file_size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-class FoundModel(Protocol):
-    """A model's files, as found by the store's resolver."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +104,16 @@ class ModelSource:
     - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
 
-    resolve: Callable[[str], FoundModel]
-    validate: Callable[[Path], Header | None]
-    offer: Callable[[str], FoundModel] | None = None
+    resolve: Callable[[str], Found]
+    validate: Callable[[Path], GgufHeader | None]
+    offer: Callable[[str], Found] | None = None
     profiles: ProfileStore | None = None
     cache: CacheShares | None = None
     size_of: Callable[[Path], int] = file_size
     validate_adapter: Callable[[Path], None] = lambda _: None
-    difference: Callable[[Any, Any], str | None] = lambda _model, _draft: None
+    difference: Callable[[GgufHeader, GgufHeader], str | None] = lambda _model, _draft: None
     known_sha256: Callable[[Path], str] = lambda _: ""
-    find_draft: Callable[[Any, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
+    find_draft: Callable[[Found, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
     names_stamp: Callable[[], object] = lambda: None
 
 
@@ -154,12 +125,12 @@ class DraftChooser:
     """
 
     option: str
-    found: Any
+    found: Found
     source: ModelSource
     _tried: tuple[str, str] = ("", "")  # of the last load's draft: its trial and its identity
     _fatal: dict[str, tuple[str, str]] = field(default_factory=dict)  # by trial: the draft's identity and the cause
 
-    def choose(self, header: Header | None) -> ChosenDraft:
+    def choose(self, header: GgufHeader | None) -> ChosenDraft:
         """Return the draft for the model's next load. Log a warning if there is a draft that cannot be used.
 
         `header` is the header of the model's file; None if it is not known.
@@ -189,7 +160,7 @@ class DraftChooser:
     def _is_named(self) -> bool:
         return self.option not in ("auto", "none", "ngram")
 
-    def _find(self, header: Header | None) -> ChosenDraft:
+    def _find(self, header: GgufHeader | None) -> ChosenDraft:
         if self.option == "auto":
             found = self.source.find_draft(self.found, header)
             by = "trial" if found.is_trouble else "default"
@@ -201,7 +172,7 @@ class DraftChooser:
         except (EdgeAgentError, OSError) as error:
             return _unusable(error)
 
-    def _checked(self, header: Header | None, draft: ChosenDraft, path: Path) -> ChosenDraft:
+    def _checked(self, header: GgufHeader | None, draft: ChosenDraft, path: Path) -> ChosenDraft:
         """Return a draft with its header, or the reason why it cannot be used. Raise ModelLoadFailed; see `choose`."""
         try:
             own = self.source.validate(path)
@@ -224,11 +195,11 @@ def _unusable(error: EdgeAgentError | OSError) -> ChosenDraft:
 
 
 def _mismatch(
-    model: Header | None,
+    model: GgufHeader | None,
     model_path: Path,
-    draft: Header | None,
+    draft: GgufHeader | None,
     draft_path: Path,
-    difference: Callable[[Any, Any], str | None],
+    difference: Callable[[GgufHeader, GgufHeader], str | None],
 ) -> str:
     """Return in words how the vocabularies of draft and model differ; "" if they do not, or if a header is unknown."""
     if model is None or draft is None:

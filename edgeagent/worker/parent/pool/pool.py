@@ -17,6 +17,7 @@ from msgspec import structs
 
 from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
+from edgeagent.store.library import Found
 from edgeagent.types import (
     AnswerSoFar,
     Embed,
@@ -32,7 +33,6 @@ from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.loading import (
     DraftChooser,
-    FoundModel,
     LoadPreparation,
     ModelSource,
 )
@@ -229,7 +229,7 @@ class Pool:
         self._tasks |= {asyncio.create_task(self._preload(name)) for name in preloaded(self._config)}
         await model.checked.wait()
 
-    def _find_default(self) -> tuple[str, str, FoundModel]:
+    def _find_default(self) -> tuple[str, str, Found]:
         """Return the configured model's name without its adapter, the adapter's name ("" if none), and the files."""
         name = self._config.model
         base, _, adapter = name.rpartition("+")
@@ -332,14 +332,14 @@ class Pool:
             return
         model.supervisor.start()
 
-    def _found(self, name: str, find: Callable[[str], FoundModel]) -> LoadPreparation:
+    def _found(self, name: str, find: Callable[[str], Found]) -> LoadPreparation:
         try:
             found = find(name)
         except (ModelNotFound, InvalidRequest) as error:  # InvalidRequest: no model can have this name
             raise ModelNotFound.for_client(name, error) from None
         return self._prepare(found, name)
 
-    def _prepare(self, found: FoundModel, asked: str) -> LoadPreparation:
+    def _prepare(self, found: Found, asked: str) -> LoadPreparation:
         """Make a found model's LoadPreparation, with the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
         draft = own_draft(self._config, table, is_default=asked == self._config.model)
@@ -351,7 +351,7 @@ class Pool:
         preparation.weigh()
         return preparation
 
-    def _table_of(self, found: FoundModel, asked: str) -> str:
+    def _table_of(self, found: Found, asked: str) -> str:
         """Return the name of the model's [models] table, "" if none. The table may use any of the model's names."""
         for name in (asked, found.name):
             if name in self._config.models:

@@ -24,14 +24,14 @@ from edgeagent.errors import (
     NotSupported,
     StoreError,
 )
+from edgeagent.store.library import Found
 from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
 from edgeagent.worker.parent.pool.loading import DraftChooser, LoadPreparation, ModelSource
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import Load, adapter_part, draft_part, rewind_part
 from tests.stub_worker import num_lives, stub_command
-from tests.worker.parent.pool.test_pool import Files
-from tests.worker.support import QUICK, Record, eventually, request
+from tests.worker.support import QUICK, Record, eventually, found_at, request
 
 UNIT = 400 << 20
 """The memory that each worker seems to hold; each is predicted to take half of it."""
@@ -45,11 +45,11 @@ class Shelf:
         self.offered: list[str] = []
         self.aliases = {"builtin": "mini", "mx": "m1"}
 
-    def resolve(self, name: str) -> Files:
+    def resolve(self, name: str) -> Found:
         name = self.aliases.get(name, name)
-        return Files(name, self.lives.with_name(f"{name}.gguf"))
+        return found_at(self.lives.with_name(f"{name}.gguf"), name)
 
-    def offer(self, name: str) -> Files:
+    def offer(self, name: str) -> Found:
         self.offered.append(name)
         if not name.startswith("m") or "+" in name:
             raise ModelNotFound("this text is not found in any model; did you mean m1?", param="model")
@@ -79,8 +79,8 @@ def prepared(
     draft: str = "none",
 ) -> LoadPreparation:
     """Return the preparation of the model m.gguf in a folder; `draft` is its option."""
-    source = source or ModelSource(lambda name: Files(name, folder / f"{name}.gguf"), lambda _: None)
-    found = Files("m", folder / "m.gguf")
+    source = source or ModelSource(lambda name: found_at(folder / f"{name}.gguf", name), lambda _: None)
+    found = found_at(folder / "m.gguf", "m")
     return LoadPreparation("m", found.path, DraftChooser(draft, found, source), EngineConfig(), source, adapters)
 
 
@@ -395,7 +395,7 @@ async def test_a_model_is_loaded_without_an_adapter_that_cannot_be_used(
             raise error
 
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
-    source = ModelSource(lambda name: Files(name, tmp_path / name), lambda _: None, validate_adapter=check)
+    source = ModelSource(lambda name: found_at(tmp_path / name, name), lambda _: None, validate_adapter=check)
     preparation = prepared(tmp_path, source, paths)
     load = preparation.load()
     assert load.adapters == {"one": str(paths["one"])}
@@ -458,7 +458,7 @@ async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> N
     paths = {"one": tmp_path / "a.gguf", "two": tmp_path / "b.gguf"}
     for path in (*paths.values(), tmp_path / "m.gguf"):
         path.write_bytes(b"x")
-    source = ModelSource(lambda name: Files(name, tmp_path / name), lambda _: None, validate_adapter=checked.append)
+    source = ModelSource(lambda name: found_at(tmp_path / name, name), lambda _: None, validate_adapter=checked.append)
     preparation = prepared(tmp_path, source, paths)
     load = preparation.load()
     assert checked == list(paths.values()) and load.adapters == {name: str(path) for name, path in paths.items()}

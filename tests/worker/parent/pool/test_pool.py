@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,17 +18,13 @@ from edgeagent.errors import (
     ModelNotFound,
     StoreError,
 )
+from edgeagent.store.drafts import FoundDraft
+from edgeagent.store.library import Found
 from edgeagent.types import FileShape, WorkerState
-from edgeagent.worker.parent.pool.loading import ChosenDraft, ModelSource
+from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import num_lives, stub_command
-from tests.worker.support import QUICK, Record, eventually, request
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    name: str
-    path: Path
+from tests.worker.support import QUICK, Record, eventually, found_at, request
 
 
 class Store:
@@ -41,14 +36,14 @@ class Store:
         self.threads: set[int] = set()
         self.error: Exception | None = None
 
-    def resolve(self, name: str) -> Files:
+    def resolve(self, name: str) -> Found:
         self.asked.append(name)
         if name == "missing":
             raise StoreError("there is no model 'missing'")
-        return Files("mini" if name == "builtin" else name, Path(f"{name}.gguf"))
+        return found_at(Path(f"{name}.gguf"), "mini" if name == "builtin" else name)
 
-    def find_draft(self, model: Files, _header: object) -> ChosenDraft:
-        return ChosenDraft(Path("own-draft.gguf"), f"the partner of {model.name}")
+    def find_draft(self, model: Found, _header: object) -> FoundDraft:
+        return FoundDraft(Path("own-draft.gguf"), f"the partner of {model.name}")
 
     def validate(self, path: Path) -> None:
         self.threads.add(threading.get_ident())
@@ -199,10 +194,10 @@ async def test_a_named_draft_that_is_missing_or_damaged_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def resolve(name: str) -> Files:
+    def resolve(name: str) -> Found:
         if name == "small":
             raise error("small is not on this machine: run `edgeagent pull small`")
-        return Files(name, Path(f"{name}.gguf"))
+        return found_at(Path(f"{name}.gguf"), name)
 
     monkeypatch.setattr(store, "resolve", resolve)
     await (pool := make_pool(store, lives, Config(draft="small"))).start()
