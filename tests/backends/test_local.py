@@ -8,7 +8,7 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,20 +25,15 @@ from edgeagent.errors import (
     RequestTimeout,
     WorkerCrashed,
 )
+from edgeagent.store.library import Found
 from edgeagent.types import Finished, FinishReason, GenerateRequest, Sink, Started, Step, TextDelta, WorkerState
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.backends.reading import steps_of
 from tests.stub_worker import stub_command
-from tests.worker.support import QUICK, eventually, request
+from tests.worker.support import QUICK, eventually, found_at, request
 
 Make = Callable[..., LocalBackend]
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    name: str = "stub"
-    path: Path = Path("stub.gguf")
 
 
 @pytest.fixture
@@ -49,7 +44,12 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
         limits = replace(QUICK, **fields)  # type: ignore[arg-type]
         command = stub_command(tmp_path / "lives", *starts)
-        pool = Pool(config, ModelSource(lambda _: Files(), lambda _: None), command=command, limits=limits)
+        pool = Pool(
+            config,
+            ModelSource(lambda _: found_at(Path("stub.gguf"), "stub"), lambda _: None),
+            command=command,
+            limits=limits,
+        )
         made.append(LocalBackend(pool))
         return made[-1]
 
@@ -320,8 +320,8 @@ async def test_an_estimate_says_what_is_in_the_way(make: Make) -> None:
 
 
 async def test_an_answer_is_whole_if_its_model_is_unloaded_before_it_is_read(tmp_path: Path) -> None:
-    def find(name: str) -> Files:
-        return Files(name, Path(f"{name}.gguf"))
+    def find(name: str) -> Found:
+        return found_at(Path(f"{name}.gguf"), name)
 
     pool = Pool(
         Config(), ModelSource(find, lambda _: None, offer=find), command=stub_command(tmp_path / "lives"), limits=QUICK

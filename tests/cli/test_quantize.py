@@ -22,7 +22,7 @@ from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests import models
 from tests.cli.conftest import Run
-from tests.worker.support import Record, request
+from tests.worker.support import Record, found_at, request
 
 F16, Q8_0 = gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.Q8_0
 
@@ -44,7 +44,7 @@ def names(folder: Path) -> list[str]:
 
 async def answer_of(path: Path) -> str:
     config = Config(engine=EngineConfig(threads=1, ctx=256))
-    pool = Pool(config, ModelSource(lambda _: _Files(path), validate_model))
+    pool = Pool(config, ModelSource(lambda _: found_at(path), validate_model))
     record = Record()
     try:
         await pool.start()
@@ -54,11 +54,6 @@ async def answer_of(path: Path) -> str:
         await pool.stop()
     assert record.error is None
     return record.text
-
-
-class _Files:
-    def __init__(self, path: Path) -> None:
-        self.name, self.path = "tiny", path
 
 
 @pytest.mark.parametrize("type_name", ["q8_0", "Q4_K_M"])

@@ -35,7 +35,7 @@ from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import DiskCache
 from edgeagent.worker.sandbox import landlock, sandbox
 from tests.conftest import TinyModel
-from tests.worker.support import Record, eventually, request
+from tests.worker.support import Record, eventually, found_at, request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 NEEDS_LANDLOCK = pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
@@ -50,12 +50,6 @@ GAPS = {
     "datagram to a path", "start a process", "start a process by clone3", "share memory", "make a message queue",
     "make semaphores", "own a file's signals",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Files:
-    path: Path
-    name: str = "tiny"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +113,7 @@ async def make(home: Home) -> AsyncIterator[Make]:
         made.append(
             Pool(
                 config,
-                ModelSource(lambda _: Files(home.model), validate_model, cache=_OneFolder(config, disk)),
+                ModelSource(lambda _: found_at(home.model), validate_model, cache=_OneFolder(config, disk)),
                 command=command,
             )
         )

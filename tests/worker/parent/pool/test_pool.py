@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -139,7 +140,7 @@ async def test_a_file_that_vanishes_is_no_crash(pool: Pool, store: Store, lives:
     assert "a file of mini cannot be read" in (status.cause or "")
 
 
-def other_vocabulary(path: Path) -> SimpleNamespace:
+def other_vocabulary(path: Path) -> Any:
     return SimpleNamespace(num_vocab=99 if "draft" in path.name else 100, shape=FileShape(1))
 
 
@@ -156,7 +157,7 @@ async def test_a_named_draft_with_another_vocabulary_starts_no_worker(
 
 
 async def test_a_named_draft_with_another_token_starts_no_worker(store: Store, lives: Path) -> None:
-    header = SimpleNamespace(num_vocab=100, shape=FileShape(1))
+    header: Any = SimpleNamespace(num_vocab=100, shape=FileShape(1))
     pool = Pool(
         Config(draft="small"),
         ModelSource(
