@@ -336,7 +336,7 @@ class ModelRequests:
         _deliver(live, _cancelled_step(live))
 
 
-def _cancelled_step(live: LiveRequest) -> Step:
+def _cancelled_step(live: AcceptedRequest) -> Step:
     started = live.started or Started(0, 0)
     usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, live.num_delivered)
     timings = Timings(first_token_ms=live.first_token_ms, handovers=live.handovers)
