@@ -17,7 +17,7 @@ import pytest
 
 from edgeagent.api.routes import NEEDS
 from edgeagent.api.wire.fields import MAX_TOOLS
-from edgeagent.backends.remote.breaker import MAX_FAILURES, OPEN_S
+from edgeagent.backends.remote.endpoint import MAX_FAILURES, OPEN_S
 from edgeagent.cli import main
 from edgeagent.cli.commands import COMMANDS
 from edgeagent.config import EngineConfig, ServerConfig
@@ -30,8 +30,7 @@ from edgeagent.metrics.slo import OBJECTIVE
 from edgeagent.remotes import Budget
 from edgeagent.text.grammar.compiler import MAX_GRAMMAR_CHARS
 from edgeagent.text.grammar.json_guard import MAX_DIGITS, MAX_EQUAL_ELEMENTS, MAX_REPEATS
-from edgeagent.text.schema.faults import MAX_JOINED
-from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from edgeagent.text.schema.reading import MAX_JOINED, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from edgeagent.types import AHEAD_TOKENS, RouteMode
 from edgeagent.worker.render.renderer import GRAMMAR_CPU_S, REQUEST_CPU_S
 
