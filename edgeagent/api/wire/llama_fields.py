@@ -28,6 +28,7 @@ from edgeagent.api.wire.fields import (
     with_adapter,
 )
 from edgeagent.api.wire.latency import asked_latency
+from edgeagent.api.wire.request_id import NUM_HOPS
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -190,7 +191,8 @@ class ExtendedBody(SamplingBody):
         return AnswerForm(
             is_streamed=bool(self.stream),
             is_usage_streamed=bool(self.stream_options and self.stream_options.include_usage),
-            has_timings=bool(self.timings_per_token),
+            # Another edgeagent counts the tokens of what it got, to continue the answer; a chunk may have several.
+            has_timings=bool(self.timings_per_token) or NUM_HOPS.get() > 0,
             has_tokens=bool(self.return_tokens),
             ping_interval_s=None if interval is None else (_NO_PINGS_S if interval < 1 else float(interval)),
         )
