@@ -107,7 +107,7 @@ async def serve(pool: Pool) -> ModelInfo:
         await pool.stop()
 
 
-def make_pool(target: Path, draft: Path | None, *, is_named: bool = False, config: EngineConfig = ENGINE) -> Pool:
+def make_pool(target: Path, draft: Path | None, *, is_named: bool = False) -> Pool:
     """Return a pool of a model with a draft that the user named, or that was found."""
 
     def resolve(name: str) -> Found:
@@ -117,7 +117,7 @@ def make_pool(target: Path, draft: Path | None, *, is_named: bool = False, confi
 
     option = str(draft) if is_named else "auto"
     return Pool(
-        Config(model=str(target), draft=option, engine=config),
+        Config(model=str(target), draft=option, engine=ENGINE),
         ModelSource(
             resolve,
             validate_model,
@@ -132,17 +132,15 @@ def warnings(log: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.mark.parametrize(
-    ("damage", "why"),
+    ("damage", "why", "is_named"),
     [
-        (with_nan_weights, "not numbers (NaN)"),
-        (with_nan_epsilon, "ended the process that tried it (SIGABRT"),
-        (of_unknown_architecture, "unknown model architecture"),
-        (without_a_tensor, "'blk.0.ffn_down.weight' not found"),
-        (of_another_kind, "refused tokens cannot be removed"),
-        (that_is_missing, "check the path"),
+        (with_nan_weights, "not numbers (NaN)", True),
+        (with_nan_epsilon, "ended the process that tried it (SIGABRT", False),
+        (with_nan_epsilon, "ended the process that tried it (SIGABRT", True),
+        (that_is_missing, "check the path", False),
+        (that_is_missing, "check the path", True),
     ],
 )
-@pytest.mark.parametrize("is_named", [False, True], ids=["auto", "named"])
 async def test_an_unusable_draft_is_a_warning(
     damage: Callable[[Path], Path],
     why: str,
@@ -153,16 +151,45 @@ async def test_an_unusable_draft_is_a_warning(
 ) -> None:
     path = damage(tmp_path / "draft.gguf")
     info = await serve(make_pool(target, path, is_named=is_named))
-    assert info.draft == "ngram"
-    assert why in info.draft_why and why in warnings(caplog)
+    check_left_out(info, why)
+    assert why in warnings(caplog)
+
+
+def check_left_out(info: ModelInfo, why: str) -> None:
+    assert info.draft == "ngram" and why in info.draft_why
     (choice,) = [each for each in info.choices if each.name == "draft"]
     assert (choice.value, choice.by, choice.why) == ("ngram", "trial", info.draft_why)
 
 
-async def test_n_grams_stay_where_they_are_asked_for(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (with_nan_weights, "not numbers (NaN)"),
+        (of_unknown_architecture, "unknown model architecture"),
+        (without_a_tensor, "'blk.0.ffn_down.weight' not found"),
+        (of_another_kind, "refused tokens cannot be removed"),
+    ],
+)
+@pytest.mark.parametrize("by", ["auto", "option"])
+def test_a_worker_leaves_an_unusable_draft_out_and_answers(
+    damage: Callable[[Path], Path], why: str, by: str, target: Path, tmp_path: Path
+) -> None:
+    """The same without a process of its own: these drafts end none."""
+    load = Load("tiny", str(target), str(damage(tmp_path / "draft.gguf")), ENGINE, draft_by=by)
+    host = Host(load, open_model(load))
+    check_left_out(host.info, why)
+    assert any(why in each for each in host.warnings)
+    host.engine.add(host.prepare(request("hello", max_tokens=5)).spec)
+    assert sum(len(output.tokens) for _ in range(20) for output in host.engine.step()) == 5
+    host.close()
+
+
+def test_n_grams_stay_where_they_are_asked_for(target: Path, tmp_path: Path) -> None:
     config = replace(ENGINE, draft_ngrams=True)
-    info = await serve(make_pool(target, with_nan_weights(tmp_path / "draft.gguf"), config=config))
-    assert info.draft == "ngram" and "NaN" in info.draft_why
+    load = Load("tiny", str(target), str(with_nan_weights(tmp_path / "draft.gguf")), config)
+    host = Host(load, open_model(load))
+    assert host.info.draft == "ngram" and "NaN" in host.info.draft_why
+    host.close()
 
 
 async def test_a_draft_that_ended_the_process_is_tried_again_when_it_is_replaced(target: Path, tmp_path: Path) -> None:
