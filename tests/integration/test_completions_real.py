@@ -396,5 +396,5 @@ class TestTextTools:
     async def test_who_leaves_is_forgotten(self, http: httpx.AsyncClient) -> None:
         content = "a b" * 300_000
         with pytest.raises(httpx.ReadTimeout):
-            await http.post("/tokenize", json={"content": content}, timeout=0.05)
+            await http.post("/tokenize", json={"content": content}, timeout=httpx.Timeout(patient(60), read=0.05))
         assert await tokens_of(http, "ab")

@@ -60,8 +60,9 @@ async def test_who_asks_once_waits_for_one_turn_of_who_asks_for_much(backend: Lo
         num_begun.add(index)
         begun.set()
 
+    # The answers are long: while this process waits for a busy machine's cores, the worker does not begin many of them.
     greedy_ones = [
-        asyncio.create_task(ask(backend, "greedy", index, lambda index=index: note(index), 30))  # type: ignore[misc]
+        asyncio.create_task(ask(backend, "greedy", index, lambda index=index: note(index), 600))  # type: ignore[misc]
         for index in range(NUM_GREEDY)
     ]
     await begun.wait()
@@ -72,7 +73,8 @@ async def test_who_asks_once_waits_for_one_turn_of_who_asks_for_much(backend: Lo
     assert seen[0] - num_before <= 2 * PARALLEL
     assert sum(not task.done() for task in greedy_ones) > NUM_GREEDY / 2
     for task in greedy_ones:
-        await task
+        task.cancel()
+    await asyncio.gather(*greedy_ones, return_exceptions=True)
 
 
 def test_two_busy_clients_get_equal_shares() -> None:

@@ -27,6 +27,7 @@ from edgeagent.types import (
     replace,
 )
 from tests.backends.reading import steps_of
+from tests.patience import patient
 from tests.present import present
 
 KEY = "sk-canary-key"
@@ -142,7 +143,7 @@ async def probe(remote: RemoteBackend) -> None:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait until a condition holds that another task fulfils."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(patient(10)):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
