@@ -22,7 +22,7 @@ from tests.integration.leaks import status_of
 from tests.patience import patient
 
 SENTENCE = "The {} has a small garden with seven old apple trees. "
-NUM_SENTENCES = 24
+NUM_SENTENCES = 16
 # More than the beginnings that a client's own prompts on several wires share, and far less than a prompt.
 MANY = 64
 

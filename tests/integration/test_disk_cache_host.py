@@ -22,6 +22,7 @@ from edgeagent.types import (
     SamplingParams,
     TextPrompt,
     Tool,
+    replace,
 )
 from edgeagent.worker.child.generator import host
 from edgeagent.worker.child.generator.host import Host
@@ -49,6 +50,7 @@ class Machine:
         self.notes = self._host.notes
         self._num_requests = 0
         self.draft_tokens: int | None = None  # limit for its requests; None: the default
+        self.max_tokens = 12  # of an answer
         self.first: list[int] = []  # the tokens of the first prompt
 
     def ask(self, prompt: str, cache: CachePolicy | None = None) -> tuple[list[int], int]:
@@ -64,7 +66,7 @@ class Machine:
             model="tiny",
             prompt=prompt,
             sampling=SamplingParams(temperature=0.0),
-            max_tokens=12,
+            max_tokens=self.max_tokens,
             cache=cache or CachePolicy(),
             draft_tokens=self.draft_tokens,
         )
@@ -141,6 +143,25 @@ def test_a_prompt_is_found_again_to_its_end_whatever_was_answered(tmp_path: Path
         _, sequence = second.run(prompt)
         assert sequence.num_prompt - sequence.num_cached <= MIN_PART
     second.close()
+
+
+def test_rounded_blocks_take_half_of_the_bytes_and_are_found_as_such_only(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION, num_heads=2)
+    exact = EngineConfig(ctx=1024, batch=32, threads=1, flash_attention="on", kv_type_k="f16", kv_type_v="f16")
+    rounded = replace(exact, cache_type="q8_0")
+    sizes = {}
+    for config in (exact, rounded):
+        folder = tmp_path / config.cache_type
+        for is_kept in (False, True):
+            machine = Machine(model, folder, config)
+            assert (machine.ask(PROMPT)[1] > 200) == is_kept
+            machine.close()
+        sizes[config.cache_type] = sum(path.stat().st_size for path in folder.glob("*.kv"))
+    assert sizes["q8_0"] < 0.6 * sizes["exact"]
+    machine = Machine(model, folder, exact)
+    assert machine.ask(PROMPT)[1] == 0
+    assert "cells in blocks (q8_0, now exact)" in " ".join(machine.notes)
+    machine.close()
 
 
 @pytest.mark.parametrize("has_tools", [False, True])

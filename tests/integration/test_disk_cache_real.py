@@ -62,28 +62,23 @@ def wait_for_disk(state_dir: Path, num_tokens: int) -> None:
 
 
 def test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only(tmp_path: Path) -> None:
-    """Rounded blocks take about half of the bytes. Every other setting: test_fingerprint_host.py."""
-    bytes_a_token = {}
-    for cache_type in ("exact", "q8_0"):
-        state_dir = tmp_path / cache_type
-        flags = ("--cache-type", cache_type, "--kv-type-k", "f16", "--kv-type-v", "f16")
-        daemon = start_daemon(state_dir, "builtin", *flags)
-        try:
-            first, cached = ask(daemon, "When do you open?")
-            assert cached == 0
-            wait_for_disk(state_dir, 256)
-        finally:
-            daemon.kill()
-        kept = num_tokens_on_disk(state_dir)
-        bytes_a_token[cache_type] = sum(part.num_bytes for part in target_parts(state_dir / "cache")) / kept
-        with serving(state_dir, "builtin", *flags) as daemon:
-            again, cached = ask(daemon, "When do you open?")
-            assert 256 <= cached <= kept
-            assert again == first or cache_type != "exact"
-    assert bytes_a_token["q8_0"] < 0.6 * bytes_a_token["exact"]
-    with serving(state_dir, "builtin") as daemon:
+    """Every other setting: test_fingerprint_host.py."""
+    state_dir, flags = tmp_path / "state", ("builtin", "--kv-type-k", "f16", "--kv-type-v", "f16")
+    daemon = start_daemon(state_dir, *flags)
+    try:
+        first, cached = ask(daemon, "When do you open?")
+        assert cached == 0
+        wait_for_disk(state_dir, 256)
+    finally:
+        daemon.kill()
+    kept = num_tokens_on_disk(state_dir)
+    with serving(state_dir, *flags) as daemon:
+        again, cached = ask(daemon, "When do you open?")
+        assert 256 <= cached <= kept
+        assert again == first
+    with serving(state_dir, *flags, "--cache-type", "q8_0") as daemon:
         assert ask(daemon, "When do you open?")[1] == 0
-        assert "cells in blocks (q8_0, now exact)" in daemon.log.read_text(), "the log says why nothing is found"
+        assert "cells in blocks (exact, now q8_0)" in daemon.log.read_text(), "the log says why nothing is found"
 
 
 def test_a_cache_folder_that_is_deleted_comes_back(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Kept:
     def cached(self, config: EngineConfig = CONFIG, draft: Path | None = None) -> tuple[int, str]:
         """Return how much of the prompt the next run finds, and its notes about blocks that it does not use."""
         machine = Machine(self.model, self.folder, config, draft=draft)
+        machine.max_tokens = 1  # two threads wait for each other at each, which is slow beside another program
         num_cached = machine.ask(PROMPT)[1]
         machine.close()
         return num_cached, " ".join(machine.notes)

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from edgeagent import cache_folder
+from edgeagent.remotes.file import remove_remote
 from tests.integration.conftest import Daemon, serving
 from tests.patience import patient
 from tests.smollm2 import MODEL
@@ -53,7 +54,7 @@ def chat(
     """Ask for a greedy answer; `kill` is called after `kill_after` pieces of text."""
     messages = [{"role": "user", "content": question}]
     body = {"messages": messages, "model": MODEL.stem, "stream": True, "stream_options": {"include_usage": True}}
-    body |= {"temperature": 0, "max_tokens": ANSWER_TOKENS, **fields}
+    body |= {"temperature": 0, "max_tokens": ANSWER_TOKENS, "edgeagent": {"draft_tokens": 0}, **fields}
     answer, num_pieces = Answer(), 0
     with httpx.stream(
         "POST", f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(120), trust_env=False
@@ -84,7 +85,9 @@ def running(state_dir: Path, *flags: str) -> AbstractContextManager[Daemon]:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running(tmp_path_factory.mktemp("real") / "state") as daemon:
+    """The daemon of most tests. It drafts where a request asks for it, and prefers remotes if it has any."""
+    flags = ("--draft", "ngram", "--route", "prefer_remote")
+    with running(tmp_path_factory.mktemp("real") / "state", *flags) as daemon:
         yield daemon
 
 
@@ -158,19 +161,22 @@ def test_a_prompt_is_cached_after_a_kill_and_a_restart(tmp_path: Path) -> None:
     assert after.text == again.text == before.text
 
 
-def test_drafts_from_the_text_copy_it_without_changing_a_word(tmp_path: Path, copied: Answer) -> None:
-    with running(tmp_path / "state", "--draft", "ngram") as daemon:
-        drafted = chat(daemon, COPY, edgeagent={"draft_tokens": 8})  # asked for, so whatever a measurement says
+def test_drafts_from_the_text_copy_it_without_changing_a_word(real: Daemon, copied: Answer) -> None:
+    drafted = chat(real, COPY, edgeagent={"draft_tokens": 8})  # asked for, so whatever a measurement says
+    assert "draft_n" not in copied.timings
     assert drafted.text == copied.text and "nineteen grey barges" in copied.text
     assert drafted.timings["draft_n_accepted"] > 5
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
-def test_an_answer_goes_on_here_when_the_second_daemon_dies(tmp_path: Path, copied: Answer) -> None:
-    with running(tmp_path / "away") as away, running(tmp_path / "home", "--route", "prefer_remote") as home:
+def test_an_answer_goes_on_here_when_the_second_daemon_dies(real: Daemon, tmp_path: Path, copied: Answer) -> None:
+    with running(tmp_path / "away") as away:
         names = ("--model", f"{MODEL.stem}={MODEL.stem}")
-        home.run("remote", "add", "desk", away.url, *names, "--yes")
-        answer = chat(home, COPY, kill=lambda _: away.kill(), kill_after=9)
+        real.run("remote", "add", "desk", away.url, *names, "--yes")
+        try:
+            answer = chat(real, COPY, kill=lambda _: away.kill(), kill_after=9)
+        finally:
+            remove_remote(real.state_dir, "desk")
     assert (answer.text, answer.finish_reason) == (copied.text, copied.finish_reason)
     assert [(move["from"], move["to"]) for move in answer.edgeagent["handovers"]] == [("remote:desk", "local")]
 
