@@ -183,6 +183,10 @@ class Chunks(AnswerWriter):
         self._head: Json = {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
         self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
+    def has_timings(self, step: Step) -> bool:
+        """Whether the chunks of a step have the timings so far."""
+        return self._delivery.has_timings or (self._delivery.counts_merged and len(step.tokens) > 1)
+
     def write(self, index: int, step: Step) -> bytes:
         self._answer.delivery_time.add(step.at_s)
         return b"".join(map(event, self.of(index, step)))

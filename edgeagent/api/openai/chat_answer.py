@@ -197,8 +197,10 @@ class ChatChunks(Chunks):
 
     def write(self, index: int, step: Step) -> bytes:
         match step.deltas:
-            case (TextDelta(text, ()),) if self._is_open[index] and not self._delivery.has_timings:
+            case (TextDelta(text, ()),) if self._is_open[index] and not self.has_timings(step):
                 self._answer.delivery_time.add(step.at_s)
+                if self._delivery.counts_merged:
+                    self._progress[index].add_step(step)
                 before, behind = self._around[index]
                 return b"%s%s%s" % (before, to_json(text), behind)
         return super().write(index, step)
@@ -215,7 +217,7 @@ class ChatChunks(Chunks):
                 opening["edgeagent"] = started
             opening |= _service_tier(self._progress[index].started)
             chunks.insert(0, opening)
-        if self._delivery.has_timings:
+        if self.has_timings(step):
             timings = self._progress[index].timings()
             return [{"timings": timings, **chunk} for chunk in chunks]
         return chunks

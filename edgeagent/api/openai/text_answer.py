@@ -169,7 +169,7 @@ class TextChunks(Chunks):
         piece = choice.take(step)
         if piece.text or piece.logprobs or (piece.tokens and self._delivery.has_tokens):
             chunks.append(self._chunk(index, piece))
-        if self._delivery.has_timings:
+        if self.has_timings(step):
             chunks = [{**chunk, "timings": progress.timings()} for chunk in chunks]
         if choice.finished is not None:
             chunks.append(self._ended(self._chunk(index, Piece(), choice.finished), choice))

@@ -84,13 +84,15 @@ class AnswerForm:
     """How an answer is written.
 
     `is_usage_streamed`: a last chunk of the stream has the token counts. `has_timings`: each chunk has the timings so
-    far. `has_tokens`: the answer has the ids of its tokens. `ping_interval_s`: a comment is sent if a stream is silent
-    for this long; None means the default.
+    far. `counts_merged`: each chunk of several tokens has them, for another edgeagent, which counts what it has got to
+    continue the answer elsewhere. `has_tokens`: the answer has the ids of its tokens. `ping_interval_s`: a comment is
+    sent if a stream is silent for this long; None means the default.
     """
 
     is_streamed: bool
     is_usage_streamed: bool
     has_timings: bool
+    counts_merged: bool
     has_tokens: bool
     ping_interval_s: float | None
 
@@ -191,8 +193,8 @@ class ExtendedBody(SamplingBody):
         return AnswerForm(
             is_streamed=bool(self.stream),
             is_usage_streamed=bool(self.stream_options and self.stream_options.include_usage),
-            # Another edgeagent counts the tokens of what it got, to continue the answer; a chunk may have several.
-            has_timings=bool(self.timings_per_token) or NUM_HOPS.get() > 0,
+            has_timings=bool(self.timings_per_token),
+            counts_merged=NUM_HOPS.get() > 0,
             has_tokens=bool(self.return_tokens),
             ping_interval_s=None if interval is None else (_NO_PINGS_S if interval < 1 else float(interval)),
         )
