@@ -107,6 +107,14 @@ def serving(state_dir: Path, *flags: str) -> Iterator[Daemon]:
             stop_daemon(daemon)
 
 
+@pytest.fixture(autouse=True)
+def _late_lists_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a model in this process wait for the list of its blocks on disk: on a busy machine, a late one is a miss."""
+    host = sys.modules.get("edgeagent.worker.child.generator.host")
+    if host is not None:
+        monkeypatch.setattr(host, "_OPEN_S", patient(20.0))
+
+
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """The daemon with the bundled model that most tests share; they leave it unchanged."""

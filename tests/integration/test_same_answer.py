@@ -24,6 +24,7 @@ from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, Load
 from tests.conftest import TinyModel
 from tests.models import MEMORIES
+from tests.patience import patient
 
 # Long enough for several micro-batches; 129 and 257 would leave their last token alone in one.
 LENGTHS = [40, 257, 600, *(pytest.param(length, marks=pytest.mark.slow) for length in (129, 300, 513))]
@@ -54,7 +55,9 @@ class Life:
     """One run of a worker."""
 
     def __init__(self, model: Path, folder: Path | None, threads: int) -> None:
-        disk = None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=30.0)
+        disk = (
+            None if folder is None else DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=patient(30))
+        )
         config = EngineConfig(threads=threads, ctx=2048, flash_attention="off")
         store = None if disk is None else start_block_store(disk)
         load = Load("tiny", str(model), None, config, disk=disk)
