@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.integration.conftest import Daemon
+from tests.integration.conftest import Daemon, serving
 from tests.integration.leaks import Holdings, idle, settled
 from tests.patience import patient
 
@@ -33,6 +33,13 @@ Cycle = Callable[[Daemon, int], Awaitable[None]]
 
 NUM_WARM_UP = 12
 MAX_GROWTH_MIB = 3.0
+
+
+@pytest.fixture(scope="module")
+def own_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for these tests alone: each looks at what it holds before and after."""
+    with serving(tmp_path_factory.mktemp("cycles") / "state", "builtin") as running:
+        yield running
 
 
 async def until(socket: ClientConnection, *kinds: str) -> dict[str, object]:
