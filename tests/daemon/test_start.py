@@ -29,7 +29,8 @@ HEAVY = (
 )
 # It does not start a worker, but it is the real router, with all that it imports.
 SCRIPT = """
-import asyncio, json, os, signal, sys
+import asyncio, importlib.metadata, json, os, signal, sys
+importlib.metadata.entry_points = None  # pydantic would look for its plugins in all packages
 from pathlib import Path
 from edgeagent.config import Config, ServerConfig
 from edgeagent.daemon import ConsoleReporter, build_router, serve
