@@ -13,8 +13,6 @@ from typing import Protocol
 from msgspec import structs
 
 from edgeagent.errors import InternalError, InvalidRequest, TemplateTooSlow, from_code
-from edgeagent.text.grammar.fault import grammar_fault
-from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import ToolFormat
 from edgeagent.types import ChatPrompt
@@ -81,23 +79,15 @@ class Renderer(Template, Protocol):
         ...
 
 
-class _LocalTemplate(ChatTemplate):
-    def check_grammar(self, grammar: str) -> str:
-        return grammar_fault(grammar)
-
-    def renew(self) -> None:
-        pass
-
-    def for_another_thread(self) -> Renderer:
-        return self
-
-
 MakeTemplate = Callable[[Open], Renderer]
 
 
 def open_here(opening: Open) -> Renderer:
     """Return a template that runs in this process, without limits."""
-    return _LocalTemplate(**structs.asdict(opening))
+    # Imported here, since a worker lets the renderer run its template, and needs no jinja2.
+    from edgeagent.worker.render.local_template import LocalTemplate
+
+    return LocalTemplate(**structs.asdict(opening))
 
 
 class _EndedError(Exception):
