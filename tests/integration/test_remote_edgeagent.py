@@ -122,7 +122,7 @@ def allowed(pair: Pair) -> Iterator[Pair]:
 def remote(pair: Pair, url: str, *options: str, key: bool = True) -> Iterator[None]:
     """Add a remote to the first daemon, and remove it at the end."""
     keys = ("--key-file", str(pair.key_file)) if key else ()
-    pair.home.run("remote", "add", "desk", url, *keys, *options, "--yes")
+    pair.home.run("remote", "add", "desk", url, *keys, *options, "--limit", f"first_token_s={patient(15):g}", "--yes")
     try:
         yield
     finally:
