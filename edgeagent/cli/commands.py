@@ -60,6 +60,7 @@ COMMANDS = {
     "uninstall-data": Command(
         "edgeagent.cli.uninstall:uninstall_data", "Show what is left on this machine; remove it."
     ),
+    "engine": Command("edgeagent.cli.engine:engine_app", "Show and install llama.cpp's back ends for GPUs."),
     "doctor": Command("edgeagent.cli.machine:doctor", "Find problems on this machine."),
     "version": Command("edgeagent.cli.machine:version", "Show the versions of edgeagent and llama.cpp."),
 }

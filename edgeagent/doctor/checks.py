@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgeagent.doctor.facts import Facts, Folder, GpuVendor
+from edgeagent.doctor.plug_ins import plug_in_for
 from edgeagent.units import size_text
 from edgeagent.usable import NETWORK_FILE_SYSTEMS
 
@@ -97,6 +98,9 @@ INSTRUCTIONS: dict[str, frozenset[str]] = {
     "MATMUL_INT8": frozenset({"i8mm", "feat_i8mm"}),
     "SVE": frozenset({"sve"}),
 }
+# An instruction set is not missed if the build uses one that does the same work. Measured on a CPU with both: a
+# portable engine without AVX_VNNI is not slower than a build for this CPU.
+_SAME_WORK = {"AVX_VNNI": "AVX512_VNNI"}
 # The names of llama.cpp's backends that support a GPU, by the GPU's maker.
 BACKENDS: dict[GpuVendor, tuple[str, ...]] = {
     "nvidia": ("CUDA", "Vulkan"),
@@ -136,14 +140,16 @@ def check_cpu(facts: Facts) -> list[Finding]:
             f"{facts.processor} lacks {', '.join(foreign)}, which llama.cpp was compiled for: it will crash",
             f"compile it for this CPU: {rebuild_command(facts)}",
         )
-    unused = [name for name in names if name not in compiled]
+    unused = [name for name in names if name not in compiled and _SAME_WORK.get(name) not in compiled]
     if unused:
         return warn(
             "CPU",
             f"{facts.processor} has {', '.join(unused)}, which this build of llama.cpp does not use",
             f"compile it for this CPU, to make it faster: {rebuild_command(facts)}",
         )
-    return ok("CPU", f"{facts.processor}: llama.cpp uses {', '.join(names) or 'no vector instructions'}")
+    used = ", ".join(name for name in names if name in compiled) or "no vector instructions"
+    library = f" (its library for {facts.native.variant})" if facts.native.variant else ""
+    return ok("CPU", f"{facts.processor}: llama.cpp uses {used}{library}")
 
 
 def check_load(facts: Facts) -> list[Finding]:
@@ -171,6 +177,9 @@ def check_gpu(facts: Facts) -> list[Finding]:
     ]
     for gpu in sorted(facts.gpus):
         found += _check_one_gpu(gpu, facts)
+    if facts.native.trouble:
+        text = f"an installed back end cannot be loaded: {facts.native.trouble}"
+        found += warn("GPU", text, "install what it needs, or remove it: `edgeagent engine list` shows what is loaded")
     return found or ok("GPU", "none found: models run on the CPU")
 
 
@@ -185,10 +194,13 @@ def _check_one_gpu(gpu: GpuVendor, facts: Facts) -> list[Finding]:
             f"this machine has {what}, and llama.cpp has a backend for it, but it finds no device",
             "check that its driver is loaded and that this user may open it (nvidia-smi, or the group `render`)",
         )
-    command = rebuild_command(facts, gpu_flags(gpu, facts))
+    plug_in = plug_in_for(gpu, facts.tools) if native.is_portable else ""
+    command = f"edgeagent engine install {plug_in}" if plug_in else rebuild_command(facts, gpu_flags(gpu, facts))
     if gpu == "intel":
         # Most Intel GPUs are part of the processor and share its memory, so a build for them is seldom useful.
-        return ok("GPU", f"{what} is not used; if it has memory of its own, a build with Vulkan uses it: {command}")
+        return ok("GPU", f"{what} is not used; if it has memory of its own, Vulkan can use it: {command}")
+    if plug_in:
+        return warn("GPU", f"this machine has {what}, and the back end for it is not installed", f"run: {command}")
     first = "" if gpu != "nvidia" or facts.tools.has_cuda else "install the CUDA toolkit (nvcc), then "
     return warn("GPU", f"this machine has {what}, and llama.cpp was compiled without it", f"{first}run: {command}")
 

@@ -18,6 +18,8 @@ class Native:
     """The report of a process that loads llama.cpp. `problem` says why the report is missing or incomplete.
 
     `bindings` is the version of llama-cpp-python, None if it is not installed. `commit` is llama.cpp's version.
+    `is_portable`: it is the portable engine, and `variant` is the generation of CPUs whose library it has loaded.
+    `trouble` says why a plug-in could not be loaded; empty if all were.
     `instructions` is llama.cpp's description of its build, with the CPU's instruction sets. `sandbox` lists the
     restrictions in force; it is None if the process ended before it entered the sandbox. `landlock` is the version of
     the kernel's Landlock, 0 if there is none.
@@ -27,6 +29,9 @@ class Native:
     commit: str = ""
     instructions: str = ""
     backends: tuple[str, ...] = ()
+    is_portable: bool = False
+    variant: str = ""
+    trouble: str = ""
     devices: tuple[DeviceInfo, ...] = ()
     sandbox: tuple[str, ...] | None = None
     landlock: int = 0
@@ -80,13 +85,15 @@ class Tools:
     """Which tools for compiling llama.cpp this machine has.
 
     `python` is the path of this process's interpreter. `is_checkout`: edgeagent runs from its source tree. `has_cuda`
-    and `has_rocm`: the compiler of that toolkit is installed.
+    and `has_rocm`: the compiler of that toolkit is installed. `nvidia_driver` is the main number of the driver's
+    version, 0 if it is unknown.
     """
 
     python: str
     is_checkout: bool = False
     has_cuda: bool = False
     has_rocm: bool = False
+    nvidia_driver: int = 0
 
 
 @dataclass(frozen=True, slots=True)

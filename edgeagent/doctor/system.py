@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import platform as platform_names
+import re
 import shutil
 import socket
 import ssl
@@ -259,7 +260,16 @@ def tools(root: Path = Path("/")) -> Tools:
         is_checkout=(_PACKAGE_ROOT / "packaging" / "setup_env.py").is_file() and (_PACKAGE_ROOT / "Makefile").is_file(),
         has_cuda=shutil.which("nvcc") is not None or (root / "usr/local/cuda/bin/nvcc").exists(),
         has_rocm=shutil.which("hipconfig") is not None or (root / "opt/rocm/bin/hipconfig").exists(),
+        nvidia_driver=_nvidia_driver(root),
     )
+
+
+def _nvidia_driver(root: Path) -> int:
+    """Return the main number of the NVIDIA driver's version; 0 if there is none, or if it does not say."""
+    for text in _read_all([root / "proc/driver/nvidia/version"]):
+        if found := re.search(r"Kernel Module.*?\s(\d+)\.\d", text):
+            return int(found.group(1))
+    return 0
 
 
 def _read_all(paths: Iterable[Path]) -> list[str]:

@@ -76,6 +76,14 @@ def test_a_healthy_machine() -> None:
     ]
 
 
+def test_an_instruction_set_is_not_missed_if_another_does_its_work() -> None:
+    flags = X86 | {"avx_vnni", "avx512_vnni"}
+    facts = native(instructions=NATIVE.instructions + "AVX512_VNNI = 1", is_portable=True, variant="zen4")
+    finding = found(replace(facts, cpu_flags=flags), "CPU")
+    assert finding.severity == "ok"
+    assert finding.text.endswith("AVX512_VNNI (its library for zen4)")
+
+
 PIP = "-m pip install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==0.3.36"
 CUDA = DeviceInfo("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 24 * GB, 23 * GB)
 
@@ -109,6 +117,22 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     "NVIDIA in a checkout": (
         changed(gpus=frozenset({"nvidia"}), tools=Tools("python", is_checkout=True, has_cuda=True)),
         *("GPU", "warn", "an NVIDIA GPU", "run: CMAKE_ARGS=-DGGML_CUDA=on make setup"),
+    ),
+    "NVIDIA without a plug-in": (
+        changed(gpus=frozenset({"nvidia"}), native=replace(NATIVE, is_portable=True)),
+        *("GPU", "warn", "the back end for it is not installed", "run: edgeagent engine install cuda12"),
+    ),
+    "AMD without a plug-in": (
+        changed(gpus=frozenset({"amd"}), native=replace(NATIVE, is_portable=True)),
+        *("GPU", "warn", "an AMD GPU", "run: edgeagent engine install vulkan"),
+    ),
+    "a plug-in that cannot be loaded": (
+        native(is_portable=True, trouble="libvulkan.so.1: cannot open shared object file"),
+        *("GPU", "warn", "cannot be loaded: libvulkan.so.1", "edgeagent engine list"),
+    ),
+    "a portable engine without a library for this CPU": (
+        changed(cpu_flags=X86 | {"avx_vnni"}, native=replace(NATIVE, is_portable=True, variant="haswell")),
+        *("CPU", "warn", "has AVX_VNNI, which this build of llama.cpp does not use", PIP),
     ),
     "NVIDIA's driver is missing": (
         changed(gpus=frozenset({"nvidia"}), native=replace(NATIVE, backends=("CUDA", "CPU"))),

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from edgeagent.engine.llama.plug_ins import load_plug_ins
 from edgeagent.errors import NOT_INSTALLED, InternalError
 from edgeagent.types import DeviceInfo
 
@@ -114,6 +115,8 @@ class _DeviceProps(ctypes.Structure):
 def _ggml(name: str) -> Any:
     """Return one of ggml's shared libraries by its name, such as "ggml-base". The file's name differs by platform.
 
+    The name may end in `*`: then it is the loaded library whose name begins so.
+
     A wheel contains copies of a library under up to three names. llama.cpp has loaded one of these copies, and the same
     copy must be returned: another one would have its own registry and buffer types. Raise InternalError if the library
     is missing.
@@ -135,6 +138,11 @@ def commit() -> str:
     function = _ggml("ggml-base").ggml_commit
     function.restype = ctypes.c_char_p
     return str(function().decode().removesuffix("-dirty"))
+
+
+IS_PORTABLE = load_plug_ins(_ggml("ggml"), Path(sys.modules["llama_cpp"].__path__[0]), commit())
+PLUG_IN_TROUBLE = last_error()
+"""What ggml said about plug-ins that cannot be loaded; "" if it loaded all."""
 
 
 @cache
@@ -165,15 +173,12 @@ class RowConversions:
 
 @cache
 def row_conversions() -> RowConversions:
-    """Return the conversions that are optimized for this processor.
-
-    Return portable ones if there is no library named ggml-cpu. Some builds have one for each processor instead.
-    """
+    """Return the conversions that are optimized for this processor; portable ones if its library is not found."""
     declare = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     base = _ggml("ggml-base")
     from_q8_0 = declare(("dequantize_row_q8_0", base))
     try:
-        cpu = _ggml("ggml-cpu")
+        cpu = _ggml("ggml-cpu-*" if IS_PORTABLE else "ggml-cpu")
     except InternalError:
         to_f32, to_f16 = declare(("ggml_fp16_to_fp32_row", base)), declare(("ggml_fp32_to_fp16_row", base))
         return RowConversions(to_f32, to_f16, declare(("quantize_row_q8_0_ref", base)), from_q8_0)
@@ -183,6 +188,14 @@ def row_conversions() -> RowConversions:
     from_float = declare(traits(_Q8_0)[0])
     to_f32, to_f16 = declare(("ggml_cpu_fp16_to_fp32", cpu)), declare(("ggml_cpu_fp32_to_fp16", cpu))
     return RowConversions(to_f32, to_f16, from_float, from_q8_0)
+
+
+def cpu_variant() -> str:
+    """Return which library for a generation of CPUs a portable engine has loaded, such as "haswell"; "" if unknown."""
+    with contextlib.suppress(InternalError):
+        if IS_PORTABLE:
+            return Path(_ggml("ggml-cpu-*")._name).stem.partition("ggml-cpu-")[2]
+    return ""
 
 
 def system_description() -> str:

@@ -16,7 +16,7 @@ from edgeagent import cache_folder
 from edgeagent.cache_folder import ROOT_BYTES
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
-from edgeagent.engine.llama.bindings import commit, devices, lib, system_description
+from edgeagent.engine.llama.bindings import commit, cpu_variant, devices, lib, system_description
 from edgeagent.engine.llama.cores import num_usable_cores, processor_name
 
 # Of the conditions of a profile. Increase it when the measured work changes.
@@ -35,7 +35,6 @@ def machine_conditions(path: Path) -> dict[str, str]:
         "cores": str(num_usable_cores()),
         "devices": ", ".join(device.description for device in devices())[:2048],
     }
-
 
 # Increase it when the boundaries, the keys or the numbers of blocks change and no field of the fingerprint shows it.
 # Their size is such a field.
@@ -148,9 +147,9 @@ def _add_file(update: Callable[[bytes], None], path: Path) -> None:
 
 
 def library_stamp() -> str:
-    """Return the size and mtime of llama.cpp's library file.
+    """Return the size and mtime of llama.cpp's library file, and of a portable engine also the generation of CPUs.
 
     They differ between builds of one commit with different flags or patches.
     """
     status = Path(lib._lib._name).stat()
-    return f"{status.st_size}:{status.st_mtime_ns}"
+    return f"{status.st_size}:{status.st_mtime_ns}{cpu_variant()}"

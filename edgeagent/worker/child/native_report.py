@@ -31,6 +31,9 @@ def _described() -> dict[str, Any]:
         "commit": bindings.commit(),
         "instructions": bindings.system_description(),
         "backends": bindings.backends(),
+        "is_portable": bindings.IS_PORTABLE,
+        "variant": bindings.cpu_variant(),
+        "trouble": bindings.PLUG_IN_TROUBLE,
         "devices": [msgspec.to_builtins(device) for device in bindings.devices()],
     }
 

@@ -1,0 +1,81 @@
+"""The plug-in wheels of the portable engine: which one a machine needs, which are installed, how one is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from edgeagent.doctor.facts import GpuVendor, Tools
+from edgeagent.doctor.native import installed_bindings
+from edgeagent.errors import EdgeAgentError
+
+PORTABLE = "+portable"
+"""The version of the portable engine ends with this. The other part is the version of the bindings and the plug-ins."""
+# The names of plug-ins, and of the ggml back end in each.
+PLUG_INS = {"cuda12": "CUDA", "cuda13": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan"}
+_NUM_LINES = 3
+
+
+def plug_in_for(gpu: GpuVendor, tools: Tools) -> str:
+    """Return the name of the plug-in for a GPU; "" if the engine itself supports it."""
+    match gpu:
+        case "nvidia":
+            # Drivers from 590 support only GPUs that CUDA 13 supports too. CUDA 12 supports all GPUs.
+            return "cuda13" if tools.nvidia_driver >= 590 else "cuda12"
+        case "amd":
+            return "rocm" if tools.has_rocm else "vulkan"
+        case "intel":
+            return "vulkan"
+    return ""
+
+
+def installed_plug_ins() -> dict[str, str]:
+    """Return the versions of the installed plug-ins by their names."""
+    found = {}
+    for name in PLUG_INS:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(f"edgeagent-engine-{name}")
+    return found
+
+
+def install_command(name: str, bindings: str, folder: Path | None) -> list[str]:
+    """Return the command that installs a plug-in for this version of the bindings.
+
+    With `folder`, pip takes the plug-in and all that it requires from there, and uses no network.
+    """
+    source = [] if folder is None else ["--no-index", "--find-links", str(folder)]
+    requirement = f"edgeagent-engine-{name}=={bindings.removesuffix(PORTABLE)}"
+    return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *source, requirement]
+
+
+def install(name: str, folder: Path | None) -> None:
+    """Install a plug-in with pip. Raise EdgeAgentError if this engine takes no plug-ins, or with pip's message."""
+    if name not in PLUG_INS:
+        raise EdgeAgentError(f"there is no back end {name!r}; there are {', '.join(PLUG_INS)}")
+    bindings = installed_bindings()
+    if bindings is None or not bindings.endswith(PORTABLE):
+        have = "llama-cpp-python is not installed" if bindings is None else "llama.cpp was compiled for this machine"
+        raise EdgeAgentError(
+            f"{have}, and only the portable engine takes back ends; `edgeagent doctor` shows what to do for this GPU"
+        )
+    if folder is not None and not folder.is_dir():
+        raise EdgeAgentError(f"{folder} is not a folder")
+    command = install_command(name, bindings, folder)
+    if importlib.util.find_spec("pip") is None:
+        # Environments of uv and pipx have no pip.
+        options = " ".join(command[6:])
+        raise EdgeAgentError(f"this Python has no pip; run: uv pip install --python {sys.executable} {options}")
+    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
+    if done.returncode == 0:
+        return
+    if "No matching distribution" in done.stderr:
+        machine = f"{platform.system()} {platform.machine()} {'-'.join(platform.libc_ver())}".rstrip(" -")
+        where = "pip's index" if folder is None else str(folder)
+        raise EdgeAgentError(f"{where} has no {command[-1]} that fits this machine ({machine})")
+    said = " ".join(done.stderr.strip().splitlines()[-_NUM_LINES:])
+    raise EdgeAgentError(f"pip could not install {command[-1]}: {said or f'status {done.returncode}'}")

@@ -1,0 +1,129 @@
+"""Which plug-in of the portable engine a machine needs, and how one is installed, from a folder and with real pip."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from edgeagent.cli import engine as command
+from edgeagent.cli import main
+from edgeagent.doctor import plug_ins, system
+from edgeagent.doctor.facts import Native, Tools
+from edgeagent.errors import EdgeAgentError
+from edgeagent.types import DeviceInfo
+
+PORTABLE = Native("0.3.36+portable", "0c1e570", backends=("CPU",), is_portable=True, variant="haswell")
+GPU = DeviceInfo("Vulkan0", "A GPU", "gpu", 8, 8, backend="Vulkan")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tools", "name"),
+    [
+        ("nvidia", Tools("python"), "cuda12"),
+        ("nvidia", Tools("python", nvidia_driver=580), "cuda12"),
+        ("nvidia", Tools("python", nvidia_driver=590), "cuda13"),
+        ("amd", Tools("python"), "vulkan"),
+        ("amd", Tools("python", has_rocm=True), "rocm"),
+        ("intel", Tools("python"), "vulkan"),
+        ("apple", Tools("python"), ""),
+    ],
+)
+def test_the_plug_in_for_a_gpu(gpu: plug_ins.GpuVendor, tools: Tools, name: str) -> None:
+    assert plug_ins.plug_in_for(gpu, tools) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:08:32 UTC 2025\n", 580),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04  Release Build\nGCC version: 12.2.0\n",
+            595,
+        ),
+        ("something else\n", 0),
+    ],
+)
+def test_the_nvidia_driver(tmp_path: Path, text: str, number: int) -> None:
+    folder = tmp_path / "proc/driver/nvidia"
+    folder.mkdir(parents=True)
+    (folder / "version").write_text(text)
+    assert system.tools(tmp_path).nvidia_driver == number
+    assert system.tools(tmp_path / "another").nvidia_driver == 0
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A real virtual environment, whose Python the commands use; return its folder of packages."""
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(plug_ins, "installed_bindings", lambda: PORTABLE.bindings)
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+
+
+def make_wheel(folder: Path, version: str = "0.3.36", platform: str = "any") -> None:
+    folder.mkdir(exist_ok=True)
+    info = f"edgeagent_engine_vulkan-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"edgeagent_engine_vulkan-{version}-py3-none-{platform}.whl", "w") as wheel:
+        wheel.writestr("edgeagent_engines/0c1e570/vulkan/libggml-vulkan.so", b"a library")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: edgeagent-engine-vulkan\nVersion: {version}\n"
+        )
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{platform}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_a_plug_in_is_installed_from_a_folder(tmp_path: Path, environment: Path) -> None:
+    make_wheel(tmp_path / "wheels")
+    plug_ins.install("vulkan", tmp_path / "wheels")
+    assert (environment / "edgeagent_engines/0c1e570/vulkan/libggml-vulkan.so").read_bytes() == b"a library"
+
+
+def test_a_wheel_for_another_machine_is_not_installed(tmp_path: Path, environment: Path) -> None:
+    make_wheel(tmp_path / "wheels", platform="linux_s390x")
+    make_wheel(tmp_path / "wheels", version="0.3.35")
+    with pytest.raises(EdgeAgentError, match=r"wheels has no edgeagent-engine-vulkan==0\.3\.36 that fits this machine"):
+        plug_ins.install("vulkan", tmp_path / "wheels")
+
+
+def test_what_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EdgeAgentError, match="no back end 'opencl'; there are cuda12, cuda13, rocm, vulkan"):
+        plug_ins.install("opencl", None)
+    monkeypatch.setattr(plug_ins, "installed_bindings", lambda: "0.3.36")
+    with pytest.raises(EdgeAgentError, match=r"llama\.cpp was compiled for this machine"):
+        plug_ins.install("vulkan", None)
+    monkeypatch.setattr(plug_ins, "installed_bindings", lambda: PORTABLE.bindings)
+    with pytest.raises(EdgeAgentError, match="nowhere is not a folder"):
+        plug_ins.install("vulkan", tmp_path / "nowhere")
+    monkeypatch.setattr(plug_ins.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EdgeAgentError, match=r"run: uv pip install --python \S+ edgeagent-engine-vulkan==0\.3\.36"):
+        plug_ins.install("vulkan", None)
+
+
+def test_the_list_of_back_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    native = Native("0.3.36+portable", "0c1e570", backends=("Vulkan", "CPU"), devices=(GPU,), is_portable=True)
+    monkeypatch.setattr(command, "ask_native", lambda: native)
+    monkeypatch.setattr(command, "installed_plug_ins", lambda: {"vulkan": "0.3.36"})
+    monkeypatch.setattr(system, "gpus", lambda: frozenset({"intel", "nvidia"}))
+    assert main(["engine", "list"]) == 0
+    output = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in output.splitlines() if line}
+    assert rows["vulkan"].split() == ["vulkan", "0.3.36", "yes", "Vulkan0", "(A", "GPU)"]
+    assert rows["cuda12"].split() == ["cuda12", "-", "no"]
+    assert "edgeagent engine install cuda12" in output
+    assert "edgeagent engine install vulkan" not in output
+
+
+def test_a_back_end_that_finds_no_device_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "install", lambda name, folder: None)
+    monkeypatch.setattr(command, "ask_native", lambda: PORTABLE)
+    assert main(["engine", "install", "vulkan"]) == 1
+    assert "vulkan is installed, but it finds no device" in capsys.readouterr().err
