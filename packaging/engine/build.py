@@ -351,7 +351,7 @@ def write_wheel(tree: Path, folder: Path) -> Path:
     stamp = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", "315532800")))[:6]
     record = f"{info.name}/RECORD"
     names = sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
-    rows = []
+    rows: list[str] = []
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
         for name in (*(name for name in names if name != record), record):
             content = "".join(rows).encode() if name == record else (tree / name).read_bytes()
@@ -359,7 +359,7 @@ def write_wheel(tree: Path, folder: Path) -> Path:
             rows.append(f"{name},sha256={digest},{len(content)}\n" if name != record else "")
             if name.endswith("/RECORD"):
                 content = "".join([*rows, f"{record},,\n"]).encode()
-            entry = zipfile.ZipInfo(name, stamp)  # type: ignore[arg-type]
+            entry = zipfile.ZipInfo(name, stamp)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = (0o100755 if is_library(name) else 0o100644) << 16
             wheel.writestr(entry, content, compresslevel=9)

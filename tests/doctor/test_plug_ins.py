@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import zipfile
@@ -12,7 +13,7 @@ import pytest
 from edgeagent.cli import engine as command
 from edgeagent.cli import main
 from edgeagent.doctor import plug_ins, system
-from edgeagent.doctor.facts import Native, Tools
+from edgeagent.doctor.facts import GpuVendor, Native, Tools
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import DeviceInfo
 
@@ -32,7 +33,7 @@ GPU = DeviceInfo("Vulkan0", "A GPU", "gpu", 8, 8, backend="Vulkan")
         ("apple", Tools("python"), ""),
     ],
 )
-def test_the_plug_in_for_a_gpu(gpu: plug_ins.GpuVendor, tools: Tools, name: str) -> None:
+def test_the_plug_in_for_a_gpu(gpu: GpuVendor, tools: Tools, name: str) -> None:
     assert plug_ins.plug_in_for(gpu, tools) == name
 
 
@@ -101,7 +102,7 @@ def test_what_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(plug_ins, "installed_bindings", lambda: PORTABLE.bindings)
     with pytest.raises(EdgeAgentError, match="nowhere is not a folder"):
         plug_ins.install("vulkan", tmp_path / "nowhere")
-    monkeypatch.setattr(plug_ins.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EdgeAgentError, match=r"run: uv pip install --python \S+ edgeagent-engine-vulkan==0\.3\.36"):
         plug_ins.install("vulkan", None)
 

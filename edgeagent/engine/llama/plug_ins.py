@@ -35,8 +35,8 @@ def load_plug_ins(ggml: Any, package: Path, commit: str) -> bool:
         return False
     load, find = ggml.ggml_backend_load, ggml.ggml_backend_dev_by_type
     load.restype = find.restype = ctypes.c_void_p
-    for path in plug_ins(package.parent / FOLDER / commit):
-        load(os.fsencode(path))
+    for plug_in in plug_ins(package.parent / FOLDER / commit):
+        load(os.fsencode(plug_in))
     lib = package / "lib"
     if wanted := os.environ.get(VARIABLE):
         path = variants(lib).get(wanted)
