@@ -134,4 +134,4 @@ def test_a_built_engine_is_small_and_complete(script: ModuleType) -> None:
         with zipfile.ZipFile(path) as wheel:
             assert wheel.testzip() is None
             names = {Path(name).name.split(".")[0] for name in wheel.namelist() if script.is_library(name)}
-            assert {"libllama", "libggml", "libggml-base"} <= names
+            assert {"libllama", "libggml", "libggml-base", "libmtmd"} <= names
