@@ -36,6 +36,7 @@ def machine_conditions(path: Path) -> dict[str, str]:
         "devices": ", ".join(device.description for device in devices())[:2048],
     }
 
+
 # Increase it when the boundaries, the keys or the numbers of blocks change and no field of the fingerprint shows it.
 # Their size is such a field.
 _BLOCKS_VERSION = 3
