@@ -119,32 +119,36 @@ def try_package(old: Path, new: Path, archive: Path, folder: Path) -> None:
         check(OLD_VERSION in debian.run("edgeagent", "version"), "another version was installed")
         check(ask(debian.leader, f"{SYSTEM}/health")[0] == 0, "a service runs before it was installed")
         with step("deb: the system's service, started by the first request"):
-            said = debian.run("edgeagent", "service", "install", "--system")
-            check("wrote" not in said, f"units were written beside the packaged ones: {said}")
+            debian.run("edgeagent", "service", "install", "--system")
             stored = answer_of(debian.leader, SYSTEM)
         token = (debian.root / "var/lib/edgeagent/token").read_text()
-        check(debian.run("ps", "-o", "user=", "-C", "edgeagent").split()[:1] in ([], ["edgeagent"]), "it runs as root")
+        check((debian.root / "var/lib/edgeagent/daemon.json").stat().st_uid != 0, "the system's daemon runs as root")
         with step("deb: a user's service, with a port of its own"):
             wait_for("alice's manager", lambda: (debian.root / "run/user/1000/bus").exists() or _has_bus(debian))
             debian.as_user("edgeagent", "config", "set", "server.port", "8128")
-            said = debian.as_user("edgeagent", "service", "install")
-            check(
-                "edgeagent.socket" in said and "wrote /home/alice/.config/systemd/user/edgeagent.service" not in said,
-                said,
-            )
+            debian.as_user("edgeagent", "service", "install")
             answer_of(debian.leader, USER)
         with step(f"deb: upgrade to {new.name}"):
             debian.install(new)
             version = new.name.split("_")[1].partition("-")[0]
             for url in (SYSTEM, USER):
                 wait_for(f"{url} of the new version", partial(_is_version, debian, url, version))
+        with step("deb: the units of the package are used, and none beside them"):
+            debian.run("edgeagent", "service", "install", "--system")
+            debian.as_user("edgeagent", "service", "install")
+            written = {path.name for path in (debian.root / "etc/systemd/system").glob("edgeagent.*")}
+            check(not written, f"units of the system beside the packaged ones: {written}")
+            written = {path.name for path in (debian.root / "home/alice/.config/systemd/user").glob("edgeagent.*")}
+            check(written == {"edgeagent.socket"}, f"alice's port needs a socket of hers, and nothing else: {written}")
         with step("deb: its state is kept"):
             check((debian.root / "var/lib/edgeagent/token").read_text() == token, "the token is another")
             status, response = ask(debian.leader, f"{SYSTEM}/v1/responses/{stored}")
             check(status == 200 and response["id"] == stored, f"the stored response is gone: {status} {response}")
             answer_of(debian.leader, SYSTEM)
             states = json.loads(debian.run("edgeagent", "service", "status", "--system", "--json"))
-            check(set(states["files"].values()) == {"up to date"}, f"units are not those of the package: {states}")
+            check(set(states["files"].values()) == {"up to date"}, f"the units do not fit the settings: {states}")
+            check(all(path.startswith("/usr/lib/") for path in states["files"]), f"whose units are these: {states}")
+            answer_of(debian.leader, USER)
             check(debian.as_user("edgeagent", "health").strip() == "ok", "`edgeagent health` does not say ok")
         with step("deb: man page and completion"):
             check((debian.root / "usr/share/man/man1/edgeagent.1.gz").exists(), "no man page")
