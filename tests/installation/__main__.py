@@ -25,8 +25,8 @@ TOOLS = {
     "deb": ("lintian", "mmdebstrap", "systemd-nspawn", "nsenter", "setpriv"),
     "oci": ("mmdebstrap", "skopeo", "umoci", "crun", "nsenter", "unshare"),
 }
-# A commit before the packages were made. Its state must be taken over.
-OLD_REVISION = "19cce0ab"
+# The same source under an older version. A revision that is older needs the engine that it was made for.
+OLD_REVISION = "HEAD"
 
 
 def main() -> int:
