@@ -39,7 +39,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 WRITTEN = [page for page in PAGES if page.parent != DOCS / "reference" or page.name == "compatibility.md"]
 CONFIG = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
-GROUPS = ("remote", "service", "token", "cache", "config", "policy")
+GROUPS = ("remote", "engine", "service", "token", "cache", "config", "policy")
 BUILD_TIMEOUT_S = 60
 MAX_CHARS = 140
 
