@@ -17,6 +17,7 @@ from edgeagent.store.gguf.header import validate_model
 from edgeagent.types import ChatPrompt, GenerateRequest, MemoryKind, Message, WorkerState
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.parent.supervision import watchdog
 from tests import models
 from tests.worker.support import Record, found_at, request
 
@@ -32,6 +33,12 @@ from edgeagent.worker.render import renderer
 renderer.OPEN_CPU_S, renderer.REQUEST_CPU_S = 0.5, 0.3
 os._exit(process.main())
 """
+
+
+@pytest.fixture(autouse=True)
+def _elapsed_time_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit templates by their CPU time alone: a busy machine exceeds three times of it."""
+    monkeypatch.setattr(watchdog, "_IDLE_FACTOR", 100.0)
 
 
 def make_pool(path: Path) -> Pool:
