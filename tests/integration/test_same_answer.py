@@ -29,9 +29,11 @@ from tests.patience import patient
 # Long enough for several micro-batches; 129 and 257 would leave their last token alone in one.
 LENGTHS = [40, 257, 600, *(pytest.param(length, marks=pytest.mark.slow) for length in (129, 300, 513))]
 SCHEMA = '{"type":"array","items":{"enum":["a very long word","another long word"]},"minItems":9}'
+# The tokens of the bundled model that end an answer. Drawn answers are kept from ending early.
+ENDS = (2039, 2041)
 SAMPLINGS = {
     "greedy": {"sampling": SamplingParams(temperature=0.0)},
-    "seeded": {"sampling": SamplingParams(temperature=1.2, seed=7)},
+    "seeded": {"sampling": SamplingParams(temperature=1.2, seed=7, logit_bias=tuple((end, -100.0) for end in ENDS))},
     "grammar": {"sampling": SamplingParams(temperature=0.0), "format": JsonSchemaFormat(SCHEMA)},
 }
 

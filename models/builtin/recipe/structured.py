@@ -16,21 +16,21 @@ from typing import Any
 from . import facts, pools, sums, talk
 from .actions import ACTIONS, Order, amended, household
 from .household import item, number
-from .phrasing import worded
+from .phrasing import more, worded
 from .samples import Check, Draw, Message, Sample, lines, reply, restyle, system, user
-from .texts import read_texts
+from .texts import TRAINING, read_texts
 
 _TEXTS = read_texts("structured")
 
 ANY_OBJECT = {"type": "object"}
 
-_LEADS = lines(_TEXTS["leads"])
-_INSTRUCTIONS = lines(_TEXTS["instructions"])
-_PLAIN_JSON = lines(_TEXTS["plain_json"])
-_SUMMARY_ASKS = lines(_TEXTS["summary_asks"])
-_PEOPLE = lines(_TEXTS["people"])
-_HOMES = lines(_TEXTS["homes"])
-_RESIDENTS = lines(_TEXTS["residents"])
+_LEADS = more(lines(_TEXTS["leads"]), TRAINING["structured_leads"])
+_INSTRUCTIONS = more(lines(_TEXTS["instructions"]), TRAINING["instructions"])
+_PLAIN_JSON = more(lines(_TEXTS["plain_json"]), TRAINING["plain_json"])
+_SUMMARY_ASKS = more(lines(_TEXTS["summary_asks"]), TRAINING["summary_asks"])
+_PEOPLE = more(lines(_TEXTS["people"]), TRAINING["people"])
+_HOMES = more(lines(_TEXTS["homes"]), TRAINING["homes"])
+_RESIDENTS = more(lines(_TEXTS["residents"]), TRAINING["residents"])
 
 _KEYS = {name: tuple(text.split(", ")) for name, text in _TEXTS["keys"].items()}
 _LABELS = {kind: tuple(text.split(", ")) for kind, text in _TEXTS["labels"].items()}
