@@ -61,6 +61,7 @@ OWNERS: dict[str, set[str]] = {
     "uvicorn": {"daemon"},
     "uvloop": {"daemon"},
     "httptools": {"daemon"},
+    "fastapi": {"api"},
     "starlette": {"api"},
     "pydantic": {"api"},
     "pydantic_core": {"api"},

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from http import HTTPStatus
 
-from starlette.applications import Starlette
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from edgeagent.api.context import Context, Responses
@@ -18,7 +18,7 @@ from edgeagent.api.gate.access import with_caller
 from edgeagent.api.gate.body_limit import BodyLimit, InFlight
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.routes import DOCUMENTS, PATHS, SERVED
+from edgeagent.api.routes import DOCUMENTS, PATHS, ROUTERS
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_answer, http_status
 from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
@@ -34,6 +34,15 @@ from edgeagent.types import GenerateRequest
 
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
 
+# FastAPI's telemetry would record the texts of exceptions. Environment variables can make it export them.
+_NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+
 logger = logging.getLogger(__name__)
 
 
@@ -47,7 +56,7 @@ def create_app(
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
     slo: SloLedger | None = None,
-) -> Starlette:
+) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
 
     `keys` checks tokens and returns the client of each. `config.server` decides which requests need a token. By
@@ -55,14 +64,13 @@ def create_app(
     `trouble` and `slo`, and `service.live_service` for `trace`.
     """
     in_flight = InFlight(config.server.max_in_flight_bytes)
-    routes = list(SERVED)
-    if config.server.docs:
-        # Imported here, because only a daemon that serves the documents needs these modules.
-        from edgeagent.api.documents.routes import served as documents
-
-        routes += documents
-    app = Starlette(
-        routes=routes,
+    app = FastAPI(
+        title="edgeagent",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        telemetry=_NO_TELEMETRY,
         exception_handlers={EdgeAgentError: _answer_error, HTTPException: _answer_http_exception},
         middleware=[
             Middleware(Envelope, paths=PATHS, answer_unhandled=_answer_unhandled),
@@ -88,8 +96,14 @@ def create_app(
         in_flight=in_flight,
         slo=slo or SloLedger(),
     )
-    app.router.redirect_slashes = False
     app.router.default = _answer_no_route
+    for router in ROUTERS:
+        app.include_router(router)
+    if config.server.docs:
+        # Imported here, because only a daemon that serves the documents needs these modules.
+        from edgeagent.api.documents.routes import router as documents
+
+        app.include_router(documents)
     return app
 
 

@@ -20,7 +20,7 @@ _MODULES = (
     *(models, ollama_chat, ollama_embed, ollama_models, status, cache, remotes),
 )
 _TABLES = [module.routes for module in _MODULES]
-SERVED = [served for table in _TABLES for served in table.served]
+ROUTERS = [table.router for table in _TABLES]
 ROUTES: dict[str, Route] = {route.name: route for table in _TABLES for route in table.declared}
 """The HTTP routes by name, for example `POST /v1/embeddings`."""
 DOCUMENTS = ("/docs", "/openapi.json", "/asyncapi.json")

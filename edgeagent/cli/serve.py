@@ -28,7 +28,7 @@ def _serve(
     # garbage from the moment when it listens; see short_collections.
     gc.disable()
     try:
-        # Imported here, since help and errors about flags do not need starlette and uvicorn.
+        # Imported here, since help and errors about flags do not need fastapi and uvicorn.
         from edgeagent.daemon import serve
 
         if until_stdin_closes:

@@ -19,7 +19,7 @@ from edgeagent.daemon.transport import GuardedHttp, GuardedWebSocket
 from edgeagent.service.live_service import LiveService
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    from fastapi import FastAPI
 
     from edgeagent.api.context import Context
     from edgeagent.config import ServerConfig
@@ -40,7 +40,7 @@ TICK_S = 1.0
 
 
 def make_server(
-    app: Starlette,
+    app: FastAPI,
     stop: StopRequest,
     reporter: ConsoleReporter,
     on_listening: Callable[[], None],
@@ -55,7 +55,7 @@ def make_server(
     return made
 
 
-def _uvicorn_settings(app: Starlette, server: ServerConfig, in_flight: InFlight) -> uvicorn.Config:
+def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -> uvicorn.Config:
     """Return uvicorn's settings: the guarded protocols and their limits. Features that edgeagent replaces are off."""
     http = functools.partial(GuardedHttp, max_connections=server.max_connections)
     return uvicorn.Config(

@@ -27,7 +27,7 @@ ROOT = Path(edgeagent.__file__).parents[1]
 HEAVY = (
     "prompt_toolkit",
     "pydantic",
-    "starlette",
+    "fastapi",
     "uvicorn",
     "httpx",
     "rich",
@@ -75,7 +75,7 @@ def test_the_first_page_is_what_typer_writes(
 def test_help_of_a_command_does_not_import_the_daemon() -> None:
     loaded = _modules_after("serve", "--help")
     assert "edgeagent.config" in loaded
-    assert not loaded & {"starlette", "uvicorn", "httpx", "rich", "llama_cpp", "numpy"}
+    assert not loaded & {"fastapi", "uvicorn", "httpx", "rich", "llama_cpp", "numpy"}
 
 
 def test_only_a_chat_imports_what_draws_its_line() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from tests.patience import patient
 
 # What the worker must not wait for: the web framework is imported while it starts.
-LATER = ("edgeagent.api.app", "pydantic", "starlette", "uvicorn")
+LATER = ("edgeagent.api.app", "fastapi", "pydantic", "starlette", "uvicorn")
 # What a worker never needs.
-FOREIGN = ("asyncio", "httpcore", "jinja2", "pydantic", "rich", "starlette", "typer")
+FOREIGN = ("asyncio", "fastapi", "httpcore", "jinja2", "pydantic", "rich", "starlette", "typer")
 # What a daemon without remotes, downloads, traces and documents never needs.
 HEAVY = (
     "edgeagent.api.documents",
@@ -23,7 +23,7 @@ HEAVY = (
     "llama_cpp",
     "llguidance",
     "numpy",
-    "opentelemetry",
+    "opentelemetry.sdk",
     "prompt_toolkit",
     "rich",
 )

@@ -146,8 +146,23 @@ def test_stages_are_in_order_and_the_rest_is_delivery() -> None:
 def test_off_unless_asked_for() -> None:
     with tracing(Config().trace) as off:
         assert off is None
-    script = "import sys, edgeagent.daemon.server as _; sys.exit('opentelemetry' in sys.modules)"
+    # FastAPI depends on OpenTelemetry's API; only the SDK and the exporter are expensive.
+    script = "import sys, edgeagent.daemon.server as _; sys.exit('opentelemetry.sdk' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=patient(100)).returncode == 0
+
+
+async def test_the_web_framework_s_own_telemetry_is_off(
+    monkeypatch: pytest.MonkeyPatch, exporter: InMemorySpanExporter
+) -> None:
+    """FastAPI's telemetry would record the texts of exceptions, and send them where the environment says."""
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("opentelemetry.trace._TRACER_PROVIDER", provider)
+    async with running(FakeBackend()) as server:
+        assert await chat(server) == 200
+    assert exporter.get_finished_spans() == ()
+    provider.shutdown()
 
 
 def test_an_endpoint_that_is_no_address() -> None:

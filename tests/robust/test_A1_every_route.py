@@ -37,7 +37,9 @@ async def locked() -> AsyncIterator[Running]:
 
 def _routes(routes: list[Any]) -> Iterator[tuple[str, set[str]]]:
     for route in routes:
-        if hasattr(route, "methods"):
+        if hasattr(route, "original_router"):
+            yield from _routes(route.original_router.routes)
+        elif hasattr(route, "methods"):
             yield route.path, set(route.methods)
         else:
             yield route.path, {"WEBSOCKET"}

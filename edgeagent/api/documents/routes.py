@@ -5,35 +5,36 @@ from __future__ import annotations
 import html
 import json
 
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse
-from starlette.routing import Route
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse, JSONResponse
 
 from edgeagent.api.documents.asyncapi import asyncapi_document
 from edgeagent.api.documents.openapi import openapi_document
 from edgeagent.api.wire.shape import Json
+
+router = APIRouter()
 
 # The page loads nothing, and this policy forbids loading.
 _POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = "body{font:15px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}pre{overflow:auto}"
 
 
-async def openapi(_request: Request) -> JSONResponse:
+@router.get("/openapi.json")
+async def openapi() -> JSONResponse:
     """Return the OpenAPI document."""
     return JSONResponse(openapi_document())
 
 
-async def asyncapi(_request: Request) -> JSONResponse:
+@router.get("/asyncapi.json")
+async def asyncapi() -> JSONResponse:
     """Return the AsyncAPI document."""
     return JSONResponse(asyncapi_document())
 
 
-async def docs(_request: Request) -> HTMLResponse:
+@router.get("/docs")
+async def docs() -> HTMLResponse:
     """Return both documents as a page to read."""
     return HTMLResponse(_page(openapi_document(), asyncapi_document()), headers=_POLICY)
-
-
-served = (Route("/openapi.json", openapi), Route("/asyncapi.json", asyncapi), Route("/docs", docs))
 
 
 def _page(http: Json, socket: Json) -> str:

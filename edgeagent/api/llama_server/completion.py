@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NotRequired, cast
 
+from fastapi import Request
 from pydantic import Field
-from starlette.requests import Request
 from starlette.responses import Response
 
 from edgeagent.api.openai.answer import Chunks, GenerationMetrics, finish_reason

@@ -6,10 +6,10 @@ import asyncio
 from functools import partial
 from typing import Annotated, Any
 
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 from pydantic_core import to_json
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
@@ -116,9 +116,8 @@ async def get_slots(request: Request) -> JSONResponse:
 
 
 @routes.add("POST /slots/{slot_id}", Scope.ADMIN, "llama-server")
-async def change_slot(request: Request) -> JSONResponse:
+async def change_slot(slot_id: str) -> JSONResponse:
     """Refuse to save, restore or erase a slot, because the prefix cache does this by itself."""
-    slot_id: str = request.path_params["slot_id"]
     raise NotSupported(
         f"slot {slot_id[:32]!r} cannot be saved, restored or erased: prompts that were computed are kept, and found "
         "again by their text",

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NotRequired, cast
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of, is_owners

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
+from fastapi import Request
 from pydantic import Field
-from starlette.requests import Request
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of

@@ -16,8 +16,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, NotRequired
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from fastapi import Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.responses import Response
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
@@ -427,13 +428,13 @@ class OllamaVersion(Shape):
 
 
 @routes.add("GET|HEAD /", Scope.INFER, "ollama", text=TEXT)
-async def greet(_request: Request) -> PlainTextResponse:
+async def greet() -> PlainTextResponse:
     """Return Ollama's greeting. Its clients request it first, to find out whether a server runs."""
     return PlainTextResponse("Ollama is running")
 
 
 @routes.add("GET|HEAD /api/version", Scope.INFER, "ollama", answer=OllamaVersion)
-async def version(_request: Request) -> JSONResponse:
+async def version() -> JSONResponse:
     """Return the version of Ollama whose API is served, and edgeagent's own version."""
     return JSONResponse(OllamaVersion(version=API_VERSION, edgeagent=__version__))
 
@@ -443,7 +444,7 @@ async def version(_request: Request) -> JSONResponse:
 @routes.add(
     "HEAD|POST /api/blobs/{digest}", Scope.MODELS, "ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal
 )
-async def change(_request: Request) -> JSONResponse:
+async def change() -> JSONResponse:
     """Refuse: this daemon does not create or push models."""
     text = "edgeagent does not make or push models; see /api/pull, and `edgeagent import` for a file of your own"
     return JSONResponse(OllamaRefusal(error=text), status_code=HTTPStatus.NOT_IMPLEMENTED)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of

@@ -9,10 +9,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Annotated, Literal, NotRequired
 
+from fastapi import Request
+from fastapi.responses import JSONResponse
 from pydantic import Field
 from pydantic_core import to_json
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.openai.text_body import TextsOrTokens, read_tokens

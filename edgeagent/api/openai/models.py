@@ -10,8 +10,9 @@ from http import HTTPStatus
 from importlib import metadata
 from typing import Literal, NotRequired
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
 
 from edgeagent import __version__
 from edgeagent.api.context import Context, context_of
@@ -112,9 +113,9 @@ async def list_models(request: Request) -> JSONResponse:
 
 
 @routes.add("GET /v1/models/{model_id:path}", Scope.INFER, "openai", answer=Model)
-async def get_model(request: Request) -> JSONResponse:
+async def get_model(request: Request, model_id: str) -> JSONResponse:
     """Return one model, by any name that a request may use; a name may contain slashes."""
-    context, model_id = context_of(request), request.path_params["model_id"]
+    context = context_of(request)
     if not model_id:
         raise ModelNotFound("put a model's name after the slash; GET /v1/models lists the models", param="model")
     name = await context.service.models.locate(model_id)

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
+from fastapi import Request
+from fastapi.responses import JSONResponse
 from pydantic import Field
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from edgeagent import cache_folder
 from edgeagent.api.context import context_of

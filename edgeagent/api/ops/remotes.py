@@ -7,9 +7,9 @@ import time
 from collections import deque
 from typing import Annotated, Literal, NotRequired
 
+from fastapi import Request
+from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.wire.body import OwnerBody, Query, between, read_fields

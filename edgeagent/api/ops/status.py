@@ -8,9 +8,10 @@ import time
 from http import HTTPStatus
 from typing import Annotated, Literal
 
+from fastapi import Request
+from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator, Field
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of

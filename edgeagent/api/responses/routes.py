@@ -14,9 +14,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
 from pydantic_core import from_json, to_json
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from edgeagent.api.context import Context, Responses, context_of
 from edgeagent.api.gate.access import client_of
@@ -273,12 +273,11 @@ class PageQuery(Query):
 @routes.add(
     "GET /v1/responses/{response_id}", Scope.INFER, "openai", answer=ResponseBody, streams=SSE, query=EventsQuery
 )
-async def get_response(request: Request) -> Response:
+async def get_response(request: Request, response_id: str) -> Response:
     """Return a response, or what exists of it so far. A background response can also be sent as a stream.
 
     The stream has the events with a number greater than `starting_after`, or all events, up to the response's end.
     """
-    response_id: str = request.path_params["response_id"]
     after = _starting_after(request)
     live = _live(request, response_id)
     if live is not None:
@@ -301,9 +300,8 @@ def _starting_after(request: Request) -> int | None:
 
 
 @routes.add("DELETE /v1/responses/{response_id}", Scope.INFER, "openai", answer=ResponseDeleted)
-async def delete_response(request: Request) -> Response:
+async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response. Its continuations keep what they inherited. A running response must end first."""
-    response_id: str = request.path_params["response_id"]
     if _live(request, response_id):
         raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
     if not await _responses(request).store.remove(response_id, client_of(request)):
@@ -312,9 +310,8 @@ async def delete_response(request: Request) -> Response:
 
 
 @routes.add("POST /v1/responses/{response_id}/cancel", Scope.INFER, "openai", answer=ResponseBody)
-async def cancel_response(request: Request) -> Response:
+async def cancel_response(request: Request, response_id: str) -> Response:
     """Cancel a response that is being generated on any route, and return it. A finished response does not change."""
-    response_id: str = request.path_params["response_id"]
     live = _live(request, response_id)
     if live is None:
         return Response(await _stored(request, response_id), media_type=_JSON)
@@ -326,9 +323,8 @@ async def cancel_response(request: Request) -> Response:
 
 
 @routes.add("GET /v1/responses/{response_id}/input_items", Scope.INFER, "openai", answer=ItemPage, query=PageQuery)
-async def list_input_items(request: Request) -> Response:
+async def list_input_items(request: Request, response_id: str) -> Response:
     """Return a page of the items that a response answered, with inherited items. By default the latest come first."""
-    response_id: str = request.path_params["response_id"]
     live = _live(request, response_id)
     if live is not None:
         items = live.turn.conversation.items

@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
+from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel
-from starlette import routing
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
-from starlette.websockets import WebSocket
 
 from edgeagent.credentials.keys import Scope
 
 SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
-Handler = TypeVar("Handler", bound=Callable[[Request], Awaitable[Response]])
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
 SocketHandler = TypeVar("SocketHandler", bound=Callable[[WebSocket], Awaitable[None]])
 
 
@@ -60,10 +57,10 @@ class Route:
 
 
 class Routes:
-    """A module's routes. `served`: with their handlers. `declared`: the HTTP routes. `sockets`: the WebSockets."""
+    """The routes of a module. `router` serves them; `declared` has the HTTP routes, and `sockets` the WebSockets."""
 
     def __init__(self) -> None:
-        self.served: list[BaseRoute] = []
+        self.router = APIRouter()
         self.declared: list[Route] = []
         self.sockets: dict[str, Scope] = {}
 
@@ -77,9 +74,7 @@ class Routes:
 
         def declare(handler: Handler) -> Handler:
             summary = (handler.__doc__ or "").strip().split("\n")[0]
-            served = routing.Route(template, handler)
-            served.methods = set(methods.split("|"))  # without the HEAD that it adds to each GET
-            self.served.append(served)
+            self.router.add_api_route(template, handler, methods=methods.split("|"))
             self.declared += [
                 Route(method, template, scope, tag, summary, **description) for method in methods.split("|")
             ]
@@ -91,7 +86,7 @@ class Routes:
         """Return a decorator that serves a WebSocket with a handler. The AsyncAPI document describes it."""
 
         def declare(handler: SocketHandler) -> SocketHandler:
-            self.served.append(routing.WebSocketRoute(path, handler))
+            self.router.add_api_websocket_route(path, handler)
             self.sockets[path] = scope
             return handler
 

@@ -9,9 +9,10 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+from fastapi import WebSocket
 from pydantic_core import to_json
 from starlette.types import Message
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect
 
 from edgeagent import metrics
 from edgeagent.api.context import Context, context_of
