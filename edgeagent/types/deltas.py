@@ -92,7 +92,8 @@ class Timings(Struct, frozen=True):
     `verdict`.
     miss: why most of the prompt was computed, if an earlier prompt explains it. num_shifted_tokens: cached tokens of an
     earlier prompt that were used at other positions, so the answer is not exact (see `--cache-shift`).
-    If an answer `is_resumed`, the times of the stages before the first token are unknown and 0.
+    If an answer `is_resumed`, or is cancelled and the worker does not end it soon, the times of the stages before the
+    first token are unknown and 0.
     """
 
     queue_ms: float = 0.0
@@ -119,9 +120,10 @@ class Timings(Struct, frozen=True):
     def stages_before_first_token_ms(self) -> dict[str, float]:
         """Milliseconds of the stages before the first token, by name.
 
-        Empty if they are unknown: the answer is resumed, or a remote computed it.
+        Empty if they are unknown: the answer is resumed, a remote computed it, or its end came before the worker's.
         """
-        if self.is_resumed or is_remote(self.route):
+        is_ended_before = self.first_token_ms > 0.0 and not self.prefill_ms
+        if self.is_resumed or is_remote(self.route) or is_ended_before:
             return {}
         return {
             "queue": self.queue_ms,

@@ -354,11 +354,13 @@ class Session:
         live = lane.live
         if live is None or not live.turn.request.prefill_only or live.turn.create.compact_threshold is not None:
             return False
-        if not isinstance(lane.waiting[0].content, ResponseCreate):
+        following = lane.waiting[0].content
+        if not isinstance(following, ResponseCreate):
             return False
         if live.turn.events.is_queued:  # only a response in progress can be completed
             self._send(live, live.turn.events.in_progress())
-        live.turn.events.response["store"] = False  # its words were revised
+        if following.previous_id != live.id:
+            live.turn.events.response["store"] = False  # its words were revised
         self._end_early(live, FinishReason.STOP, "superseded")
         return True
 

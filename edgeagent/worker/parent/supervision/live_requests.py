@@ -89,6 +89,7 @@ class AcceptedRequest:
         "has_progressed",
         "held_logprobs",
         "is_sent",
+        "last_token_at_s",
         "num_crashes",
         "num_deaths",
         "pending_deltas",
@@ -116,6 +117,7 @@ class AcceptedRequest:
         self.held_logprobs: tuple[TokenLogprob, ...] = ()  # of the last tokens, whose text was not sent yet
         self.pending_deltas: list[Delta] = []  # the deltas of a step whose last part has not arrived
         self.first_token_at_s: float | None = None
+        self.last_token_at_s = 0.0
         self.has_progressed = False  # got a token from its current worker
         self.num_deaths = 0  # ends of its workers, except replacements
         self.num_crashes = 0  # the crashes and hangs among them
@@ -315,6 +317,7 @@ class ModelRequests:
             live.step_lengths.append(len(item.tokens))
             live.has_progressed = True
             live.first_token_at_s = live.first_token_at_s or at_s
+            live.last_token_at_s = at_s
         num_held = len(item.held_logprobs)
         if num_held > len(live.tokens):
             raise ProtocolError(f"{num_held} log probabilities of the {len(live.tokens)} tokens of {item.id!r}")
@@ -339,7 +342,9 @@ class ModelRequests:
 def _cancelled_step(live: AcceptedRequest) -> Step:
     started = live.started or Started(0, 0)
     usage = Usage(started.num_prompt_tokens, started.num_cached_tokens, live.num_delivered)
-    timings = Timings(first_token_ms=live.first_token_ms, handovers=live.handovers)
+    # The times of the stages before the first token are the worker's, and unknown here.
+    decode_ms = (live.last_token_at_s - (live.first_token_at_s or live.last_token_at_s)) * 1000
+    timings = Timings(first_token_ms=live.first_token_ms, decode_ms=decode_ms, handovers=live.handovers)
     return Step((Finished(FinishReason.CANCELLED, usage, timings),))
 
 

@@ -61,6 +61,15 @@ class TestPrefill:
         client.create(input="again", previous_response_id="resp_1")
         assert client.requests[client.started[-1]].prompt.messages[0].content == "turn"
 
+    def test_what_the_newer_create_continues_is_stored(self) -> None:
+        client = Client()
+        client.create(input="turn", generate=False)
+        events = client.create(input="on", previous_response_id="resp_1")
+        assert kinds(events) == [*COMPLETE]
+        assert events[-1]["response"]["store"] and client.store.get("resp_1", "") is not None
+        events = client.finish("resp_2")
+        assert events[-1]["response"]["store"] and client.store.get("resp_2", "") is not None
+
     def test_a_burst_leaves_only_the_last(self) -> None:
         client = Client()
         for index in range(MAX_ACTIVE):

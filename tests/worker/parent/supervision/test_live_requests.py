@@ -268,6 +268,21 @@ def test_nothing_is_owed_to_an_unsent_request() -> None:
         requests.on_failed(Failed("r1", "internal_error", "x"))
 
 
+def test_the_end_of_a_cancel_that_the_worker_does_not_end_has_the_times_of_the_tokens() -> None:
+    requests, keeper = ModelRequests(), Keeper()
+    live = requests.add(request(""), keeper, 0.0)
+    requests.mark_sent(live)
+    for at_s, token in ((1.5, 1), (1.75, 2), (2.0, 3)):
+        requests.on_steps(StepResult(at_s, (StepItem("r1", (Started(7, 3),) if token == 1 else (), (token,)),)))
+    requests.cancel("r1", 2.25)
+    requests.end_cancelled("r1")
+    timings = Timings(first_token_ms=1500.0, decode_ms=500.0)
+    assert keeper.ends == [Finished(FinishReason.CANCELLED, Usage(7, 3, 3), timings)]
+    assert timings.stages_before_first_token_ms == {}, "they are unknown"
+    requests.on_steps(StepResult(3.0, (StepItem("r1", (END,)),)))
+    assert len(keeper.ends) == 1 and not len(requests), "the worker's end frees the id"
+
+
 def test_what_another_machine_gave_counts_as_delivered() -> None:
     requests, keeper = ModelRequests(), Keeper()
     so_far = AnswerSoFar("before", "", 7)
