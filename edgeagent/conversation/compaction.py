@@ -120,7 +120,7 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
     return "".join(summary.parts).strip(), Usage() if end is None else end.usage
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Early:
     """The summary of a conversation's first `num_items` items. It is empty while `task` writes it."""
 
@@ -177,6 +177,14 @@ class EarlySummaries:
         if early.task is not None:
             early.task.cancel()
         return (early.text, early.num_items) if early.text else None
+
+    def forget(self, partition: str | None) -> None:
+        """Drop the summaries of a client; those of all clients if `partition` is None."""
+        gone = [each for each in self._made if partition in (None, each.client[0])]
+        self._made = [each for each in self._made if each not in gone]
+        for early in gone:
+            if early.task is not None:
+                early.task.cancel()
 
     def _find(self, template: GenerateRequest, instructions: str | None, items: Sequence[Item]) -> _Early | None:
         client = _client(template)

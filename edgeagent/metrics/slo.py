@@ -180,7 +180,9 @@ class SloLedger:
         return int(self._clock() // _SLOT_S[window])
 
     def _of_tier(self, window: str, tier: str, routes: tuple[RouteFigures, ...]) -> TierFigures:
-        seconds = max(1.0, sum(self._known_s[window].values()))
+        begin_s = (self._number(window) - _NUM_SLOTS[window]) * _SLOT_S[window]
+        # A machine that slept books the whole time to the slot in which it woke.
+        seconds = max(1.0, min(sum(self._known_s[window].values()), self._clock() - begin_s))
         num, num_met = sum(route.num_answers for route in routes), sum(route.num_met for route in routes)
         attainment = num_met / num if num else None
         burn = None if attainment is None else (1.0 - attainment) / (1.0 - OBJECTIVE)

@@ -89,6 +89,7 @@ class LiveService:
         self._with_caller = with_caller
         self._trace = trace
         self._is_draining = False
+        self._ahead: set[str] = set()  # the ids of answers that no client has asked for yet
         self._num_total = 0
         self._changing: dict[tuple[str, str], ChangingInstructions] = {}  # by client and model
 
@@ -127,6 +128,8 @@ class LiveService:
     async def _run(self, request: GenerateRequest, sink: Sink, targets: Targets) -> None:
         self._refuse_if_draining()
         self.live.begin(request.id)
+        if request.is_unasked:
+            self._ahead.add(request.id)
         self._num_total += 1
         label, target = partial(self._label, request.model), target_of(request, targets)
         meter, code = Meter(label, sink, request, target), ABANDONED
@@ -141,6 +144,7 @@ class LiveService:
             raise
         finally:
             self.live.end(request.id)
+            self._ahead.discard(request.id)
             self._settle(request, meter, code)
 
     async def embed(self, model: str, query: Embed) -> Sequence[Embedding]:
@@ -199,8 +203,10 @@ class LiveService:
         return name
 
     def begin_drain(self) -> None:
-        """Refuse new requests from now on."""
+        """Refuse new requests from now on. Cancel the answers that no client has asked for yet."""
         self._is_draining = True
+        for request_id in tuple(self._ahead):
+            self.cancel(request_id)
 
     def cancel_all(self) -> None:
         """Cancel all generations. Each still ends in its terminal event. Embeddings and reranks are not cancelled."""

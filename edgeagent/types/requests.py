@@ -245,6 +245,11 @@ class GenerateRequest(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
     @property
+    def is_unasked(self) -> bool:
+        """Whether it is an answer that no client has asked for yet. It may be cancelled at any time."""
+        return self.is_ahead and not self.prefill_only
+
+    @property
     def latest_first_token_s(self) -> float | None:
         """Within how many seconds the first token must come. If it cannot, the request is refused. None: no limit."""
         limits = [limit_s for limit_s in (self.need.first_token_s, self.timeout_s) if limit_s is not None]

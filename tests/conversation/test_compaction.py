@@ -199,6 +199,17 @@ async def test_another_conversation_is_summarized_when_it_must(
     assert talked(backend)[:4] == [False, True, False, False], "one summary ahead, one for the request, the answer"
 
 
+async def test_no_summary_of_what_was_deleted_is_kept(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    backend.script = soon_too_long
+    said: Any = [{"role": "user", "content": LONG}]
+    first = await client.responses.create(model="fake", input=said, context_management=MANAGED)
+    await eventually(lambda: talked(backend) == [False, True] and backend.num_live == 0)
+    await client.responses.delete(first.id)
+    said += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
+    await client.responses.create(model="fake", input=said, context_management=MANAGED)
+    assert talked(backend)[:4] == [False, True, False, False], "it is summarized again"
+
+
 async def test_over_the_websocket_too(client: AsyncOpenAI, backend: FakeBackend) -> None:
     backend.script = soon_too_long
     async with client.responses.connect() as connection:

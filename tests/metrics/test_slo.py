@@ -115,6 +115,16 @@ def test_a_restart_loses_nothing() -> None:
     assert Machine(after.now_s + 30 * HOUR_S, after.ledger.dump()).ledger.figures() == []
 
 
+def test_an_hour_is_no_longer_after_the_machine_slept() -> None:
+    machine = Machine()
+    machine.wait(8 * HOUR_S)
+    machine.answer()
+    hour, day = machine.of("1h"), machine.of("1d")
+    assert hour is not None and day is not None
+    assert HOUR_S <= hour.seconds < HOUR_S + 5 * MINUTE_S
+    assert day.seconds == 8 * HOUR_S
+
+
 def test_a_year_takes_as_much_room_as_a_day() -> None:
     machine = Machine()
     sizes = []

@@ -108,6 +108,23 @@ async def test_draining() -> None:
     assert len(await running) == 2
 
 
+async def test_draining_waits_for_no_answer_that_no_client_has_asked_for() -> None:
+    gates = {"summary": Gate(), "prefill": Gate()}
+    backend = FakeBackend(lambda asked: (Started(1, 0), gates[asked.id], finished()))
+    service = LiveService(backend, anonymous)
+    ahead = replace(request("summary"), is_ahead=True)
+    asked = (ahead, replace(ahead, id="prefill", prefill_only=True))
+    running = [asyncio.create_task(consume(steps_of(service.generate, each))) for each in asked]
+    for gate in gates.values():
+        await gate.reached.wait()
+    service.begin_drain()
+    assert backend.cancelled == ["summary"]
+    await running[0]
+    assert service.live.num_running == 1
+    service.cancel_all()
+    await running[1]
+
+
 async def test_a_load_that_a_stop_cancels_has_loaded_nothing() -> None:
     service = LiveService(FakeBackend(lambda _: (Started(1, 0), finished(FinishReason.CANCELLED))), anonymous)
     with pytest.raises(BackendUnavailable, match="the daemon is stopping"):

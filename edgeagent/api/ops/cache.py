@@ -139,6 +139,7 @@ async def purge(request: Request) -> JSONResponse:
     """Delete cached prompts in memory and on disk; running requests continue."""
     body = await read_fields(request, PurgeBody)
     context = context_of(request)
+    context.responses.early_summaries.forget(body.client)
     await purge_cache(context.service, context.config.cache_dir, body.client)
     return JSONResponse(Purged(status="purged"))
 

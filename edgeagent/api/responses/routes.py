@@ -306,6 +306,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
         raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
     if not await _responses(request).store.remove(response_id, client_of(request)):
         raise _unknown(response_id)
+    _responses(request).early_summaries.forget(client_of(request))  # they may tell of it
     return JSONResponse(ResponseDeleted(id=response_id, object="response", deleted=True))
 
 

@@ -109,6 +109,8 @@ class Eviction:
             elif leaving is not None:
                 logger.info("%s is unloaded to make room for %s", leaving.name, model.name)
                 self.unload(next(each for each in self._models() if each.name == leaving.name))
+            elif self._clock() < until_s and self._cancel_unasked(model):
+                await asyncio.sleep(_LOOK_S)
             elif why.free_bytes >= model.preparation.least_bytes:
                 logger.info("%s is loaded with a shorter context: %s", model.name, why.text)
                 model.has_reservation = True
@@ -120,6 +122,11 @@ class Eviction:
                 await asyncio.sleep(_LOOK_S)  # a model with live requests may become idle
             else:
                 raise model.refuse(why.text, _RETRY_AFTER_S)
+
+    def _cancel_unasked(self, model: PoolModel) -> bool:
+        """Cancel the other models' answers that no client has asked for yet. Return whether one still runs."""
+        still_run = [each for each in self._models() if each is not model and each.supervisor.cancel_unasked()]
+        return bool(still_run)
 
     async def relieve(self) -> None:
         """Unload the least recently used idle model, because the machine is short of memory.

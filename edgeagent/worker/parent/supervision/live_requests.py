@@ -171,6 +171,10 @@ class ModelRequests:
         """Return how many live requests were sent to the current worker."""
         return sum(live.is_sent for live in self._live.values())
 
+    def unasked(self) -> list[str]:
+        """Return the ids of the answers that no client has asked for yet."""
+        return [live.request.id for live in self._live.values() if live.request.is_unasked]
+
     def sendable(self) -> list[AcceptedRequest]:
         """Return the requests that should be sent to the worker now.
 

@@ -198,6 +198,13 @@ class Supervisor:
             self._tell_cancelled(request_id)
             asyncio.get_running_loop().call_later(_CANCEL_S, self._requests.end_cancelled, request_id)
 
+    def cancel_unasked(self) -> bool:
+        """Cancel the answers that no client has asked for yet. Return whether the worker still has one."""
+        unasked = self._requests.unasked()
+        for request_id in unasked:
+            self.cancel(request_id)
+        return bool(unasked)
+
     def abandon(self, request_id: str) -> None:
         """Cancel a request and send nothing more to its receiver. An unknown id is ignored."""
         if self._requests.abandon(request_id, self._clock()):

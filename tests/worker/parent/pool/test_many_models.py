@@ -25,7 +25,7 @@ from edgeagent.errors import (
     StoreError,
 )
 from edgeagent.store.library import Found
-from edgeagent.types import Embed, GenerateRequest, TextPrompt, WorkerState
+from edgeagent.types import Embed, FinishReason, GenerateRequest, TextPrompt, WorkerState
 from edgeagent.worker.parent.pool.loading import DraftChooser, LoadPreparation, ModelSource
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
@@ -260,6 +260,18 @@ async def test_unloading_waits_for_the_requests_and_a_request_loads_again(pool: 
     assert loaded(pool) == set()
     assert (await answer(pool, "")).text == "0 "
     assert num_lives(shelf.lives) == 3
+
+
+async def test_a_model_does_not_wait_for_what_another_one_computes_ahead(shelf: Shelf) -> None:
+    pool = shelf.pool(max_models=2)
+    await begin(pool)
+    ahead = Record()
+    pool.submit(request("stream", "ahead", await pool.locate("m1"), is_ahead=True), ahead)
+    await ahead.until(lambda record: bool(record.text))
+    assert (await answer(pool, "m2")).text == "0 "
+    assert (await ahead.end()).finished.reason is FinishReason.CANCELLED
+    assert loaded(pool) == {"mini", "m2"}
+    await pool.stop()
 
 
 async def test_another_model_does_not_wait_behind_a_load(shelf: Shelf) -> None:
