@@ -211,10 +211,11 @@ def wheel_folder(setup: dict[str, str]) -> Path:
 def set_up(wanted: dict[str, str], *, only_runtime: bool) -> None:
     """Make or repair .venv. The stamp is written last, so the next run continues an interrupted setup."""
     done = read_stamp(STAMP)
-    make_venv(done, wanted)
+    if make_venv(done, wanted):
+        done = {}
     STAMP.unlink(missing_ok=True)
     LOG.write_text("", encoding="utf-8")
-    native = ("cpu", "cmake_args", "engine", "llama_cpp_python", "python")
+    native = ("cpu", "cmake_args", "engine", "llama_cpp_python")
     if any(done.get(key) != wanted[key] for key in native):
         wheel = engine_wheel(wanted)
         # --force-reinstall: pip cannot see that the same version was compiled for another CPU.
@@ -228,17 +229,18 @@ def set_up(wanted: dict[str, str], *, only_runtime: bool) -> None:
     say("ready: {}".format(VENV.relative_to(ROOT) / venv_python(VENV).parent.name / "edgeagent"))
 
 
-def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:
-    """Create .venv, or create it again if the interpreter or the checkout's path changed."""
+def make_venv(done: dict[str, str], wanted: dict[str, str]) -> bool:
+    """Create .venv, or create it again if the interpreter or the checkout's path changed; return whether it is new."""
     stale = bool(done) and any(done.get(key) != wanted[key] for key in ("python", "root"))
     if venv_python(VENV).exists() and not stale:
-        return
+        return False
     say(f"making {VENV.name} with Python {platform.python_version()}")
     answer = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True)
     if answer.returncode:
         output = (answer.stdout + answer.stderr).strip()
         hint = "On Debian and Ubuntu: sudo apt install python3-venv"
         raise SetupError(f"{sys.executable} -m venv failed:\n{output}\n{hint}")
+    return True
 
 
 def engine_wheel(setup: dict[str, str]) -> Path:

@@ -104,10 +104,13 @@ def _pretend_to_install(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     """Replace pip and venv with a record of the calls; compiling produces a wheel."""
     asked: list[str] = []
 
-    def make_venv(done: dict[str, str], wanted: dict[str, str]) -> None:
+    def make(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         python = setup_env.venv_python(setup_env.VENV)
-        python.parent.mkdir(parents=True, exist_ok=True)
+        assert command[1:] == ["-m", "venv", "--clear", str(setup_env.VENV)]
+        shutil.rmtree(setup_env.VENV, ignore_errors=True)
+        python.parent.mkdir(parents=True)
         python.touch()
+        return subprocess.CompletedProcess(command, 0)
 
     def step(title: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
         asked.append(title.partition(",")[0].partition(" for")[0])
@@ -115,7 +118,7 @@ def _pretend_to_install(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) 
             folder = arguments[arguments.index("--wheel-dir") + 1]
             Path(folder, "llama_cpp_python-0-py3-none-any.whl").touch()
 
-    monkeypatch.setattr(setup_env, "make_venv", make_venv)
+    monkeypatch.setattr(setup_env.subprocess, "run", make)
     monkeypatch.setattr(setup_env, "step", step)
     monkeypatch.setattr(setup_env, "require_compiler", lambda: None)
     return asked
@@ -164,6 +167,20 @@ def test_other_test_tools_leave_a_runtime_as_it_is(setup_env: ModuleType, monkey
     assert len(asked) == 3
     setup_env.main()
     assert asked[3:] == FULL[2:]
+
+
+@pytest.mark.parametrize("changed", ["root", "python"])
+def test_what_was_in_a_venv_that_is_made_again_is_installed_again(
+    setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+    stamp = json.loads(setup_env.STAMP.read_text(encoding="utf-8"))
+    setup_env.STAMP.write_text(json.dumps({**stamp, changed: "another"}), encoding="utf-8")
+    setup_env.main([setup_env.RUNTIME])
+    assert asked[3:] == RUNTIME[1:]
+    setup_env.main()
+    assert asked[5:] == FULL[2:]
 
 
 def _portable(setup_env: ModuleType, platform_tag: str) -> Path:

@@ -91,7 +91,7 @@ def _make_private(state_dir: Path) -> None:
             if not (state_dir / LOCK_FILE).exists() and any(state_dir.iterdir()):
                 raise StartError(
                     f"the state folder {state_dir} is open to other users and holds other things; "
-                    "choose a folder of its own with --state-dir",
+                    f"choose one with --state-dir, or run `chmod 700 {state_dir}` if all of it is edgeagent's",
                     ExitCode.WRONG_SETTING,
                 )
             state_dir.chmod(0o700)  # fails on a read-only file system

@@ -183,7 +183,9 @@ class LastUse:
     def note(self, model: Path) -> None:
         """Record that a model is loaded now."""
         with suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # One by one: parents would be open to other users, and the daemon refuses such a state folder.
+            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             self._mark(model).touch(mode=0o600)
 
     def age_s(self, model: Path) -> float | None:

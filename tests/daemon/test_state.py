@@ -272,7 +272,10 @@ def test_a_folder_with_other_things_is_not_closed_to_others(tmp_path: Path) -> N
     folder.mkdir()
     folder.chmod(0o777)
     (folder / "thesis.txt").touch()
-    with pytest.raises(StartError, match="holds other things; choose a folder of its own"), locked_state_dir(folder):
+    with (
+        pytest.raises(StartError, match="holds other things; choose one with --state-dir, or run `chmod 700 "),
+        locked_state_dir(folder),
+    ):
         pass
     assert mode(folder) == 0o777
     (folder / LOCK_FILE).touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,8 @@ def test_when_a_model_was_last_loaded(tmp_path: Path) -> None:
     uses.note(model)
     age_s = uses.age_s(model)
     assert age_s is not None and age_s >= 0
+    if sys.platform != "win32":  # the daemon refuses a state folder that is open to others
+        assert (tmp_path / "state").stat().st_mode & 0o077 == 0
     uses.forget(model)
     assert uses.age_s(model) is None
 
