@@ -207,7 +207,11 @@ class Admission:
         """End a sequence. If `keeps_prefix`, its computed tokens stay in the cells as an idle prefix."""
         assert sequence.seq_id is not None
         self._prefixes.release(
-            sequence.seq_id, sequence.restoring, keep=sequence.keeps_prefix, priority=sequence.cache_priority
+            sequence.seq_id,
+            sequence.restoring,
+            keep=sequence.keeps_prefix,
+            priority=sequence.cache_priority,
+            is_open=sequence.spec.is_ahead and sequence.spec.prefill_only,
         )
         sequence.restoring = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from edgeagent.engine.cache.cached_prefix import CachedPrefix
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import SequenceSpec
-from tests.engine.support import greedy
+from tests.engine.support import greedy, make_engine, run
 from tests.fakes import FakeRunner, warm_costs
 from tests.integrity import check_integrity
 
@@ -137,3 +138,31 @@ def test_a_prompt_that_waits_for_cells_is_not_looked_up_in_each_step(host_bytes:
     engine.admit()
     assert waiting.seq_id is not None
     assert prefixes.num_lookups == before + 1
+
+
+def test_the_revisions_of_a_message_keep_one_prefix_and_no_other_prompt_leaves_for_them() -> None:
+    runner = FakeRunner(num_cells=2048, num_sequences=6, max_batch=64, end_token=-1, num_vocab=1000)
+    engine = make_engine(runner)
+    prompts = {name: [ord(name), *range(100, 140)] for name in "abc"}
+    for name, prompt in prompts.items():
+        engine.add(SequenceSpec(name, prompt, greedy(1000), max_tokens=1, partition=name))
+        run(engine)
+    said = [9, *range(200, 280)]
+    for number in range(12):
+        said.append(300 + number)
+        prompt, kept = [*said, 7, 8, 9], len(said) - 1
+        spec = SequenceSpec(f"{number}", prompt, greedy(1000), prefill_only=True, partition="v")
+        revision = engine.add(replace(spec, is_ahead=True, boundaries=(kept,)))
+        run(engine)
+        assert revision.num_cached == (kept if number else 0)
+    other = engine.add(SequenceSpec("other", [*said[:9], 5], greedy(1000), max_tokens=1, partition="v"))
+    run(engine)
+    assert other.num_cached == 9, "another message with the same instructions"
+    asked = engine.add(SequenceSpec("asked", [*said, 7, 8, 9], greedy(1000), max_tokens=1, partition="v"))
+    run(engine)
+    assert asked.num_cached == len(said) + 2, "all but the last token, which gives the logits"
+    for name, prompt in prompts.items():
+        again = engine.add(SequenceSpec(f"{name}2", [*prompt, 5], greedy(1000), max_tokens=1, partition=name))
+        run(engine)
+        assert again.num_cached == len(prompt), name
+    check_integrity(engine)

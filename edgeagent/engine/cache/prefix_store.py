@@ -244,8 +244,16 @@ class PrefixStore:
         if is_boundary or priority.has_block_end(since, now, self.blocks.block_tokens):
             self.saver.save_live(seq_id, priority, is_boundary=is_boundary)
 
-    def release(self, seq_id: int, restoring: Restoring | None, *, keep: bool, priority: CachePriority) -> None:
-        """End a live sequence. If `keep`, its prefix stays in the cells as an idle prefix.
+    def release(
+        self,
+        seq_id: int,
+        restoring: Restoring | None,
+        *,
+        keep: bool,
+        priority: CachePriority,
+        is_open: bool = False,
+    ) -> None:
+        """End a live sequence; see Slots.release.
 
         `restoring`: the sequence's restore, which ends early if it is unfinished; None if it has none.
         """
@@ -253,7 +261,7 @@ class PrefixStore:
             self.restorer.stop(restoring)
         # The runner may hold tokens that are not recorded: drafts after an end token, or tokens of an interrupted step.
         self.cells.rewind(seq_id)
-        self.cells.release(seq_id, keep=keep)
+        self.cells.release(seq_id, keep=keep, is_open=is_open)
         self.saver.end(seq_id, priority)
 
     # All prefixes.

@@ -24,6 +24,9 @@ from edgeagent.engine.cache.radix_tree import RadixTree, Walk
 from edgeagent.engine.runner import Runner
 
 _RATE_WEIGHT = 0.2  # of a new measurement
+# The most tokens that the next revision of a message takes from an earlier one: its last word, and what the template
+# writes behind it.
+_MAX_REVISED = 64
 
 
 class Slots:
@@ -37,7 +40,7 @@ class Slots:
         self._cells = KvCells(runner.num_cells)
         self._free = list(range(runner.num_sequences - 1, -1, -1))
         self._live: set[int] = set()
-        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._idle: OrderedDict[int, bool] = OrderedDict()  # whether it is open; least recently used first
         self.num_releases = 0
         """How often a live sequence ended or lost cells. While it stays the same, what does not fit (see `fits`) will
         not fit later: live sequences only take more cells, and idle prefixes make no difference."""
@@ -124,15 +127,18 @@ class Slots:
     def claim(self, root: BlockKey, cell_prefix: CellPrefix) -> int | None:
         """Make a sequence live for a new prompt, and return its id; None if no id is available.
 
-        If the prefix is the whole of an idle sequence, that sequence becomes live. Otherwise a sequence with a free id
-        gets a copy of the prefix, or stays empty if the prefix cannot be copied. If no id is free, another idle prefix
-        is evicted. Call this method right after `match`.
+        If the prefix is the whole of an idle sequence, or nearly the whole of an open one, that sequence becomes live.
+        Otherwise a sequence with a free id gets a copy of the prefix, or stays empty if the prefix cannot be copied. If
+        no id is free, another idle prefix is evicted. Call this method right after `match`.
         """
         former = cell_prefix.seq_id
         if former is not None and former in self._idle:
-            if self._tree.length(former) == cell_prefix.length:
+            num_behind = self._tree.length(former) - cell_prefix.length
+            if num_behind == 0 or (self._idle[former] and num_behind <= _MAX_REVISED):
                 del self._idle[former]
                 self._live.add(former)
+                if num_behind:
+                    self.cut(former, cell_prefix.length)
                 return former
             self._idle.move_to_end(former)
         seq_id = self._take_id(keep=former)
@@ -204,12 +210,15 @@ class Slots:
         self._cells.trim(seq_id, 0)
         self.num_releases += 1
 
-    def release(self, seq_id: int, *, keep: bool) -> None:
-        """End a live sequence. If `keep`, its prefix stays in the cells as an idle prefix."""
+    def release(self, seq_id: int, *, keep: bool, is_open: bool = False) -> None:
+        """End a live sequence. If `keep`, its prefix stays in the cells as an idle prefix.
+
+        `is_open`: its last message may grow, so another prompt that shares most of it replaces its end.
+        """
         self._live.remove(seq_id)
         self.num_releases += 1
         if keep and self._tree.length(seq_id) > 0:
-            self._idle[seq_id] = None
+            self._idle[seq_id] = is_open
         else:
             self._forget(seq_id)
 
