@@ -35,7 +35,7 @@ help:
 	@echo "                   CMAKE_ARGS=-DGGML_CUDA=on for an NVIDIA GPU, CMAKE_ARGS= for this CPU only"
 	@echo "make dist          dist/: what a release publishes, with checksums; ARGS=--twice makes it twice and compares the bytes"
 	@echo "make bundle        dist/offline: all wheels for a machine without a network; dist/sbom.cdx.json lists them (CycloneDX)"
-	@echo "make clean         remove .venv and caches (the compiled llama.cpp stays in your cache folder)"
+	@echo "make clean         remove .venv, dist, site and caches (engines stay in your cache folder)"
 
 runtime:
 	@$(PYTHON) packaging/setup_env.py --runtime

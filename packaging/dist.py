@@ -24,7 +24,16 @@ import deb
 import oci
 from program_tree import PackageError
 from sbom import bill_of_materials
-from setup_env import ROOT, STAMP, pinned_bindings, portable_engines, read_stamp, wheel_folder
+from setup_env import (
+    ROOT,
+    STAMP,
+    SetupError,
+    pinned_bindings,
+    portable_engines,
+    read_stamp,
+    require_compiler,
+    wheel_folder,
+)
 
 DIST = ROOT / "dist"
 OFFLINE = "offline"
@@ -147,8 +156,13 @@ def make_engine(target: Path) -> None:
 
 def _no_engine() -> str | None:
     version = pinned_bindings((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    missing = [tool for tool in ("cmake", "ninja", "c++") if shutil.which(tool) is None]
-    return f"it needs {' and '.join(missing)}" if missing and not portable_engines(version) else None
+    if portable_engines(version):
+        return None
+    try:
+        require_compiler()  # build.py fetches its other tools
+    except SetupError as error:
+        return str(error)
+    return None
 
 
 def make_offline(target: Path) -> None:
@@ -174,7 +188,7 @@ def _no_deb() -> str | None:
 
 def make_oci(target: Path) -> None:
     """Make the container image."""
-    _remove(target, "edgeagent-*-oci.tar")
+    _remove(target, "edgeagent-*-oci-*.tar")
     _packed(oci.make, target)
 
 

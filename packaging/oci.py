@@ -1,8 +1,8 @@
 """Make the container image without a daemon: `python packaging/oci.py --wheels dist/offline`.
 
-The result, edgeagent-VERSION-oci.tar, is an OCI image layout in one file. `podman load`, `docker load` (25 or newer)
-and `skopeo copy oci-archive:…` read it. It has two layers: Debian's Python with the libraries that the wheels need,
-and edgeagent. There is no shell and no package manager in it. The same wheels, packages of Debian and
+The result, edgeagent-VERSION-oci-amd64.tar, is an OCI image layout in one file. `podman load`, `docker load` (25 or
+newer) and `skopeo copy oci-archive:…` read it. It has two layers: Debian's Python with the libraries that the wheels
+need, and edgeagent. There is no shell and no package manager in it. The same wheels, packages of Debian and
 SOURCE_DATE_EPOCH give the same bytes. mmdebstrap fetches Debian's packages and checks their signatures.
 """
 
@@ -102,8 +102,9 @@ def make(folder: Path, out: Path, base: Path | None = None, level: int = 6) -> P
             program_tree.set_modes(root, epoch)
         layers = [layer(system, epoch, level), layer(program, epoch, level, VOLUMES)]
     out.mkdir(parents=True, exist_ok=True)
-    image = out / f"edgeagent-{version}-oci.tar"
-    about = configuration(version, ARCHITECTURES[program_tree.machine_of(wheels)], layers, epoch)
+    architecture = ARCHITECTURES[program_tree.machine_of(wheels)]
+    image = out / f"edgeagent-{version}-oci-{architecture}.tar"
+    about = configuration(version, architecture, layers, epoch)
     image.write_bytes(layout(about, layers, f"edgeagent:{version}", epoch))
     return image
 

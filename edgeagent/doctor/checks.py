@@ -69,8 +69,8 @@ def required_bindings() -> str:
 def rebuild_command(facts: Facts, flags: str = "") -> str:
     """Return the shell command that compiles llama.cpp for this CPU, and for a GPU if `flags` are its `gpu_flags`."""
     if facts.tools.is_checkout:
-        # The Makefile has its own defaults, and compiles nothing if flags and CPU are the same as last time.
-        return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "make clean setup"
+        # CMAKE_ARGS asks for a compiled engine. Nothing is compiled if flags and CPU are the same as last time.
+        return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "CMAKE_ARGS= make clean setup"
     flags = " ".join(filter(None, (_WITHOUT_VISION, flags, _WITHOUT_AMX if "amx_int8" in facts.cpu_flags else "")))
     package = required_bindings()
     python = facts.tools.python

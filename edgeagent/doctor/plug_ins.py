@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import platform
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -73,9 +74,9 @@ def install(name: str, folder: Path | None) -> None:
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
     if done.returncode == 0:
         return
-    if "No matching distribution" in done.stderr:
+    if missing := re.search(r"No matching distribution found for (\S+)", done.stderr):
         machine = f"{platform.system()} {platform.machine()} {'-'.join(platform.libc_ver())}".rstrip(" -")
         where = "pip's index" if folder is None else str(folder)
-        raise EdgeAgentError(f"{where} has no {command[-1]} that fits this machine ({machine})")
+        raise EdgeAgentError(f"{where} has no {missing.group(1)} that fits this machine ({machine})")
     said = " ".join(done.stderr.strip().splitlines()[-_NUM_LINES:])
     raise EdgeAgentError(f"pip could not install {command[-1]}: {said or f'status {done.returncode}'}")

@@ -102,6 +102,10 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
         changed(cpu_flags=X86 | {"avx512f", "avx512_vnni"}),
         *("CPU", "warn", "has AVX512, AVX512_VNNI, which this build of llama.cpp does not use", PIP),
     ),
+    "a build for any CPU, in a checkout": (
+        changed(cpu_flags=X86 | {"avx512f"}, tools=Tools("python", is_checkout=True)),
+        *("CPU", "warn", "has AVX512", "to make it faster: CMAKE_ARGS= make clean setup"),
+    ),
     "Arm without dot products": (
         changed(cpu_flags=frozenset({"asimd", "asimddp"}), native=replace(NATIVE, instructions="CPU : NEON = 1 | ")),
         *("CPU", "warn", "has DOTPROD", PIP),

@@ -68,13 +68,13 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
 
 
-def make_wheel(folder: Path, version: str = "0.3.36", platform: str = "any") -> None:
+def make_wheel(folder: Path, version: str = "0.3.36", platform: str = "any", needs: str = "") -> None:
     folder.mkdir(exist_ok=True)
     info = f"edgeagent_engine_vulkan-{version}.dist-info"
     with zipfile.ZipFile(folder / f"edgeagent_engine_vulkan-{version}-py3-none-{platform}.whl", "w") as wheel:
         wheel.writestr("edgeagent_engines/0c1e570/vulkan/libggml-vulkan.so", b"a library")
         wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: edgeagent-engine-vulkan\nVersion: {version}\n"
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: edgeagent-engine-vulkan\nVersion: {version}\n{needs}"
         )
         wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-{platform}\n")
         wheel.writestr(f"{info}/RECORD", "")
@@ -90,6 +90,12 @@ def test_a_wheel_for_another_machine_is_not_installed(tmp_path: Path, environmen
     make_wheel(tmp_path / "wheels", platform="linux_s390x")
     make_wheel(tmp_path / "wheels", version="0.3.35")
     with pytest.raises(EdgeAgentError, match=r"wheels has no edgeagent-engine-vulkan==0\.3\.36 that fits this machine"):
+        plug_ins.install("vulkan", tmp_path / "wheels")
+
+
+def test_what_a_plug_in_needs_and_the_folder_lacks_is_named(tmp_path: Path, environment: Path) -> None:
+    make_wheel(tmp_path / "wheels", needs="Requires-Dist: nvidia-cuda-runtime>=13\n")
+    with pytest.raises(EdgeAgentError, match=r"wheels has no nvidia-cuda-runtime>=13 that fits this machine"):
         plug_ins.install("vulkan", tmp_path / "wheels")
 
 

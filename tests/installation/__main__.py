@@ -25,6 +25,8 @@ TOOLS = {
     "deb": ("lintian", "mmdebstrap", "systemd-nspawn", "nsenter", "setpriv"),
     "oci": ("mmdebstrap", "skopeo", "umoci", "crun", "nsenter", "unshare"),
 }
+# Debian's packages of the tools that have another name.
+PACKAGES = {"systemd-nspawn": "systemd-container"} | dict.fromkeys(("nsenter", "setpriv", "unshare"), "util-linux")
 # The same source under an older version. A revision that is older needs the engine that it was made for.
 OLD_REVISION = "HEAD"
 
@@ -39,7 +41,8 @@ def main() -> int:
     kinds = [arguments.only] if arguments.only else list(TOOLS)
     missing = sorted({tool for kind in kinds for tool in TOOLS[kind] if shutil.which(tool) is None})
     if missing or os.geteuid():
-        print(f"test-install: {', '.join(missing)} missing" if missing else "test-install: run it as root")
+        install = f"apt install {' '.join(sorted({PACKAGES.get(tool, tool) for tool in missing}))}"
+        print(f"test-install: {', '.join(missing)} missing: {install}" if missing else "test-install: run it as root")
         return 1
     os.environ.setdefault("SOURCE_DATE_EPOCH", "1790000000")
     with tempfile.TemporaryDirectory(prefix="edgeagent-install-") as temporary:

@@ -147,6 +147,18 @@ def test_a_part_that_fails_is_one_message(dist: ModuleType, tmp_path: Path, caps
     assert "there is no part nosuch" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="its compiler is not on PATH")
+def test_the_engine_is_built_wherever_a_compiler_is(
+    dist: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(dist, "portable_engines", lambda version: [])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "clang++")
+    assert dist._no_engine() is None
+    monkeypatch.delenv("CXX")
+    assert "build-essential" in dist._no_engine()
+
+
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs sha256sum")
 def test_the_checksums_can_be_checked(dist: ModuleType, parts: list[str], tmp_path: Path) -> None:
     (tmp_path / "offline").mkdir()
