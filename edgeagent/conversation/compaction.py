@@ -19,7 +19,7 @@ from edgeagent.conversation.items import (
     compaction_item,
     to_messages,
 )
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, TokenBudgetExceeded
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelNotFound, TokenBudgetExceeded
 from edgeagent.service.client_sink import Ending
 from edgeagent.service.service import Service
 from edgeagent.types import (
@@ -145,7 +145,10 @@ class EarlySummaries:
         `template` is the conversation's latest request, and `new_id` the id of the summary's. Do nothing if the model
         is not loaded. A failure leaves no summary.
         """
-        model = service.models.find(template.model)
+        try:
+            model = service.models.find(template.model)
+        except ModelNotFound:  # it was removed meanwhile
+            return
         is_loaded = any(each.name == model and each.state is WorkerState.READY for each in service.models.statuses())
         if not is_loaded or self._find(template, instructions, items) is not None:
             return

@@ -10,7 +10,8 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from edgeagent.api.responses.events import TERMINAL
-from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION
+from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION, EarlySummaries
+from edgeagent.service.live_service import LiveService
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, RouteMode, TextDelta, Tier
 from tests.api.serving import check_golden, serve, validate_event
 from tests.backends.fake import Act, FakeBackend, Gate, finished
@@ -208,6 +209,13 @@ async def test_no_summary_of_what_was_deleted_is_kept(client: AsyncOpenAI, backe
     said += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
     await client.responses.create(model="fake", input=said, context_management=MANAGED)
     assert talked(backend)[:4] == [False, True, False, False], "it is summarized again"
+
+
+async def test_a_model_that_was_removed_meanwhile_writes_none(backend: FakeBackend) -> None:
+    gone = GenerateRequest("r1", "gone", ChatPrompt((Message("user", "x"),)))
+    service = LiveService(backend, lambda request: request)
+    await EarlySummaries().write(gone, None, (), service, "sum_1")
+    assert backend.requests == []
 
 
 async def test_over_the_websocket_too(client: AsyncOpenAI, backend: FakeBackend) -> None:
