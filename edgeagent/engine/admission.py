@@ -211,7 +211,7 @@ class Admission:
             sequence.restoring,
             keep=sequence.keeps_prefix,
             priority=sequence.cache_priority,
-            is_open=sequence.spec.is_ahead and sequence.spec.prefill_only,
+            is_open=sequence.is_open,
         )
         sequence.restoring = None
 

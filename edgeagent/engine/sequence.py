@@ -320,6 +320,11 @@ class Sequence:
         return self.spec.write_cache and not self.is_purged and not self.is_apart
 
     @property
+    def is_open(self) -> bool:
+        """Whether its last message may grow, so that a later revision of it replaces its end."""
+        return self.spec.is_ahead and self.spec.prefill_only
+
+    @property
     def num_output(self) -> int:
         """How many tokens were generated, delivered ones included."""
         return len(self.tokens) - self.num_prompt

@@ -178,7 +178,11 @@ class DraftModel:
         draft = self._drafts.pop(sequence.id, None)
         if draft is not None:
             self.prefixes.release(
-                draft.seq_id, draft.restoring, keep=sequence.keeps_prefix, priority=sequence.cache_priority
+                draft.seq_id,
+                draft.restoring,
+                keep=sequence.keeps_prefix,
+                priority=sequence.cache_priority,
+                is_open=sequence.is_open,
             )
 
     def _begin(self, sequence: Sequence) -> _Draft | None:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Start Ray's head on this machine and deploy serve.yaml; other machines join with start-node.sh.
-# RAY_AUTH_MODE=token: whoever may talk to Ray's ports may run code, so they ask for a token (and stay behind a firewall).
+# RAY_AUTH_MODE=token: a program that may talk to Ray's ports may run code, so they ask for a token and stay behind a firewall.
 set -eu
 cd "$(dirname "$0")"
 export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
