@@ -93,12 +93,16 @@ class FollowedFiles(ABC, Generic[T]):
     """Files of a folder that commands change while the daemon uses them. They are read again after a change.
 
     The code of one iteration of the event loop may ask two dozen times, so the files are looked at once in each
-    iteration; without a loop, at every use. While they cannot be read, the value is `empty` and `trouble` says why.
-    They are then read again after RETRY_S seconds even if unchanged, since the cause may be outside the files.
+    iteration (see also `looks_at_every_use`); without a loop, at every use. While they cannot be read, the value is
+    `empty` and `trouble` says why. They are then read again after RETRY_S seconds even if unchanged, since the cause
+    may be outside the files.
     """
 
     counts_writes: ClassVar[bool] = False
     """Whether the revision grows also if a file was written with the same content."""
+
+    looks_at_every_use: ClassVar[bool] = False
+    """Whether the files are looked at at every use also in an event loop, because no older value may ever be used."""
 
     def __init__(self, folder: Path, files: Sequence[Path], empty: T, clock: Callable[[], float]) -> None:
         self._folder, self._files, self._empty, self._clock = folder, tuple(files), empty, clock
@@ -135,11 +139,12 @@ class FollowedFiles(ABC, Generic[T]):
     def _look(self) -> None:
         if self._has_looked:
             return
-        import asyncio  # a worker, which locks files too, must not import it
+        if not self.looks_at_every_use:
+            import asyncio  # a worker, which locks files too, must not import it
 
-        with suppress(RuntimeError):  # no loop runs
-            asyncio.get_running_loop().call_soon(self._look_again)
-            self._has_looked = True
+            with suppress(RuntimeError):  # no loop runs
+                asyncio.get_running_loop().call_soon(self._look_again)
+                self._has_looked = True
         stamps = [_folder_stamp(self._folder), *map(file_stamp, self._files)]
         is_written = self.counts_writes and self._stamps is not None and stamps != self._stamps
         if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):

@@ -111,6 +111,8 @@ class Keys(Protocol):
 class KeyRing(FollowedFiles[tuple[tuple[bytes, Client], ...]]):
     """The Keys of a state folder."""
 
+    looks_at_every_use = True  # a token that was removed earlier in the same iteration of the event loop opens nothing
+
     def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(state_dir, [state_dir / TOKEN_FILE, state_dir / CLIENTS_FILE], (), clock)
         # Digests of tokens that were valid earlier in this process. A removed token of an older edgeagent can be

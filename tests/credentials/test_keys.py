@@ -145,6 +145,16 @@ def test_clients_are_added_replaced_and_removed(tmp_path: Path) -> None:
         remove_client(tmp_path, "screen")
 
 
+async def test_a_removed_token_ends_within_the_same_iteration_of_the_event_loop(tmp_path: Path) -> None:
+    token, ring = add_client(tmp_path, "kiosk", [Scope.INFER]), KeyRing(tmp_path)
+    assert key_status(ring, token) is KeyStatus.KNOWN
+    before = ring.revision
+    remove_client(tmp_path, "kiosk")
+    assert ring.holder(digest(token.encode())) is None
+    assert key_status(ring, token) is KeyStatus.UNKNOWN
+    assert ring.revision != before
+
+
 def test_a_route_is_kept_with_the_token_and_its_change_is_a_change(tmp_path: Path) -> None:
     token, ring = add_client(tmp_path, "kiosk", [Scope.INFER], RouteMode.LOCAL_ONLY), KeyRing(tmp_path)
     token_digest = digest(token.encode())
