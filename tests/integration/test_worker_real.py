@@ -316,6 +316,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.types import WorkerState
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
+from tests.worker.support import found_at
 
 async def main():
     config = Config(engine=EngineConfig(threads=1))
