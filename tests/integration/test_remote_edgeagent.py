@@ -30,9 +30,10 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="kill -9")
 HOME_CONTEXT = 1024
 # Long enough to break something midway: an answer never ends by itself.
 LONG, SHORT = 800, 8
-# Cut at any point, this answer's text tokenizes to the tokens that were drawn. For other prompts, "." and a line end
-# may be two drawn tokens where the text gives one, so the continuation may differ.
-PROMPT = "Tell me a joke."
+# Cut at any point, this answer's text tokenizes to the tokens that were drawn, and no two tokens are almost equally
+# likely. For other prompts, "." and a line end may be two drawn tokens where the text gives one, so the continuation may
+# differ.
+PROMPT = "no"
 # Exceeds the first daemon's context, but not the second one's.
 LONG_PROMPT = "word " * (HOME_CONTEXT + 100)
 LOCAL_FIRST, LOCAL_ONLY = {"route": "prefer_local"}, {"route": "local_only"}
