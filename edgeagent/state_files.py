@@ -94,8 +94,8 @@ class FollowedFiles(ABC, Generic[T]):
 
     The code of one iteration of the event loop may ask two dozen times, so the files are looked at once in each
     iteration (see also `looks_at_every_use`); without a loop, at every use. While they cannot be read, the value is
-    `empty` and `trouble` says why. They are then read again after RETRY_S seconds even if unchanged, since the cause
-    may be outside the files.
+    `empty` and `trouble` says why. They are then read again even if unchanged, since the cause may lie elsewhere:
+    after RETRY_S seconds, or at the next use if `looks_at_every_use`.
     """
 
     counts_writes: ClassVar[bool] = False
@@ -147,7 +147,8 @@ class FollowedFiles(ABC, Generic[T]):
                 self._has_looked = True
         stamps = [_folder_stamp(self._folder), *map(file_stamp, self._files)]
         is_written = self.counts_writes and self._stamps is not None and stamps != self._stamps
-        if stamps == self._stamps and not (self._trouble and self._clock() >= self._retry_at_s):
+        may_retry = self.looks_at_every_use or self._clock() >= self._retry_at_s
+        if stamps == self._stamps and not (self._trouble and may_retry):
             return
         value, trouble = self._value, self._trouble
         try:
