@@ -31,8 +31,8 @@ HOME_CONTEXT = 1024
 # Long enough to break something midway: an answer never ends by itself.
 LONG, SHORT = 800, 8
 # Cut at any point, this answer's text tokenizes to the tokens that were drawn, and no two tokens are almost equally
-# likely. For other prompts, "." and a line end may be two drawn tokens where the text gives one, so the continuation may
-# differ.
+# likely. For other prompts, "." and a line end may be two drawn tokens where the text gives one, so another daemon may
+# continue differently.
 PROMPT = "no"
 # Exceeds the first daemon's context, but not the second one's.
 LONG_PROMPT = "word " * (HOME_CONTEXT + 100)
