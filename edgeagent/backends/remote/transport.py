@@ -36,6 +36,17 @@ _MAX_PROXY_CHARS = 100
 _SLEPT_S = 5.0
 # Connections beyond those for requests: for probes, and for connections that are being closed.
 _SPARE_CONNECTIONS = 4
+# After these of its events, httpcore awaits a lock. A cancel at that moment would leave the request, or a connection
+# that is neither idle nor closed, in the pool forever.
+_NOT_TO_CANCEL_AFTER = frozenset(
+    {
+        "connect_tcp.complete",
+        "start_tls.complete",
+        "setup_socks5_connection.complete",
+        "response_closed.started",
+        "response_closed.complete",
+    }
+)
 _CUT = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
 
 
@@ -137,6 +148,7 @@ class Transport:
 
         async def trace(event: str, details: dict[str, Any]) -> None:
             stages.note(event, network.stages)
+            exchange.note(event)
             del details
 
         request = httpcore.Request(
@@ -233,7 +245,8 @@ class Exchange:
 
     One task does all its work, and is cancelled at most once. httpcore awaits while it cleans up after a cancel. A
     second cancel, for example from a client that disconnects after a timeout, would interrupt the cleanup. The
-    connection would then never be closed, and the remote would continue to generate.
+    connection would then never be closed, and the remote would continue to generate. For the same reason, a cancel
+    waits until httpcore has a new connection in use, and does not come while httpcore closes the answer.
     """
 
     def __init__(self, stages: CallStages) -> None:
@@ -246,6 +259,7 @@ class Exchange:
         self._arrived, self._taken = asyncio.Event(), asyncio.Event()
         self._failure: BaseException | None = None
         self._is_complete = self._is_left = False
+        self._is_not_to_cancel = self._must_stop = False
 
     @property
     def content_type(self) -> str:
@@ -318,6 +332,17 @@ class Exchange:
             with contextlib.suppress(*_CUT):
                 await response.aclose()
 
+    def note(self, event: str) -> None:
+        """Note one of httpcore's trace events; carry out a cancel that had to wait for it."""
+        stage = event.partition(".")[2]
+        self._is_not_to_cancel = stage in _NOT_TO_CANCEL_AFTER
+        if not self._must_stop or self._is_not_to_cancel:
+            return
+        self._must_stop = False
+        if stage == "send_request_headers.started":
+            raise asyncio.CancelledError  # at once: nothing is to be sent
+        self._stop()
+
     def end(self, task: asyncio.Task[None]) -> None:
         """Note why the task has ended."""
         if task.cancelled():
@@ -337,7 +362,9 @@ class Exchange:
         return Failure(kind, "the connection broke before an answer came", was_reused=not self.stages.is_new)
 
     def _stop(self) -> None:
-        if self.task is not None and not self.task.cancelling():
+        if self._is_not_to_cancel:
+            self._must_stop = True
+        elif self.task is not None and not self.task.cancelling():
             self.task.cancel()
 
     async def _more(self) -> None:

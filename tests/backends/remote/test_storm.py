@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from functools import partial
 
 import pytest
 
 from edgeagent.backends.remote.backend import RemoteBackend
+from edgeagent.backends.remote.failures import Failure
+from edgeagent.backends.remote.transport import Call, _Connections
 from edgeagent.remotes import Limits
 from edgeagent.types import ChatPrompt, Message, replace
 from tests.backends.reading import steps_of
@@ -80,3 +84,30 @@ async def test_a_storm(seed: int) -> None:
         backend(one.url, other.url, ledger=rows, limits=LIMITS) as remote,
     ):
         await weather(remote, rows, seed, 90)
+
+
+@pytest.mark.parametrize("is_headed", [False, True], ids=["before its head", "after its head"])
+@pytest.mark.parametrize("script", [stream(answer("a")), plain(500), half(ROLE, Act.RESET), [Act.RESET]])
+async def test_a_call_that_is_left_at_any_moment_leaves_nothing_in_the_pool(script: Script, is_headed: bool) -> None:
+    call = Call("/chat/completions", b"{}", request_id=REQUEST.id)
+    async with faults(script) as server, backend(server.url) as remote:
+        transport = remote._cluster.endpoints[0].transport
+        for num_steps in range(60):
+            # New connections for each call: a call can also be left while it opens its own.
+            await transport.drop()
+            used = transport._connections
+            opening = asyncio.create_task(transport.open(permit(), call))
+            if is_headed:
+                await asyncio.wait([opening])
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Failure):
+                (await opening).close()
+            await until(partial(_is_unused, used))
+            left = [each.info() for each in used.pool.connections if not (each.is_idle() or each.is_closed())]
+            assert (used.pool._requests, left) == ([], []), f"left after {num_steps} steps"
+
+
+def _is_unused(connections: _Connections) -> bool:
+    return not connections.num_used
