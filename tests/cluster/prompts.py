@@ -28,4 +28,16 @@ NAMES = [
     "Gus",
     "Fay",
 ]
-CANDIDATES = [f"Hello, my name is {name}." for name in NAMES]
+# The endless model's answers to these have no two tokens that are almost equally likely, and their text, cut at any
+# point, tokenizes to the tokens that were drawn.
+CERTAIN = [
+    "no",
+    "no need",
+    "no more",
+    "yes",
+    "coffee coffee coffee",
+    "coffee coffee coffee coffee",
+    "word word word",
+    "word word word word",
+]
+CANDIDATES = [*CERTAIN, *(f"Hello, my name is {name}." for name in NAMES[:16])]
