@@ -357,11 +357,10 @@ class Story:
 
     async def is_steady(self, prompt: str, text: str) -> bool:
         """Whether vLLM continues the text unchanged, from a quarter and from half of it."""
-        cuts = [text.find(". ", len(text) * quarters // 4) + 1 for quarters in (1, 2)]
-        rests = [await self.cluster.continuation(prompt, text[:cut], LONG // 3) for cut in cuts if cut]
-        return len(rests) == len(cuts) and all(
-            text[cut:].startswith(rest) for cut, rest in zip(cuts, rests, strict=True)
-        )
+        # A space belongs to the word behind it, so tokens end before it.
+        cuts = [text.index(" ", len(text) * quarters // 4) for quarters in (1, 2)]
+        rests = [await self.cluster.continuation(prompt, text[:cut], LONG // 3) for cut in cuts]
+        return all(text[cut:].startswith(rest) for cut, rest in zip(cuts, rests, strict=True))
 
     async def texts(self, **fields: object) -> dict[str, str]:
         """Return the undisturbed answers to all candidates."""
