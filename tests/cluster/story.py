@@ -358,7 +358,9 @@ class Story:
     async def is_steady(self, prompt: str, text: str) -> bool:
         """Whether vLLM continues the text unchanged, from a quarter and from half of it."""
         # A space belongs to the word behind it, so tokens end before it.
-        cuts = [text.index(" ", len(text) * quarters // 4) for quarters in (1, 2)]
+        cuts = [text.find(" ", len(text) * quarters // 4) for quarters in (1, 2)]
+        if -1 in cuts:
+            return False
         rests = [await self.cluster.continuation(prompt, text[:cut], LONG // 3) for cut in cuts]
         return all(text[cut:].startswith(rest) for cut, rest in zip(cuts, rests, strict=True))
 
