@@ -105,15 +105,7 @@ def archive(root: Path, epoch: int, left_out: str | None = None) -> bytes:
             name = path.relative_to(root)
             if left_out is not None and name.parts[:1] == (left_out,):
                 continue
-            member = tar.gettarinfo(path, "." if path == root else f"./{name.as_posix()}")
-            member.uid = member.gid = 0
-            member.uname = member.gname = "root"
-            member.mtime = epoch
-            if member.isfile():
-                with path.open("rb") as file:
-                    tar.addfile(member, file)
-            else:
-                tar.addfile(member)
+            program_tree.add_member(tar, path, "." if path == root else f"./{name.as_posix()}", epoch)
     return raw.getvalue()
 
 

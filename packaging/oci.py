@@ -188,16 +188,7 @@ def layer(root: Path, epoch: int, level: int, volumes: Iterable[str] = ()) -> Bl
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(root.rglob("*")):
-            member = tar.gettarinfo(path, path.relative_to(root).as_posix())
-            member.uid = member.gid = 0
-            member.uname = member.gname = ""
-            member.mtime = epoch
-            if member.isfile():
-                with path.open("rb") as file:
-                    tar.addfile(member, file)
-            else:
-                member.type = tarfile.SYMTYPE if path.is_symlink() else member.type
-                tar.addfile(member)
+            program_tree.add_member(tar, path, path.relative_to(root).as_posix(), epoch)
         for name in volumes:
             folder = tarfile.TarInfo(name.strip("/"))
             folder.type, folder.mode, folder.mtime, folder.uid, folder.gid = tarfile.DIRTYPE, 0o700, epoch, UID, UID

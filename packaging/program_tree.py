@@ -11,6 +11,7 @@ import re
 import stat
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from email.message import Message
@@ -163,6 +164,19 @@ def set_modes(root: Path, epoch: int) -> None:
             path.chmod(0o755 if is_run else 0o644)
         os.utime(path, (epoch, epoch), follow_symlinks=False)
     root.chmod(0o755)
+
+
+def add_member(tar: tarfile.TarFile, path: Path, name: str, epoch: int) -> None:
+    """Add a file, link or folder to a tar file under a name, owned by root."""
+    member = tar.gettarinfo(path, name)
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    member.mtime = epoch
+    if member.isfile():
+        with path.open("rb") as file:
+            tar.addfile(member, file)
+    else:
+        tar.addfile(member)
 
 
 def epoch() -> int:

@@ -18,7 +18,7 @@ from edgeagent.types import Tier
 from tests.cluster.client import Answer, Client
 from tests.cluster.findings import difference, moves, percentile, places, silence
 from tests.cluster.llama_server import LlamaServer
-from tests.cluster.prompts import NAMES
+from tests.cluster.prompts import CERTAIN, NAMES
 from tests.cluster.stage import Engine, Stage
 from tests.cluster.story import LOCAL_FIRST, LOCAL_ONLY, NOTICE_LIMIT_S
 
@@ -93,14 +93,11 @@ async def steady_prompts(stage: Stage) -> list[str]:
     """Return prompts whose greedy answers can be compared.
 
     - The answer's text tokenizes to the answer's own tokens. Another place continues from the text; if the model wrote
-      two
-    tokens where the text has one, the prefix differs. After its natural end the bundled model does this in two of three
-    answers.
+      two tokens where the text has one, the prefix differs. After its natural end the bundled model often does this.
     - The answer is the same each time, here and at the remote. Results depend on the rest of the batch, so an answer
-      with
-    two almost equally likely tokens may change.
+      with two almost equally likely tokens may change.
     """
-    candidates = [f"{greeting}, my name is {name}." for greeting in GREETINGS for name in NAMES]
+    candidates = [*CERTAIN, *(f"{greeting}, my name is {name}." for greeting in GREETINGS for name in NAMES)]
     steady: list[str] = []
     async with stage.client() as client:
         for start in range(0, len(candidates), NUM_STREAMS):

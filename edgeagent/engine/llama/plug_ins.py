@@ -3,8 +3,9 @@
 The portable engine has one library for each generation of CPUs, and ggml chooses the best one that this CPU can run. A
 build for one machine has its back ends linked in, and nothing is loaded here.
 
-Only two folders are read: llama_cpp/lib, and that of the plug-in wheels beside llama_cpp. ggml_backend_load_all() is
-not called, since it also searches the folder of the program and the current folder.
+Only two folders are searched: llama_cpp/lib, and that of the plug-in wheels beside llama_cpp. ggml_backend_load_all()
+is not called, since it also searches the folder of the program and the current folder. ggml also loads the library that
+GGML_BACKEND_PATH names: a user's own choice, like PYTHONPATH.
 """
 
 from __future__ import annotations
