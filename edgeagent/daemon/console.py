@@ -119,7 +119,7 @@ MAX_LOG_BYTES = 8 << 20
 class LogFile(io.TextIOBase):
     """A log file, readable by this user only. At MAX_LOG_BYTES it is renamed to NAME.1, and a new file begins.
 
-    Only one thread may write to it. Raise OSError if the file cannot be opened.
+    Only one thread may write to it. If the file cannot be opened, raise OSError; the next write tries again.
     """
 
     encoding = "utf-8"
@@ -130,12 +130,13 @@ class LogFile(io.TextIOBase):
         self._file = self._open()
 
     def write(self, text: str, /) -> int:
-        if self._file.tell() >= MAX_LOG_BYTES:
-            # It fails on Windows while another program reads the file. Then the file grows until the next try.
+        if self._file.closed or self._file.tell() >= MAX_LOG_BYTES:
+            self._file.close()  # Windows renames no open file
+            # It fails there while another program reads the file. Then the file grows until the next try.
             with suppress(OSError):
-                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-                full, self._file = self._file, self._open()
-                full.close()
+                if self._path.stat().st_size >= MAX_LOG_BYTES:
+                    self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self._file = self._open()
         self._file.write(text.encode(errors="backslashreplace"))
         return len(text)
 

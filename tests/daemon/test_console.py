@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+import psutil
 import pytest
 
 from edgeagent.daemon import console as module
@@ -76,3 +77,33 @@ def test_a_log_file_is_private_and_renamed_when_it_is_full(tmp_path: Path, monke
     with LogFile(path) as file, console(file) as lines:
         lines.write("again\n")
     assert path.read_text() == "line 4\nagain\n"
+
+
+def test_a_log_file_goes_on_after_its_folder_was_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOG_BYTES", 4)
+    folder, away = tmp_path / "logs", tmp_path / "away"
+    with LogFile(folder / "daemon.log") as file:
+        file.write("one\n")
+        folder.rename(away)
+        with pytest.raises(FileNotFoundError):
+            file.write("two\n")
+        away.rename(folder)
+        file.write("three\n")
+        file.write("four\n")
+    assert [(folder / name).read_text() for name in ("daemon.log.1", "daemon.log")] == ["three\n", "four\n"]
+
+
+def test_a_full_log_file_is_closed_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows renames no open file."""
+    monkeypatch.setattr(module, "MAX_LOG_BYTES", 4)
+    rename = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        assert path not in [Path(each.path) for each in psutil.Process().open_files()]
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with LogFile(tmp_path / "daemon.log") as file:
+        file.write("one\n")
+        file.write("two\n")
+    assert (tmp_path / "daemon.log.1").read_text() == "one\n"
