@@ -122,28 +122,43 @@ async def _summarize(template: GenerateRequest, messages: Sequence[Message], ser
 
 @dataclass(slots=True, eq=False)
 class _Early:
-    """The summary of a conversation's first `num_items` items. It is empty while `task` writes it."""
+    """The summary of a conversation's first `num_items` items. It is empty while `task` writes it.
+
+    `owner`: see `EarlySummaries.write`.
+    """
 
     client: tuple[str, str]
     num_items: int
     beginning: int  # a hash
     task: asyncio.Task[object] | None
+    owner: object | None
     text: str = ""
 
 
 class EarlySummaries:
-    """Summaries that are written before they are needed. They stay in this process, and only the latest are kept."""
+    """Summaries that are written before they are needed. They stay in this process, and only the latest are kept.
+
+    One of a conversation with `store: false` over HTTP stays too, as the cached prefix of its prompt does: the client
+    sends the conversation again, and nothing tells that it will not.
+    """
 
     def __init__(self) -> None:
         self._made: list[_Early] = []  # the latest one comes last
 
     async def write(
-        self, template: GenerateRequest, instructions: str | None, items: Sequence[Item], service: Service, new_id: str
+        self,
+        template: GenerateRequest,
+        instructions: str | None,
+        items: Sequence[Item],
+        service: Service,
+        new_id: str,
+        owner: object | None = None,
     ) -> None:
         """Summarize a conversation in idle time on this machine, unless its beginning is summarized already.
 
         `template` is the conversation's latest request, and `new_id` the id of the summary's. Do nothing if the model
-        is not loaded. A failure leaves no summary.
+        is not loaded. A failure leaves no summary. `owner`: the connection with which the conversation ends, if it is
+        stored nowhere else; see `disconnected`.
         """
         try:
             model = service.models.find(template.model)
@@ -153,7 +168,7 @@ class EarlySummaries:
         if not is_loaded or self._find(template, instructions, items) is not None:
             return
         beginning = _beginning(template, instructions, items)
-        early = _Early(_client(template), len(items), beginning, asyncio.current_task())
+        early = _Early(_client(template), len(items), beginning, asyncio.current_task(), owner)
         self._made = [*self._made[1 - _MAX_EARLY :], early]
         cache = replace(template.cache, lane="")  # the lane's prefix is that of its next turn
         quiet = replace(template, id=new_id, tier=Tier.BATCH, is_ahead=True, cache=cache)
@@ -183,7 +198,13 @@ class EarlySummaries:
 
     def forget(self, partition: str | None) -> None:
         """Drop the summaries of a client; those of all clients if `partition` is None."""
-        gone = [each for each in self._made if partition in (None, each.client[0])]
+        self._drop([each for each in self._made if partition in (None, each.client[0])])
+
+    def disconnected(self, owner: object) -> None:
+        """Drop the summaries of conversations that have ended with their connection."""
+        self._drop([each for each in self._made if each.owner is owner])
+
+    def _drop(self, gone: Sequence[_Early]) -> None:
         self._made = [each for each in self._made if each not in gone]
         for early in gone:
             if early.task is not None:

@@ -229,6 +229,35 @@ async def test_over_the_websocket_too(client: AsyncOpenAI, backend: FakeBackend)
     await eventually(lambda: talked(backend).count(True) == 2)
 
 
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_the_summary_of_what_is_not_stored_ends_with_its_connection(
+    client: AsyncOpenAI, backend: FakeBackend, is_stored: bool, is_written: bool
+) -> None:
+    gate = Gate()
+    backend.script = lambda request: [gate, *soon_too_long(request)] if request.is_ahead else soon_too_long(request)
+    if is_written:
+        gate.opened.set()
+    said: Any = [{"role": "user", "content": LONG}]
+    async with client.responses.connect() as connection:
+        await connection.response.create(model="fake", input=said, store=is_stored, context_management=MANAGED)
+        async for event in connection:
+            if event.type in TERMINAL:
+                break
+        await gate.reached.wait()
+        if is_written:
+            await eventually(lambda: backend.num_live == 0)
+    if not is_stored:
+        await eventually(lambda: backend.num_live == 0)
+    gate.opened.set()
+    await eventually(lambda: backend.num_live == 0)
+    said += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "more"}]
+    await client.responses.create(model="fake", input=said, context_management=MANAGED)
+    await eventually(lambda: len(backend.requests) >= 4)
+    summarized = [messages_of(request)[-1].content == INSTRUCTION for request in backend.requests[2:4]]
+    assert summarized == ([False, True] if is_stored else [True, False]), "written again for the request, or later"
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -225,8 +225,11 @@ async def _compact(turn: Turn, service: Service, item_id: str, early: EarlySumma
     return item
 
 
-def summarize_early(turn: Turn, context: Context) -> None:
-    """Summarize the conversation of a turn that is over, in idle time, if it will soon be too long."""
+def summarize_early(turn: Turn, context: Context, connection: object | None = None) -> None:
+    """Summarize the conversation of a turn that is over, in idle time, if it will soon be too long.
+
+    `connection`: the WebSocket that keeps the conversation, and that alone if it is not stored.
+    """
     threshold, response, output = turn.create.compact_threshold, turn.events.response, turn.events.items
     usage = response.get("usage")
     if threshold is None or usage is None or response["status"] != "completed" or turn.request.prefill_only:
@@ -235,7 +238,8 @@ def summarize_early(turn: Turn, context: Context) -> None:
     if usage["total_tokens"] < EARLY_SHARE * threshold or is_remote or not output or isinstance(output[-1], CallItem):
         return
     items, early = (*turn.conversation.items, *output), context.responses.early_summaries
-    work = early.write(turn.request, turn.create.body.instructions, items, context.service, new_id("sum"))
+    owner = None if response["store"] else connection
+    work = early.write(turn.request, turn.create.body.instructions, items, context.service, new_id("sum"), owner)
     context.responses.carry_on(work)
 
 

@@ -136,6 +136,7 @@ class Connection:
                     await _cancel([reader, *ends, *writing, *self._tasks])
                 finally:
                     self._release_all()
+                    self._responses.early_summaries.disconnected(self)
         trouble = self._trouble if reader.cancelled() else self._trouble or reader.exception()
         if isinstance(trouble, Exception):
             to_client_error("a WebSocket", trouble)
@@ -228,7 +229,7 @@ class Connection:
             case End(live, response):
                 live.is_ending = True
                 self._register(live)
-                summarize_early(live.turn, self._api)
+                summarize_early(live.turn, self._api, self)
                 if response is not None:
                     live.stored_future = self._store.add(response, live.turn.events.to_store())
                 self._shrink(live)
