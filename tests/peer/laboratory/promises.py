@@ -1,4 +1,4 @@
-"""The scenario in which more requests arrive than the server can answer, with and without a latency that they state."""
+"""How well the server predicts first tokens, and what that is worth when more requests arrive than it can answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from edgeagent.bench.client import BenchRequest, Trace
 from edgeagent.bench.scenarios import (
+    FEW_TOKENS,
     SHORT_PROMPT_TOKENS,
+    Live,
     MeasuredServer,
     Metric,
     Round,
@@ -19,6 +21,7 @@ from edgeagent.bench.scenarios import (
     opened,
     tasks,
 )
+from edgeagent.bench.stats import median
 from edgeagent.errors import Overloaded
 
 TTFT_MS = 2000.0
@@ -28,6 +31,10 @@ WINDOW_S = 20.0
 NUM_FIRST = 50
 """The requests before those whose prediction counts."""
 MAX_ERROR = 0.2
+NUM_PREDICTED = 60
+NUM_STREAMS = 4
+EQUAL_TOKENS = 200
+LEAST_TOKENS, MOST_TOKENS = 32, 512
 
 CAPACITY = Metric("capacity", "requests/s", "as many at once as the server answers together", "neither")
 ARRIVED = Metric("arrived", "requests", "while more arrive than can be answered", "neither")
@@ -38,6 +45,10 @@ WITHOUT = Metric("goodput without", "requests/s", "the same, without a latency i
 GAIN = Metric("gain", "x", "goodput, of that without a stated latency", "higher")
 REFUSAL = Metric("refusal", "ms", "until a request was refused")
 PREDICTED = Metric("predicted", "share", f"first token within {MAX_ERROR:.0%} of what was predicted", "higher")
+PREDICTED_ALONE = Metric("alone", "share", f"first token within {MAX_ERROR:.0%}, one request at a time", "higher")
+PREDICTED_BESIDE = Metric("beside", "share", f"the same beside {NUM_STREAMS} streams", "higher")
+EQUAL_ALONE = Metric("equal alone", "share", f"of equal requests, within {MAX_ERROR:.0%} of their median", "higher")
+EQUAL_BESIDE = Metric("equal beside", "share", f"the same beside {NUM_STREAMS} streams", "higher")
 
 
 @dataclass(slots=True)
@@ -89,11 +100,53 @@ async def promise(measured: MeasuredServer, workload: Workload, round_id: str) -
 def share_predicted(traces: Sequence[Trace]) -> list[float]:
     """Return the share of answers whose first token came as predicted, as a list of one value; empty without any."""
     errors = [
-        abs(trace.first_token_ms / trace.expected_ms - 1)
+        abs(trace.expected_ms / trace.first_token_ms - 1)
         for trace in traces
-        if trace.expected_ms and trace.first_token_ms is not None
+        if trace.expected_ms and trace.first_token_ms
     ]
     return [sum(error <= MAX_ERROR for error in errors) / len(errors)] if errors else []
+
+
+def share_equal(traces: Sequence[Trace]) -> list[float]:
+    """Return the share of first tokens within MAX_ERROR of their median: the most that a prediction can reach."""
+    times_ms = [trace.first_token_ms for trace in traces if trace.first_token_ms]
+    usual_ms = median(times_ms) if times_ms else 0.0
+    return [sum(abs(usual_ms / each - 1) <= MAX_ERROR for each in times_ms) / len(times_ms)] if times_ms else []
+
+
+async def predicted(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
+    """Send requests of random lengths one after another, then equal ones: first alone, then beside NUM_STREAMS streams.
+
+    Of each, the first NUM_FIRST do not count.
+    """
+    draws = random.Random(f"{measured.prompts.seed} {round_id}")
+
+    async def ask(name: str) -> tuple[list[float], list[float]]:
+        """Return the share of the random requests that came as predicted, and that of the equal ones."""
+        traces = list[Trace]()
+        async with opened(measured) as connection:
+            for number in range(NUM_FIRST + 2 * NUM_PREDICTED):
+                is_random = number < NUM_FIRST + NUM_PREDICTED
+                num_tokens = round(LEAST_TOKENS * (MOST_TOKENS / LEAST_TOKENS) ** draws.random())
+                prompt = measured.prompts.cold(f"{name} {number}", num_tokens if is_random else EQUAL_TOKENS)
+                traces.append(Trace())
+                await connection.ask(BenchRequest(prompt, FEW_TOKENS), traces[-1])
+                await asyncio.sleep(draws.uniform(0.0, 0.1))  # a stream's step may just have begun, or end soon
+        return share_predicted(traces[NUM_FIRST:-NUM_PREDICTED]), share_equal(traces[-NUM_PREDICTED:])
+
+    alone, equal_alone = await ask(f"alone {round_id}")
+    lanes = [Live() for _ in range(NUM_STREAMS)]
+    async with tasks() as group:
+        running = [
+            group.create_task(live.run(measured, workload, f"stream {round_id} {lane}"))
+            for lane, live in enumerate(lanes)
+        ]
+        for live in lanes:
+            await live.reach(1)
+        beside, equal_beside = await ask(f"beside {round_id}")
+        for task in running:
+            task.cancel()
+    return {PREDICTED_ALONE: alone, EQUAL_ALONE: equal_alone, PREDICTED_BESIDE: beside, EQUAL_BESIDE: equal_beside}
 
 
 async def _capacity(measured: MeasuredServer, workload: Workload, round_id: str) -> float:
@@ -139,6 +192,13 @@ async def _arrive(
 
 
 SCENARIOS = (
+    Scenario(
+        "predicted",
+        "first tokens as predicted",
+        (PREDICTED_ALONE, EQUAL_ALONE, PREDICTED_BESIDE, EQUAL_BESIDE),
+        predicted,
+        is_once=True,
+    ),
     Scenario(
         "promise",
         "more requests than the server can answer, with the latency that they need",

@@ -62,6 +62,19 @@ async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch)
     assert len(samples[promises.REFUSAL]) == samples[promises.ARRIVED][0] - round(num_accepted)
 
 
+async def test_equal_requests_show_what_a_prediction_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promises, "NUM_FIRST", 1)
+    monkeypatch.setattr(promises, "NUM_PREDICTED", 3)
+    backend = FakeBackend()
+    async with measured_server(backend) as measured:
+        samples = await SCENARIOS["predicted"].round(measured, WORKLOAD, "0")
+    assert set(samples) == set(SCENARIOS["predicted"].metrics)
+    assert samples[promises.PREDICTED_ALONE] == samples[promises.PREDICTED_BESIDE] == [], "the fake predicts nothing"
+    assert len(samples[promises.EQUAL_ALONE]) == len(samples[promises.EQUAL_BESIDE]) == 1
+    short = [request for request in backend.requests if request.max_tokens == 2]
+    assert len({prompt_of(request) for request in short}) == len(short) >= 14
+
+
 def test_arrivals_are_independent_and_repeatable() -> None:
     times = arrival_times(50.0, 20.0, "1")
     assert times == arrival_times(50.0, 20.0, "1")
@@ -71,7 +84,7 @@ def test_arrivals_are_independent_and_repeatable() -> None:
 
 
 def test_a_prediction_counts_if_it_is_a_fifth_off() -> None:
-    pairs = [(100.0, 81.0), (100.0, 119.0), (100.0, 121.0), (100.0, 20.0), (None, 5.0)]
+    pairs = [(100.0, 84.0), (100.0, 124.0), (100.0, 126.0), (100.0, 82.0), (None, 5.0)]
     traces = [Trace(expected_ms=expected, first_token_ms=first) for expected, first in pairs]
     assert share_predicted(traces) == [0.5]
     assert share_predicted([]) == []
