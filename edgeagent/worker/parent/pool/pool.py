@@ -38,8 +38,8 @@ from edgeagent.worker.parent.pool.loading import (
 )
 from edgeagent.worker.parent.pool.memory import HOLD_S, Memory, power_under, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
-from edgeagent.worker.parent.supervision.live_requests import Receiver
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
+from edgeagent.worker.parent.supervision.model_requests import Receiver
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.protocol import FULL_POWER

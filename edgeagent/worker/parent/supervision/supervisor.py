@@ -20,8 +20,8 @@ from edgeagent.errors import EdgeAgentError, InternalError, from_code
 from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus, QueryAnswer, TextQuery, WorkerState
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
-from edgeagent.worker.parent.supervision.live_requests import AcceptedRequest, EndKind, ModelRequests, Receiver
 from edgeagent.worker.parent.supervision.load_time import LoadTime
+from edgeagent.worker.parent.supervision.model_requests import AcceptedRequest, EndKind, ModelRequests, Receiver
 from edgeagent.worker.parent.supervision.queries import Queries
 from edgeagent.worker.parent.supervision.renderer import RendererProcess
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits

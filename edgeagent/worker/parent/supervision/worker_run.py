@@ -14,7 +14,7 @@ from edgeagent.types import ModelInfo, WorkerStatus
 from edgeagent.worker.exit_cause import is_from_outside, one_line, read_notes, read_unwritten
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel
-from edgeagent.worker.parent.supervision.live_requests import EndKind
+from edgeagent.worker.parent.supervision.model_requests import EndKind
 from edgeagent.worker.parent.supervision.renderer import RendererProcess
 from edgeagent.worker.parent.supervision.watchdog import Hang, Owed, Signs, SupervisionLimits, Watchdog
 from edgeagent.worker.protocol import (

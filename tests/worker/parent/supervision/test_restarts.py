@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.worker.parent.supervision.live_requests import EndKind
+from edgeagent.worker.parent.supervision.model_requests import EndKind
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.parent.supervision.worker_run import RestartPolicy, WorkerEnd
 

@@ -24,7 +24,7 @@ from edgeagent.types import (
     Usage,
     replace,
 )
-from edgeagent.worker.parent.supervision.live_requests import EndKind, ModelRequests
+from edgeagent.worker.parent.supervision.model_requests import EndKind, ModelRequests
 from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
 from tests.examples import examples
 from tests.worker.support import request
