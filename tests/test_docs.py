@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.api.routes import NEEDS
+from edgeagent.api.routes import NEEDS, ROUTES
 from edgeagent.api.wire.fields import MAX_TOOLS
 from edgeagent.backends.remote.endpoint import MAX_FAILURES, OPEN_S
 from edgeagent.cli import main
 from edgeagent.cli.commands import COMMANDS
 from edgeagent.config import EngineConfig, ServerConfig
 from edgeagent.config_sources import declared_options, load_config
-from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, MIN_PART
+from edgeagent.engine.cache.block import BLOCK_BYTES, MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, MIN_PART
 from edgeagent.engine.scheduler import MIN_CHUNK, MIN_CHUNK_WITH_STREAMS, MIN_SLOW_CHUNK
 from edgeagent.machine_policy import MachinePolicy, described, load_policy
 from edgeagent.metrics.exposition import Snapshot, exposition
@@ -243,6 +243,14 @@ def test_every_route_and_target_that_is_named_exists() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), (page, target)
 
 
+def test_the_table_of_compatibility_has_every_route_of_another_api() -> None:
+    table = {span.split(" ")[-1] for span in spans(DOCS / "reference" / "compatibility.md")}
+    for route in ROUTES.values():
+        path = route.template.replace(":path", "")
+        if route.tag != "daemon":
+            assert {path, f"…/{path.rsplit('/')[-1]}"} & table, route.name
+
+
 def _blocks(page: Path) -> list[str]:
     return re.findall(r"^```(?:text)?\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
 
@@ -285,6 +293,7 @@ NUMBERS = [
     ("architecture/engine.md", f"at least {MIN_CHUNK} tokens, beside streams {MIN_CHUNK_WITH_STREAMS},"),
     ("architecture/engine.md", f"on a slow machine {MIN_SLOW_CHUNK}."),
     ("architecture/cache.md", f"covers {MIN_BLOCK_TOKENS} to {MAX_BLOCK_TOKENS} consecutive tokens"),
+    ("architecture/cache.md", f"that fits into {BLOCK_BYTES >> 20} MiB, but not fewer than {MIN_BLOCK_TOKENS} "),
     ("architecture/cache.md", f"may have as few as {MIN_PART}."),
     ("architecture/request.md", f"up to {AHEAD_TOKENS} tokens of the answer"),
     ("guides/voice-assistant.md", f"up to {AHEAD_TOKENS} tokens"),

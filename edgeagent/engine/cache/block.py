@@ -36,7 +36,7 @@ MIN_BLOCK_TOKENS = 32
 """The fewest tokens that `choose_block_tokens` returns; a power of two."""
 MAX_BLOCK_TOKENS = 256
 """The most tokens that `choose_block_tokens` returns; a power of two."""
-_BLOCK_BYTES = 4 << 20  # limit of a full block that has more than MIN_BLOCK_TOKENS tokens
+BLOCK_BYTES = 4 << 20  # limit of a full block that has more than MIN_BLOCK_TOKENS tokens
 MIN_PART = 16
 """The fewest tokens of a block without a recurrent state.
 
@@ -47,12 +47,12 @@ Fewer are not worth a restore: they are computed along with the rest of the prom
 def choose_block_tokens(token_bytes: float) -> int:
     """Return how many tokens a full block has if each token takes `token_bytes`: a power of two.
 
-    A full block takes at most _BLOCK_BYTES. If even MIN_BLOCK_TOKENS tokens take more, it has that many tokens. Larger
+    A full block takes at most BLOCK_BYTES. If even MIN_BLOCK_TOKENS tokens take more, it has that many tokens. Larger
     blocks would make queues, read-ahead and cuts too coarse. With smaller blocks, the fixed costs of files, hashes and
     calls of llama.cpp would weigh more.
     """
     num_tokens = MAX_BLOCK_TOKENS
-    while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > _BLOCK_BYTES:
+    while num_tokens > MIN_BLOCK_TOKENS and num_tokens * token_bytes > BLOCK_BYTES:
         num_tokens //= 2
     return num_tokens
 
