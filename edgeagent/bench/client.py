@@ -320,7 +320,8 @@ class WebSocketConnection:
         reply = self.client.respond(request.messages, **fields)
         trace.send()
         async for event in reply:
-            trace.event(time.perf_counter(), len(event["delta"]) if event["type"] in TEXT_EVENTS else 0)
+            if event["type"] != "error":  # a refusal is no event of the answer; the reply raises it
+                trace.event(time.perf_counter(), len(event["delta"]) if event["type"] in TEXT_EVENTS else 0)
         trace.record_timings({"timings": reply.answer.timings, "edgeagent": reply.answer.edgeagent})
         trace.counts = _must_count(counts_of(reply.answer.usage), self.server)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeagent.errors import EdgeAgentError, from_code
+from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded, from_code
 from edgeagent.types import ToolCall
 
 Event = Mapping[str, Any]
@@ -65,10 +65,14 @@ class Answer:
             self.error = wire_error(response.get("error") or {})
 
 
+# What a failed response may say of these errors, since strict clients accept no other codes.
+_FAILURE_CODES = {"rate_limit_exceeded": Overloaded.code, "invalid_prompt": InvalidRequest.code}
+
+
 def wire_error(error: Mapping[str, Any]) -> EdgeAgentError:
     """Return the error that an error object on the wire describes. The object has code, message and param."""
     code = str(error.get("code") or "internal_error")
-    return from_code(code, str(error.get("message") or code), param=error.get("param"))
+    return from_code(_FAILURE_CODES.get(code, code), str(error.get("message") or code), param=error.get("param"))
 
 
 def function_output(call_id: str, output: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from edgeagent.errors import (
     Forbidden,
     InternalError,
     InvalidRequest,
+    Overloaded,
     PayloadTooLarge,
     Unauthorized,
 )
@@ -149,15 +150,19 @@ async def test_an_error_envelope_raises_the_error_it_names() -> None:
         assert (await client.ask("Hi again")).text == "ok"
 
 
-async def test_a_failed_response_raises_after_its_terminal_event() -> None:
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("server_error", InternalError), ("rate_limit_exceeded", Overloaded), ("invalid_prompt", InvalidRequest)],
+)
+async def test_a_failed_response_raises_after_its_terminal_event(code: str, error: type[Exception]) -> None:
     created = text_events("resp_1")[0]
     failed = {
         "type": "response.failed",
-        "response": {"id": "resp_1", "status": "failed", "error": {"code": "server_error", "message": "worker ended"}},
+        "response": {"id": "resp_1", "status": "failed", "error": {"code": code, "message": "worker ended"}},
     }
     seen = []
     async with running_stub(sending([created, failed])) as stub, connect(stub.url) as client:
-        with pytest.raises(InternalError, match="worker ended"):
+        with pytest.raises(error, match="worker ended"):
             async for event in client.respond("Hi"):
                 seen.append(event["type"])
     assert seen == ["response.created", "response.failed"]

@@ -177,7 +177,8 @@ async def _arrive(
             async with opened(measured) as connection:
                 await connection.ask(BenchRequest(prompt, workload.max_tokens, ttft_ms=ttft_ms), trace)
         except Overloaded:
-            arrived.refusals_ms.append(1000 * (time.perf_counter() - trace.sent_s))
+            if trace.first_event_s is None:  # otherwise it was accepted, and waited until its time was over
+                arrived.refusals_ms.append(1000 * (time.perf_counter() - trace.sent_s))
 
     began_s = time.perf_counter()
     async with tasks() as group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import sys
 from collections import Counter
@@ -11,10 +12,11 @@ from itertools import pairwise
 
 import pytest
 
+from edgeagent.api.responses.socket.connection import ADMISSION_S
 from edgeagent.bench.client import Trace
 from edgeagent.bench.scenarios import Workload
-from edgeagent.errors import NotSupported, Overloaded
-from edgeagent.types import GenerateRequest, Started, TextDelta
+from edgeagent.errors import DeadlineUnreachable, NotSupported, Overloaded
+from edgeagent.types import GenerateRequest, Queued, Started, TextDelta
 from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.bench.test_scenarios import all_present, measured_server, prompt_of
 from tests.peer.laboratory import SCENARIOS, overheads, promises
@@ -38,7 +40,10 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
 
 
 async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second request that states its latency is refused. Without one, none is answered in time."""
+    """Every second request that states its latency is refused, and every fourth one told to wait, and then refused.
+
+    Without a stated latency, none is answered in time.
+    """
     monkeypatch.setattr(promises, "WINDOW_S", 0.5)
     monkeypatch.setattr(promises, "TTFT_MS", 1000.0)
     asked: Counter[bool] = Counter()
@@ -47,6 +52,11 @@ async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch)
         asked[request.need.first_token_s is not None] += 1
         if request.need.first_token_s is not None and asked[True] % 2:
             raise Overloaded("the first token would come too late")
+        if request.need.first_token_s is not None and asked[True] % 4 == 0:
+            gate = Gate()
+            asyncio.get_running_loop().call_later(2 * ADMISSION_S, gate.opened.set)
+            yield from (Queued(1), gate, DeadlineUnreachable.passed(1.0))
+            return
         if asked[False] > promises.NUM_FIRST:
             yield Gate()
         yield from (Started(5, 0), TextDelta("a"), finished())
@@ -57,7 +67,7 @@ async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch)
     assert 0 < samples[promises.ACCEPTED][0] < 1
     num_accepted = samples[promises.ACCEPTED][0] * samples[promises.ARRIVED][0]
     assert samples[promises.KEPT][0] * num_accepted == pytest.approx(samples[promises.GOODPUT][0] * 0.5)
-    assert samples[promises.KEPT][0] > 0
+    assert samples[promises.KEPT][0] == pytest.approx(0.5, abs=0.2), "one that was told to wait was accepted"
     assert (samples[promises.WITHOUT], samples[promises.GAIN]) == ([0.0], [])
     assert len(samples[promises.REFUSAL]) == samples[promises.ARRIVED][0] - round(num_accepted)
 
