@@ -93,8 +93,9 @@ class Machine:
         self.forecast.add_tokens(asked.request.id, 1, now_s)
         if len(asked.token_s) == asked.num_output:
             self.running.remove(asked)
-            usage, timings = Usage(0, 0, asked.num_output), Timings(decode_ms=1000 * (now_s - asked.token_s[0]))
-            self.forecast.end(asked.request.id, now_s, Finished(FinishReason.LENGTH, usage, timings))
+            self.forecast.end(
+                asked.request.id, now_s, Finished(FinishReason.LENGTH, Usage(0, 0, asked.num_output), Timings())
+            )
 
     def _ping(self) -> None:
         if self.clock() - self._pinged_s < PING_S:

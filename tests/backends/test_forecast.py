@@ -44,6 +44,11 @@ def forecast_at(rates: Rates = RATES) -> Forecast:
     return forecast
 
 
+def about(seconds: float) -> object:
+    """Approximately: what is seen moves the estimates for other sizes a little."""
+    return pytest.approx(seconds, rel=0.06)
+
+
 def first_token_s(forecast: Forecast, request: GenerateRequest, now_s: float = 0.0) -> float:
     seconds = forecast.predict(request, PARALLEL, now_s).first_token_s
     assert seconds is not None
@@ -78,20 +83,21 @@ def test_without_rates_only_the_place_is_known() -> None:
 
 def test_a_prompt_takes_its_tokens_and_those_ahead() -> None:
     forecast, asked = forecast_at(), chat("a", "x" * 400)
-    assert first_token_s(forecast, asked) == pytest.approx(0.1 + FIXED_S)
-    forecast.accept(chat("known", "k" * 400), 0.0)
-    forecast.start(chat("known", "k" * 400), Started(100, 0), 0.0)
-    forecast.end("known", 0.0)
+    assert first_token_s(forecast, asked) == about(0.1 + FIXED_S)
+    for number in range(20):  # so that a prompt that is partly cached by surprise changes the estimates little
+        forecast.accept(chat(f"{number}", f"{number:400}"), 0.0)
+        forecast.start(chat(f"{number}", f"{number:400}"), Started(100, 0), 0.0)
+        forecast.end(f"{number}", 0.0)
     forecast.accept(chat("b", "y" * 4000), 0.0)
     forecast.accept(chat("c", "z" * 4000, tier=Tier.BATCH), 0.0)
     # The prompt of `b` is computed first. Then `b` is a stream, beside which prompts take twice as long.
-    assert first_token_s(forecast, asked) == pytest.approx(1.01 + 0.2 + FIXED_S)
-    assert first_token_s(forecast, replace(asked, tier=Tier.REALTIME)) == pytest.approx(0.1 + FIXED_S)
+    assert first_token_s(forecast, asked) == about(1.01 + 0.2 + FIXED_S)
+    assert first_token_s(forecast, replace(asked, tier=Tier.REALTIME)) == about(0.1 + FIXED_S)
     forecast.start(chat("b", "y" * 4000), Started(1000, 700), 0.0)
-    assert first_token_s(forecast, asked) == pytest.approx(0.31 + 0.2 + FIXED_S, rel=0.01)
-    assert first_token_s(forecast, asked, now_s=0.2) == pytest.approx(0.11 + 0.2 + FIXED_S, rel=0.01), "it goes on"
+    assert first_token_s(forecast, asked) == about(0.31 + 0.2 + FIXED_S)
+    assert first_token_s(forecast, asked, now_s=0.2) == about(0.11 + 0.2 + FIXED_S), "it goes on"
     forecast.end("b", 0.2)
-    assert first_token_s(forecast, asked, now_s=0.2) == pytest.approx(0.1 + FIXED_S, rel=0.01)
+    assert first_token_s(forecast, asked, now_s=0.2) == about(0.1 + FIXED_S)
 
 
 def test_a_request_waits_for_a_slot() -> None:
@@ -102,11 +108,9 @@ def test_a_request_waits_for_a_slot() -> None:
     # The first stream has 49 more tokens of 10 ms. Beside the others, 100 tokens take 0.2 s.
     found = forecast.predict(asked, PARALLEL, 0.0)
     assert (found.place, found.waits) == (0, True)
-    assert found.first_token_s == pytest.approx(0.49 + 0.2 + FIXED_S, rel=0.01)
+    assert found.first_token_s == about(0.49 + 0.2 + FIXED_S)
     urgent = forecast.predict(replace(asked, tier=Tier.INTERACTIVE), PARALLEL, 0.0)
-    assert not urgent.waits and urgent.first_token_s == pytest.approx(0.2 + FIXED_S, rel=0.01), (
-        "a batch stream gives way"
-    )
+    assert not urgent.waits and urgent.first_token_s == about(0.2 + FIXED_S), "a batch stream gives way"
 
 
 def test_due_times_and_turns_of_clients_are_the_order() -> None:
@@ -130,23 +134,23 @@ def test_what_was_computed_before_is_cached_for_the_same_client() -> None:
     forecast.add_tokens("a", 1, 0.0)
     forecast.end("a", 0.0)
     further = chat("b", "x" * 400, "y" * 400, "A" * 400, "z" * 400)
-    assert first_token_s(forecast, further) == pytest.approx(0.1 + FIXED_S), "the model's own answer is cached too"
+    assert first_token_s(forecast, further) == about(0.1 + FIXED_S), "the model's own answer is cached too"
     for other in (
         chat("b", "x" * 400, "w" * 400, partition="other"),
         chat("b", "x" * 400, "w" * 400, read=False),
     ):
-        assert first_token_s(forecast, other) == pytest.approx(0.2 + FIXED_S)
+        assert first_token_s(forecast, other) == about(0.2 + FIXED_S)
     forecast.accept(chat("c", "v" * 400, write=False), 0.0)
     forecast.add_tokens("c", 1, 0.0)
     forecast.end("c", 0.0)
-    assert first_token_s(forecast, chat("d", "v" * 400)) == pytest.approx(0.1 + FIXED_S)
+    assert first_token_s(forecast, chat("d", "v" * 400)) == about(0.1 + FIXED_S)
 
 
 def test_what_was_cancelled_before_its_first_token_is_not_taken_for_cached() -> None:
     forecast = forecast_at()
     forecast.accept(chat("a", "x" * 400), 0.0)
     forecast.end("a", 0.0)
-    assert first_token_s(forecast, chat("b", "x" * 400)) == pytest.approx(0.1 + FIXED_S)
+    assert first_token_s(forecast, chat("b", "x" * 400)) == about(0.1 + FIXED_S)
     for request_id in ("c", "d"):  # one of two computes what they share
         forecast.accept(chat(request_id, "x" * 400), 0.0)
     forecast.add_tokens("d", 1, 0.0)
@@ -155,66 +159,54 @@ def test_what_was_cancelled_before_its_first_token_is_not_taken_for_cached() -> 
     assert first_token_s(forecast, chat("b", "x" * 400)) < 0.05 + FIXED_S
 
 
-def test_the_bytes_of_a_token_are_learned_by_size() -> None:
+def test_the_tokens_of_a_text_and_of_the_template_are_learned() -> None:
     forecast = forecast_at()
-    for size, num_tokens in ((800, 400), (80000, 10000)):
-        forecast.start(chat("a", "x" * size), Started(num_tokens, 0), 0.0)
-    assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(400), "the first prompt counts whole"
-    assert forecast.num_tokens(chat("b", "y" * 80000)) == pytest.approx(10000)
-    for _ in range(60):
-        forecast.start(chat("a", "x" * 800), Started(200, 0), 0.0)
-    assert forecast.num_tokens(chat("b", "y" * 800)) == pytest.approx(200, rel=0.01)
+    for _ in range(30):
+        for size in (80, 800, 80000):
+            forecast.start(chat("a", "x" * size), Started(50 + size // 2, 0), 0.0)
+    for size in (80, 800, 80000):
+        assert forecast.num_tokens(chat("b", "y" * size)) == pytest.approx(50 + size / 2, rel=0.1)
 
 
-def finished(num_tokens: int, decode_ms: float) -> Finished:
-    return Finished(FinishReason.STOP, Usage(100, 0, num_tokens), Timings(decode_ms=decode_ms))
+def finished(num_tokens: int) -> Finished:
+    return Finished(FinishReason.STOP, Usage(100, 0, num_tokens), Timings())
 
 
-def test_its_errors_correct_it_within_bounds() -> None:
-    forecast, now_s = forecast_at(), 0.0
-    for factor, wanted_s in ((2.0, 0.22), (100.0, 4 * 0.44)):
-        for number in range(40):
-            asked = chat(f"{number}", f"{number:04}" * 100)
-            forecast.accept(asked, now_s)
-            forecast.start(asked, Started(100, 0), now_s)
-            now_s += 0.005 + factor * 0.11
-            forecast.add_tokens(asked.id, 1, now_s)
-            forecast.end(asked.id, now_s)
-            now_s += 1.0
-        assert first_token_s(forecast, chat("a", "x" * 400), now_s) == pytest.approx(0.005 + wanted_s, rel=0.02)
-
-
-def test_the_first_rates_count_and_one_size_tells_the_pace_of_all() -> None:
+def test_its_errors_correct_it_and_one_alone_little() -> None:
     forecast, now_s = forecast_at(), 0.0
 
-    def compute(size: int, factor: float) -> None:
+    def compute(num_tokens: int, seconds: float) -> None:
         nonlocal now_s
-        asked = chat(f"{now_s}", f"{now_s:<40}" * (size // 10))
+        asked = chat(f"{now_s}", f"{now_s:<40}" * (num_tokens // 10))
         forecast.accept(asked, now_s)
-        forecast.start(asked, Started(size, 0), now_s)
-        now_s += 0.005 + factor * (size / 1000 + 0.01)
+        forecast.start(asked, Started(num_tokens, 0), now_s)
+        now_s += 0.005 + seconds
         forecast.add_tokens(asked.id, 1, now_s)
         forecast.end(asked.id, now_s)
         now_s += 1.0
 
-    for _ in range(4):
-        compute(100, 1.0)
-        compute(400, 1.0)
+    def predicted_s(num_tokens: int) -> float:
+        return first_token_s(forecast, chat("a", "x" * 4 * num_tokens), now_s) - 0.005
+
+    for _ in range(40):  # all of one size
+        compute(100, 0.22)
+    assert predicted_s(100) == about(0.22)
     forecast.note_rates(Rates(100.0, 50.0, 1.0))  # what the worker computed last was slow
-    usual_s = first_token_s(forecast, chat("a", "x" * 1600), now_s)
-    assert usual_s == pytest.approx(0.415, rel=0.02)
-    for _ in range(12):
-        compute(100, 1.5)
-    later_s = first_token_s(forecast, chat("a", "x" * 1600), now_s)
-    assert 1.25 * usual_s < later_s < 1.55 * usual_s, "a slower machine is so for all sizes"
+    assert predicted_s(100) == about(0.22)
+    for _ in range(30):  # a part of the time is the same for all sizes
+        compute(100, 0.8 + 0.2)
+        compute(400, 0.8 + 0.8)
+    assert predicted_s(800) == about(0.8 + 1.6)
+    compute(400, 100.0)
+    assert predicted_s(400) < 1.2 * 1.6, "the machine may have slept"
 
 
 def test_the_lengths_and_the_speed_of_answers_are_learned() -> None:
     forecast = forecast_at()
     for number in range(40):
         stream(forecast, f"{number}", max_tokens=1000)
-        forecast.add_tokens(f"{number}", 19, 1.0)
-        forecast.end(f"{number}", 1.0, finished(20, 19 * 50.0))
+        forecast.add_tokens(f"{number}", 19, 19 * 0.05)
+        forecast.end(f"{number}", 1.0, finished(20))
     for number in range(PARALLEL):
         stream(forecast, f"s{number}", at_s=1.0, max_tokens=1000)
     waiting = forecast.predict(chat("a", "x" * 400), PARALLEL, 1.0)
@@ -226,15 +218,15 @@ def test_of_answers_that_differ_in_length_the_first_one_to_end_is_short() -> Non
     for number in range(60):
         length = 240 if number % 3 else 10
         stream(forecast, f"{number}", max_tokens=1000)
-        forecast.add_tokens(f"{number}", length - 1, 1.0)
-        forecast.end(f"{number}", 1.0, finished(length, (length - 1) * 50.0))
+        forecast.add_tokens(f"{number}", length - 1, (length - 1) * 0.05)
+        forecast.end(f"{number}", 12.0, finished(length))
     for number in range(PARALLEL):
         stream(forecast, f"s{number}", at_s=1.0, max_tokens=1000)
     asked = chat("a", "x" * 400)
     first_s = forecast.predict(asked, PARALLEL, 1.0).first_token_s
     assert first_s is not None and first_s < 10 * 0.05 + 0.3, "one of four answers is short"
     for number in range(PARALLEL):
-        forecast.add_tokens(f"s{number}", 20, 2.0)
+        forecast.add_tokens(f"s{number}", 20, 1.0 + 20 * 0.05)
     long_s = forecast.predict(asked, PARALLEL, 2.0).first_token_s
     assert long_s == pytest.approx(219 * 0.05, rel=0.1), "those that still run are long"
 
