@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeagent.cache_folder import parse_name
 from edgeagent.config import EngineConfig, KvType
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, common_length
 from edgeagent.engine.costs.cost_model import CostModel
@@ -288,6 +289,8 @@ def test_small_blocks_come_back_as_exactly_as_large_ones(
     expected = [machine.ask(prompt, off)[0] for prompt in prompts]
     assert machine.ask(PROMPT) == (expected[0], 0)
     machine.close()
+    names = [parse_name(path.name) for path in (tmp_path / "cache").glob("*.kv")]
+    assert max(name.length for name in names if name is not None) == 32
     machine = Machine(model, tmp_path / "cache", config)
     for prompt, wanted in zip(prompts, expected, strict=True):
         tokens, sequence = machine.run(TextPrompt(prompt))

@@ -36,7 +36,6 @@ from edgeagent.engine.cache.block import (
     PayloadCodec,
     Purged,
     Written,
-    choose_block_tokens,
 )
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
@@ -734,6 +733,7 @@ def make_table(
     disk: BlockDisk | None = None,
     share: float = 1.0,
     token_bytes: float = 0.0,
+    block_tokens: int = MAX_BLOCK_TOKENS,
     *,
     is_draft: bool = False,
     codec: PayloadCodec | None = None,
@@ -741,8 +741,8 @@ def make_table(
 ) -> BlockTable:
     """Return a model's BlockTable as configured.
 
-    `share`: the model's part of the memory for blocks, 0 to 1. A `disk` needs a keyring that outlives the process.
-    BlockTable describes the other arguments.
+    `share`: the model's part of the memory for blocks, 0 to 1. A `disk` needs a keyring that outlives the process, and
+    whose fingerprint has these `block_tokens`. BlockTable describes the other arguments.
     """
     return BlockTable(
         keyring or Keyring(b"", os.urandom(32)),
@@ -750,7 +750,7 @@ def make_table(
         disk,
         # A block of windowed layers has only the cells in the window at its end, so it cannot be cut.
         can_cut=memory_kind is MemoryKind.FULL_ATTENTION,
-        block_tokens=choose_block_tokens(token_bytes),
+        block_tokens=block_tokens,
         token_bytes=token_bytes,
         is_draft=is_draft,
         codec=codec,

@@ -16,7 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache.block import MIN_PART, BlockDisk, CachePriority, Keyring, PayloadCodec, common_length
+from edgeagent.engine.cache.block import (
+    MAX_BLOCK_TOKENS,
+    MIN_PART,
+    BlockDisk,
+    CachePriority,
+    Keyring,
+    PayloadCodec,
+    common_length,
+)
 from edgeagent.engine.cache.block_table import BlockTable, empty_table, make_table
 from edgeagent.engine.cache.cached_prefix import (
     MIN_LOST,
@@ -317,12 +325,14 @@ def make_prefix_store(
     disk: BlockDisk | None = None,
     share: float = 1.0,
     token_bytes: float = 0.0,
+    block_tokens: int = MAX_BLOCK_TOKENS,
     *,
     is_draft: bool = False,
     codec: PayloadCodec | None = None,
 ) -> PrefixStore:
     """Return a prefix store for a runner, as configured. `make_table` describes the arguments after `costs`."""
+    kind = runner.memory_kind
     blocks = make_table(
-        runner.memory_kind, config, keyring, disk, share, token_bytes, is_draft=is_draft, codec=codec, costs=costs
+        kind, config, keyring, disk, share, token_bytes, block_tokens, is_draft=is_draft, codec=codec, costs=costs
     )
     return PrefixStore(runner, blocks, costs)

@@ -111,7 +111,7 @@ def test_only_a_block_of_full_attention_is_cut(kind: MemoryKind) -> None:
 
 def no_tier_below(kind: MemoryKind) -> BlockTable:
     """Return an empty cache for a kind of memory."""
-    return make_table(kind, EngineConfig(cache_memory_bytes=1 << 20), token_bytes=128 << 10)
+    return make_table(kind, EngineConfig(cache_memory_bytes=1 << 20), token_bytes=128 << 10, block_tokens=32)
 
 
 def offered_below(blocks: BlockTable, below: FakeTier, parent: Block | None, own: array[int]) -> Block:

@@ -95,7 +95,8 @@ class DraftLoader:
         token_bytes = try_out(model, runner, lambda _: None)
         costs = CostModel(runner.max_batch)
         measure_small_steps(runner, costs)
-        keyring = self.block_keys.make_of_draft(path, runner, self.config, choose_block_tokens(token_bytes))
+        block_tokens = choose_block_tokens(token_bytes)
+        keyring = self.block_keys.make_of_draft(path, runner, self.config, block_tokens)
         prefixes = make_prefix_store(
             runner,
             self.config,
@@ -104,6 +105,7 @@ class DraftLoader:
             self.store,
             DRAFT_SHARE,
             token_bytes,
+            block_tokens,
             is_draft=True,
             codec=self.codec,
         )

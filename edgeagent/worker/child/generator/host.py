@@ -437,9 +437,8 @@ class Host:
         if unused is not None:
             self._note(unused)
         share = 1.0 if self._draft.model is None else 1.0 - DRAFT_SHARE
-        return make_prefix_store(
-            self._runner, config, costs, keyring, self._store, share, self._token_bytes, codec=self._codec
-        )
+        sizes = self._token_bytes, self._block_tokens
+        return make_prefix_store(self._runner, config, costs, keyring, self._store, share, *sizes, codec=self._codec)
 
     def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_part: Callable[[str], None]) -> Drafters:
         config = opened.config
