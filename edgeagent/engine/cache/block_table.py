@@ -167,7 +167,7 @@ class BlockTable:
         self._in_memory: dict[BlockKey, _Entry] = {}  # those in memory
         self._num_children: Counter[BlockKey] = Counter()  # in memory, by parent
         self._partitions: dict[BlockKey, _Partition] = {}  # those with blocks in memory
-        self._pending: dict[BlockKey, _Entry] = {}  # those that wait to be written
+        self._pending: set[BlockKey] = set()  # those that wait to be written
         self._pending_bytes = 0
         self._needs_writes = False
         self._purging: Counter[BlockKey | None] = Counter()  # purges that the disk has not done yet, by root
@@ -656,7 +656,8 @@ class BlockTable:
                 self._note_candidate(head.key, entry)
 
     def _end_pending(self, key: BlockKey, entry: _Entry, on_disk: _OnDisk) -> None:
-        if self._pending.pop(key, None) is not None and entry.block is not None:
+        if key in self._pending and entry.block is not None:
+            self._pending.remove(key)
             self._needs_writes = False
             self._pending_bytes -= entry.block.num_bytes
             entry.on_disk = on_disk
@@ -682,7 +683,7 @@ class BlockTable:
         for each_key, entry, block in reversed(chain):
             self.disk.write(block, entry.importance, is_full=len(block.tokens) >= self.block_tokens)
             entry.on_disk = _OnDisk.PENDING
-            self._pending[each_key] = entry
+            self._pending.add(each_key)
             self._pending_bytes += block.num_bytes
             self._note_candidate(each_key, entry)
 

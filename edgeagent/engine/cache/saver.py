@@ -116,11 +116,10 @@ class Saver:
         self._clock = clock
         self._has_state = runner.memory_kind not in CUTTABLE
         self._chains: dict[int, Chain] = {}  # by sequence id; empty if the model has a state
-        self._priorities: dict[int, CachePriority] = {}  # of idle sequences' prefixes
-        self._unsaved: dict[int, None] = {}  # idle sequences not wholly in blocks, the longest idle first
+        self._unsaved: dict[int, CachePriority] = {}  # idle sequences not wholly in blocks, the longest idle first
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
-        self._unsavable: set[int] = set()  # those that could not be saved; tried again before they leave the cells
+        self._unsavable: dict[int, CachePriority] = {}  # could not be saved; tried again before they leave the cells
         self._rate = TransferRate()
         self._credit_s = 0.0  # the share of the steps' time that is not spent
         self._lost_s = 0.0  # the steps' time lost to idle prefixes, less the time of read-outs
@@ -160,8 +159,7 @@ class Saver:
         if not self._slots.is_idle(seq_id):
             self._chains.pop(seq_id, None)
         elif self._blocks.is_enabled:
-            self._priorities[seq_id] = priority
-            self._unsaved[seq_id] = None
+            self._unsaved[seq_id] = priority
 
     def forget_live(self, seq_id: int) -> None:
         """Read nothing out of a live sequence from now on."""
@@ -170,7 +168,8 @@ class Saver:
 
     def save_idle(self, seq_id: int) -> None:
         """Read an idle sequence out at once, as far as that is possible now."""
-        if seq_id in self._unsaved and self._save_all(seq_id) is _Saved.ALL:
+        priority = self._unsaved.get(seq_id)
+        if priority is not None and self._save_all(seq_id, priority) is _Saved.ALL:
             del self._unsaved[seq_id]
             self._saved.add(seq_id)
 
@@ -267,14 +266,14 @@ class Saver:
             if self._save_next(seq_id, priority, allow_partial=False) is not _Saved.MORE:
                 del self._growing[seq_id]
             return
-        seq_id = next(iter(self._unsaved))
-        outcome = self._save_next(seq_id, self._priorities[seq_id], allow_partial=True)
+        seq_id, priority = next(iter(self._unsaved.items()))
+        outcome = self._save_next(seq_id, priority, allow_partial=True)
         if outcome in (_Saved.ALL, _Saved.UNSAVABLE):
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
             self._saved.add(seq_id)
         elif outcome is _Saved.UNSAVABLE:
-            self._unsavable.add(seq_id)
+            self._unsavable[seq_id] = priority
 
     def _prepare(self) -> bool:
         """Prepare memory for one later read-out, which is then faster. Return False if none is needed or available.
@@ -359,18 +358,19 @@ class Saver:
 
     def save_evicted(self, seq_id: int) -> None:
         """Note that an idle sequence is about to be evicted. Read it out first, unless computing it again is faster."""
-        if seq_id in self._unsaved or seq_id in self._unsavable:
+        priority = self._unsaved.get(seq_id) or self._unsavable.get(seq_id)
+        if priority is not None:
             start, end = self._chain_end(seq_id), self._slots.length(seq_id)
             again_s = self._costs.prefill_s(end - start, start)
-            is_pinned = self._priorities[seq_id].importance is Importance.PINNED
+            is_pinned = priority.importance is Importance.PINNED
             if is_pinned or again_s is None or self._rate.seconds(self._unread_bytes(seq_id)) <= again_s:
-                self._save_all(seq_id)
+                self._save_all(seq_id, priority)
         self._forget(seq_id)
 
     def close(self) -> None:
         """Read out all unsaved idle prefixes. Hand all blocks to the disk."""
-        for seq_id in dict.fromkeys((*self._unsaved, *self._unsavable)):
-            while self._save_all(seq_id) is _Saved.LATER and self._blocks.wait_for_room():
+        for seq_id, priority in (self._unsaved | self._unsavable).items():
+            while self._save_all(seq_id, priority) is _Saved.LATER and self._blocks.wait_for_room():
                 pass
             self._forget(seq_id)
         self._blocks.flush()
@@ -384,8 +384,8 @@ class Saver:
         chain = self._chains.get(seq_id)
         return 0 if chain is None else min(chain.end, self._slots.length(seq_id))
 
-    def _save_all(self, seq_id: int) -> _Saved:
-        while (outcome := self._save_next(seq_id, self._priorities[seq_id], allow_partial=True)) is _Saved.MORE:
+    def _save_all(self, seq_id: int, priority: CachePriority) -> _Saved:
+        while (outcome := self._save_next(seq_id, priority, allow_partial=True)) is _Saved.MORE:
             pass
         return outcome
 
@@ -395,10 +395,9 @@ class Saver:
 
     def _forget(self, seq_id: int) -> None:
         self._chains.pop(seq_id, None)
-        self._priorities.pop(seq_id, None)
         self._unsaved.pop(seq_id, None)
         self._growing.pop(seq_id, None)
-        self._unsavable.discard(seq_id)
+        self._unsavable.pop(seq_id, None)
         self._saved.discard(seq_id)
 
     def _save_next(self, seq_id: int, priority: CachePriority, *, allow_partial: bool) -> _Saved:
