@@ -84,7 +84,7 @@ class FakeRunner:
         self.max_slices = max_batch  # a batch of more slices finds no cells
         self.refuse_restores = False
         self.num_tokens_computed = 0
-        self.num_decodes = 0
+        self.num_decodes = self.num_aborts = 0
         self.is_blocking = True
         self.can_shift = False
 
@@ -92,6 +92,11 @@ class FakeRunner:
         self.decode(slices, min_tokens)
 
     def wait(self) -> None: ...
+
+    def request_abort(self) -> None:
+        self.num_aborts += 1
+
+    def clear_abort(self) -> None: ...
 
     def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         assert slices

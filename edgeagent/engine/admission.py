@@ -70,12 +70,9 @@ class Admission:
     def claim(self, sequence: Sequence, *, is_alone: bool) -> bool:
         """Give a sequence a seq_id and the part of its prompt that is in cells. `advance` then restores the blocks.
 
-        Return False if the sequence must wait, because there are too few cells or no seq_id for it. Then nothing is
-        looked up again until a live sequence ends or loses cells. `is_alone`: no other sequence runs, so there are
-        enough cells.
+        Return False if the sequence must wait, because there are too few cells or no seq_id for it (see `is_refused`).
+        `is_alone`: no other sequence runs, so there are enough cells.
         """
-        if self.is_refused(sequence):
-            return False
         # An idle prefix may be longer, and hold cells or the last id that the sequence needs.
         for only_live in (False, True):
             started_s = self._clock()

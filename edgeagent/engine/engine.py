@@ -17,7 +17,7 @@ from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.context_room import output_room
-from edgeagent.engine.costs.cost_model import StepShape
+from edgeagent.engine.costs.cost_model import PredictionError, StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import (
     BatchPart,
@@ -34,17 +34,17 @@ from edgeagent.engine.shift_check import CHECK_ID, ShiftCheck
 from edgeagent.engine.side_prefill import ALONE_S, SidePrefill
 from edgeagent.engine.speculation.draft_model import PromptWarmer
 from edgeagent.engine.speculation.proposals import Drafters, Proposals
-from edgeagent.engine.status import EngineStatus, sum_up
 from edgeagent.engine.step_costs import StepCosts
 from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
-from edgeagent.types import FinishReason, MemoryKind
+from edgeagent.types import CacheStatus, FinishReason, MemoryKind, WorkerStatus
 
 # Shares of the inter-token-latency budget, for one sequence's restore and for read-outs between two steps.
 _BUDGET_SHARE_TO_RESTORE, _BUDGET_SHARE_TO_READ_OUT = 0.1, 0.1
 _WAIT_FOR_DISK_S = 0.05  # until the disk has probably written the queued blocks
 _LOAD_WAIT_S = 0.005  # how long to wait for a block from disk when there is nothing else to do
+_NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
 
 
 @dataclass(slots=True)
@@ -124,10 +124,9 @@ class Engine:
         self._waiting, self._running = dict[str, Sequence](), dict[str, Sequence]()
         self._num_added = self._num_steps = 0
         self._batch: _Batch | None = None  # submitted and not finished
-        self._finished: _Batch | None = None  # the latest finished batch, until its time is recorded
+        self._finished: _Batch | None = None  # the latest finished batch, until `save_step`
         self._outputs: list[Output] = []  # of the next `finish`
         self._unsaved: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
-        self._step_s, self._step_tokens = 0.0, 0  # the latest step's duration and size; 0 tokens: it was saved
 
     @property
     def has_work(self) -> bool:
@@ -158,23 +157,48 @@ class Engine:
         """Most tokens one sequence can have, prompt and output together."""
         return self._runner.num_cells
 
-    def status(self) -> EngineStatus:
-        """Return counts, rates, the prediction error of step times, and the gain of drafts, for status and metrics."""
-        return EngineStatus(
+    def status(self) -> WorkerStatus:
+        """Return the engine's part of a worker's status. Any thread may call it, even in the middle of a step."""
+        rates = self._costs.rates
+        error, draft_error = ([prefixes.costs.error or _NO_ERROR for prefixes in self._stores] + [_NO_ERROR])[:2]
+        return WorkerStatus(
             num_steps=self._num_steps,
+            step_expected_s=self.current_step.expected_s,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_cells_used=self._prefixes.cells.num_cells_used,
-            prefill_tokens_per_s=self._costs.rates[0],
-            prefill_tokens_per_s_beside=self._costs.rates[1],
-            token_s=self._costs.rates[2],
-            step_errors=tuple(prefixes.costs.error for prefixes in self._stores),
+            num_cells=self._runner.num_cells,
+            prefill_tokens_per_s=rates[0],
+            prefill_tokens_per_s_beside=rates[1],
+            token_s=rates[2],
+            step_error_median=error.median,
+            step_error_p95=error.p95,
+            draft_step_error_median=draft_error.median,
+            draft_step_error_p95=draft_error.p95,
             drafts=self.proposals.tally.counts(),
             draft_gain=self.proposals.tally.gain,
-            num_side_bytes=self._side.num_bytes,
             shift=self._shift_check.status() if self._runner.can_shift else None,
-            host=sum_up(prefixes.blocks.stats() for prefixes in self._stores),
+            memory_cache=self.memory_cache(),
         )
+
+    def memory_cache(self) -> CacheStatus:
+        """Return the counts of the blocks in memory, of the draft model too. Any thread may call it."""
+        each = [prefixes.blocks.stats() for prefixes in self._stores]
+        return CacheStatus(
+            num_blocks=sum(cache.num_blocks for cache in each),
+            num_bytes=sum(cache.num_bytes for cache in each),
+            max_bytes=sum(cache.max_bytes for cache in each),
+            num_hits=sum(cache.num_hits for cache in each),
+            num_misses=sum(cache.num_misses for cache in each),
+            num_offered=sum(cache.num_offered for cache in each),
+            num_dropped=sum(cache.num_dropped for cache in each),
+            num_evicted=sum(cache.num_evicted for cache in each),
+        )
+
+    @property
+    def planned_bytes(self) -> int:
+        """The most memory that cached blocks and a side context may take now, in bytes. Any thread may read it."""
+        return self.memory_cache().num_bytes + self._side.num_bytes
 
     def add(self, spec: SequenceSpec) -> Sequence:
         """Queue a new sequence and return it. Raise ContextLengthExceeded or InternalError; see `output_room`."""
@@ -301,12 +325,11 @@ class Engine:
         return [output]
 
     def step(self, has_command: Callable[[], bool] = lambda: False) -> list[Output]:
-        """Compute the next batch, and wait for it: `admit`, `submit` and `finish`. Return all outputs."""
-        self.save_step()
+        """Compute the next batch, and wait for it: `admit`, `submit`, `finish` and `save_step`. Return all outputs."""
         outputs = self.admit()
         self.submit(has_command)
         outputs += self.finish()
-        self._learn()
+        self.save_step()
         return outputs
 
     def submit(self, has_command: Callable[[], bool] = lambda: False) -> bool:
@@ -370,7 +393,6 @@ class Engine:
         batch = self._batch
         if batch is None:
             return outputs
-        self._learn()
         self.wait()
         self._batch = None
         try:
@@ -391,14 +413,14 @@ class Engine:
         resumed_s = batch.ended_s if self._runner.is_blocking else self._clock()
         self._num_steps += 1
         self.current_step.record(was_interrupted=False)
-        self._step_s, self._step_tokens = batch.ended_s - batch.started_s, batch.shape.num_tokens
+        step_s = batch.ended_s - batch.started_s
         self._unsaved += [(part.sequence, part.sequence.num_computed) for part in batch.parts]
         outputs += self._verify_all(batch.parts, batch.started_s)
         if batch.plain_s is not None:
-            self.proposals.note_step(len(batch.parts), self._step_s, batch.plain_s)
-        batch.switch_s = self._turns.record(self._step_s, batch.expected_s if batch.has_switched else None)
+            self.proposals.note_step(len(batch.parts), step_s, batch.plain_s)
+        batch.switch_s = self._turns.record(step_s, batch.expected_s if batch.has_switched else None)
         self._finished = batch
-        self._side.resume(self._step_s)
+        self._side.resume(step_s)
         self._scheduler.record_overhead(batch.started_s - batch.began_s + self._clock() - resumed_s)
         return outputs
 
@@ -408,10 +430,12 @@ class Engine:
         Send the new tokens first: it takes milliseconds if there is something to copy. If a GPU computes, call it after
         `submit`.
         """
-        self._learn()
         self._checkpoint()
-        if not self._step_tokens:
+        batch, self._finished = self._finished, None
+        if batch is None or batch.ended_s is None:
             return
+        step_s = batch.ended_s - batch.started_s
+        self._costs.observe(batch.shape, step_s - batch.switch_s, self._running.values())
         if any(prefixes.saver.has_work for prefixes in self._stores):
             self.wait()
         if self._batch is not None and self._batch.error is not None:
@@ -421,8 +445,7 @@ class Engine:
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
         for prefixes in self._stores:
             prefixes.costs.fit_if_due()
-            prefixes.saver.run_after_step(self._step_s, self._step_tokens, pause_s=pause_s, is_awaited=is_awaited)
-        self._step_tokens = 0
+            prefixes.saver.run_after_step(step_s, batch.shape.num_tokens, pause_s=pause_s, is_awaited=is_awaited)
 
     def _checkpoint(self) -> None:
         """Save the states of the latest step, which the next step overwrites, and mark full blocks to be saved."""
@@ -431,12 +454,6 @@ class Engine:
             if self._running.get(sequence.id) is sequence:
                 self._admission.checkpoint(sequence, start)
         self._unsaved.clear()
-
-    def _learn(self) -> None:
-        """Record how long the latest step took."""
-        batch, self._finished = self._finished, None
-        if batch is not None:
-            self._costs.observe(batch.shape, self._step_s - batch.switch_s, self._running.values())
 
     def close(self) -> None:
         """Cancel all sequences, and write idle prefixes to the disk cache, if there is one. Call no method after it."""

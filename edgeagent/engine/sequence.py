@@ -196,7 +196,7 @@ class Sequence:
     farthest: int = 0  # the largest `num_computed` so far, reached at `advanced_s`
     advanced_s: float = 0.0
     awaited_prefill: tuple[Sequence, int] | None = None  # it waits until that sequence has computed this many tokens
-    refused_at: int = -1  # PrefixStore.num_releases when it did not fit into the cells
+    refused_at: int = -1  # Slots.num_releases when it did not fit into the cells
     restoring: Restoring | None = None  # set while blocks of its prefix are being restored
     restore_started_s: float = 0.0
     num_restored: dict[str, int] = field(default_factory=dict)  # number of tokens by the tier that held them

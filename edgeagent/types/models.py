@@ -160,7 +160,6 @@ class WorkerStatus(Struct, frozen=True):
     num_waiting: int = 0
     num_cells_used: int = 0
     num_cells: int = 0
-    num_cached_tokens: int = 0
     num_prompt_tokens_total: int = 0
     num_cached_tokens_total: int = 0
     num_tokens_from_memory_total: int = 0

@@ -85,7 +85,7 @@ class Machine:
 
     def bytes_in_memory(self) -> int:
         """Return the number of bytes in host memory."""
-        return self._host.engine.status().host.num_bytes
+        return self._host.engine.memory_cache().num_bytes
 
     def idle(self) -> None:
         """Let the engine do its idle work."""

@@ -41,7 +41,7 @@ class Pair(Machine):
         super().__init__(folder / "tiny.gguf", folder / "cache", config, draft=folder / "draft.gguf")
         self.draft_tokens = 3
         proposals = self._host.engine.proposals
-        proposals._drafters = replace(proposals._drafters, ngrams=None)
+        proposals.drafters = replace(proposals.drafters, ngrams=None)
         self._wait_for_blocks()
         runner = self._host._runners[1]
         decode = runner.decode
@@ -55,7 +55,7 @@ class Pair(Machine):
 
     def _wait_for_blocks(self) -> None:
         """Make each step of the draft wait for its blocks, so that the machine's speed does not matter."""
-        model = self._host.engine.proposals.draft_model
+        model = self._host.engine.proposals.drafters.model
         assert model is not None
         restorer, advance = model.prefixes.restorer, model.prefixes.restorer.advance
 

@@ -177,12 +177,13 @@ class Words(FakeVocabulary):
     def is_end(self, token: int) -> bool:
         return False
 
+    def clear_abort(self) -> None: ...
+
 
 class DeviceHost:
     """A loaded model on a scripted device, in the place of the host with llama.cpp."""
 
     num_threads = max_threads = 1
-    num_cells = Device.num_cells
 
     def __init__(self, device: Device, drafters: Drafters | None) -> None:
         self.runner, self.model = device, Words()
@@ -192,8 +193,6 @@ class DeviceHost:
 
     def adjust_threads(self) -> None: ...
     def rest_threads(self) -> None: ...
-    def clear_abort(self) -> None: ...
-    def request_abort(self) -> None: ...
 
 
 @contextmanager

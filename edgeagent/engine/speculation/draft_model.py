@@ -40,26 +40,24 @@ _WEIGHT = 0.1
 
 @dataclass(slots=True)
 class _Draft:
-    """The state of one sequence in the draft model.
+    """The state of one sequence in the draft model. The prefix cache records the tokens that equal the target's.
 
-    - `num_recorded`: how many tokens the prefix cache records for the sequence. They equal the target's tokens.
     - `unrecorded`: the tokens that the runner has computed after these: the last known token, then drafted ones. They
       are recorded only after the target has verified them.
     - `restoring`: the unfinished restore of the sequence's prefix; None if the restore is complete.
     """
 
     seq_id: int
-    num_recorded: int
     restoring: Restoring | None = None
     num_marked: int = 0  # full blocks up to this length are already marked for saving
     unrecorded: list[int] = field(default_factory=list)
 
-    def num_accepted(self, tokens: Items[int]) -> int:
-        """Return how many leading tokens of `unrecorded` equal the sequence's own tokens at these positions.
+    def num_accepted(self, tokens: Items[int], num_recorded: int) -> int:
+        """Return how many leading tokens of `unrecorded` equal the sequence's own tokens from `num_recorded` on.
 
         The last of the sequence's `tokens` is not compared: it begins the next draft.
         """
-        actual = tokens[self.num_recorded : len(tokens) - 1]
+        actual = tokens[num_recorded : len(tokens) - 1]
         accepted = 0
         while accepted < min(len(self.unrecorded), len(actual)) and self.unrecorded[accepted] == actual[accepted]:
             accepted += 1
@@ -109,7 +107,7 @@ class DraftModel:
         if draft is None or not self._is_restored(draft):
             return math.inf
         num_missing = self.num_missing(sequence) or 0
-        return (self.costs.prefill_s(num_missing, draft.num_recorded) or 0.0) if num_missing > _FEW else 0.0
+        return (self.costs.prefill_s(num_missing, self._num_recorded(draft)) or 0.0) if num_missing > _FEW else 0.0
 
     def can_draft_now(self, sequence: Sequence) -> bool:
         """Whether the draft model can draft for a sequence now: its prefix is restored, and few tokens are missing."""
@@ -122,11 +120,10 @@ class DraftModel:
         None if the draft model holds no state of the sequence.
         """
         draft = self._drafts.get(sequence.id)
-        return (
-            None
-            if draft is None
-            else len(sequence.tokens) - 1 - draft.num_recorded - draft.num_accepted(sequence.tokens)
-        )
+        if draft is None:
+            return None
+        length = self._num_recorded(draft)
+        return len(sequence.tokens) - 1 - length - draft.num_accepted(sequence.tokens, length)
 
     def wait_for(self, sequence: Sequence) -> bool:
         """Return whether a sequence is being restored. If so, wait up to 5 ms for its next block."""
@@ -155,7 +152,7 @@ class DraftModel:
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
                 draft.unrecorded.clear()
-                draft.num_recorded = self.prefixes.cells.rewind(draft.seq_id)
+                self.prefixes.cells.rewind(draft.seq_id)
             return {}
         except InternalError:
             # Answers do not need drafts, so ignore the error. After a failed decode the state of the memory is unknown.
@@ -164,7 +161,6 @@ class DraftModel:
                     self.prefixes.restorer.stop(draft.restoring)
                     draft.restoring = None
                 draft.unrecorded.clear()
-                draft.num_recorded = 0
                 self.prefixes.cells.reset(draft.seq_id)
             return {}
 
@@ -195,15 +191,18 @@ class DraftModel:
         restoring = self.prefixes.claim(sequence.tokens, self.prefixes.match(partition, sequence.tokens, max_length))
         if restoring is None:
             return None
-        draft = _Draft(restoring.seq_id, self.prefixes.cells.length(restoring.seq_id), restoring)
-        self._drafts[sequence.id] = draft
+        draft = self._drafts[sequence.id] = _Draft(restoring.seq_id, restoring)
         return draft
+
+    def _num_recorded(self, draft: _Draft) -> int:
+        """Return how many tokens of a sequence the prefix cache records."""
+        return self.prefixes.cells.length(draft.seq_id)
 
     def _is_restored(self, draft: _Draft) -> bool:
         """Restore blocks for about 10 ms, without waiting for the disk. Return whether the restore is complete."""
         if draft.restoring is not None and self.prefixes.restorer.advance(draft.restoring, _MAX_RESTORE_S):
             draft.restoring = None
-            draft.num_recorded = draft.num_marked = self.prefixes.cells.length(draft.seq_id)
+            draft.num_marked = self._num_recorded(draft)
         return draft.restoring is None
 
     def _commit(self, sequence: Sequence) -> _Draft | None:
@@ -215,20 +214,16 @@ class DraftModel:
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
             return None
-        accepted = draft.num_accepted(sequence.tokens)
+        accepted = draft.num_accepted(sequence.tokens, self._num_recorded(draft))
         # The cells of drafted tokens were not recorded, so another sequence may have reserved them since.
         if accepted and self.prefixes.cells.reserve(accepted):
             self.prefixes.cells.append(draft.seq_id, draft.unrecorded[:accepted])
         draft.unrecorded.clear()
-        draft.num_recorded = self.prefixes.cells.rewind(draft.seq_id)
-        self._save_ends(sequence, draft)
-        return draft
-
-    def _save_ends(self, sequence: Sequence, draft: _Draft) -> None:
-        """Let the prefix cache save the sequence's new full blocks, if its prefix may be kept."""
+        length = self.prefixes.cells.rewind(draft.seq_id)
         if sequence.keeps_prefix:
             self.prefixes.save(draft.seq_id, draft.num_marked, sequence.cache_priority)
-        draft.num_marked = draft.num_recorded
+        draft.num_marked = length
+        return draft
 
     def _draft_all(
         self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending]
@@ -244,14 +239,15 @@ class DraftModel:
             draft = self._commit(sequence)
             if draft is None:
                 continue
-            missing = sequence.tokens[draft.num_recorded : len(sequence.tokens) - 1]
+            length = self._num_recorded(draft)
+            missing = sequence.tokens[length : len(sequence.tokens) - 1]
             if len(missing) > room or not count:
                 missing = missing[:room]
                 if missing:
-                    slices.append(Slice(draft.seq_id, draft.num_recorded, missing, 0))
+                    slices.append(Slice(draft.seq_id, length, missing, 0))
             else:
                 # Missing tokens are computed in one batch with the last token, which begins the draft.
-                slices.append(Slice(draft.seq_id, draft.num_recorded, [*missing, sequence.tokens[-1]], 1))
+                slices.append(Slice(draft.seq_id, length, [*missing, sequence.tokens[-1]], 1))
                 draft.unrecorded.append(sequence.tokens[-1])
                 wanted[sequence.id] = count
                 going_on.append((sequence.id, draft))
@@ -265,7 +261,6 @@ class DraftModel:
         self._decode(slices)
         for draft, missing in drafts_with_missing:
             self.prefixes.cells.append(draft.seq_id, missing)
-            draft.num_recorded += len(missing)
         if len(wanted) == len(slices) and max(len(missing) for _, missing in drafts_with_missing) <= _FEW:
             step_s = self.costs.predict(used.plus(len(wanted), depth)) or 0.0
             self.start_s += _WEIGHT * (max(0.0, self._clock() - started_s - step_s) - self.start_s)
@@ -295,10 +290,10 @@ class DraftModel:
             self._pick_s += _WEIGHT * ((self._clock() - started_s) / num_rows - self._pick_s)
             slices = []
             for name, draft in going_on:
-                draft.unrecorded.append(proposals[name][-1])
                 slices.append(
-                    Slice(draft.seq_id, draft.num_recorded + len(draft.unrecorded) - 1, draft.unrecorded[-1:], 1)
+                    Slice(draft.seq_id, self._num_recorded(draft) + len(draft.unrecorded), proposals[name][-1:], 1)
                 )
+                draft.unrecorded.append(proposals[name][-1])
             if slices:
                 self._decode(slices)
         return {name: tuple(tokens) for name, tokens in proposals.items()}

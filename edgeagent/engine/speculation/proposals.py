@@ -197,7 +197,9 @@ class Proposals:
 
         `is_end` says whether a token ends the answer.
         """
-        self._drafters, self._costs, self._itl_budget_s = drafters, costs, itl_budget_s
+        self.drafters = drafters
+        """The sources of proposals."""
+        self._costs, self._itl_budget_s = costs, itl_budget_s
         self._clock, self._is_end = clock, is_end
         self._max_tokens = min(drafters.max_tokens, MAX_DRAFTED)
         self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
@@ -217,11 +219,6 @@ class Proposals:
         self.has_drafted = False
         """Whether the latest step had drafts, or a computation of the draft model."""
 
-    @property
-    def draft_model(self) -> DraftModel | None:
-        """The draft model, if there is one."""
-        return self._drafters.model
-
     def note_waiting(self, *, is_first_awaited: bool) -> None:
         """Record whether a request waits for its first token. Call it before each step."""
         now_s = self._clock()
@@ -240,7 +237,7 @@ class Proposals:
         """Return proposals by sequence id, for decoding sequences only. `num_cells`: how many cells are in use."""
         started_s, self._num_accepted, self._has_computed = self._clock(), 0, False
         proposals = self._proposed(running, num_cells)
-        if self._drafters.are_even and proposals:
+        if self.drafters.are_even and proposals:
             proposals = self._cut_even(proposals, [sequence.id for sequence in running if sequence.is_decoding])
         self._has_proposed = bool(proposals)
         self.has_drafted = self._has_computed or any(state.source for state in self._states.values())
@@ -286,10 +283,10 @@ class Proposals:
         """Forget a sequence that ended or was preempted."""
         self._states.pop(sequence.id, None)
         self._answer_tokens += _WEIGHT * (sequence.num_output - self._answer_tokens)
-        if self._drafters.model is not None:
-            self._drafters.model.release(sequence)
-        if self._drafters.ngrams is not None:
-            self._drafters.ngrams.release(sequence)
+        if self.drafters.model is not None:
+            self.drafters.model.release(sequence)
+        if self.drafters.ngrams is not None:
+            self.drafters.ngrams.release(sequence)
 
     def _proposed(self, running: Items[Sequence], num_cells: int) -> dict[str, tuple[int, ...]]:
         # A sequence close to its length limit gets no more drafts than it has room for.
@@ -298,7 +295,7 @@ class Proposals:
         }
         decoding = [sequence for sequence in running if rooms.get(sequence.id, 0) > 0]
         forced = {}
-        if self._drafters.max_forced:
+        if self.drafters.max_forced:
             forced = {sequence.id: self._forced(sequence)[: rooms[sequence.id]] for sequence in decoding}
             forced = {name: tokens for name, tokens in forced.items() if tokens}
         if not self._has_sources:
@@ -311,7 +308,7 @@ class Proposals:
                 self._must_plan = True  # a catch-up is cheapest at the beginning of an answer
         free = [sequence for sequence in decoding if sequence.id not in forced and self._may_draft(sequence)]
         # If a sequence gets no tokens, and all must get equally many, none gets any.
-        if not free or (self._drafters.are_even and len(free) + len(forced) < len(rooms)):
+        if not free or (self.drafters.are_even and len(free) + len(forced) < len(rooms)):
             return forced
         num_tokens = len(rooms) + sum(map(len, forced.values()))
         depth = sum(sequence.num_computed for sequence in free) / len(free)
@@ -354,7 +351,7 @@ class Proposals:
         to_draft += [
             (each, 0) for name, each in behind.items() if self._states[name].is_catching_up and name not in drafting
         ]
-        model = self._drafters.model
+        model = self.drafters.model
         self._must_plan = bool(proposals or to_draft or (model is not None and model.is_restoring))
         self._note_plan(self._clock() - started_s, times.target_s[0])
         if to_draft and model is not None:
@@ -390,7 +387,7 @@ class Proposals:
             target_s = self._costs.predict_added(plain, range(most + 1), depth) or [1.0] * (most + 1)
             # A step with drafts also takes the time of planning them.
             target_s[1:] = [step_s + self._plan_s for step_s in target_s[1:]]
-            model = self._drafters.model
+            model = self.drafters.model
             known = _Times(target_s, [] if model is None else model.steps_s(num_draftable, int(depth)))
             self._times[plain.num_tokens, num_draftable] = known
         return known
@@ -398,7 +395,7 @@ class Proposals:
     def _options(self, sequence: Sequence, max_tokens: int, times: _Times) -> list[_Candidate]:
         """Return the offers of the sequence's own text and of the draft model, if they have any."""
         found = []
-        model, ngrams = self._drafters.model, self._drafters.ngrams
+        model, ngrams = self.drafters.model, self.drafters.ngrams
         if ngrams is not None:
             tokens, length = ngrams.find(sequence, max_tokens)
             if tokens:
@@ -437,7 +434,7 @@ class Proposals:
                 wanted, [each.offer for each in best], plan.counts, offers, num_others, target_s, self._itl_budget_s
             )
             plan = replace(plan, candidates=plan.candidates + best, counts=plan.counts + added)
-        if self._drafters.are_even:
+        if self.drafters.are_even:
             least = min(plan.counts, default=0) if len(plan.counts) == len(options) else 0
             plan = replace(plan, counts=[least] * len(plan.counts))
         return plan
@@ -535,7 +532,7 @@ class Proposals:
             if each.sequence is not tried.sequence
         ]
         num_tried = min(_NUM_TRIED, len(tried.offer.chances))
-        if self._drafters.are_even:
+        if self.drafters.are_even:
             others = [(each, min(num_tried, len(each.offer.chances))) for each, _ in others]
         others.append((tried, num_tried))
         return _Plan([each for each, _ in others], [count for _, count in others])
@@ -589,9 +586,9 @@ class Proposals:
     def _may_draft(self, sequence: Sequence) -> bool:
         asked = sequence.spec.draft_tokens
         if asked is None:
-            return not (self._drafters.spares_repeatable and sequence.spec.sampler.is_repeatable)
+            return not (self.drafters.spares_repeatable and sequence.spec.sampler.is_repeatable)
         return asked > 0
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:
         # They are verified like drafts: other tokens may give the same text, and the sampler decides.
-        return tuple(sequence.spec.sampler.forced()[: self._drafters.max_forced])
+        return tuple(sequence.spec.sampler.forced()[: self.drafters.max_forced])

@@ -31,6 +31,13 @@ class _Device(Protocol):
     def close(self) -> None: ...
 
 
+class Interruptible(Protocol):
+    """A context whose running computation another thread may interrupt."""
+
+    def request_abort(self) -> None: ...
+    def clear_abort(self) -> None: ...
+
+
 @dataclass(slots=True)
 class TextJob:
     """An Embed or a Rerank in progress.
@@ -105,8 +112,9 @@ class JobLoop(ABC):
     The reader thread reads the three attributes below `commands` for pongs. The preparer writes the last two.
     """
 
-    def __init__(self, jobs: TextJobs, frames: Frames) -> None:
+    def __init__(self, jobs: TextJobs, runner: Interruptible, frames: Frames) -> None:
         self._jobs = jobs
+        self._runner = runner
         self._frames = frames
         self.commands: SimpleQueue[Any] = SimpleQueue()
         self.step_started_at_s = 0.0
@@ -126,7 +134,7 @@ class JobLoop(ABC):
         is_idle = not self._has_work
         self._finish_step()
         # Clear the flag before reading commands, so that a later interruption sets it again and is not lost.
-        self._clear_abort()
+        self._runner.clear_abort()
         for command in self._queued(is_idle=is_idle):
             match command:
                 case Ask(ask_id, Embed() | Rerank() as query):
@@ -186,10 +194,6 @@ class JobLoop(ABC):
 
     def _finish_step(self) -> None:  # noqa: B027
         """Wait for the step in progress, if there is one, and send its outputs."""
-
-    @abstractmethod
-    def _clear_abort(self) -> None:
-        """Undo earlier interruptions."""
 
     @abstractmethod
     def _step(self) -> None:

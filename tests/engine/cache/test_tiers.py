@@ -452,7 +452,7 @@ def test_a_purge_is_not_undone_by_blocks_that_were_being_read(whose: str | None)
     engine.purge(whose)
     below.is_slow = False
     assert run(engine)["b"] == naive(prompt, 3), "what runs goes on"
-    assert engine.status().host.num_blocks == 0
+    assert engine.memory_cache().num_blocks == 0
     assert not below.blocks
     assert ask(engine, "c", prompt, partition="mine").num_cached == 0
 
@@ -467,7 +467,7 @@ def test_what_was_preempted_before_a_purge_leaves_nothing() -> None:
         engine.step()
     engine.purge()
     run(engine)
-    assert engine.status().host.num_blocks == 0
+    assert engine.memory_cache().num_blocks == 0
 
 
 def test_no_more_is_read_ahead_than_all_sequences_together_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:

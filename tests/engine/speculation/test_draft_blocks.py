@@ -234,10 +234,10 @@ def test_a_purge_leaves_nothing_of_either() -> None:
     assert engine.purge("mine") > 0
     left = {(block.root, block.is_draft) for block in below.blocks.values()}
     assert len(left) == 2 and left < roots and {is_draft for _, is_draft in left} == {False, True}
-    assert engine.status().host.num_blocks == len(below.blocks)
+    assert engine.memory_cache().num_blocks == len(below.blocks)
     engine.purge()
     assert not below.blocks
-    assert engine.status().host.num_bytes == 0
+    assert engine.memory_cache().num_bytes == 0
     engine.close()
 
 
@@ -245,7 +245,7 @@ def test_the_status_counts_the_bytes_of_both() -> None:
     engine = pair(FakeTier())
     engine.add(SequenceSpec("a", PROMPT, greedy(), max_tokens=9, draft_tokens=2))
     run(engine)
-    host = engine.status().host
+    host = engine.memory_cache()
     saved = [prefixes.blocks.stats().num_bytes for prefixes in engine._stores]
     assert min(saved) > 0
     assert host.num_bytes == sum(saved)
@@ -264,7 +264,7 @@ def test_the_end_of_the_process_keeps_what_either_has_not_read_out() -> None:
     engine = pair(below)
     engine.add(SequenceSpec("b", PROMPT, greedy(), max_tokens=9, draft_tokens=2))
     assert run(engine) == {"b": naive(PROMPT, 9)}
-    draft = engine.proposals.draft_model
+    draft = engine.proposals.drafters.model
     assert draft is not None
     assert draft._runner.num_tokens_computed < 2 * BLOCK_TOKENS  # type: ignore[attr-defined]
     engine.close()

@@ -53,7 +53,7 @@ def test_a_restart_keeps_it() -> None:
     engine = pair(below)
     engine.add(SequenceSpec("a", PROMPT, greedy(), max_tokens=9, draft_tokens=2))
     assert run(engine) == {"a": naive(PROMPT, 9)}
-    draft = engine.proposals.draft_model
+    draft = engine.proposals.drafters.model
     assert draft is not None
     assert draft._runner.num_tokens_computed < 2 * BLOCK_TOKENS  # type: ignore[attr-defined]
     engine.close()
@@ -96,8 +96,8 @@ def test_what_must_not_be_kept_is_not_computed(options: dict[str, Any]) -> None:
     num_computed = runner.num_tokens_computed
     run(engine)
     assert runner.num_tokens_computed == num_computed < len(PROMPT) - 1
-    assert engine.proposals.draft_model is not None
-    assert engine.proposals.draft_model.prefixes.cells.num_cells_used == 0
+    assert engine.proposals.drafters.model is not None
+    assert engine.proposals.drafters.model.prefixes.cells.num_cells_used == 0
     engine.close()
 
 

@@ -308,11 +308,11 @@ class EncoderJobs(TextJobs):
 class EncoderLoop(JobLoop):
     """The loop of a model that has only whole texts to compute, and no requests."""
 
+    _jobs: EncoderJobs
+
     def __init__(self, host: EncoderHost, frames: Frames, clock: Callable[[], float] = time.monotonic) -> None:
-        self._encodings = EncoderJobs(host, frames, clock)
-        super().__init__(self._encodings, frames)
+        super().__init__(EncoderJobs(host, frames, clock), host.encoder, frames)
         self._host = host
-        self._encoder = host.encoder
 
     def submit(self, message: Submit) -> None:
         """Refuse a request to generate text.
@@ -324,7 +324,7 @@ class EncoderLoop(JobLoop):
             ended = Finished(FinishReason.STOP, Usage(), Timings(load_ms=message.load_ms))
             self._frames.put(StepResult(time.monotonic(), (StepItem(request.id, (ended,)),)))
             return
-        purpose = "ranks documents" if self._encoder.is_ranking else "embeds texts"
+        purpose = "ranks documents" if self._host.encoder.is_ranking else "embeds texts"
         refusal = NotSupported(
             f"{self._host.info.name} generates no text: it {purpose}. Choose another model.", param="model"
         )
@@ -333,22 +333,22 @@ class EncoderLoop(JobLoop):
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
         self.commands.put(command)
         if isinstance(command, Stop):
-            self._encoder.request_abort()
+            self._runner.request_abort()
 
     def drop(self, message: Drop) -> None:
         """Drop a query and interrupt the running batch. If the batch belongs to another query, it is computed again."""
         super().drop(message)
-        self._encoder.request_abort()
+        self._runner.request_abort()
 
     @property
     def status(self) -> WorkerStatus:
-        num_open = len(self._encodings)
+        num_open = len(self._jobs)
         return WorkerStatus(
-            num_steps=self._encodings.num_batches,
-            step_expected_s=self._encodings.expected_s,
+            num_steps=self._jobs.num_batches,
+            step_expected_s=self._jobs.expected_s,
             num_running=min(1, num_open),
             num_waiting=max(0, num_open - 1),
-            num_prompt_tokens_total=self._encodings.num_tokens,
+            num_prompt_tokens_total=self._jobs.num_tokens,
             num_threads=self._host.num_threads,
             max_threads=self._host.max_threads,
         )
@@ -361,12 +361,9 @@ class EncoderLoop(JobLoop):
     def _read(self, query: Embed | Rerank) -> list[list[int]]:
         return self._host.read_texts(query)
 
-    def _clear_abort(self) -> None:
-        self._encoder.clear_abort()
-
     def _step(self) -> None:
         self.step_started_at_s = time.monotonic()
-        self._encodings.step()
+        self._jobs.step()
         self.step_started_at_s = 0.0
 
     def _carry_out(self, command: object) -> None:

@@ -226,9 +226,9 @@ class Host:
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
         self._open_runner(opened)
-        self._adapters = load_adapters(self._runner, load.adapters, load.unusable_adapters, on_part)
-        costs = CostModel(self._runner.max_batch, self._runner.attention_tile)
-        self._token_bytes = try_out(self.model, self._runner, on_part, costs)
+        self._adapters = load_adapters(self.runner, load.adapters, load.unusable_adapters, on_part)
+        costs = CostModel(self.runner.max_batch, self.runner.attention_tile)
+        self._token_bytes = try_out(self.model, self.runner, on_part, costs)
         self._block_tokens = choose_block_tokens(self._token_bytes)
         self._store = store
         self._codec = CellPacker() if config.cache_type == "q8_0" else None
@@ -252,28 +252,21 @@ class Host:
     def _open_runner(self, opened: Opened) -> None:
         """Open the model's context (its runner)."""
         config = opened.config
-        self._runner = LlamaRunner(self.model, config, max_rewind=opened.max_rewind)
-        attention = self._runner.attention
+        self.runner = LlamaRunner(self.model, config, max_rewind=opened.max_rewind)
+        """The model's context. Any thread may call its `request_abort`."""
+        attention = self.runner.attention
         self._choices = (*opened.choices, describe_attention(attention, config, is_tuned=opened.is_tuned))
         if config.cache_shift:
-            self._runner.allow_shift()
-        self._runners = [self._runner]
+            self.runner.allow_shift()
+        self._runners = [self.runner]
         self.power = FULL_POWER
         """How much of the machine the worker may use; another thread may replace it."""
-        self._threads = ThreadGovernor(self._runner.num_threads)
+        self._threads = ThreadGovernor(self.runner.num_threads)
 
     def close(self) -> None:
         """Cancel all requests, and save cached blocks to the disk cache if there is one. Call no method afterwards."""
         self.engine.close()
         self.embedder.close()
-
-    def request_abort(self) -> None:
-        """Interrupt the running decode; any thread may call it."""
-        self._runner.request_abort()
-
-    def clear_abort(self) -> None:
-        """Undo `request_abort`, so that the next decode is not interrupted."""
-        self._runner.clear_abort()
 
     def adjust_threads(self) -> None:
         """Set the number of CPU threads as `power` says, and so that busy cores are left to other programs.
@@ -296,17 +289,12 @@ class Host:
     @property
     def num_threads(self) -> int:
         """How many CPU threads a decode uses; any thread may read this."""
-        return self._runner.num_threads
+        return self.runner.num_threads
 
     @property
     def max_threads(self) -> int:
         """How many CPU threads a decode uses while no other program uses the CPUs."""
         return self._threads.max_threads
-
-    @property
-    def num_cells(self) -> int:
-        """How many KV cells the context has; any thread may read this."""
-        return self._runner.num_cells
 
     @property
     def embedder_bytes(self) -> int:
@@ -403,14 +391,14 @@ class Host:
 
     def _make_engine(self, load: Load, config: EngineConfig, costs: CostModel, drafters: Drafters) -> Engine:
         return Engine(
-            self._runner,
+            self.runner,
             max_running=config.num_parallel,
             itl_budget_s=config.itl_budget_ms / 1000,
             num_trained=self.model.context_length_trained,
             drafters=drafters,
             prefixes=self._make_prefixes(load, config, costs),
             adapters=tuple(self._adapters.identities.values()),
-            open_side=side_contexts(self._runner, config, self._token_bytes),
+            open_side=side_contexts(self.runner, config, self._token_bytes),
         )
 
     def _open_text(self, config: EngineConfig, make: MakeTemplate) -> None:
@@ -432,20 +420,20 @@ class Host:
         ).read
 
     def _make_prefixes(self, load: Load, config: EngineConfig, costs: CostModel) -> PrefixStore:
-        keyring = self._block_keys.make(Path(load.path), self._runner, config, self._block_tokens)
+        keyring = self._block_keys.make(Path(load.path), self.runner, config, self._block_tokens)
         unused = self._block_keys.describe_unused()
         if unused is not None:
             self._note(unused)
         share = 1.0 if self._draft.model is None else 1.0 - DRAFT_SHARE
         sizes = self._token_bytes, self._block_tokens
-        return make_prefix_store(self._runner, config, costs, keyring, self._store, share, *sizes, codec=self._codec)
+        return make_prefix_store(self.runner, config, costs, keyring, self._store, share, *sizes, codec=self._codec)
 
     def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_part: Callable[[str], None]) -> Drafters:
         config = opened.config
         if config.draft_tokens == 0:
             self._draft = DraftSetup(None, "option", "--draft-tokens 0")
             return Drafters(max_tokens=0)
-        why_none, self._choices = check_drafts(self.model, self._runner, load, self._choices, on_part)
+        why_none, self._choices = check_drafts(self.model, self.runner, load, self._choices, on_part)
         if why_none:
             self._draft = DraftSetup(None, "model", why_none)
             if load.draft_path is not None:
@@ -455,7 +443,7 @@ class Host:
         model = self._draft.model
         is_asked = config.draft_ngrams or model is not None
         if is_asked:
-            measure_small_steps(self._runner, costs)
+            measure_small_steps(self.runner, costs)
         is_unwanted = load.draft_by == "option" and load.draft_path is None
         # Hybrids would have to keep states for them.
         has_ngrams = is_asked or (not is_unwanted and self.model.memory_kind in CUTTABLE)
@@ -466,7 +454,7 @@ class Host:
             NgramDrafter() if has_ngrams else None,
             max_tokens=config.draft_tokens,
             max_forced=config.draft_tokens,
-            spares_repeatable=not is_asked and self._runner.is_blocking and self._runner.attention.flash == "off",
+            spares_repeatable=not is_asked and self.runner.is_blocking and self.runner.attention.flash == "off",
         )
 
     def _load_draft(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> DraftSetup:
@@ -477,7 +465,7 @@ class Host:
             draft = DraftSetup(None, "memory", opened.why_no_draft)
         else:
             config = opened.draft_config
-            loader = DraftLoader(self._runner, config, self._block_keys, self._store, self._codec)
+            loader = DraftLoader(self.runner, config, self._block_keys, self._store, self._codec)
             draft = loader.load(load, on_part)
         if draft.runner is None:
             self._warn(f"runs without its draft: {draft.why}")
@@ -503,7 +491,7 @@ class Host:
             num_vocab=model.num_tokens,
             context_length=self.engine.context_length,
             context_length_trained=model.context_length_trained,
-            max_sequences=self._runner.num_sequences,
+            max_sequences=self.runner.num_sequences,
             memory_kind=model.memory_kind,
             supports_tools=self._template.supports_tools,
             supports_reasoning=self._template.supports_reasoning,
@@ -525,7 +513,7 @@ class Host:
             choices=(
                 *self._choices,
                 self._draft.choice,
-                *derived_choices(self._runner, self._block_tokens, self._token_bytes),
+                *derived_choices(self.runner, self._block_tokens, self._token_bytes),
             ),
             num_parallel=self.engine.max_running,
         )

@@ -10,7 +10,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from edgeagent.engine.costs.cost_model import PredictionError
+from msgspec import structs
+
 from edgeagent.engine.llama.embedder import Rows, truncated
 from edgeagent.engine.shift_check import CHECK_ID
 from edgeagent.engine.verification import Output
@@ -130,17 +131,14 @@ class PrepareQueue:
         return _RANK[request.tier], self._served_at.get(request.cache.partition, 0), index
 
 
-_NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
-
-
 class GeneratorLoop(JobLoop):
     """The loop of a model that generates: it runs requests on the engine, and chunks of embeddings between steps."""
 
     _frames: Outlet
+    _jobs: Embeddings
 
     def __init__(self, host: Host, frames: Outlet) -> None:
-        self._embeddings = Embeddings(host.embedder, frames, host.itl_budget_s)
-        super().__init__(self._embeddings, frames)
+        super().__init__(Embeddings(host.embedder, frames, host.itl_budget_s), host.runner, frames)
         self._host = host
         self._engine = host.engine
         self.to_prepare = PrepareQueue()
@@ -163,13 +161,13 @@ class GeneratorLoop(JobLoop):
         live = self._requests.get(command.id) if isinstance(command, Cancel) else None
         is_kept = live is not None and live.submit.request.is_ahead and live.submit.request.prefill_only
         if self._engine.current_step.is_long and not is_kept:
-            self._host.request_abort()
+            self._runner.request_abort()
 
     def hand_in(self, submit: Submit, prepared: PreparedRequest) -> None:
         """Queue a prepared request. Interrupt a long step of less urgent requests. The preparer calls it."""
         self.commands.put(partial(self._begin, submit, prepared))
         if self._engine.current_step.gives_way_to(prepared.spec.rank):
-            self._host.request_abort()
+            self._runner.request_abort()
 
     def refuse(self, submit: Submit, error: EdgeAgentError) -> None:
         """Queue the error of a request that cannot be prepared. The preparer calls it."""
@@ -180,18 +178,15 @@ class GeneratorLoop(JobLoop):
 
     @property
     def _has_work(self) -> bool:
-        return self._engine.has_work or self._embeddings.has_work
+        return self._engine.has_work or self._jobs.has_work
 
     def _wake_after_s(self) -> float | None:
-        limits_s = (self._embeddings.wake_after_s(), self._engine.wake_after_s)
+        limits_s = (self._jobs.wake_after_s(), self._engine.wake_after_s)
         return min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
 
     def _finish_step(self) -> None:
         self._deliver(self._engine.finish())
         self.step_started_at_s = 0.0
-
-    def _clear_abort(self) -> None:
-        self._host.clear_abort()
 
     def _step(self) -> None:
         if self._has_work:
@@ -204,10 +199,10 @@ class GeneratorLoop(JobLoop):
             if not self._engine.submit(self._has_command):
                 self._finish_step()
             self._engine.save_step()
-        if self._embeddings.has_work:
+        if self._jobs.has_work:
             self._engine.wait()
         is_busy = self._engine.num_live > 0
-        self._embeddings.step(is_busy=is_busy, num_threads=self._host.num_threads)
+        self._jobs.step(is_busy=is_busy, num_threads=self._host.num_threads)
 
     def _read(self, query: Embed | Rerank) -> list[list[int]]:
         if isinstance(query, Rerank):
@@ -287,30 +282,15 @@ class GeneratorLoop(JobLoop):
     @property
     def planned_bytes(self) -> int:
         """The most memory that cached blocks and further contexts may take now, in bytes. Any thread may read it."""
-        status = self._engine.status()
-        return status.host.num_bytes + status.num_side_bytes + self._host.embedder_bytes
+        return self._engine.planned_bytes + self._host.embedder_bytes
 
     @property
     def status(self) -> WorkerStatus:
         """The worker's counters and times. Any thread may read them, even in the middle of a step."""
         status = self._engine.status()
-        error, draft_error = ([each or _NO_ERROR for each in status.step_errors] + [_NO_ERROR])[:2]
-        return WorkerStatus(
-            num_steps=status.num_steps + self._embeddings.num_chunks,
-            step_expected_s=self._engine.current_step.expected_s,
-            num_running=status.num_running,
-            num_waiting=status.num_waiting,
-            num_cells_used=status.num_cells_used,
-            num_cells=self._host.num_cells,
-            prefill_tokens_per_s=status.prefill_tokens_per_s,
-            prefill_tokens_per_s_beside=status.prefill_tokens_per_s_beside,
-            token_s=status.token_s,
-            step_error_median=error.median,
-            step_error_p95=error.p95,
-            draft_step_error_median=draft_error.median,
-            draft_step_error_p95=draft_error.p95,
-            drafts=status.drafts,
-            draft_gain=status.draft_gain,
+        return structs.replace(
+            status,
+            num_steps=status.num_steps + self._jobs.num_chunks,
             num_prompt_tokens_total=self._answers.num_prompt_tokens,
             num_cached_tokens_total=self._answers.num_cached_tokens,
             num_tokens_from_memory_total=self._answers.num_restored["host"],
@@ -318,6 +298,4 @@ class GeneratorLoop(JobLoop):
             num_output_tokens_total=self._answers.num_output_tokens,
             num_threads=self._host.num_threads,
             max_threads=self._host.max_threads,
-            shift=status.shift,
-            memory_cache=status.host,
         )

@@ -78,10 +78,9 @@ class FakeHost:
         self._memory_kind, self._runner_class = memory_kind, runner_class
         self.model = FakeVocabulary()
         self._end_token = self.model.end_tokens[0] if ends else -1
-        self.num_cells, self.num_threads, self.max_threads = num_cells, 1, 1
-        self.num_aborts = 0
-        self.runner = self._make_runner()
-        draft = self._make_runner()
+        self.num_threads, self.max_threads = 1, 1
+        self.runner = self._make_runner(num_cells)
+        draft = self._make_runner(num_cells)
         self.engine = Engine(
             self.runner,
             max_running=2,
@@ -100,10 +99,10 @@ class FakeHost:
             raise self.refusal
         return [list(text.tokens) for text in query.inputs if isinstance(text, TokenPrompt)]
 
-    def _make_runner(self) -> FakeRunner:
+    def _make_runner(self, num_cells: int) -> FakeRunner:
         return self._runner_class(
             num_vocab=self.model.num_tokens,
-            num_cells=self.num_cells,
+            num_cells=num_cells,
             memory_kind=self._memory_kind,
             end_token=self._end_token,
         )
@@ -142,11 +141,6 @@ class FakeHost:
     def adjust_threads(self) -> None: ...
 
     def rest_threads(self) -> None: ...
-
-    def clear_abort(self) -> None: ...
-
-    def request_abort(self) -> None:
-        self.num_aborts += 1
 
 
 def made(item: FromWorker | MakeFrames) -> Iterable[FromWorker]:

@@ -17,10 +17,10 @@ class TestInterrupt:
     def test_only_a_long_step_is_interrupted(self, command: Cancel | Stop) -> None:
         bench = Bench()
         bench.loop.interrupt(command)
-        assert bench.host.num_aborts == 0
+        assert bench.host.runner.num_aborts == 0
         bench.host.engine.current_step.is_long = True
         bench.loop.interrupt(command)
-        assert bench.host.num_aborts == 1
+        assert bench.host.runner.num_aborts == 1
 
     def test_what_a_newer_prompt_needs_too_is_not_interrupted(self) -> None:
         bench = Bench()
@@ -29,9 +29,9 @@ class TestInterrupt:
         bench.turn()
         bench.host.engine.current_step.is_long = True
         bench.loop.interrupt(Cancel("a"))
-        assert bench.host.num_aborts == 0
+        assert bench.host.runner.num_aborts == 0
         bench.loop.interrupt(Cancel("answer"))
-        assert bench.host.num_aborts == 1
+        assert bench.host.runner.num_aborts == 1
 
     @pytest.mark.parametrize(
         ("tier", "rank", "num_aborts"),
@@ -51,7 +51,7 @@ class TestInterrupt:
         engine = bench.host.engine
         engine.current_step.is_long, engine.current_step.rank = True, rank
         bench.give(tier=tier, max_tokens=1)
-        assert bench.host.num_aborts == num_aborts
+        assert bench.host.runner.num_aborts == num_aborts
         bench.run()
         assert bench.tokens() == naive(1)
 
