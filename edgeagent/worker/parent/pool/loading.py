@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +55,33 @@ def identity(path: Path) -> str:
     except OSError:
         return ""
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
+class FatalParts:
+    """The parts of a model whose trial ended the process, until their files are replaced.
+
+    A part is named by its description; see `LoadProgress.part`. `try_again` and `cause` read the disk: call them in a
+    thread.
+    """
+
+    def __init__(self) -> None:
+        self._tried: dict[str, str] = {}  # by part: the identity of its file at the latest load
+        self._fatal: dict[str, tuple[str, str]] = {}  # by part: that identity, and what happened
+
+    def try_again(self, parts: Mapping[str, Path]) -> None:
+        """Record the parts that the next load tries, with their files, in place of the parts of the load before."""
+        self._tried = {part: identity(path) for part, path in parts.items()}
+
+    def omit(self, part: str, cause: str) -> bool:
+        """Leave a part out of the next loads because of `cause`. Return False if the latest load did not try it."""
+        if part in self._tried:
+            self._fatal[part] = self._tried[part], cause
+        return part in self._tried
+
+    def cause(self, part: str, path: Path) -> str:
+        """Return what happened when a part was tried; "" if nothing did, or if its file `path` was replaced since."""
+        given, cause = self._fatal.get(part, ("", ""))
+        return cause if cause and given == identity(path) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +144,7 @@ class ModelSource:
     names_stamp: Callable[[], object] = lambda: None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DraftChooser:
     """Finds a model's draft for each of its loads. `option` is the model's option --draft; `found` is the model itself.
 
@@ -127,8 +154,7 @@ class DraftChooser:
     option: str
     found: Found
     source: ModelSource
-    _tried: tuple[str, str] = ("", "")  # of the last load's draft: its trial and its identity
-    _fatal: dict[str, tuple[str, str]] = field(default_factory=dict)  # by trial: the draft's identity and the cause
+    fatal: FatalParts
 
     def choose(self, header: GgufHeader | None) -> ChosenDraft:
         """Return the draft for the model's next load. Log a warning if there is a draft that cannot be used.
@@ -141,20 +167,7 @@ class DraftChooser:
             draft = self._checked(header, draft, draft.path)
         if draft.is_trouble:
             logger.warning("%s runs without its draft: %s", self.found.name, draft.why)
-        path = draft.path
-        self._tried = ("", "") if path is None else (draft_part(str(path.absolute())), identity(path))
         return draft
-
-    def omit_part(self, part: str, cause: str) -> bool:
-        """Leave the last load's draft out of the next loads, if `part` describes that draft's trial.
-
-        Return False if `part` describes something else. The draft is used again once its file is replaced.
-        """
-        tried, given = self._tried
-        if not tried or part != tried:
-            return False
-        self._fatal[tried] = given, cause
-        return True
 
     @property
     def _is_named(self) -> bool:
@@ -176,8 +189,7 @@ class DraftChooser:
         """Return a draft with its header, or the reason why it cannot be used. Raise ModelLoadFailed; see `choose`."""
         try:
             own = self.source.validate(path)
-            given, cause = self._fatal.get(draft_part(str(path.absolute())), ("", ""))
-            if cause and given == identity(path):
+            if cause := self.fatal.cause(draft_part(str(path.absolute())), path):
                 raise ModelDamaged(f"{path} ended the process that tried it ({cause}); get the file again")
             why = _mismatch(header, self.found.path, own, path, self.source.difference)
         except (EdgeAgentError, OSError) as error:  # StoreError: it cannot be hashed
@@ -222,22 +234,20 @@ class LoadPreparation:
 
     def __init__(
         self,
-        name: str,
-        path: Path,
-        draft: DraftChooser,
+        found: Found,
+        draft: str,
         engine: EngineConfig,
         source: ModelSource,
         adapters: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        self.name, self.path = name, path
-        self._draft = draft
+        """`draft`: the model's option --draft."""
+        self.name, self.path = found.name, found.path
+        self.fatal = FatalParts()
+        """What the next loads leave out: adapters, the draft model, or drafts of any kind."""
+        self._draft = DraftChooser(draft, found, source, self.fatal)
         self.engine = engine
         self.adapters = adapters
         self._source = source
-        self._tried: dict[str, str] = {}
-        self._fatal: dict[str, tuple[str, str]] = {}
-        self._loaded_identity = ""  # the identity of the model's file at the last load
-        self._why_no_drafts = ("", "")  # the model's identity, and why it must not take drafts
         self.files = self._files(None)
         self.cache_folder: Path | None = None
         """The folder of the model's cached blocks that the latest load gave to its worker; None if it gave none."""
@@ -268,13 +278,17 @@ class LoadPreparation:
             raise ModelLoadFailed(NOT_INSTALLED)
         self.files.record()
         self.sha256 = ""
-        self._loaded_identity = identity(self.path)
         model = self._source.validate(self.path)
         self.sha256 = self._source.known_sha256(self.path)
         unusable = self._unusable_adapters()
         usable = {name: path for name, path in self.adapters.items() if name not in unusable}
-        self._tried = {name: identity(path) for name, path in usable.items()}
         draft = self._draft.choose(model)
+        rewind = rewind_part(str(self.path.absolute()))
+        tried = {adapter_part(str(path.absolute())): path for path in usable.values()} | {rewind: self.path}
+        self.fatal.try_again(
+            tried if draft.path is None else {draft_part(str(draft.path.absolute())): draft.path, **tried}
+        )
+        cause = self.fatal.cause(rewind, self.path)
         self.files = self._files(draft.path)
         self.files.record()
         disk = None if self._source.cache is None else self._source.cache.prepare(self.path)
@@ -305,7 +319,7 @@ class LoadPreparation:
             unusable_adapters=unusable,
             draft_why=draft.why,
             draft_by=draft.by,
-            why_no_drafts=self._why_no_drafts[1] if self._why_no_drafts[0] == self._loaded_identity else "",
+            why_no_drafts=cause and f"removing refused drafts ended the process ({cause})",
         )
 
     def disk_share(self) -> DiskShare | None:
@@ -327,29 +341,9 @@ class LoadPreparation:
         for name, path in self.adapters.items():
             try:
                 self._source.validate_adapter(path)
-                self._check_not_fatal(name, path)
+                if cause := self.fatal.cause(adapter_part(str(path.absolute())), path):
+                    raise ModelDamaged(f"{path} ended the process that tried it ({cause})")
             except (ModelLoadFailed, ModelNotFound, StoreError) as error:  # StoreError: it cannot be hashed
                 found[name] = error.message
                 logger.warning("%s is loaded without its adapter %s: %s", self.name, name, error.message)
         return found
-
-    def omit_part(self, part: str, cause: str) -> bool:
-        """Leave a part out of the next loads, because its trial ended the process or hung.
-
-        Return False, and leave nothing out, if the model needs the part. `part` is the part's description; see
-        `LoadProgress.part`. An adapter or a draft model is left out until its file is replaced. Drafts of any kind are
-        left out until the model's file is replaced.
-        """
-        if part == rewind_part(str(self.path.absolute())):
-            self._why_no_drafts = self._loaded_identity, f"removing refused drafts ended the process ({cause})"
-            return True
-        for name, given in self._tried.items():
-            if part == adapter_part(str(self.adapters[name].absolute())):
-                self._fatal[name] = given, cause
-                return True
-        return self._draft.omit_part(part, cause)
-
-    def _check_not_fatal(self, name: str, path: Path) -> None:
-        given, cause = self._fatal.get(name, ("", ""))
-        if cause and given == identity(path):
-            raise ModelDamaged(f"{path} ended the process that tried it ({cause})")

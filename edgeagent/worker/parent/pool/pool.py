@@ -31,11 +31,7 @@ from edgeagent.types import (
 from edgeagent.units import seconds_of
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.eviction import Eviction
-from edgeagent.worker.parent.pool.loading import (
-    DraftChooser,
-    LoadPreparation,
-    ModelSource,
-)
+from edgeagent.worker.parent.pool.loading import LoadPreparation, ModelSource
 from edgeagent.worker.parent.pool.memory import HOLD_S, Memory, power_under, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
@@ -343,10 +339,9 @@ class Pool:
         """Make a found model's LoadPreparation, with the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
         draft = own_draft(self._config, table, is_default=asked == self._config.model)
-        chooser = DraftChooser(draft, found, self._source)
         adapters = self._config.models[table].adapters if table else {}
         engine = self._config.engine_of(table)
-        preparation = LoadPreparation(found.name, found.path, chooser, engine, self._source, adapters)
+        preparation = LoadPreparation(found, draft, engine, self._source, adapters)
         preparation.keep_alive_s = own_keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation

@@ -80,7 +80,7 @@ class PoolModel:
             limits=workers.limits,
             clock=workers.clock,
             load_time=self._load_time,
-            omit_part=self.preparation.omit_part,
+            omit_part=self.preparation.fatal.omit,
             disk_share=self.preparation.disk_share,
             power=workers.power,
         )

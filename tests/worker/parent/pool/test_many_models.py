@@ -26,7 +26,7 @@ from edgeagent.errors import (
 )
 from edgeagent.store.library import Found
 from edgeagent.types import Embed, FinishReason, GenerateRequest, TextPrompt, WorkerState
-from edgeagent.worker.parent.pool.loading import DraftChooser, LoadPreparation, ModelSource
+from edgeagent.worker.parent.pool.loading import LoadPreparation, ModelSource
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import Load, adapter_part, draft_part, rewind_part
@@ -81,7 +81,7 @@ def prepared(
     """Return the preparation of the model m.gguf in a folder; `draft` is its option."""
     source = source or ModelSource(lambda name: found_at(folder / f"{name}.gguf", name), lambda _: None)
     found = found_at(folder / "m.gguf", "m")
-    return LoadPreparation("m", found.path, DraftChooser(draft, found, source), EngineConfig(), source, adapters)
+    return LoadPreparation(found, draft, EngineConfig(), source, adapters)
 
 
 @pytest.fixture
@@ -421,12 +421,12 @@ def test_an_adapter_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_
         path.write_bytes(b"x")
     preparation = prepared(tmp_path, adapters=paths)
     assert preparation.load().adapters.keys() == paths.keys()
-    assert not preparation.omit_part("the tokenizer of m.gguf", "SIGSEGV")
-    assert preparation.omit_part(adapter_part(str(paths["two"])), "SIGSEGV")
+    assert not preparation.fatal.omit("the tokenizer of m.gguf", "SIGSEGV")
+    assert preparation.fatal.omit(adapter_part(str(paths["two"])), "SIGSEGV")
     load = preparation.load()
     assert load.adapters.keys() == {"one"}
     assert load.unusable_adapters == {"two": f"{paths['two']} ended the process that tried it (SIGSEGV)"}
-    assert not preparation.omit_part(adapter_part(str(paths["two"])), "SIGSEGV"), "it was not tried again"
+    assert not preparation.fatal.omit(adapter_part(str(paths["two"])), "SIGSEGV"), "it was not tried again"
     paths["two"].write_bytes(b"other")
     assert preparation.load().adapters.keys() == paths.keys()
 
@@ -438,12 +438,12 @@ def test_a_draft_that_ended_the_process_is_left_out_until_it_is_replaced(tmp_pat
     preparation = prepared(tmp_path, draft="d")
     load = preparation.load()
     assert (load.draft_path, load.draft_why, load.draft_by) == (str(path), "you named it", "option")
-    assert not preparation.omit_part(draft_part("/another.gguf"), "SIGSEGV")
-    assert preparation.omit_part(draft_part(str(path)), "SIGSEGV")
+    assert not preparation.fatal.omit(draft_part("/another.gguf"), "SIGSEGV")
+    assert preparation.fatal.omit(draft_part(str(path)), "SIGSEGV")
     load = preparation.load()
     assert load.draft_path is None and load.draft_by == "trial"
     assert load.draft_why == f"{path} ended the process that tried it (SIGSEGV); get the file again"
-    assert not preparation.omit_part(draft_part(str(path)), "SIGSEGV"), "it was not tried again"
+    assert not preparation.fatal.omit(draft_part(str(path)), "SIGSEGV"), "it was not tried again"
     path.write_bytes(b"other")
     assert preparation.load().draft_path == str(path)
 
@@ -453,7 +453,7 @@ def test_drafts_whose_removal_ended_the_process_are_left_out_until_the_model_is_
     path.write_bytes(b"x")
     preparation = prepared(tmp_path)
     assert preparation.load().why_no_drafts == ""
-    assert preparation.omit_part(rewind_part(str(path)), "SIGABRT")
+    assert preparation.fatal.omit(rewind_part(str(path)), "SIGABRT")
     assert preparation.load().why_no_drafts == "removing refused drafts ended the process (SIGABRT)"
     path.write_bytes(b"other")
     assert preparation.load().why_no_drafts == ""
