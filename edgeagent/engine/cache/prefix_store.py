@@ -15,17 +15,13 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import (
-    MAX_BLOCK_TOKENS,
     MIN_PART,
-    BlockDisk,
     CachePriority,
-    Keyring,
-    PayloadCodec,
     common_length,
 )
-from edgeagent.engine.cache.block_table import BlockTable, empty_table, make_table
+from edgeagent.engine.cache.block_table import BlockTable, empty_table
+from edgeagent.engine.cache.block_table import make_table as make_table
 from edgeagent.engine.cache.cached_prefix import (
     MIN_LOST,
     BlockReference,
@@ -315,24 +311,3 @@ class PrefixStore:
         if not all(reference.is_in_memory for reference in references):
             return False
         return self.cells.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(MAX_GAP, cell_prefix.length)
-
-
-def make_prefix_store(
-    runner: Runner,
-    config: EngineConfig,
-    costs: CostModel,
-    keyring: Keyring | None = None,
-    disk: BlockDisk | None = None,
-    share: float = 1.0,
-    token_bytes: float = 0.0,
-    block_tokens: int = MAX_BLOCK_TOKENS,
-    *,
-    is_draft: bool = False,
-    codec: PayloadCodec | None = None,
-) -> PrefixStore:
-    """Return a prefix store for a runner, as configured. `make_table` describes the arguments after `costs`."""
-    kind = runner.memory_kind
-    blocks = make_table(
-        kind, config, keyring, disk, share, token_bytes, block_tokens, is_draft=is_draft, codec=codec, costs=costs
-    )
-    return PrefixStore(runner, blocks, costs)

@@ -168,7 +168,10 @@ def num_sequences_of(model: Model, config: EngineConfig) -> int:
 
 
 class LlamaRunner:
-    """Runs batches on one llama.cpp context. One thread calls it; only `request_abort` may be called from another."""
+    """Runs batches on one llama.cpp context; see engine.runner.Runner.
+
+    One thread calls it; only `request_abort` may be called from another.
+    """
 
     def __init__(
         self,
@@ -274,7 +277,6 @@ class LlamaRunner:
         self._adapters[adapter.id] = adapter
 
     def use_adapter(self, adapter: str) -> None:
-        """Compute later batches with this registered adapter; "" means without one."""
         if adapter:
             self._adapters[adapter].use(self._context)
         else:
@@ -289,7 +291,6 @@ class LlamaRunner:
         self.abort_flag.clear()
 
     def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
-        """Compute a batch: `submit`, then `wait`."""
         self.submit(slices, min_tokens)
         self.wait()
 
@@ -358,7 +359,6 @@ class LlamaRunner:
         return int(lib.llama_decode(self._context, self._batch))
 
     def logits(self, index: int) -> Logits:
-        """Return the logits of output `index` of the last batch: a read-only view, valid until the next decode."""
         return self._row_at(self._outputs[index])
 
     def _row_at(self, row: int | Logits) -> Logits:
@@ -375,7 +375,6 @@ class LlamaRunner:
         return view
 
     def can_trim(self, seq_id: int, length: int) -> bool:
-        """Whether a sequence can be cut to `length` and continue there with correct logits."""
         held = self.length(seq_id)
         if length >= held:
             return length == held
@@ -389,7 +388,6 @@ class LlamaRunner:
                 return length == 0
 
     def trim(self, seq_id: int, length: int) -> bool:
-        """Cut a sequence to `length`. If this memory cannot do that, change nothing and return False."""
         if not self.can_trim(seq_id, length):
             return False
         if length == 0:
@@ -397,19 +395,16 @@ class LlamaRunner:
         return bool(lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
     def rewind(self, seq_id: int, length: int) -> bool:
-        """Cut a sequence to `length` by removing drafts of the latest batch. Return False if this memory cannot."""
         if self.memory_kind in CUTTABLE:
             return self.trim(seq_id, length)
         return self._past.go_back(seq_id, length, self.length(seq_id) - length)
 
     def clear(self, seq_id: int) -> None:
-        """Remove all tokens of a sequence."""
         self._past.forget(seq_id)
         self._gapless_from.pop(seq_id, None)
         lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def copy(self, source: int, target: int, length: int) -> bool:
-        """Give an empty target the first `length` positions of the source. Return False if this memory cannot."""
         if not self.can_trim(source, length) or not self._past.put_in_place(source):
             return False
         # Copy the whole sequence, then trim it: sliding windows hold only a part of [0, length), and recurrent states
@@ -420,7 +415,6 @@ class LlamaRunner:
         return self.trim(target, length)
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
-        """Whether `save` can read positions [start, end), and a restore of them will be exact. No side effect."""
         held = self.length(seq_id)
         match self.memory_kind:
             case MemoryKind.FULL_ATTENTION:
@@ -432,7 +426,6 @@ class LlamaRunner:
                 return end == held  # a state exists only for its current position
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
-        """Return the bytes of positions [start, end) and of any state at `end`. Raise InternalError or MemoryError."""
         if not self._past.put_in_place(seq_id):
             raise InternalError("llama.cpp could not read the state of a sequence")
         lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
@@ -448,21 +441,15 @@ class LlamaRunner:
         return payload[:written].toreadonly()
 
     def prepare(self, num_bytes: int, max_bytes: int) -> bool:
-        """Prepare a buffer for a later `save`; False if none was made. `max_bytes`: the limit of all free buffers."""
         self._payloads.max_free_bytes = max_bytes
         return self._payloads.prepare(num_bytes)
 
     def state_bytes(self, seq_id: int) -> int:
-        """Return how many bytes of any saved range are its recurrent state; 0 if the memory has no state."""
         if self.memory_kind in CUTTABLE:
             return 0
         return int(lib.llama_state_seq_get_size_ext(self._context, seq_id, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
 
     def restore(self, seq_id: int, payload: Payload, end: int) -> bool:
-        """Append a saved range that ends at `end`. The sequence must hold exactly the positions before the range.
-
-        If llama.cpp refuses the range (no room, other settings), leave the sequence unchanged and return False.
-        """
         if not self._past.put_in_place(seq_id):
             return False
         source = np.frombuffer(payload, np.uint8)
@@ -499,7 +486,6 @@ class LlamaRunner:
         return ""
 
     def restore_shifted(self, seq_id: int, payload: Payload, end: int, wanted: range, shift: int) -> bool:
-        """Append the positions `wanted` of a saved range that ends at `end`, moved by `shift` positions."""
         source = np.frombuffer(payload, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         read = lib.llama_state_seq_set_data(self._context, pointer, len(source), self._spare)

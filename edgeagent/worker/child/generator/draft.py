@@ -10,7 +10,7 @@ from pathlib import Path
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.prefix_store import make_prefix_store
+from edgeagent.engine.cache.prefix_store import PrefixStore, make_table
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.first_steps import FIRST_STEPS, measure_small_steps, try_out
 from edgeagent.engine.llama.cell_packing import CellPacker
@@ -97,18 +97,11 @@ class DraftLoader:
         measure_small_steps(runner, costs)
         block_tokens = choose_block_tokens(token_bytes)
         keyring = self.block_keys.make_of_draft(path, runner, self.config, block_tokens)
-        prefixes = make_prefix_store(
-            runner,
-            self.config,
-            costs,
-            keyring,
-            self.store,
-            DRAFT_SHARE,
-            token_bytes,
-            block_tokens,
-            is_draft=True,
-            codec=self.codec,
+        kind, sizes = model.memory_kind, (token_bytes, block_tokens)
+        blocks = make_table(
+            kind, self.config, keyring, self.store, DRAFT_SHARE, *sizes, is_draft=True, codec=self.codec, costs=costs
         )
+        prefixes = PrefixStore(runner, blocks, costs)
         return DraftSetup(str(path), load.draft_by, load.draft_why, runner, DraftModel(runner, prefixes))
 
 

@@ -11,7 +11,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import describe_attention
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
-from edgeagent.engine.cache.prefix_store import PrefixStore, make_prefix_store
+from edgeagent.engine.cache.prefix_store import PrefixStore, make_table
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
@@ -425,8 +425,9 @@ class Host:
         if unused is not None:
             self._note(unused)
         share = 1.0 if self._draft.model is None else 1.0 - DRAFT_SHARE
-        sizes = self._token_bytes, self._block_tokens
-        return make_prefix_store(self.runner, config, costs, keyring, self._store, share, *sizes, codec=self._codec)
+        kind, sizes = self.model.memory_kind, (self._token_bytes, self._block_tokens)
+        blocks = make_table(kind, config, keyring, self._store, share, *sizes, codec=self._codec, costs=costs)
+        return PrefixStore(self.runner, blocks, costs)
 
     def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_part: Callable[[str], None]) -> Drafters:
         config = opened.config

@@ -149,7 +149,6 @@ class LlamaSideContext:
         self._thread.start()
 
     def give(self, chunk: Chunk) -> None:
-        """Add the next cells of the prompt, which another context has computed."""
         with self._state:
             self._given.append(chunk)
             self._state.notify_all()
@@ -161,23 +160,19 @@ class LlamaSideContext:
             self._state.notify_all()
 
     def pause(self) -> None:
-        """Pause the computation. Wait at most a second for the thread to stop."""
         with self._state:
             self._may_run = False
             self._state.wait_for(lambda: self._is_blocked or self.is_over, _MAX_PAUSE_S)
 
     def wait_paused(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` seconds until the computation has paused or ended. Return whether it has."""
         with self._state:
             return self._state.wait_for(lambda: not self._may_run or self.is_over, timeout_s)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds until a chunk can be taken or the computation has ended."""
         with self._state:
             self._state.wait_for(lambda: self._chunks or self.is_over, timeout_s)
 
     def take(self) -> list[Chunk]:
-        """Return the chunks that were computed since the last call, in the order of the prompt."""
         with self._state:
             taken, self._chunks = self._chunks, []
             return taken

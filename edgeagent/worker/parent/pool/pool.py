@@ -365,9 +365,7 @@ class Pool:
         if known is None:
             load_time = self._load_times.setdefault(name, LoadTime(self._clock))
             load_time.guess_s = guessed_s(preparation.weights_bytes)
-            known = self._models[name] = PoolModel(
-                preparation, self._workers, load_time, is_pinned=is_pinned, keep_alive_s=preparation.keep_alive_s
-            )
+            known = self._models[name] = PoolModel(preparation, self._workers, load_time, is_pinned=is_pinned)
         elif is_pinned:
             known.pin()  # a client requested it before, by another name
         self._names.add(asked, known.name)

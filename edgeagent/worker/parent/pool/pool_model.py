@@ -53,7 +53,6 @@ class PoolModel:
         load_time: LoadTime,
         *,
         is_pinned: bool,
-        keep_alive_s: float,
     ) -> None:
         self.name = preparation.name
         self.preparation = preparation
@@ -64,7 +63,7 @@ class PoolModel:
         """How much of the machine's memory its load may use, in bytes; 0 means all that is free."""
         self.checked = asyncio.Event()
         """Set when its files have been checked for the first time."""
-        self._usual_keep_alive_s = self.keep_alive_s = math.inf if is_pinned else keep_alive_s
+        self._usual_keep_alive_s = self.keep_alive_s = math.inf if is_pinned else preparation.keep_alive_s
         self._workers = workers
         self._load_time = load_time
         self._used_at_s = workers.clock()
