@@ -137,6 +137,25 @@ class Block(Head):
         return len(self.payload) + self.tokens.itemsize * len(self.tokens)
 
 
+_RATE_WEIGHT = 0.2  # of a new measurement
+
+
+class TransferRate:
+    """Predicts how many seconds it takes to move blocks. The prediction is 0 before the first measurement."""
+
+    def __init__(self) -> None:
+        self._seconds_per_byte = 0.0
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Add a measurement: a transfer of `num_bytes` took `seconds`."""
+        weight = _RATE_WEIGHT if self._seconds_per_byte else 1.0
+        self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
+
+    def seconds(self, num_bytes: float) -> float:
+        """Return the expected seconds to transfer this many bytes."""
+        return self._seconds_per_byte * num_bytes
+
+
 class PayloadCodec(Protocol):
     """Makes payloads smaller before they are kept. Only one thread may call it."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from edgeagent.engine.cache.block import Block, BlockKey, Importance, Loaded
+from edgeagent.engine.cache.block import Block, BlockKey, Importance, Loaded, TransferRate
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import BlockReference, Restoring
-from edgeagent.engine.cache.slots import Slots, TransferRate
+from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.runner import Runner
 from edgeagent.errors import InternalError
 

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance
+from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, CachePriority, Importance, TransferRate
 from edgeagent.engine.cache.block_table import BlockTable, NextBlocks
 from edgeagent.engine.cache.cached_prefix import BlockReference
-from edgeagent.engine.cache.slots import Slots, TransferRate
+from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError

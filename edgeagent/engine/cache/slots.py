@@ -23,7 +23,6 @@ from edgeagent.engine.cache.cached_prefix import CellPrefix
 from edgeagent.engine.cache.radix_tree import RadixTree, Walk
 from edgeagent.engine.runner import Runner
 
-_RATE_WEIGHT = 0.2  # of a new measurement
 # The most tokens that the next revision of a message takes from an earlier one: its last word, and what the template
 # writes behind it.
 _MAX_REVISED = 64
@@ -327,19 +326,3 @@ class KvCells:
             heapq.heappush(self._free, cell)
         if not cells:
             del self._cells[holder]
-
-
-class TransferRate:
-    """Predicts how many seconds a transfer takes. The prediction is 0 before the first measurement."""
-
-    def __init__(self) -> None:
-        self._seconds_per_byte = 0.0
-
-    def observe(self, num_bytes: int, seconds: float) -> None:
-        """Add a measurement: a transfer of `num_bytes` took `seconds`."""
-        weight = _RATE_WEIGHT if self._seconds_per_byte else 1.0
-        self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
-
-    def seconds(self, num_bytes: float) -> float:
-        """Return the expected seconds to transfer this many bytes."""
-        return self._seconds_per_byte * num_bytes

@@ -38,6 +38,7 @@ from edgeagent.engine.cache.block import (
     Importance,
     Loaded,
     Purged,
+    TransferRate,
     Written,
 )
 from edgeagent.engine.cache.disk.file_format import BadBlock, Seal, file_bytes, head_bytes
@@ -68,24 +69,6 @@ class _Waiting:
     importance: Importance
     due_s: float
     order: int
-
-
-class _ReadRate:
-    """The rate at which blocks are read and checked; recent reads count most."""
-
-    def __init__(self) -> None:
-        self._num_bytes = self._seconds = 0.0
-
-    @property
-    def bytes_per_s(self) -> float:
-        """The rate; 0 before the first read."""
-        return self._num_bytes / self._seconds if self._seconds > 0 else 0.0
-
-    def observe(self, num_bytes: int, seconds: float) -> None:
-        """Add a measured read to the rate."""
-        keep = 0.9 if self._seconds < 1 else 0.5
-        self._num_bytes = keep * self._num_bytes + num_bytes
-        self._seconds = keep * self._seconds + max(seconds, 1e-6)
 
 
 class BlockStore:
@@ -125,7 +108,7 @@ class BlockStore:
         self._order = itertools.count()
         self._to_announce: deque[FoundBlock] = deque()
         self._failed: set[BlockKey] = set()  # blocks whose last read failed, though their file is there
-        self._rate = _ReadRate()
+        self._rate = TransferRate()
         self._rest_until_s = 0.0
         self._is_open = self._is_hurried = self._is_broken = False
         self.is_stalled = False
@@ -178,7 +161,7 @@ class BlockStore:
     @property
     def read_bytes_per_s(self) -> float:
         """The rate of reads; 0 if none is known."""
-        return self._rate.bytes_per_s or self._folder.state.read_bytes_per_s
+        return self._folder.state.read_bytes_per_s
 
     def hurry(self) -> bool:
         if not self._is_hurried:
@@ -475,8 +458,8 @@ class BlockStore:
             self._folder.discard(key)
             return None
         self._failed.discard(key)
-        self._rate.observe(entry.num_bytes, self._clock() - started_s)
-        self._folder.state.read_bytes_per_s = self._rate.bytes_per_s
+        self._rate.observe(entry.num_bytes, max(1e-6, self._clock() - started_s))
+        self._folder.state.read_bytes_per_s = 1 / self._rate.seconds(1)
         self._num_hits += 1
         return block
 
