@@ -17,8 +17,6 @@ MAX_HELD_STEPS = 64
 # Clients limit a frame to 1 MiB, and a token with twenty alternatives takes 2 KiB.
 MAX_JOINED_LOGPROBS = 200
 
-Deliver = Callable[[Step], Coroutine[Any, Any, None]]
-
 
 def start_now(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
     """Run a coroutine up to its first wait. Return None if it has ended, else a task that runs the rest of it.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.bindings import _ggml, lib, node_name
+from edgeagent.engine.llama.bindings import _ggml, lib
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 
@@ -99,7 +99,7 @@ class Router:
             params.cb_eval = self._callback
 
     def _on_node(self, node: int, is_asked: bool, _: object) -> bool:
-        name = node_name(node)
+        name = bytes(_tensors().ggml_get_name(node))
         if name.startswith(_LOGITS) and not is_asked:
             self._record(node, int(name.removeprefix(_LOGITS)))
         return not is_asked or name.startswith(_LOGITS)
@@ -139,6 +139,7 @@ def _tensors() -> Any:
     base = _ggml("ggml-base")
     base.ggml_nbytes.restype, base.ggml_nbytes.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
     base.ggml_nrows.restype, base.ggml_nrows.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+    base.ggml_get_name.restype, base.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
     for function in (base.ggml_backend_tensor_get, base.ggml_backend_tensor_set):
         function.restype, function.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     return base

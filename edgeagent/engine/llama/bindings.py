@@ -145,18 +145,6 @@ PLUG_IN_TROUBLE = last_error()
 """What ggml said about plug-ins that cannot be loaded; "" if it loaded all."""
 
 
-@cache
-def _name_of() -> Any:
-    function = _ggml("ggml-base").ggml_get_name
-    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    return function
-
-
-def node_name(node: int) -> bytes:
-    """Return the name of a graph node, given by its address: e.g. l_out-0 for the output of the first layer."""
-    return bytes(_name_of()(node))
-
-
 Convert = Callable[[int, int, int], object]
 """A function that converts values to another type. It takes a source address, a target address and how many values."""
 

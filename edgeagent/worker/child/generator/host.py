@@ -165,16 +165,7 @@ def derived_choices(runner: LlamaRunner, block_tokens: int, token_bytes: float) 
 
     `token_bytes` is how many bytes one token takes in a cached block.
     """
-    return (
-        SettingChoice(
-            "KV cells",
-            "one pool",
-            _BY,
-            "sequences share prefixes without a copy, and a prefix that leaves the cells makes room for any other",
-        ),
-        _block(block_tokens, token_bytes),
-        _padding(runner),
-    )
+    return _block(block_tokens, token_bytes), _padding(runner)
 
 
 def _block(num_tokens: int, token_bytes: float) -> SettingChoice:

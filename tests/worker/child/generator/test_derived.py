@@ -21,7 +21,6 @@ class Tiles:
 def test_the_padding_names_the_tile(attention: int, expected: str) -> None:
     choices = derived_choices(cast(LlamaRunner, Tiles(attention)), 32, 112 * 1024)
     assert {choice.name: choice.value for choice in choices} == {
-        "KV cells": "one pool",
         "cache block": "32 tokens",
         "padding for attention": expected,
     }
