@@ -19,6 +19,7 @@ from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, FromWorker, Load, StepResult, Submit
 from tests.conftest import TinyModel
+from tests.local_template import open_here
 from tests.models import MEMORIES
 from tests.worker.child.generator.fake_host import made
 
@@ -32,7 +33,7 @@ class Run:
 
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch, *, cancels_during: bool) -> None:
         load = Load("tiny", str(model), None, CONFIG)
-        self.host = Host(load, open_model(load))
+        self.host = Host(load, open_model(load), open_here)
         self.frames: SimpleQueue[FromWorker | MakeFrames] = SimpleQueue()
         self.loop = GeneratorLoop(self.host, self.frames)
         self.num_long = 0

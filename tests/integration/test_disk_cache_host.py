@@ -30,6 +30,7 @@ from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import DiskCache, Load
+from tests.local_template import open_here
 from tests.models import MEMORIES, make_tiny_model
 from tests.patience import patient
 
@@ -48,7 +49,7 @@ class Machine:
     def __init__(self, model: Path, folder: Path, config: EngineConfig, *, draft: Path | None = None) -> None:
         disk = DiskCache(str(folder), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=patient(30))
         load = Load("tiny", str(model), None if draft is None else str(draft), config, disk=disk)
-        self._host = Host(load, open_model(load), store=start_block_store(disk))
+        self._host = Host(load, open_model(load), open_here, store=start_block_store(disk))
         self.notes = self._host.notes
         self._num_requests = 0
         self.draft_tokens: int | None = None  # limit for its requests; None: the default

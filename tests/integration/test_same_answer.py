@@ -23,6 +23,7 @@ from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import NOTHING_DELIVERED, Delivered, DiskCache, Load
 from tests.conftest import TinyModel
+from tests.local_template import open_here
 from tests.models import MEMORIES
 from tests.patience import patient
 
@@ -63,7 +64,7 @@ class Life:
         config = EngineConfig(threads=threads, ctx=2048, flash_attention="off")
         store = None if disk is None else start_block_store(disk)
         load = Load("tiny", str(model), None, config, disk=disk)
-        self._host = Host(load, open_model(load), store=store)
+        self._host = Host(load, open_model(load), open_here, store=store)
         self._num_requests = 0
         self._is_over = False
 

@@ -29,6 +29,7 @@ from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import DiskCache, Load
+from tests.local_template import open_here
 from tests.peer.shelf.pairs import PAIR, make_pair
 
 VOCAB = 32_000
@@ -43,7 +44,7 @@ class Life:
         config = EngineConfig(ctx=4096, threads=threads, sandbox=False, draft_ngrams=False)
         disk = DiskCache(str(folder), b"s" * 32, 8 << 30, 0, 86400.0, 0, 10.0)
         load = Load("pair", str(target), None if draft is None else str(draft), config, disk=disk)
-        self._host = Host(load, open_model(load), store=start_block_store(disk))
+        self._host = Host(load, open_model(load), open_here, store=start_block_store(disk))
         self.num_drafted = 0
         for runner in self._host._runners[1:]:
             runner.decode = self._counted(runner.decode)  # type: ignore[method-assign]

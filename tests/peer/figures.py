@@ -31,6 +31,7 @@ from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Cancel, Load, Submit
+from tests.local_template import open_here
 
 DEPTH = 512
 NUM_TOKENS = 128
@@ -64,7 +65,7 @@ class Timed:
 def load(model: Path, threads: int) -> tuple[Host, GeneratorLoop]:
     config = EngineConfig(threads=threads, ctx=4096)
     load = Load("m", str(model), None, config)
-    host = Host(load, open_model(load))
+    host = Host(load, open_model(load), open_here)
     return host, GeneratorLoop(host, SimpleQueue())
 
 

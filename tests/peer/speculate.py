@@ -29,6 +29,7 @@ from edgeagent.types import SamplingParams
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
+from tests.local_template import open_here
 from tests.peer.build import binary, default_folder
 from tests.peer.servers import Child, free_port
 from tests.peer.shelf.pairs import LOUDNESS, make_pair
@@ -88,7 +89,7 @@ class Ours:
             draft_ngrams=ngrams,
         )  # fmt: skip
         load = Load("pair", str(target), None if draft is None else str(draft), config)
-        self.host = Host(load, open_model(load))
+        self.host = Host(load, open_model(load), open_here)
 
     def rate(self, scene: Scene, seed: int) -> float:
         """Return the tokens per second of all streams together, measured from when each stream has its first token."""

@@ -24,6 +24,7 @@ from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import Load
 from tests.conftest import TinyModel
+from tests.local_template import open_here
 from tests.models import make_tiny_model
 from tests.worker.support import Record, found_at, request
 
@@ -176,7 +177,7 @@ def test_a_worker_leaves_an_unusable_draft_out_and_answers(
 ) -> None:
     """The same without a process of its own: these drafts end none."""
     load = Load("tiny", str(target), str(damage(tmp_path / "draft.gguf")), ENGINE, draft_by=by)
-    host = Host(load, open_model(load))
+    host = Host(load, open_model(load), open_here)
     check_left_out(host.info, why)
     assert any(why in each for each in host.warnings)
     host.engine.add(host.prepare(request("hello", max_tokens=5)).spec)
@@ -187,7 +188,7 @@ def test_a_worker_leaves_an_unusable_draft_out_and_answers(
 def test_n_grams_stay_where_they_are_asked_for(target: Path, tmp_path: Path) -> None:
     config = replace(ENGINE, draft_ngrams=True)
     load = Load("tiny", str(target), str(with_nan_weights(tmp_path / "draft.gguf")), config)
-    host = Host(load, open_model(load))
+    host = Host(load, open_model(load), open_here)
     assert host.info.draft == "ngram" and "NaN" in host.info.draft_why
     host.close()
 
@@ -231,7 +232,7 @@ def test_without_memory_for_both_the_model_is_alone(target: Path, tmp_path: Path
     large = structs.replace(read_header(path).shape, num_bytes=1 << 50)
     shapes = (read_header(target).shape, large)
     load = Load("tiny", str(target), str(path), ENGINE, shapes=shapes)
-    host = Host(load, open_model(load))
+    host = Host(load, open_model(load), open_here)
     assert host.info.draft == "ngram" and host.info.context_length == 512
     assert "too little for both" in host.info.draft_why
     assert any("runs without its draft" in each for each in host.warnings)

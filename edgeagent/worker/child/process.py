@@ -363,7 +363,7 @@ def _load(
     if needs_whole_texts(opened.model):
         return EncoderHost(message, opened, sandbox, report_part, started_s)
     link.start()  # the renderer starts while the context is made
-    return Host(message, opened, sandbox, store, report_part, link.open, started_s)
+    return Host(message, opened, link.open, sandbox, store, report_part, started_s)
 
 
 def _start(host: Host | EncoderHost, frames: Outlet) -> GeneratorLoop | EncoderLoop:

@@ -44,7 +44,7 @@ from edgeagent.types import (
     replace,
 )
 from edgeagent.worker.render.protocol import Open
-from edgeagent.worker.render.renderer import MakeTemplate, Renderer, Template, open_here
+from edgeagent.worker.render.renderer import MakeTemplate, Renderer, Template
 
 _OTHER = "\u2042"  # real messages do not begin with it
 _QUESTION = Message("user", _OTHER)
@@ -183,7 +183,7 @@ class _Written:
     tokens: list[int]
 
 
-def make_template(model: Model, special: SpecialTexts, make: MakeTemplate = open_here) -> Renderer:
+def make_template(model: Model, special: SpecialTexts, make: MakeTemplate) -> Renderer:
     """Open the model's chat template.
 
     Raise TemplateTooSlow if opening the template takes too much time or memory.

@@ -10,8 +10,6 @@ from itertools import count
 from queue import SimpleQueue
 from typing import Protocol
 
-from msgspec import structs
-
 from edgeagent.errors import InternalError, InvalidRequest, TemplateTooSlow, from_code
 from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import ToolFormat
@@ -80,14 +78,6 @@ class Renderer(Template, Protocol):
 
 
 MakeTemplate = Callable[[Open], Renderer]
-
-
-def open_here(opening: Open) -> Renderer:
-    """Return a template that runs in this process, without limits."""
-    # Imported here, since a worker lets the renderer run its template, and needs no jinja2.
-    from edgeagent.worker.render.local_template import LocalTemplate
-
-    return LocalTemplate(**structs.asdict(opening))
 
 
 class _EndedError(Exception):

@@ -23,6 +23,7 @@ from edgeagent.worker.child.opening import can_take_less, open_model, with_profi
 from edgeagent.worker.protocol import Load
 from tests.conftest import TinyModel
 from tests.fit.shapes import GIB, shape
+from tests.local_template import open_here
 
 CARD = DeviceInfo("CUDA0", "a card", "gpu", 8 * GIB, 7 * GIB, backend="CUDA")
 
@@ -87,7 +88,7 @@ def test_a_profile_of_other_conditions_is_told_and_not_used(
 
 def test_a_context_below_the_shortest_is_noted(path: Path) -> None:
     load = make_load(path, ctx=1, gpu_layers=0)
-    host = Host(load, open_model(load))
+    host = Host(load, open_model(load), open_here)
     assert (host.info.context_length, host.notes) == (
         256,
         ("--ctx 1 is less than the shortest context, which has 256 tokens",),
@@ -102,7 +103,7 @@ def test_it_takes_no_more_than_the_daemon_allows(path: Path) -> None:
     assert 1024 <= opened.config.ctx < 8192
     (context,) = (choice for choice in opened.choices if choice.name == "context")
     assert context.by == "memory"
-    host = Host(large, opened)
+    host = Host(large, opened, open_here)
     assert host.info.context_length == opened.config.ctx
     assert context in host.info.choices
     host.close()

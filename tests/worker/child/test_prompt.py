@@ -23,6 +23,7 @@ from edgeagent.types import (
     Tool,
 )
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
+from tests.local_template import open_here
 from tests.models import make_tiny_model
 
 PARTS = (
@@ -48,7 +49,7 @@ class Tools:
         self.model = Model(path, EngineConfig())
         special = special_texts(self.model)
         self.vocabulary = LongTextVocabulary(self.model, special)
-        self.template = make_template(self.model, special)
+        self.template = make_template(self.model, special, open_here)
         self.reader = PromptReader(self.model, self.vocabulary, self.template, 512)
 
 

@@ -27,7 +27,8 @@ from edgeagent.worker.parent.supervision.renderer import RendererProcess
 from edgeagent.worker.protocol import FromWorker, ProtocolError, RenderAnswer, RenderJob, framed
 from edgeagent.worker.render import renderer as worker_side
 from edgeagent.worker.render.protocol import Open, Render, encode
-from edgeagent.worker.render.renderer import RemoteTemplate, RenderLink, open_here
+from edgeagent.worker.render.renderer import RemoteTemplate, RenderLink
+from tests.local_template import open_here
 from tests.worker.support import eventually
 
 # Work in C, which no thread of the same process could end.

@@ -60,7 +60,7 @@ from edgeagent.worker.child.prompt import (
     make_template,
 )
 from edgeagent.worker.protocol import FULL_POWER, NOTHING_DELIVERED, Delivered, Load, adapter_part, rewind_part
-from edgeagent.worker.render.renderer import MakeTemplate, Renderer, open_here
+from edgeagent.worker.render.renderer import MakeTemplate, Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +198,17 @@ class Host:
         self,
         load: Load,
         opened: Opened,
+        make: MakeTemplate,
         sandbox: tuple[str, ...] = (),
         store: BlockStore | None = None,
         on_part: Callable[[str], None] = lambda _: None,
-        make: MakeTemplate = open_here,
         started_s: float | None = None,
     ) -> None:
         """Make a model ready; raise ModelLoadFailed if it cannot be served.
 
-        `sandbox` is shown in the status. `store` keeps blocks on disk, on its own thread. Before a part of a file is
-        tried, `on_part` gets a description of the part: a damaged file may crash the process. `make` makes a chat
-        template from an Open. `started_s` is the value of time.monotonic() when the load began; None means now.
+        `make` makes a chat template. `sandbox` is shown in the status. `store` keeps blocks on disk, on its own thread.
+        Before a part of a file is tried, `on_part` gets a description of the part: a damaged file may crash the
+        process. `started_s` is the value of time.monotonic() when the load began; None means now.
         """
         started_s = time.monotonic() if started_s is None else started_s
         config = opened.config

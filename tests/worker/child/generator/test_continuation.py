@@ -32,6 +32,7 @@ from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Delivered, Load
 from tests.conftest import TinyModel
+from tests.local_template import open_here
 
 LINE = TextPrompt("the 10 and")
 CHAT = ChatPrompt((Message("user", "What is a good breakfast?"),))
@@ -67,7 +68,7 @@ class Runner:
         # The tests compare answers, which depend on the sizes of steps with flash attention.
         config = EngineConfig(threads=1, ctx=512, flash_attention="off")
         load = Load("tiny", str(path), None, config)
-        self.host = Host(load, open_model(load))
+        self.host = Host(load, open_model(load), open_here)
         self._num_requests = 0
 
     def prepare(self, prompt: Prompt, delivered: Delivered, **fields: object) -> PreparedRequest:

@@ -47,6 +47,7 @@ from tests.adapters import make_adapter
 from tests.conftest import TinyModel
 from tests.engine.test_cpu_threads import Machine as Cores
 from tests.integrity import check_integrity
+from tests.local_template import open_here
 from tests.models import make_tiny_model
 from tests.peer.shelf import TWINS, make_model
 
@@ -59,7 +60,7 @@ def load(path: Path, draft: Path | None = None, **engine: Any) -> Host:
     config = EngineConfig(**(options | engine))  # type: ignore[arg-type]
     draft_path = None if draft is None else str(draft)
     load = Load("tiny", str(path), draft_path, config)
-    return Host(load, open_model(load))
+    return Host(load, open_model(load), open_here)
 
 
 def load_planned(path: Path, draft: Path | None = None, room_bytes: int = 0, **engine: Any) -> Host:
@@ -70,7 +71,7 @@ def load_planned(path: Path, draft: Path | None = None, room_bytes: int = 0, **e
     draft_path = None if draft is None else str(draft)
     config_json = config
     load = Load("tiny", str(path), draft_path, config_json, shapes=shapes, room_bytes=room_bytes)
-    return Host(load, open_model(load))
+    return Host(load, open_model(load), open_here)
 
 
 def request(prompt: Prompt, request_id: str = "a", **fields: object) -> GenerateRequest:
@@ -333,7 +334,7 @@ class TestStatesThatAreKept:
         config = EngineConfig(threads=1, ctx=CONTEXT, draft_ngrams=True)
         shapes = (validate_model(hybrid).shape,)
         load = Load("tiny", str(hybrid), None, config, shapes=shapes, why_no_drafts="it ended the process (SIGABRT)")
-        host = Host(load, open_model(load))
+        host = Host(load, open_model(load), open_here)
         assert self.drafts(host) == SettingChoice("drafts", "none", "trial", "it ended the process (SIGABRT)")
         assert generate(host, self.PROMPT, max_tokens=8)
 
@@ -449,7 +450,7 @@ def test_adapters_change_the_answer_and_have_prefixes_of_their_own(tiny_model: T
     config = EngineConfig(threads=1, ctx=CONTEXT, flash_attention="off")
     message = Load("tiny", str(path), None, config, adapters=adapters)
     tried: list[str] = []
-    host = Host(message, open_model(message), on_part=tried.append)
+    host = Host(message, open_model(message), open_here, on_part=tried.append)
     prompt = TextPrompt("in the and the in the and the in the and the in the and the")
     answers = {
         name: [generate(host, prompt, max_tokens=8, adapter=name) for _ in range(2)] for name in ("", "one", "two")
@@ -470,7 +471,7 @@ def test_an_adapter_that_cannot_be_used_leaves_the_others(tiny_model: TinyModel,
         "good": str(make_adapter(tmp_path / "good", path, seed=0)),
     }
     message = Load("tiny", str(path), None, config, adapters=adapters, unusable_adapters={"gone": "no file gone.gguf"})
-    host = Host(message, open_model(message))
+    host = Host(message, open_model(message), open_here)
     prompt = TextPrompt("in the and the")
     assert generate(host, prompt, max_tokens=8, adapter="good") != generate(host, prompt, max_tokens=8)
     with pytest.raises(ModelDamaged, match=r"the adapter bad cannot be used: .* does not suit .*; fix the file and"):

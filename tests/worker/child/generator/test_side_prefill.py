@@ -24,6 +24,7 @@ from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
+from tests.local_template import open_here
 
 TOKENS = list(range(20, 60)) * 5
 CONFIG = EngineConfig(ctx=2048, parallel=4, threads=2, sandbox=False, flash_attention="off")
@@ -97,7 +98,7 @@ def test_a_prompt_beside_streams_is_answered_as_without(
     for is_aside in (True, False):
         monkeypatch.setattr(side_prefill, "MIN_ALONE_S", 0.0 if is_aside else math.inf)
         load = Load("tiny", str(tiny_model(MemoryKind.FULL_ATTENTION)), None, CONFIG)
-        host = Host(load, open_model(load))
+        host = Host(load, open_model(load), open_here)
         engine, sampling = host.engine, host.model.default_sampling()
 
         def spec(
