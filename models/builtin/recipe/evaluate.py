@@ -37,6 +37,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
+from tests.local_template import open_here
 
 from .corpus import SETS, check_disjoint, evaluation_set
 from .samples import Check, Sample
@@ -91,7 +92,7 @@ class Target:
             ctx=2048, parallel=1, threads=threads, cache_memory_bytes=0, flash_attention="off", sandbox=False
         )
         load = Load("target", str(path), None, config)
-        self.host = Host(load, open_model(load))
+        self.host = Host(load, open_model(load), open_here)
         self.is_free = is_free
 
     def answer(self, sample: Sample) -> tuple[list[int], list[int]]:

@@ -14,11 +14,10 @@ import pytest
 
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, Keyring, Payload, choose_block_tokens
 from edgeagent.engine.cache.block_table import BlockTable
-from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.sequence import Sequence, SequenceSpec
-from tests.engine.cache.disk.stores import SECRET, make_disk
+from tests.engine.cache.disk.stores import SECRET, SteppedStore, make_disk
 from tests.engine.support import greedy, naive
 from tests.fakes import FakeRunner
 
@@ -58,7 +57,7 @@ class Life:
 
     engine: Engine
     blocks: BlockTable
-    store: BlockStore
+    store: SteppedStore
     thread: threading.Thread
     most_bytes: int = 0
     most_pending_bytes: int = 0

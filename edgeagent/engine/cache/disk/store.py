@@ -113,7 +113,6 @@ class BlockStore:
         self._is_open = self._is_hurried = self._is_broken = False
         self.is_stalled = False
         """Whether pending blocks cannot be written now: a bug, a disk that fails, or too little of the allowance."""
-        self.num_written = 0
         self._num_lost = self._num_hits = self._num_misses = 0
 
     # The engine's thread.
@@ -225,11 +224,6 @@ class BlockStore:
             trouble=folder.trouble or folder.room_trouble or folder.name_trouble or folder.state.allowance_trouble,
         )
 
-    @property
-    def trouble(self) -> str | None:
-        """An error message while nothing can be written; None if there is no error."""
-        return self._folder.trouble
-
     # The disk's thread.
 
     def run(self) -> None:
@@ -253,17 +247,6 @@ class BlockStore:
                 except Exception as error:
                     self._folder.trouble = f"the block store broke, and purged blocks are not deleted: {error!r}"
         self._closed.put(None)
-
-    def open(self) -> None:
-        """Read the folder and the heads of its blocks, on the caller's thread; for tests."""
-        while not self._is_open:
-            self._turn(0.0)
-
-    def work(self) -> None:
-        """Carry out the commands queued so far on the caller's thread, and write the blocks that may be written now."""
-        while self._turn(0.0):
-            if self._commands.empty() and not self._can_write and not self._to_announce:
-                return
 
     @property
     def _can_write(self) -> bool:
@@ -405,7 +388,6 @@ class BlockStore:
             known.is_draft, known.is_announced = block.is_draft, True  # so that its end is reported
         elif block.parent == block.root or self._folder.find(block.parent) is not None:
             outcome = self._publish(block)
-            self.num_written += outcome is Outcome.WRITTEN
         if outcome is Outcome.LATER:
             self.is_stalled = True
             return

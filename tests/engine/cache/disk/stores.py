@@ -27,7 +27,7 @@ from edgeagent.engine.cache.block import (
 )
 from edgeagent.engine.cache.disk.file_format import Seal
 from edgeagent.engine.cache.disk.files import Buffer, Files
-from edgeagent.engine.cache.disk.folder import Limits
+from edgeagent.engine.cache.disk.folder import Limits, Outcome
 from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.engine.cache.disk.store import BlockStore
 
@@ -135,7 +135,34 @@ def crashing(at: int) -> Callable[[int, str], None]:
     return fault
 
 
-class Store(BlockStore):
+class SteppedStore(BlockStore):
+    """A store whose work is done on the caller's thread."""
+
+    num_written = 0
+
+    def open(self) -> None:
+        """Read the folder and the heads of its blocks."""
+        while not self._is_open:
+            self._turn(0.0)
+
+    def work(self) -> None:
+        """Carry out the commands queued so far, and write the blocks that may be written now."""
+        while self._turn(0.0):
+            if self._commands.empty() and not self._can_write and not self._to_announce:
+                return
+
+    @property
+    def trouble(self) -> str | None:
+        """An error message while nothing can be written; None if there is no error."""
+        return self._folder.trouble
+
+    def _publish(self, block: Block) -> Outcome:
+        outcome = super()._publish(block)
+        self.num_written += outcome is Outcome.WRITTEN
+        return outcome
+
+
+class Store(SteppedStore):
     """A store and what the table of blocks knows of it: the blocks on disk. It reads on the caller's thread."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -204,9 +231,9 @@ class Store(BlockStore):
         return len(gone)
 
 
-def make_disk(folder: Path, **options: Any) -> BlockStore:
+def make_disk(folder: Path, **options: Any) -> SteppedStore:
     """Return a store as the worker uses it."""
-    return make_store(folder, kind=BlockStore, **options)
+    return make_store(folder, kind=SteppedStore, **options)
 
 
 def make_store(
@@ -240,7 +267,7 @@ def make_store(
 _earlier: list[Store] = []
 
 
-def close_now(store: BlockStore) -> None:
+def close_now(store: SteppedStore) -> None:
     """Close a store that has no thread."""
     store._end_by_s = math.inf
     store._commands.put(None)
