@@ -198,7 +198,7 @@ class GeneratorLoop(JobLoop):
             self._deliver(self._engine.admit())
             if not self._engine.submit(self._has_command):
                 self._finish_step()
-            self._engine.save_step()
+        self._engine.save_step()
         if self._jobs.has_work:
             self._engine.wait()
         is_busy = self._engine.num_live > 0
