@@ -135,6 +135,9 @@ class FakeRunner:
     def logits(self, index: int) -> Logits:
         return self._outputs[index]
 
+    def all_logits(self) -> Logits:
+        return np.stack([self.logits(index) for index in range(len(self._outputs))])
+
     def can_trim(self, seq_id: int, length: int) -> bool:
         held = len(self._sequences[seq_id])
         if length >= held:

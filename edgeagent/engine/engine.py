@@ -535,13 +535,13 @@ class Engine:
 
     def _verify_all(self, parts: Items[BatchPart], started_s: float) -> list[Output]:
         """Verify the drafts of a computed batch and sample next tokens. `started_s`: when the batch's decode began."""
-        outputs, row = list[Output](), 0
+        outputs, row, drawn = list[Output](), 0, self._verifier.draw(parts)
         for part in parts:
             sequence = part.sequence
             if sequence.marks.prefill_s == 0.0:
                 sequence.marks.prefill_s = started_s
             in_prompt = sequence.num_output == 0
-            output = self._verifier.verify(part, row)
+            output = self._verifier.verify(part, row, drawn)
             if in_prompt and sequence.num_output:
                 sequence.drop_inherited_urgency()  # no other sequence waits for its prefill any more
             row += part.num_logits

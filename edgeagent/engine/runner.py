@@ -90,6 +90,10 @@ class Runner(Protocol):
         """
         ...
 
+    def all_logits(self) -> Logits:
+        """Return all rows of the last batch's logits, shape (num_rows, num_vocab), as `logits` does."""
+        ...
+
     def can_trim(self, seq_id: int, length: int) -> bool:
         """Whether a sequence may be cut to `length` and continue there with correct logits. No side effect."""
         ...

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.runner import Logits, Runner
-from edgeagent.engine.sampling.sampler import Logprob, score
+from edgeagent.engine.sampling.sampler import Logprob, draw_rows, score
 from edgeagent.engine.scheduler import BatchPart
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.proposals import Proposals
@@ -59,11 +59,22 @@ class Verifier:
         self._on_first = on_first
         self._clock = clock
 
-    def verify(self, part: BatchPart, row: int) -> Output:
+    def draw(self, parts: Items[BatchPart]) -> list[int | None]:
+        """Draw the tokens of several sequences at once. Return one for each row of logits; None where it was not drawn.
+
+        A step with drafts or scored prompts has rows whose tokens may not be needed, so nothing is drawn.
+        """
+        num_rows = sum(part.num_logits for part in parts)
+        samplers = [part.sequence.spec.sampler for part in parts if part.num_logits == 1 and not part.num_scored]
+        if num_rows < 2 or num_rows > len(samplers):
+            return [None] * num_rows
+        return draw_rows(samplers, self._runner.all_logits())
+
+    def verify(self, part: BatchPart, row: int, drawn: Items[int | None]) -> Output:
         """Record the computed tokens of a part, sample from its logits, and return the output.
 
-        `row`: the index of the part's first row of logits in the batch. Errors are not raised, but returned in the
-        output.
+        `row`: the index of the part's first row of logits in the batch. `drawn`: what `draw` returned for the batch.
+        Errors are not raised, but returned in the output.
         """
         sequence, output = part.sequence, Output(part.sequence)
         try:
@@ -79,7 +90,7 @@ class Verifier:
                 output.finish_reason = FinishReason.STOP
             return output
         try:
-            output.finish_reason = self._sample(part, row + part.num_scored, output)
+            output.finish_reason = self._sample(part, row + part.num_scored, output, drawn)
         except EdgeAgentError as error:
             output.error = error
         return output
@@ -100,7 +111,7 @@ class Verifier:
                 output.prompt_logprobs.append(score(logits, sequence.tokens[position], num_top))
                 sequence.num_scored = position
 
-    def _sample(self, part: BatchPart, row: int, output: Output) -> FinishReason | None:
+    def _sample(self, part: BatchPart, row: int, output: Output, drawn: Items[int | None]) -> FinishReason | None:
         """Draw tokens, add them to the sequence and `output`, and return why the sequence ended; None if it continues.
 
         After each drawn token, the next one is drawn only if the draft had the same token.
@@ -111,7 +122,7 @@ class Verifier:
             logits = self._runner.logits(row + index)
             if sequence.num_output == 0:
                 self._on_first(sequence, logits)
-            sampled = sampler.sample(logits)
+            sampled = sampler.sample(logits, drawn[row + index])
             is_accepted = index < len(part.drafts) and part.drafts[index] == sampled.token
             if self._runner.is_end(sampled.token):
                 reason, has_ended, output.end_logprob = FinishReason.STOP, is_accepted, sampled.logprob

@@ -171,9 +171,9 @@ class TestForced:
 class TestFailure:
     def test_a_broken_sampler_fails_its_own_sequence_only(self) -> None:
         class Broken:
-            is_repeatable = True
+            is_repeatable, num_ranked = True, 0
 
-            def sample(self, logits: object) -> object:
+            def sample(self, logits: object, drawn: object) -> object:
                 raise InternalError("NaN in the logits")
 
         engine = make_engine(FakeRunner())

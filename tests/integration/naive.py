@@ -40,9 +40,9 @@ class Recorder(Sampler):
         super().__init__(resolve(SamplingParams(temperature=0.0), model.default_sampling()), model.num_tokens)
         self.rows: Rows = []
 
-    def sample(self, logits: NDArray[np.float32]) -> Sampled:
+    def sample(self, logits: NDArray[np.float32], drawn: int | None = None) -> Sampled:
         self.rows.append(np.array(logits))
-        return super().sample(logits)
+        return super().sample(logits, drawn)
 
 
 @dataclass(slots=True)

@@ -73,7 +73,7 @@ class Device:
         self._rows = random.normal(0.0, 2.0, (2 * NUM_ROWS, num_vocab)).astype(np.float32)
         for row in self._rows:
             row[random.integers(0, num_vocab, 50)] += np.linspace(18.0, 8.0, 50, dtype=np.float32)
-        self._first_row = 0
+        self._first_row = self._num_rows = 0
         self._lengths = [0] * self.num_sequences
         self._ends_at_s = self._cpu_s = 0.0
         self.idle_s: list[float] = []
@@ -102,6 +102,7 @@ class Device:
         for part in slices:
             self._lengths[part.seq_id] = part.start + len(part.tokens)
         self._first_row = (self._first_row + 1) % NUM_ROWS
+        self._num_rows = sum(part.num_logits for part in slices)
         self._ends_at_s = now_s + self._step_s
         if self.is_blocking:
             self._sleep()
@@ -123,9 +124,9 @@ class Device:
         row: Logits = self._rows[self._first_row + index]
         return row
 
-    def rows(self, start: int, end: int) -> Logits:
-        """Return several rows of logits."""
-        return self._rows[self._first_row + start : self._first_row + end]
+    def all_logits(self) -> Logits:
+        """Return all rows of logits."""
+        return self._rows[self._first_row : self._first_row + self._num_rows]
 
     def can_trim(self, seq_id: int, length: int) -> bool:
         return length <= self._lengths[seq_id]

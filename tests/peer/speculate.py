@@ -75,8 +75,8 @@ class Scripted(Sampler):
 
     script: Iterator[int]
 
-    def sample(self, logits: Any) -> Sampled:
-        super().sample(logits)
+    def sample(self, logits: Any, drawn: int | None = None) -> Sampled:
+        super().sample(logits, drawn)
         return Sampled(next(self.script))
 
 

@@ -361,6 +361,16 @@ class LlamaRunner:
     def logits(self, index: int) -> Logits:
         return self._row_at(self._outputs[index])
 
+    def all_logits(self) -> Logits:
+        """Return the logits of all outputs of the last batch, shape (num_outputs, num_vocab)."""
+        if not all(isinstance(row, int) for row in self._outputs):
+            return np.stack([self._row_at(row) for row in self._outputs])
+        num_rows, address = len(self._outputs), ctypes.addressof(lib.llama_get_logits(self._context).contents)
+        memory = memoryview((self._row * num_rows).from_address(address))
+        rows: Logits = np.ndarray((num_rows, self.num_vocab), np.float32, memory)
+        rows.flags.writeable = False
+        return rows
+
     def _row_at(self, row: int | Logits) -> Logits:
         if not isinstance(row, int):
             return row

@@ -25,13 +25,16 @@ from edgeagent.engine.sampling.truncation import (
     Indices,
     ahead_of,
     around_nucleus,
+    block_sums,
     few_at_least,
     index_at,
     is_sparse,
     largest,
     nucleus,
     ranked,
+    ranked_rows,
     total_of,
+    total_within,
 )
 from edgeagent.errors import InternalError, InvalidRequest
 
@@ -128,6 +131,8 @@ class Penalties:
 
 # Up to this many of the likeliest tokens are sorted. A cut of sorted tokens only shortens the array.
 MAX_RANKED = 256
+# Float32 holds the weights of a row whose largest logit lies between the negative and the positive one, without loss.
+_MAX_DIRECT = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +143,11 @@ class Candidates:
     - `peak`: the largest logit of an allowed token.
     - `mask`: which of the tokens are allowed; None if all are.
     - `lowest`: the cut of min-p. Tokens with smaller logits may not be drawn.
-    - `weights`, `target`: the cut of top-p; `weights` is None if there is none. The weights are those at temperature 1,
-      0 outside the mask. The nucleus is the likeliest tokens whose weights together reach `target`.
+    - `weights`, `target`, `rest`: the cut of top-p; `weights` is None if there is none. The weights are those at
+      temperature 1, 0 outside the mask. The nucleus is the likeliest tokens whose weights together reach `target`; all
+      weights together reach `rest` more.
     - `shifted`: the logits minus the peak, if they were computed for `weights`.
+    - `sums`: the `block_sums` of `weights`, if these are also the weights to draw with.
     """
 
     ids: Indices | None
@@ -151,6 +158,8 @@ class Candidates:
     shifted: Floats | None = None
     weights: Floats | None = None
     target: float = 0.0
+    rest: float = 0.0
+    sums: NDArray[np.float64] | None = None
 
     def select(self, found: Indices) -> Candidates:
         """Return the candidates at the indices `found`, without those that the mask excludes. Other cuts remain."""
@@ -158,7 +167,8 @@ class Candidates:
             found = found.compress(self.mask.take(found))
         ids = found if self.ids is None else self.ids.take(found)
         weights = None if self.weights is None else self.weights.take(found)
-        return Candidates(ids, self.values.take(found), self.peak, None, self.lowest, None, weights, self.target)
+        values = self.values.take(found)
+        return Candidates(ids, values, self.peak, None, self.lowest, None, weights, self.target, self.rest)
 
     @property
     def is_cut(self) -> bool:
@@ -177,6 +187,15 @@ def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
     Raise InternalError if the largest logit is not finite.
     """
     return Candidates(None, values, peak_of(values), mask)
+
+
+def ranked_of(values: Floats, k: int) -> Candidates:
+    """Return the `k` likeliest tokens, the likeliest one first; raise InternalError if the largest is not finite."""
+    found = ranked_rows(values[np.newaxis], k)
+    if found is None:
+        raise no_maximum(values)
+    (ids,), (few,) = found
+    return Candidates(ids, few, few[0])
 
 
 def likeliest(candidates: Candidates, k: int) -> Candidates:
@@ -199,8 +218,13 @@ def peak_of(values: Floats) -> np.float32:
     """Return the largest logit; raise InternalError if it is not finite."""
     peak: np.float32 = values[values.argmax()]  # for a vocabulary of 152,000, `max` takes 38 µs and `argmax` 15
     if not math.isfinite(peak):
-        raise InternalError(f"no token can be drawn: the largest logit is {peak}")
+        raise no_maximum(values)
     return peak
+
+
+def no_maximum(values: Floats) -> InternalError:
+    """Return the error to raise if the largest logit is not finite."""
+    return InternalError(f"no token can be drawn: the largest logit is {values[values.argmax()]}")
 
 
 _SEED_BITS = 64
@@ -281,6 +305,13 @@ class Sampler:
         self._floor = np.float32(math.log(params.min_p)) if params.min_p > 0 else None
         # In float32, smaller temperatures give the same result.
         self._sharpness = np.float32(1.0 / max(params.temperature, 1e-20))
+        top_k = 1 if self._is_greedy else params.top_k
+        has_own_logits = constraint is not None or self._bias is not None or self._penalties is not None
+        self.num_ranked = 0 if has_own_logits or not 0 < top_k < min(MAX_RANKED + 1, num_vocab) else top_k
+        """How many of the likeliest tokens `draw_rows` needs; 0 if it cannot draw."""
+        floor = -math.inf if self._floor is None else float(self._floor)
+        self.cuts = (top_k, params.top_p if params.top_p < 1 else math.inf, floor, float(self._sharpness))
+        """For `draw_rows`: top-k, top-p, min-p as a difference of logits, and the factor of the temperature."""
         # Buffers: 0 modified logits, 1 their weights, 2 logits minus the peak and later the weights at the temperature.
         self._rows: dict[int, Floats] = {}
 
@@ -299,9 +330,12 @@ class Sampler:
         freedom = "greedy" if self._is_greedy else f"temperature {math.ceil(2 * self._params.temperature) / 2:g}"
         return freedom if self._constraint is None else f"{freedom}, constrained"
 
-    def sample(self, logits: Floats) -> Sampled:
-        """Draw the next token. Only the random state changes. Raise InternalError if no token can be drawn."""
-        token = self._draw(self._modified(logits))
+    def sample(self, logits: Floats, drawn: int | None = None) -> Sampled:
+        """Draw the next token, or take the one that `draw_rows` has drawn. Only the random state changes.
+
+        Raise InternalError if no token can be drawn.
+        """
+        token = self._draw(self._modified(logits)) if drawn is None else drawn
         return Sampled(token, None if self._num_logprobs is None else score(logits, token, self._num_logprobs))
 
     def accept(self, token: int) -> None:
@@ -316,6 +350,7 @@ class Sampler:
 
     def constrain(self, make: Callable[[TokenConstraint | None], TokenConstraint]) -> None:
         """Replace the constraint by `make(constraint)`, for example to wrap it. `make` gets None if there is none."""
+        self.num_ranked = 0
         self._constraint = make(self._constraint)
 
     def forced(self) -> Sequence[int]:
@@ -352,7 +387,11 @@ class Sampler:
         If the likeliest token is refused, the grammar may name a token to draw instead.
         """
         if self._constraint is None:
-            return _greedy(values) if self._is_greedy else self._pick(self._cut(all_of(values)))
+            if self._is_greedy:
+                return _greedy(values)
+            if self.num_ranked:
+                return self._pick(self._cut_ranked(ranked_of(values, self.num_ranked)))
+            return self._pick(self._cut(all_of(values)))
         best = _greedy(values)
         if self._constraint.allows(best):
             if self._is_greedy:
@@ -383,33 +422,39 @@ class Sampler:
         if candidates.is_cut and len(values) <= MAX_RANKED:
             index = self._pick_few(values.tolist(), float(candidates.peak))
             return index if candidates.ids is None else int(candidates.ids[index])
-        tempered = self._temper(candidates)
+        tempered, sums = self._temper(candidates), candidates.sums
         while True:
-            index = index_at(tempered, self._random.random())
-            self._num_drawn += 1
+            index = index_at(tempered, self.next_random(), sums)
+            sums = None
             if candidates.mask is not None and not candidates.mask[index]:
                 tempered = np.multiply(tempered, candidates.mask)
                 continue
             if values[index] < candidates.lowest:
                 tempered = np.multiply(tempered, values >= candidates.lowest)
                 continue
-            if weights is None:
+            if weights is None or weights[index] > candidates.rest:  # even all other weights miss the target
                 break
             ahead = ahead_of(weights, index)
-            if total_of(np.multiply(weights, ahead)) < candidates.target:
+            if total_within(weights, ahead) < candidates.target:
                 break
             tempered = np.multiply(tempered, ahead)
         return index if candidates.ids is None else int(candidates.ids[index])
+
+    def next_random(self) -> float:
+        """Return a random number in [0, 1), with which one token is drawn; 0 if the sampler is greedy."""
+        if self._is_greedy:
+            return 0.0
+        self._num_drawn += 1
+        return self._random.random()
 
     def _pick_few(self, values: list[float], peak: float) -> int:
         """Draw one of a few candidates by their logits `values`, and return its index. `peak`: the largest logit.
 
         A Python loop is faster here than calls of numpy, since the processor's caches are cold after a step.
         """
-        self._num_drawn += 1
         sharpness = float(self._sharpness)
         running = list(accumulate(math.exp((value - peak) * sharpness) for value in values))
-        index = bisect_right(running, self._random.random() * running[-1])
+        index = bisect_right(running, self.next_random() * running[-1])
         return min(index, bisect_left(running, running[-1]))  # never a candidate of weight 0 at the end
 
     def _modified(self, logits: Floats) -> Floats:
@@ -460,17 +505,24 @@ class Sampler:
             candidates = dataclasses.replace(candidates, lowest=lowest)
             found = few_at_least(candidates.values, lowest)
         if params.top_p < 1:
-            num = len(candidates.values)
-            shifted = np.subtract(candidates.values, peak, out=self._row(2, num))
-            weights = np.exp(shifted, out=self._row(1, num))
+            values, row = candidates.values, self._row(1, len(candidates.values))
+            # Without the subtraction, the weights are as exact, unless they overflow or vanish.
+            is_direct = params.temperature == 1.0 and abs(peak) < _MAX_DIRECT
+            shifted = values if is_direct else np.subtract(values, peak, out=self._row(2, len(values)))
+            weights = np.exp(shifted, out=row)
             if candidates.mask is not None:
                 np.multiply(weights, candidates.mask, out=weights)
-            total = total_of(weights)
+            sums = block_sums(weights)
+            total = float(sums.sum())
             target = params.top_p * total
-            if target <= 1.0:  # 1 is the peak's own weight, exp(0), so the peak alone reaches the target
-                return candidates.select(np.array([candidates.values.argmax()]))
-            candidates = dataclasses.replace(candidates, shifted=shifted, weights=weights, target=target)
-            if found is None:
+            if target <= (math.exp(peak) if is_direct else 1.0):  # the peak alone reaches the target
+                return candidates.select(np.array([values.argmax()]))
+            candidates = dataclasses.replace(
+                candidates, shifted=shifted, weights=weights, target=target, rest=total - target
+            )
+            if params.temperature == 1.0:
+                candidates = dataclasses.replace(candidates, sums=sums)
+            elif found is None:
                 found = around_nucleus(weights, total, params.top_p)
         return candidates if found is None else candidates.select(found)
 
@@ -503,10 +555,40 @@ class Sampler:
         return row[:length]
 
 
+def draw_rows(samplers: Sequence[Sampler], rows: Floats) -> list[int | None]:
+    """Draw the next token of each sampler from its row of logits, with one call of numpy for all rows.
+
+    The token is the one that `Sampler.sample` would draw; None if it was not drawn here. That is so if a sampler has a
+    grammar, bias, penalties or no small top-k, and for all samplers if the largest logit of a row is not finite.
+    `rows` has the shape (num_rows, num_vocab).
+    """
+    own = [place for place, sampler in enumerate(samplers) if sampler.num_ranked]
+    tokens: list[int | None] = [None] * len(samplers)
+    if not own:
+        return tokens
+    k = max(samplers[place].num_ranked for place in own)
+    found = ranked_rows(rows, k)
+    if found is None:
+        return tokens
+    ids, values = found if len(own) == len(samplers) else (each[own] for each in found)
+    drawing, columns, peaks = [samplers[place] for place in own], np.arange(k), values[:, :1]
+    top_k, top_p, floor, sharpness = np.array([sampler.cuts for sampler in drawing]).T[:, :, np.newaxis]
+    above = values.astype(np.float64) - peaks
+    running = np.where(columns < top_k, np.exp(above), 0.0).cumsum(axis=1)
+    kept = (columns < top_k) & (values >= peaks + floor.astype(np.float32))
+    kept[:, 1:] &= running[:, :-1] < top_p * running[:, -1:]
+    running = np.where(kept, np.exp(above * sharpness), 0.0).cumsum(axis=1)
+    targets = np.array([[sampler.next_random()] for sampler in drawing]) * running[:, -1:]
+    chosen = np.minimum((running <= targets).sum(axis=1), (running < running[:, -1:]).sum(axis=1))
+    for place, token in zip(own, ids[np.arange(len(own)), chosen].tolist(), strict=True):
+        tokens[place] = token
+    return tokens
+
+
 def _greedy(values: Floats) -> int:
     best = int(values.argmax())  # the index of a NaN, if there is one
     if not math.isfinite(values[best]):
-        raise InternalError(f"no token can be drawn: the largest logit is {values[best]}")
+        raise no_maximum(values)
     return best
 
 

@@ -113,6 +113,9 @@ class TestMemory:
         # A batch of another size may be multiplied in another order.
         assert np.allclose(runner.logits(1), expected[0], rtol=0, atol=1e-3)
         assert not runner.logits(0).flags.writeable
+        together = runner.all_logits()
+        assert np.array_equal(together, [runner.logits(0), runner.logits(1)])
+        assert not together.flags.writeable
 
     def test_the_abort_flag_ends_a_decode_and_can_be_taken_back(
         self, runner: LlamaRunner, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ from llama_cpp import llama_cpp as llama
 from numpy.typing import NDArray
 
 from edgeagent.engine.sampling.params import ResolvedSampling, resolve
-from edgeagent.engine.sampling.sampler import Sampler, score
+from edgeagent.engine.sampling.sampler import Sampler, draw_rows, score
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import SamplingParams
 from tests.examples import examples
@@ -464,6 +464,37 @@ def test_resolve_names_the_field_out_of_range(params: SamplingParams, field: str
     with pytest.raises(InvalidRequest, match=field) as caught:
         resolve(params, DEFAULTS)
     assert caught.value.param == field
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(mixes(), min_size=1, max_size=6), st.sampled_from([10, 5_000, 20_001]), st.integers(0, 2**32))
+def test_rows_drawn_together_give_what_each_alone_gives(
+    params: list[ResolvedSampling], num_vocab: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    rows = random.normal(0.0, random.choice([0.3, 3.0]), (len(params), num_vocab)).astype(np.float32)
+    if seed % 2:
+        rows = rows.round()  # ties
+    if seed % 3 == 0:
+        rows[:, 1:][random.random((len(params), num_vocab - 1)) < 0.5] = -np.inf
+    seeded = [dataclasses.replace(each, seed=seed + place) for place, each in enumerate(params)]
+    together, alone = ([Sampler(each, num_vocab) for each in seeded] for _ in range(2))
+    for _ in range(4):
+        drawn = draw_rows(together, rows)
+        for place, row in enumerate(rows):
+            token = alone[place].sample(row).token
+            assert drawn[place] == (token if together[place].num_ranked else None)
+            assert together[place].sample(row, drawn[place]).token == token
+            together[place].accept(token)
+            alone[place].accept(token)
+
+
+def test_rows_are_drawn_one_by_one_if_one_has_no_maximum() -> None:
+    rows = np.zeros((3, 9_000), np.float32)
+    rows[1, 8_999] = np.nan
+    samplers = [Sampler(ResolvedSampling(), 9_000) for _ in rows]
+    assert draw_rows(samplers, rows) == [None, None, None]
+    assert None not in draw_rows(samplers, np.zeros((3, 9_000), np.float32))
 
 
 @pytest.mark.parametrize("token", [-1, 3])
