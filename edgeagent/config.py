@@ -66,6 +66,13 @@ def _finite(value: float) -> float:
     return value
 
 
+def _shares(shares: tuple[float, ...]) -> tuple[float, ...]:
+    for share in shares:
+        if not 0 <= share < math.inf:
+            raise ValueError(f"each must be a finite number of 0 or more, not {share}")
+    return shares
+
+
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/*?#@\sA-Z]*")
 
 
@@ -97,7 +104,7 @@ def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
 Draft = Annotated[str, Rule(check=_draft)]
 Duration = Annotated[str, Rule(prepare=_duration)]
 Strings = Annotated[tuple[str, ...], Rule(prepare=_split_commas)]
-Numbers = Annotated[tuple[float, ...], Rule(prepare=_split_commas)]
+Shares = Annotated[tuple[float, ...], Rule(prepare=_split_commas, check=_shares)]
 LatencyTarget = Annotated[float, Meta(gt=0, le=3600)]
 # Shells do not expand ~ in files, variables and `--flag=~/x`.
 UserPath = Annotated[Path, Rule(check=with_home)]
@@ -200,8 +207,10 @@ class EngineConfig(Section, frozen=True):
     cpu_experts: Annotated[int, Meta(ge=-1, le=MAX_INT32)] = -1
     """For a mixture of experts on a GPU: layers whose experts stay in main memory (-1: as few as possible)."""
     main_gpu: Annotated[int, Meta(ge=-1, le=MAX_INT32)] = -1
-    """Index of the only GPU to use, counted from 0 (-1: spread a model over all GPUs)."""
-    tensor_split: Numbers = ()
+    """Index of the only GPU to use, counted from 0 (-1: all, or the first with --split-mode none)."""
+    split_mode: Literal["layer", "row", "none"] = "layer"
+    """How a model is divided between GPUs: by whole layers, by the rows of each matrix (SYCL only), or not at all."""
+    tensor_split: Shares = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
     """Flash attention (auto: on a CPU what `edgeagent tune` chose, else on; on a GPU what llama.cpp decides)."""
@@ -236,6 +245,11 @@ class EngineConfig(Section, frozen=True):
     def num_parallel(self) -> int:
         """The number of requests that run at the same time if memory allows."""
         return self.parallel or DEFAULT_PARALLEL
+
+    @property
+    def only_gpu(self) -> int:
+        """The index of the only GPU to use; -1 if a model is divided between all of them."""
+        return max(0, self.main_gpu) if self.split_mode == "none" else self.main_gpu
 
     @property
     def kv_fault(self) -> str:

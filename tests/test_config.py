@@ -217,6 +217,8 @@ def test_a_quantized_v_cache_without_flash_attention_is_refused_before_anything_
         ("engine.itl_budget_ms", "fast", "--itl-budget-ms: must be a number of more than 0, not 'fast'"),
         ("engine.itl_budget_ms", "0", "--itl-budget-ms: must be a number of more than 0, not '0'"),
         ("engine.tensor_split", "1,x", "--tensor-split: each must be a number, not 'x'"),
+        ("engine.tensor_split", "1,nan", "--tensor-split: each must be a finite number of 0 or more, not nan"),
+        ("engine.tensor_split", "1,-1", "--tensor-split: each must be a finite number of 0 or more, not -1.0"),
         ("engine.mmap", "perhaps", "--mmap: must be true or false, not 'perhaps'"),
         ("engine.flash_attention", "maybe", "--flash-attention: must be one of auto, on, off, not 'maybe'"),
         ("server.allowed_hosts", "a b", "--allowed-hosts: a b is not a Host"),

@@ -367,7 +367,7 @@ def _free_memory(ram: str | None, vram: str | None, engine: EngineConfig) -> Fre
 
     if vram is None:
         # If --ram describes another machine, its GPUs are not known.
-        gpus = gpus_of(ask_native().devices, engine.main_gpu) if ram is None else ()
+        gpus = gpus_of(ask_native().devices, engine.only_gpu) if ram is None else ()
     else:
         sizes = [size for size in map(_size, vram.split(",")) if size]
         gpus = tuple(GpuDevice(f"GPU {index}", size, size) for index, size in enumerate(sizes))

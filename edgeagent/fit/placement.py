@@ -24,12 +24,12 @@ class GpuDevice:
     shares_memory: bool = False
 
 
-def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[GpuDevice, ...]:
+def gpus_of(devices: Iterable[DeviceInfo], only_gpu: int = -1) -> tuple[GpuDevice, ...]:
     """Return the devices of a model as llama.cpp chooses them (llama.cpp, llama_prepare_model_devices).
 
     Remote (RPC) devices come first. A discrete device that two backends report counts once. Integrated devices count
     only if there is no discrete one, and only those of one backend. A device that does not report its memory counts as
-    having enough. If `main_gpu` is not negative, only the device with this index is returned. The result is empty if
+    having enough. If `only_gpu` is not negative, only the device with this index is returned. The result is empty if
     there is no such device.
     """
     discrete: list[DeviceInfo] = []
@@ -46,8 +46,8 @@ def gpus_of(devices: Iterable[DeviceInfo], main_gpu: int = -1) -> tuple[GpuDevic
         elif not integrated or device.backend == integrated[-1].backend:
             integrated.append(device)
     chosen = [*remote, *(discrete or integrated)]
-    if main_gpu >= 0:
-        chosen = chosen[main_gpu : main_gpu + 1]
+    if only_gpu >= 0:
+        chosen = chosen[only_gpu : only_gpu + 1]
     return tuple(
         GpuDevice(each.name, each.memory_free_bytes, each.memory_total_bytes, _shares_memory(each))
         if each.memory_total_bytes
@@ -187,7 +187,12 @@ def _predict_file_use(
     on_gpus = [0] * len(shares)
     for place, gpu in _places(len(shape.layers), num_there, shares):
         is_output = place == len(shape.layers)
-        on_gpus[gpu] += shape.output_bytes or shape.table_bytes if is_output else weights[place] + cells[place]
+        matrices = shape.output_bytes or shape.table_bytes if is_output else weights[place]
+        if config.split_mode == "row":  # each GPU has its share of the rows; cells are divided by layers
+            on_gpus = [taken + int(matrices * part / sum(shares)) for taken, part in zip(on_gpus, shares, strict=True)]
+        else:
+            on_gpus[gpu] += matrices
+        on_gpus[gpu] += 0 if is_output else cells[place]
     compute = compute_bytes(shape, config, num_cells, layout.max_rewind)
     there = compute + outputs_bytes(shape, config)
     gone = sum(weights[first:]) + (shape.output_bytes if num_there else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edgeagent.config import EngineConfig
 from edgeagent.fit.placement import GpuDevice, gpus_of
 from edgeagent.types import DeviceInfo
 
@@ -37,8 +38,13 @@ def test_each_piece_of_hardware_counts_once(devices: list[DeviceInfo], names: li
 
 
 def test_one_gpu_alone() -> None:
-    assert gpus_of([CARD, SECOND_CARD, CPU], main_gpu=1) == (GpuDevice("CUDA1", 5 * GIB, 8 * GIB),)
-    assert gpus_of([CARD, CPU], main_gpu=1) == ()
+    assert gpus_of([CARD, SECOND_CARD, CPU], only_gpu=1) == (GpuDevice("CUDA1", 5 * GIB, 8 * GIB),)
+    assert gpus_of([CARD, CPU], only_gpu=1) == ()
+
+
+def test_which_gpu_is_the_only_one() -> None:
+    asked = [EngineConfig(main_gpu=gpu, split_mode=mode) for mode in ("layer", "none") for gpu in (-1, 0, 1)]
+    assert [config.only_gpu for config in asked] == [-1, 0, 1, 0, 0, 1]
 
 
 def test_an_integrated_one_has_the_machines_memory() -> None:

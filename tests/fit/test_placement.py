@@ -66,6 +66,18 @@ def test_layers_are_spread_by_what_is_free_or_as_asked() -> None:
     assert only[0] == 0
 
 
+def test_rows_are_divided_in_each_layer_and_cells_by_layers() -> None:
+    gpus = [GpuDevice("first", 8 * GIB, 8 * GIB), GpuDevice("second", 8 * GIB, 8 * GIB)]
+    by_rows = EngineConfig(split_mode="row", tensor_split=(3.0, 1.0))
+    (first, second), few = (predict_use([MODEL], by_rows, cells, Layout(9), gpus).gpu_bytes for cells in (4096, 256))
+    matrices = sum(layer.num_bytes for layer in MODEL.layers) + MODEL.output_bytes
+    assert few[0] - few[1] == pytest.approx(matrices / 2, rel=0.05)
+    assert first - few[0] > 2 * (second - few[1]), "seven layers' cells beside two's"
+    alone = predict_use([MODEL], EngineConfig(tensor_split=(1.0, 0.0)), 256, Layout(9), gpus).gpu_bytes
+    rows_alone = EngineConfig(split_mode="row", tensor_split=(1.0, 0.0))
+    assert predict_use([MODEL], rows_alone, 256, Layout(9), gpus).gpu_bytes == alone
+
+
 def test_experts_in_memory_leave_room_on_the_gpu() -> None:
     mixture = shape(layer_bytes=500 * MIB, expert_bytes=450 * MIB)
     all_there, some_here = (predict_use([mixture], CONFIG, 4096, Layout(9, 0, count), [CARD]) for count in (0, 3))

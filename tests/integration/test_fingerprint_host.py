@@ -72,6 +72,7 @@ SAME: dict[str, dict[str, object]] = {
     "batch": {"batch": 48},
     "parallel": {"parallel": 2},
     "main_gpu": {"main_gpu": 1},
+    "split_mode": {"split_mode": "none"},
     "context": {"ctx": 1280},
     "tensor_split": {"tensor_split": (1.0, 2.0)},
     "memory": {"cache_memory_bytes": 1 << 22},

@@ -54,7 +54,7 @@ _MEMORY_WORDS = (
     "insufficient memory",
 )
 _GUESSED = 1 << 10  # in llama_ftype: the type was guessed from the tensors
-_NO_SPLIT = 0  # llama_split_mode
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}  # llama_split_mode
 
 
 def split_parts(path: Path) -> list[Path]:
@@ -137,8 +137,9 @@ class Model:
         self.num_gpu_layers = config.gpu_layers if any(device.kind == "gpu" for device in self.devices) else 0
         params = lib.llama_model_default_params()
         params.n_gpu_layers = self.num_gpu_layers
-        if config.main_gpu >= 0:
-            params.split_mode, params.main_gpu = _NO_SPLIT, config.main_gpu
+        is_divided = config.only_gpu < 0
+        params.split_mode = _SPLIT_MODES[config.split_mode if is_divided else "none"]
+        params.main_gpu = max(0, config.only_gpu)
         overrides = _expert_overrides(config.cpu_experts) if self.num_gpu_layers else None
         if overrides is not None:
             params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)

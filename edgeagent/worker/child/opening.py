@@ -148,7 +148,7 @@ def _free_memory(load: Load, config: EngineConfig) -> FreeMemory:
             f"(it sees: {', '.join(device.description for device in found)}). "
             "Use --gpu-layers 0, or build llama.cpp for the GPU: `edgeagent doctor` shows how"
         )
-    gpus = gpus_of(found, config.main_gpu)
+    gpus = gpus_of(found, config.only_gpu)
     if config.main_gpu >= 0 and not gpus and gpus_of(found):
         count = len(gpus_of(found))
         raise ModelLoadFailed(
