@@ -63,8 +63,8 @@ test-slow: setup
 
 test-install: setup
 	@$(BIN)/python packaging/dist.py python engine offline
-	$(BIN)/python packaging/first_token.py --wheels dist/offline
 	$(BIN)/python -m tests.installation $(ARGS)
+	$(BIN)/python packaging/first_token.py --wheels dist/offline
 
 test-clients: setup
 	$(BIN)/python -m tests.clients.run $(ARGS)

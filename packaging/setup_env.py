@@ -7,7 +7,7 @@ The engine is a wheel for this CPU from the user's cache folder, or a portable o
 neither, it is compiled for this CPU and kept in the cache, so a second checkout does not compile.
 
 The script needs only the standard library. A stamp in .venv makes the second run instant; another CPU, interpreter,
-dependency list or set of build flags causes a new setup.
+engine, dependency list or set of build flags causes a new setup.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def describe_setup(pyproject: Path, cmake_args: str) -> dict[str, str]:
     """Return everything that a finished .venv depends on. See `is_done`."""
     text = pyproject.read_text(encoding="utf-8")
     runtime, test_tools = relevant_parts(text)
-    return {
+    setup = {
         "dependencies": digest(runtime),
         "test_tools": digest(test_tools),
         "llama_cpp_python": pinned_bindings(text),
@@ -105,6 +105,9 @@ def describe_setup(pyproject: Path, cmake_args: str) -> dict[str, str]:
         "python": f"{platform.python_version()} {sys.base_prefix}",
         "root": str(ROOT),
     }
+    ready = ready_engine(setup)
+    # A wheel that is gone from the cache is no reason to compile again.
+    return {**setup, "wheel": read_stamp(STAMP).get("wheel", "") if ready is None else file_digest(ready)}
 
 
 def is_done(stamp: dict[str, str], wanted: dict[str, str], *, only_runtime: bool) -> bool:
@@ -178,6 +181,11 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def file_digest(path: Path) -> str:
+    """Return a short hash of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def read_stamp(stamp: Path) -> dict[str, str]:
     """Return the description stored by the last finished setup; empty if none finished."""
     try:
@@ -215,9 +223,10 @@ def set_up(wanted: dict[str, str], *, only_runtime: bool) -> None:
         done = {}
     STAMP.unlink(missing_ok=True)
     LOG.write_text("", encoding="utf-8")
-    native = ("cpu", "cmake_args", "engine", "llama_cpp_python")
+    native = ("cpu", "cmake_args", "engine", "llama_cpp_python", "wheel")
     if any(done.get(key) != wanted[key] for key in native):
-        wheel = engine_wheel(wanted)
+        wheel = ready_engine(wanted) or compiled_bindings(wanted)
+        wanted = {**wanted, "wheel": file_digest(wheel)}
         # --force-reinstall: pip cannot see that the same version was compiled for another CPU.
         step("installing llama.cpp", "install", "--force-reinstall", "--no-deps", str(wheel))
     if only_runtime:
@@ -243,16 +252,14 @@ def make_venv(done: dict[str, str], wanted: dict[str, str]) -> bool:
     return True
 
 
-def engine_wheel(setup: dict[str, str]) -> Path:
-    """Return a wheel of llama-cpp-python for this machine: one that is there, else one that is compiled.
+def ready_engine(setup: dict[str, str]) -> Path | None:
+    """Return a wheel of llama-cpp-python for this machine that need not be compiled; None if there is none.
 
-    A wheel that was compiled for this CPU comes before a portable one. CMAKE_ARGS asks for a compiled one.
+    One that was compiled for this CPU comes before a portable one. CMAKE_ARGS asks for a compiled one.
     """
     compiled = sorted(wheel_folder(setup).glob("llama_cpp_python-*.whl"))
     portable = [] if setup["engine"] == NATIVE else portable_engines(setup["llama_cpp_python"])
-    for wheel in (*compiled, *portable):
-        return wheel
-    return compiled_bindings(setup)
+    return next(iter((*compiled, *portable)), None)
 
 
 def portable_engines(version: str) -> list[Path]:

@@ -188,7 +188,7 @@ def _portable(setup_env: ModuleType, platform_tag: str) -> Path:
     folder: Path = setup_env.cache_dir() / "wheels" / "portable"
     folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"llama_cpp_python-{version}+portable-py3-none-{platform_tag}.whl"
-    wheel.touch()
+    wheel.write_text(platform_tag)
     return wheel
 
 
@@ -215,6 +215,24 @@ def test_the_latest_portable_engine_is_taken(setup_env: ModuleType, monkeypatch:
         wheels[2],
         wheels[0],
     ]
+
+
+def test_another_portable_engine_is_installed(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the same name and version, so only its content tells them apart."""
+    monkeypatch.setattr(setup_env, "fits_this_machine", lambda name: True)
+    wheel = _portable(setup_env, "here")
+    asked = _pretend_to_install(setup_env, monkeypatch)
+    setup_env.main()
+    wheel.touch()
+    setup_env.main()
+    assert asked == FULL[1:]
+    wheel.write_text("built again")
+    setup_env.main()
+    setup_env.main()
+    assert asked[2:] == FULL[1:]
+    wheel.unlink()
+    setup_env.main()
+    assert len(asked) == 4
 
 
 def test_cmake_args_ask_for_a_compiled_engine(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,14 +11,18 @@ from edgeagent.cli.options import AsJson
 from edgeagent.doctor import system
 from edgeagent.doctor.facts import Native
 from edgeagent.doctor.native import ask_native
-from edgeagent.doctor.plug_ins import PLUG_INS, install, installed_plug_ins, plug_in_for
+from edgeagent.doctor.plug_ins import PLUG_INS, advice, install, installed_plug_ins, plug_in_for
 from edgeagent.errors import NOT_INSTALLED, EdgeAgentError
 
 engine_app = typer.Typer(rich_markup_mode=None)
 
-Folder = Annotated[
-    Path | None,
-    typer.Option("--find-links", metavar="DIR", help="Take the wheels from this folder, without a network."),
+Source = Annotated[
+    str,
+    typer.Option(
+        "--find-links",
+        metavar="DIR",
+        help="The folder with the wheel, or the address of a web page with links to it. pip asks no package index.",
+    ),
 ]
 
 
@@ -42,16 +45,16 @@ def list_backends(as_json: AsJson = False) -> None:
     if described["problem"]:
         typer.echo(wrapped(f"\n{described['problem']}"))
     for name in described["missing"]:
-        typer.echo(wrapped(f"\nThis machine has a GPU for {name}; run: edgeagent engine install {name}"))
+        typer.echo(wrapped(f"\nThis machine has a GPU for {name}; run: {advice(name)}"))
 
 
 @engine_app.command("install")
 def install_backend(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(PLUG_INS)}.")],
-    find_links: Folder = None,
+    find_links: Source = "",
     as_json: AsJson = False,
 ) -> None:
-    """Install a back end for a kind of GPU with pip, and show the devices that it finds.
+    """Install a back end for a kind of GPU with pip from a folder, and show the devices that it finds.
 
     It needs the portable engine. A running daemon uses the new back end for models that it loads afterwards.
     """

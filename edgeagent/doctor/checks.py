@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgeagent.doctor.facts import Facts, Folder, GpuVendor
-from edgeagent.doctor.plug_ins import plug_in_for
+from edgeagent.doctor.plug_ins import advice, plug_in_for
 from edgeagent.units import size_text
 from edgeagent.usable import NETWORK_FILE_SYSTEMS
 
@@ -147,6 +147,14 @@ def check_cpu(facts: Facts) -> list[Finding]:
             f"{facts.processor} has {', '.join(unused)}, which this build of llama.cpp does not use",
             f"compile it for this CPU, to make it faster: {rebuild_command(facts)}",
         )
+    if "AMX_INT8" in compiled and not facts.native.is_portable:
+        # Compiled by pip, which does not know the flags of `rebuild_command`. See engine.llama.model.
+        return warn(
+            "CPU",
+            f"{facts.processor}: llama.cpp was compiled with AMX, which some compilers get wrong, so edgeagent keeps "
+            "weights in an order that is slower",
+            f"compile it without AMX: {rebuild_command(facts)}",
+        )
     used = ", ".join(name for name in names if name in compiled) or "no vector instructions"
     library = f" (its library for {facts.native.variant})" if facts.native.variant else ""
     return ok("CPU", f"{facts.processor}: llama.cpp uses {used}{library}")
@@ -195,7 +203,7 @@ def _check_one_gpu(gpu: GpuVendor, facts: Facts) -> list[Finding]:
             "check that its driver is loaded and that this user may open it (nvidia-smi, or the group `render`)",
         )
     plug_in = plug_in_for(gpu, facts.tools) if native.is_portable else ""
-    command = f"edgeagent engine install {plug_in}" if plug_in else rebuild_command(facts, gpu_flags(gpu, facts))
+    command = advice(plug_in) if plug_in else rebuild_command(facts, gpu_flags(gpu, facts))
     if gpu == "intel":
         # Most Intel GPUs are part of the processor and share its memory, so a build for them is seldom useful.
         return ok("GPU", f"{what} is not used; if it has memory of its own, Vulkan can use it: {command}")

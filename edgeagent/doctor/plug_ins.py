@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from edgeagent.doctor.facts import GpuVendor, Tools
 from edgeagent.doctor.native import installed_bindings
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 PORTABLE = "+portable"
 """The version of the portable engine ends with this. The other part is the version of the bindings and the plug-ins."""
@@ -44,29 +45,43 @@ def installed_plug_ins() -> dict[str, str]:
     return found
 
 
-def install_command(name: str, bindings: str, folder: Path | None) -> list[str]:
-    """Return the command that installs a plug-in for this version of the bindings.
+def advice(name: str) -> str:
+    """Return the command that a user runs to install a plug-in."""
+    return f"edgeagent engine install {name} --find-links DIR"
 
-    With `folder`, pip takes the plug-in and all that it requires from there, and uses no network.
+
+def install_command(name: str, bindings: str, source: str) -> list[str]:
+    """Return the command that installs a plug-in for this version of the bindings from a folder or a web page.
+
+    pip takes the plug-in and all that it requires from there. It asks no package index, where a stranger could register
+    the plug-in's name.
     """
-    source = [] if folder is None else ["--no-index", "--find-links", str(folder)]
     requirement = f"edgeagent-engine-{name}=={bindings.removesuffix(PORTABLE)}"
-    return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *source, requirement]
+    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    return [*pip, "--no-index", "--find-links", source, requirement]
 
 
-def install(name: str, folder: Path | None) -> None:
-    """Install a plug-in with pip. Raise EdgeAgentError if this engine takes no plug-ins, or with pip's message."""
+def install(name: str, source: str) -> None:
+    """Install a plug-in with pip from a folder or a web page with links to wheels; "" is refused.
+
+    Raise EdgeAgentError if this engine takes no plug-ins, or with pip's message.
+    """
     if name not in PLUG_INS:
-        raise EdgeAgentError(f"there is no back end {name!r}; there are {', '.join(PLUG_INS)}")
+        raise InvalidRequest(f"there is no back end {name!r}; there are {', '.join(PLUG_INS)}")
     bindings = installed_bindings()
     if bindings is None or not bindings.endswith(PORTABLE):
         have = "llama-cpp-python is not installed" if bindings is None else "llama.cpp was compiled for this machine"
         raise EdgeAgentError(
             f"{have}, and only the portable engine takes back ends; `edgeagent doctor` shows what to do for this GPU"
         )
-    if folder is not None and not folder.is_dir():
-        raise EdgeAgentError(f"{folder} is not a folder")
-    command = install_command(name, bindings, folder)
+    if not source:
+        raise InvalidRequest(
+            "the back ends are on no package index: name the folder or the web page that has their wheels with "
+            "--find-links. In a checkout `make dist` collects them in dist"
+        )
+    if "://" not in source and not Path(source).is_dir():
+        raise InvalidRequest(f"{source} is not a folder")
+    command = install_command(name, bindings, source)
     if importlib.util.find_spec("pip") is None:
         # Environments of uv and pipx have no pip.
         options = " ".join(command[6:])
@@ -76,7 +91,9 @@ def install(name: str, folder: Path | None) -> None:
         return
     if missing := re.search(r"No matching distribution found for (\S+)", done.stderr):
         machine = f"{platform.system()} {platform.machine()} {'-'.join(platform.libc_ver())}".rstrip(" -")
-        where = "pip's index" if folder is None else str(folder)
-        raise EdgeAgentError(f"{where} has no {missing.group(1)} that fits this machine ({machine})")
+        name = missing.group(1)
+        is_ours, is_page = name.startswith("edgeagent-engine-"), "://" in source
+        remedy = "" if is_ours or is_page else f"; fetch it: pip download --dest {shlex.quote(source)} '{name}'"
+        raise EdgeAgentError(f"{source} has no {name} that fits this machine ({machine}){remedy}")
     said = " ".join(done.stderr.strip().splitlines()[-_NUM_LINES:])
     raise EdgeAgentError(f"pip could not install {command[-1]}: {said or f'status {done.returncode}'}")

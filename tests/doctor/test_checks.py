@@ -110,6 +110,12 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
         changed(cpu_flags=frozenset({"asimd", "asimddp"}), native=replace(NATIVE, instructions="CPU : NEON = 1 | ")),
         *("CPU", "warn", "has DOTPROD", PIP),
     ),
+    "a build with AMX": (
+        changed(
+            cpu_flags=X86 | {"amx_int8"}, native=replace(NATIVE, instructions=f"{NATIVE.instructions} AMX_INT8 = 1 |")
+        ),
+        *("CPU", "warn", "was compiled with AMX", "-DCMAKE_CXX_FLAGS=-mno-amx-int8'"),
+    ),
     "NVIDIA without CUDA": (
         changed(gpus=frozenset({"nvidia"}), tools=Tools("/venv/bin/python", has_cuda=True)),
         *("GPU", "warn", "compiled without it", "run: CMAKE_ARGS='-DMTMD_BUILD=OFF -DGGML_CUDA=on' /venv/bin/python"),
@@ -124,11 +130,16 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     ),
     "NVIDIA without a plug-in": (
         changed(gpus=frozenset({"nvidia"}), native=replace(NATIVE, is_portable=True)),
-        *("GPU", "warn", "the back end for it is not installed", "run: edgeagent engine install cuda12"),
+        *(
+            "GPU",
+            "warn",
+            "the back end for it is not installed",
+            "run: edgeagent engine install cuda12 --find-links DIR",
+        ),
     ),
     "AMD without a plug-in": (
         changed(gpus=frozenset({"amd"}), native=replace(NATIVE, is_portable=True)),
-        *("GPU", "warn", "an AMD GPU", "run: edgeagent engine install vulkan"),
+        *("GPU", "warn", "an AMD GPU", "run: edgeagent engine install vulkan --find-links DIR"),
     ),
     "a plug-in that cannot be loaded": (
         native(is_portable=True, trouble="libvulkan.so.1: cannot open shared object file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import zipfile
@@ -82,7 +83,7 @@ def make_wheel(folder: Path, version: str = "0.3.36", platform: str = "any", nee
 
 def test_a_plug_in_is_installed_from_a_folder(tmp_path: Path, environment: Path) -> None:
     make_wheel(tmp_path / "wheels")
-    plug_ins.install("vulkan", tmp_path / "wheels")
+    plug_ins.install("vulkan", str(tmp_path / "wheels"))
     assert (environment / "edgeagent_engines/0c1e570/vulkan/libggml-vulkan.so").read_bytes() == b"a library"
 
 
@@ -90,27 +91,49 @@ def test_a_wheel_for_another_machine_is_not_installed(tmp_path: Path, environmen
     make_wheel(tmp_path / "wheels", platform="linux_s390x")
     make_wheel(tmp_path / "wheels", version="0.3.35")
     with pytest.raises(EdgeAgentError, match=r"wheels has no edgeagent-engine-vulkan==0\.3\.36 that fits this machine"):
-        plug_ins.install("vulkan", tmp_path / "wheels")
+        plug_ins.install("vulkan", str(tmp_path / "wheels"))
 
 
 def test_what_a_plug_in_needs_and_the_folder_lacks_is_named(tmp_path: Path, environment: Path) -> None:
     make_wheel(tmp_path / "wheels", needs="Requires-Dist: nvidia-cuda-runtime>=13\n")
-    with pytest.raises(EdgeAgentError, match=r"wheels has no nvidia-cuda-runtime>=13 that fits this machine"):
-        plug_ins.install("vulkan", tmp_path / "wheels")
+    remedy = r"; fetch it: pip download --dest \S+wheels 'nvidia-cuda-runtime>=13'$"
+    with pytest.raises(
+        EdgeAgentError, match=rf"wheels has no nvidia-cuda-runtime>=13 that fits this machine.*{remedy}"
+    ):
+        plug_ins.install("vulkan", str(tmp_path / "wheels"))
 
 
 def test_what_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EdgeAgentError, match="no back end 'opencl'; there are cuda12, cuda13, rocm, vulkan"):
-        plug_ins.install("opencl", None)
+        plug_ins.install("opencl", "")
     monkeypatch.setattr(plug_ins, "installed_bindings", lambda: "0.3.36")
     with pytest.raises(EdgeAgentError, match=r"llama\.cpp was compiled for this machine"):
-        plug_ins.install("vulkan", None)
+        plug_ins.install("vulkan", str(tmp_path))
     monkeypatch.setattr(plug_ins, "installed_bindings", lambda: PORTABLE.bindings)
     with pytest.raises(EdgeAgentError, match="nowhere is not a folder"):
-        plug_ins.install("vulkan", tmp_path / "nowhere")
+        plug_ins.install("vulkan", str(tmp_path / "nowhere"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EdgeAgentError, match=r"run: uv pip install --python \S+ edgeagent-engine-vulkan==0\.3\.36"):
-        plug_ins.install("vulkan", None)
+    options = rf"--no-index --find-links {re.escape(str(tmp_path))} edgeagent-engine-vulkan==0\.3\.36"
+    with pytest.raises(EdgeAgentError, match=rf"run: uv pip install --python \S+ {options}"):
+        plug_ins.install("vulkan", str(tmp_path))
+
+
+def test_no_package_index_is_asked(
+    tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stranger could register a plug-in's name at the index that the user's pip asks."""
+    make_wheel(tmp_path / "edgeagent-engine-vulkan")
+    (wheel,) = (tmp_path / "edgeagent-engine-vulkan").iterdir()
+    (wheel.parent / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+    monkeypatch.setenv("PIP_INDEX_URL", tmp_path.as_uri())
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(tmp_path / "found"), "--no-deps"]
+    subprocess.run([*pip, "edgeagent-engine-vulkan"], check=True)
+    assert main(["engine", "install", "vulkan"]) == 2
+    assert "the back ends are on no package index" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EdgeAgentError, match=r"empty has no edgeagent-engine-vulkan==0\.3\.36"):
+        plug_ins.install("vulkan", str(tmp_path / "empty"))
+    assert not (environment / "edgeagent_engines").exists()
 
 
 def test_the_list_of_back_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,14 +146,14 @@ def test_the_list_of_back_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     rows = {line.split()[0]: line for line in output.splitlines() if line}
     assert rows["vulkan"].split() == ["vulkan", "0.3.36", "yes", "Vulkan0", "(A", "GPU)"]
     assert rows["cuda12"].split() == ["cuda12", "-", "no"]
-    assert "edgeagent engine install cuda12" in output
+    assert "edgeagent engine install cuda12 --find-links DIR" in output
     assert "edgeagent engine install vulkan" not in output
 
 
 def test_a_back_end_that_finds_no_device_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "install", lambda name, folder: None)
+    monkeypatch.setattr(command, "install", lambda name, source: None)
     monkeypatch.setattr(command, "ask_native", lambda: PORTABLE)
     assert main(["engine", "install", "vulkan"]) == 1
     assert "vulkan is installed, but it finds no device" in capsys.readouterr().err
