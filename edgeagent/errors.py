@@ -298,13 +298,11 @@ def _tree(cls: type[EdgeAgentError]) -> list[type[EdgeAgentError]]:
     return [cls, *(leaf for child in cls.__subclasses__() for leaf in _tree(child))]
 
 
-def from_code(
-    code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
-) -> EdgeAgentError:
+def from_code(code: str, message: str, *, param: str | None = None) -> EdgeAgentError:
     """Return the error with this code, or InternalError if the code is unknown. Its `served_by` is "local"."""
     for cls in _tree(EdgeAgentError)[1:]:
         if cls.code == code:
-            return cls(message, param=param, retry_after_s=retry_after_s, served_by="local")
+            return cls(message, param=param, served_by="local")
     return InternalError(f"{code}: {message}", served_by="local")
 
 

@@ -21,11 +21,11 @@ _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
+def parse_json(data: bytes | str) -> object:
     """Return the value of a JSON text; raise InvalidRequest if it is not strict JSON within the limits.
 
     The function refuses bad syntax, invalid UTF-8, a byte-order mark, NUL, duplicate keys, NaN, Infinity, floats that
-    overflow, integers beyond 64 bits, nesting beyond `max_depth`, more than MAX_JSON_VALUES values, and more than
+    overflow, integers beyond 64 bits, nesting beyond MAX_JSON_DEPTH, more than MAX_JSON_VALUES values, and more than
     MAX_JSON_OBJECTS objects. Half of a surrogate pair in a string becomes U+FFFD: a text that was cut within an emoji
     would otherwise be refused with each turn that sends it again. In a key it is refused.
     """
@@ -44,8 +44,8 @@ def parse_json(data: bytes | str, *, max_depth: int = MAX_JSON_DEPTH) -> object:
             f"the text is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         ) from error
     except RecursionError as error:
-        raise InvalidRequest(f"the JSON is nested deeper than {max_depth} levels") from error
-    _check_depth(value, max_depth)
+        raise InvalidRequest(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels") from error
+    _check_depth(value)
     return _mended(value, "") if _SUSPECT_ESCAPE.search(raw) else value
 
 
@@ -83,14 +83,14 @@ def _check_size(raw: bytes) -> None:
     raise InvalidRequest(f"the JSON holds more than {MAX_JSON_VALUES} values")
 
 
-def _check_depth(value: object, max_depth: int) -> None:
+def _check_depth(value: object) -> None:
     level = [value]
-    for depth in range(max_depth + 1):
+    for depth in range(MAX_JSON_DEPTH + 1):
         below: list[object] = []
         for node in level:
             if isinstance(node, dict | list):
-                if depth == max_depth:
-                    raise InvalidRequest(f"the JSON is nested deeper than {max_depth} levels")
+                if depth == MAX_JSON_DEPTH:
+                    raise InvalidRequest(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels")
                 below.extend(node.values() if isinstance(node, dict) else node)
         level = below
 

@@ -13,7 +13,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -113,8 +113,8 @@ class KeyRing(FollowedFiles[tuple[tuple[bytes, Client], ...]]):
 
     looks_at_every_use = True  # a token that was removed earlier in the same iteration of the event loop opens nothing
 
-    def __init__(self, state_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(state_dir, [state_dir / TOKEN_FILE, state_dir / CLIENTS_FILE], (), clock)
+    def __init__(self, state_dir: Path) -> None:
+        super().__init__(state_dir, [state_dir / TOKEN_FILE, state_dir / CLIENTS_FILE], (), time.monotonic)
         # Digests of tokens that were valid earlier in this process. A removed token of an older edgeagent can be
         # recognized only here, because it lacks the prefix.
         self._former: dict[bytes, None] = {}

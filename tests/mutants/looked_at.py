@@ -106,12 +106,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
     ): "It keeps nothing.",
     (
         "edgeagent/engine/cache/block_table.py",
-        "def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) "
-        "-> list[BlockReference]:",
-        "1",
-    ): "No chain ends at one token.",
-    (
-        "edgeagent/engine/cache/block_table.py",
         'keyring or Keyring(b"", os.urandom(32)),',
         "33",
     ): "A longer secret is as good.",

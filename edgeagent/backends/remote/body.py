@@ -73,9 +73,9 @@ def unsupported(request: GenerateRequest) -> str:
     return ""
 
 
-def not_supported(what: str, served_by: str = "edgeagent") -> NotSupported:
+def not_supported(what: str) -> NotSupported:
     """Return the error for a request that needs something that remotes do not support; `what` names this."""
-    return NotSupported(f"a remote cannot be asked for {what}", served_by=served_by)
+    return NotSupported(f"a remote cannot be asked for {what}")
 
 
 def write_body(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None = None) -> Body:

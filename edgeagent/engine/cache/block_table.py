@@ -265,16 +265,16 @@ class BlockTable:
             complete = self._part(walk, {at: 0}, at + len(own) - 1)
         return NextBlocks(extendable, complete)
 
-    def extendable(self, references: Sequence[BlockReference], instructions_end: int = 0) -> list[BlockReference]:
+    def extendable(self, references: Sequence[BlockReference]) -> list[BlockReference]:
         """Return the blocks of a chain that other blocks may follow.
 
-        Every block before the last one is returned. The last one is returned if all its tokens are wanted and one of
-        these holds: it is full, it ends at position `instructions_end`, or it has children.
+        Every block before the last one is returned. The last one is returned if all its tokens are wanted, and it is
+        full or has children.
         """
         if not references:
             return []
         *before, last = references
-        is_end = last.length == self.block_tokens or last.end == instructions_end or self.tree.has_children(last.key)
+        is_end = last.length == self.block_tokens or self.tree.has_children(last.key)
         return list(references) if last.is_whole and is_end else before
 
     def is_held(self, key: BlockKey) -> bool:

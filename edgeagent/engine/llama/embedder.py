@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -58,16 +58,13 @@ def choose_pooling(model: Model) -> Pooling | None:
 class Embedder:
     """Computes the vectors of texts, one text after another. Only the engine's thread may call it."""
 
-    def __init__(
-        self, model: Model, config: EngineConfig, max_tokens: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, model: Model, config: EngineConfig, max_tokens: int) -> None:
         """`max_tokens`: the length of the longest text, in tokens."""
         self.max_tokens = max_tokens
         self.pooling = choose_pooling(model)
         self.num_chunks = 0
         self._model = model
         self._config = config
-        self._clock = clock
         self._context: object | None = None
         self.num_cells = 0
         """The context's size; 0 without one. It is set before the context takes its memory; any thread may read it."""
@@ -101,10 +98,10 @@ class Embedder:
         """
         chunk = self._tokens[self._num_done : self._num_done + self._chunk_length(budget_s)]
         is_last = self._num_done + len(chunk) == len(self._tokens)
-        started_s = self._clock()
+        started_s = time.monotonic()
         lib.llama_set_n_threads(self._context, num_threads, num_threads)
         self._pool(self._decode(chunk, is_pooled=self._is_pooled(is_last=is_last)), len(chunk))
-        self._note_rate(len(chunk) / max(self._clock() - started_s, 1e-6))
+        self._note_rate(len(chunk) / max(time.monotonic() - started_s, 1e-6))
         self.num_chunks += 1
         self._num_done += len(chunk)
         return normalized(self._sum) if is_last else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,10 +52,9 @@ def needs_whole_texts(model: Model) -> bool:
 class Encoder:
     """Computes batches of whole texts. One thread calls it; only `request_abort` may be called from another."""
 
-    def __init__(self, model: Model, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, model: Model, config: EngineConfig) -> None:
         self._model = model
         self._config = config
-        self._clock = clock
         self._context: object | None = None
         self._abort_flag: AbortFlag | None = None
         self._is_aborted = False
@@ -111,9 +110,9 @@ class Encoder:
             self.close()
             self._open(num_tokens)
         lib.llama_set_n_threads(self._context, num_threads, num_threads)
-        started_s = self._clock()
+        started_s = time.monotonic()
         self._compute(texts, num_tokens)
-        rate = num_tokens / max(self._clock() - started_s, 1e-6)
+        rate = num_tokens / max(time.monotonic() - started_s, 1e-6)
         self._tokens_per_s += (_SMOOTHING if self._tokens_per_s else 1.0) * (rate - self._tokens_per_s)
         rows = np.stack([self._row(index) for index in range(len(texts))])
         if not np.isfinite(rows).all():

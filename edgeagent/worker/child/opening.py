@@ -14,10 +14,10 @@ from edgeagent.engine.llama.bindings import devices
 from edgeagent.engine.llama.fingerprint import machine_conditions
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ModelLoadFailed
-from edgeagent.fit.need import kv_bytes_per_token, margin_bytes
+from edgeagent.fit.need import margin_bytes
 from edgeagent.fit.placement import FreeMemory, gpus_of
 from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again, why_no_draft
-from edgeagent.types import FileShape, LayerShape, SettingChoice
+from edgeagent.types import FileShape, SettingChoice
 from edgeagent.types.choices import set_options
 from edgeagent.usable import usable_memory
 from edgeagent.worker.protocol import Load
@@ -32,11 +32,8 @@ class Opened:
     draft_config: EngineConfig
     choices: tuple[SettingChoice, ...]
     num_gpu_bytes: int
-    kv_bytes_per_token: float
     max_rewind: int = 0
     """How many refused draft tokens can be removed: the memory keeps this many earlier states of each sequence."""
-    layers: tuple[LayerShape, ...] = ()
-    """The layers in the file's header; empty if they are not known."""
     notes: tuple[str, ...] = ()
     """Lines for the daemon's log about options that have no effect on this machine."""
     is_tuned: bool = False
@@ -74,9 +71,7 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         plan.draft_config,
         choices,
         sum(plan.memory_use.gpu_bytes),
-        kv_bytes_per_token(shapes, plan.config),
         plan.layout.max_rewind,
-        shapes[0].layers,
         _notes(config, free_memory),
         why_no_draft=planned.why_no_draft,
         is_tuned=config.flash_attention != own.flash_attention,
