@@ -10,7 +10,8 @@ slice (about 3 ms) before a thread that woke up may run, unless the woken thread
 before 6.12 ignores that request. The thread gets the CPU sooner, not for longer. Measured with both of two cores
 computing: an event is delivered after 0.7 ms instead of 1.1 ms. Other systems get no such request.
 
-**Freed memory.** glibc would keep what lies between blocks that are in use.
+**Freed memory.** glibc would keep what lies between blocks that are in use. It gives threads arenas of their own, and
+each keeps what was freed in it: a daemon takes 72 MB instead of 75 if all threads share one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _YOUNG_COLLECTIONS = 3  # until the middle generation is collected
 _MIDDLE_COLLECTIONS = 100  # until a full collection; cycles are rare here, and reference counting frees all else
 _SWITCH_INTERVAL_S = 0.0005
 _SLICE_NS = 100_000  # the shortest that Linux grants
+_ARENA_MAX = -8  # M_ARENA_MAX of mallopt
 _RESET_ON_FORK = 1  # SCHED_FLAG_RESET_ON_FORK: a worker's computing threads keep the usual slice
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, its first version
@@ -65,6 +67,15 @@ def switch_threads_often() -> None:
     Measured with another thread that computes all the time: a step of 12.6 ms takes 24 ms instead of 40 ms.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+def share_one_arena() -> None:
+    """Let all threads of this process allocate from one arena. Call it before threads start; it needs glibc.
+
+    Threads that wait for the interpreter's lock seldom allocate at the same time.
+    """
+    if _LIBC is not None:
+        _LIBC.mallopt(_ARENA_MAX, 1)
 
 
 def give_back_freed_memory() -> None:

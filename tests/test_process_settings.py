@@ -7,6 +7,7 @@ import gc
 import os
 import platform
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgeagent.process_settings import keep_collections_short, request_short_time_slices
+from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +100,37 @@ def test_a_thread_asks_for_itself_and_not_for_its_children() -> None:
 def test_another_system_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not request_short_time_slices()
+
+
+ARENAS = """
+import ctypes, sys, threading
+from edgeagent.process_settings import share_one_arena
+
+if sys.argv[1] == "one":
+    share_one_arena()
+everyone = threading.Barrier(4)
+
+def allocate():
+    kept = [bytes(2000) for _ in range(100)]
+    everyone.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
+def test_threads_share_one_arena() -> None:
+    def num_arenas(which: str) -> int:
+        command = [sys.executable, "-c", ARENAS, which]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patient(60)).stdout
+        return told.count("<heap nr=")
+
+    assert num_arenas("one") == 1
+    assert num_arenas("own") > 1

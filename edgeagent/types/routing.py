@@ -121,3 +121,23 @@ class AnswerSoFar(Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     step_lengths: tuple[int, ...] = ()
     sha256: str = ""
+
+
+class Checkup(Struct):
+    """The result of the owner's test for one endpoint of a remote.
+
+    Times are in seconds, None for stages that were not reached or not needed. `models` are those that the remote lists;
+    `model` is the one that answered the greeting. `token_s` is the time of its whole answer. `problem` says what is
+    wrong; empty if nothing is.
+    """
+
+    url: str
+    region: str
+    name_s: float | None = None
+    connect_s: float | None = None
+    tls_s: float | None = None
+    models_s: float | None = None
+    models: tuple[str, ...] = ()
+    model: str = ""
+    token_s: float | None = None
+    problem: str = ""

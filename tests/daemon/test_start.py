@@ -18,6 +18,7 @@ HEAVY = (
     "edgeagent.api.documents",
     "edgeagent.bench",
     "edgeagent.doctor",
+    "httpcore",
     "huggingface_hub",
     "jinja2",
     "llama_cpp",
@@ -25,6 +26,7 @@ HEAVY = (
     "numpy",
     "opentelemetry.sdk",
     "prompt_toolkit",
+    "pydantic.v1.main",
     "rich",
 )
 # It does not start a worker, but it is the real router, with all that it imports.

@@ -116,11 +116,12 @@ async def get_slots(request: Request) -> JSONResponse:
 
 
 @routes.add("POST /slots/{slot_id}", Scope.ADMIN, "llama-server")
-async def change_slot(slot_id: str) -> JSONResponse:
+async def change_slot(request: Request) -> JSONResponse:
     """Refuse to save, restore or erase a slot, because the prefix cache does this by itself."""
+    slot = request.path_params["slot_id"][:32]
     raise NotSupported(
-        f"slot {slot_id[:32]!r} cannot be saved, restored or erased: prompts that were computed are kept, and found "
-        "again by their text",
+        f"slot {slot!r} cannot be saved, restored or erased: prompts that were computed are kept, and found again by "
+        "their text",
         param="action",
     )
 

@@ -113,9 +113,9 @@ async def list_models(request: Request) -> JSONResponse:
 
 
 @routes.add("GET /v1/models/{model_id:path}", Scope.INFER, "openai", answer=Model)
-async def get_model(request: Request, model_id: str) -> JSONResponse:
+async def get_model(request: Request) -> JSONResponse:
     """Return one model, by any name that a request may use; a name may contain slashes."""
-    context = context_of(request)
+    context, model_id = context_of(request), request.path_params["model_id"]
     if not model_id:
         raise ModelNotFound("put a model's name after the slash; GET /v1/models lists the models", param="model")
     name = await context.service.models.locate(model_id)

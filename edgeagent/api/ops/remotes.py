@@ -23,8 +23,7 @@ from edgeagent.errors import ConfigError, InternalError, InvalidRequest
 from edgeagent.remotes import Budget, Remote
 from edgeagent.remotes.check import MAX_NAME_CHARS
 from edgeagent.remotes.keys import KeyFinder
-from edgeagent.router.checkup import Checkup, check
-from edgeagent.types import RemoteStatus, RouteMode
+from edgeagent.types import Checkup, RemoteStatus, RouteMode
 
 routes = Routes()
 
@@ -138,6 +137,8 @@ class RemoteTest(Shape):
 @routes.add("POST /edgeagent/egress/test", Scope.ADMIN, "daemon", answer=RemoteTest, fields=RemoteChoice)
 async def test_remote(request: Request) -> JSONResponse:
     """Try a remote with a greeting: each endpoint's name, connection, TLS, models, and one token."""
+    from edgeagent.router.checkup import check  # here, since it needs the HTTP client
+
     asked = await read_fields(request, RemoteChoice)
     remote_access = context_of(request).service.remote_access
     remote = (

@@ -273,11 +273,12 @@ class PageQuery(Query):
 @routes.add(
     "GET /v1/responses/{response_id}", Scope.INFER, "openai", answer=ResponseBody, streams=SSE, query=EventsQuery
 )
-async def get_response(request: Request, response_id: str) -> Response:
+async def get_response(request: Request) -> Response:
     """Return a response, or what exists of it so far. A background response can also be sent as a stream.
 
     The stream has the events with a number greater than `starting_after`, or all events, up to the response's end.
     """
+    response_id = request.path_params["response_id"]
     after = _starting_after(request)
     live = _live(request, response_id)
     if live is not None:
@@ -300,8 +301,9 @@ def _starting_after(request: Request) -> int | None:
 
 
 @routes.add("DELETE /v1/responses/{response_id}", Scope.INFER, "openai", answer=ResponseDeleted)
-async def delete_response(request: Request, response_id: str) -> Response:
+async def delete_response(request: Request) -> Response:
     """Delete a stored response. Its continuations keep what they inherited. A running response must end first."""
+    response_id = request.path_params["response_id"]
     if _live(request, response_id):
         raise InvalidRequest(f"Response with id '{response_id}' is not over; cancel it before you delete it.")
     if not await _responses(request).store.remove(response_id, client_of(request)):
@@ -311,8 +313,9 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 @routes.add("POST /v1/responses/{response_id}/cancel", Scope.INFER, "openai", answer=ResponseBody)
-async def cancel_response(request: Request, response_id: str) -> Response:
+async def cancel_response(request: Request) -> Response:
     """Cancel a response that is being generated on any route, and return it. A finished response does not change."""
+    response_id = request.path_params["response_id"]
     live = _live(request, response_id)
     if live is None:
         return Response(await _stored(request, response_id), media_type=_JSON)
@@ -324,8 +327,9 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 
 @routes.add("GET /v1/responses/{response_id}/input_items", Scope.INFER, "openai", answer=ItemPage, query=PageQuery)
-async def list_input_items(request: Request, response_id: str) -> Response:
+async def list_input_items(request: Request) -> Response:
     """Return a page of the items that a response answered, with inherited items. By default the latest come first."""
+    response_id = request.path_params["response_id"]
     live = _live(request, response_id)
     if live is not None:
         items = live.turn.conversation.items

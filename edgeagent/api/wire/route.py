@@ -67,7 +67,8 @@ class Routes:
     def add(self, name: str, scope: Scope | None, tag: str, **description: Any) -> Callable[[Handler], Handler]:
         """Return a decorator that serves a route with a handler.
 
-        `name` is the method and the path, such as "POST /v1/embeddings"; several methods are joined by "|".
+        `name` is the method and the path, such as "POST /v1/embeddings"; several methods are joined by "|". A handler
+        takes the request only. For a parameter of the path, FastAPI would import pydantic's first version: 0.02 s.
         `description` has the other fields of Route, except `summary`: the first line of the handler's docstring.
         """
         methods, _, template = name.partition(" ")
