@@ -278,9 +278,8 @@ class DraftModel:
         while going_on:
             started_s = self._clock()
             num_rows, over = len(going_on), set()
-            for row, (name, _) in enumerate(going_on):
-                logits = self._runner.logits(row)
-                token = int(logits.argmax())
+            rows = self._runner.all_logits()
+            for (name, _), logits, token in zip(going_on, rows, rows.argmax(axis=1).tolist(), strict=True):
                 proposals[name].append(token)
                 if name in endings and not endings[name].record_and_decide(logits, token):
                     over.add(name)
