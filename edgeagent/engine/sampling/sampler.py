@@ -191,10 +191,10 @@ def all_of(values: Floats, mask: NDArray[np.bool_] | None = None) -> Candidates:
 
 def ranked_of(values: Floats, k: int) -> Candidates:
     """Return the `k` likeliest tokens, the likeliest one first; raise InternalError if the largest is not finite."""
-    found = ranked_rows(values[np.newaxis], k)
-    if found is None:
+    ids = ranked(values, k)
+    if not len(ids):
         raise no_maximum(values)
-    (ids,), (few,) = found
+    few = values.take(ids)
     return Candidates(ids, few, few[0])
 
 

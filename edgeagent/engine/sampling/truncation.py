@@ -45,52 +45,60 @@ def largest(values: Floats, k: int) -> Indices:
 def ranked(values: Floats, k: int) -> Indices:
     """Return the same indices as `largest`, but sorted by value, the largest first. Use this only for a small `k`.
 
-    The largest value must be finite.
+    Return no index if the largest value is not finite.
     """
-    found = ranked_rows(values[np.newaxis], k)
-    assert found is not None
-    ids: Indices = found[0][0]
-    return ids
+    rows = values[np.newaxis]
+    floors = _floors(_folded(rows) if k <= len(values) // _FOLD else rows, k)
+    if floors is None:
+        return np.empty(0, np.intp)
+    # To look at columns only, as `ranked_rows` does, takes more calls of numpy: a tenth more time just after a step.
+    found = _at_least(values, floors[0, 0])
+    return found.take((-values.take(found)).argsort(kind="stable")[:k])
 
 
 def ranked_rows(rows: Floats, k: int) -> tuple[Indices, Floats] | None:
     """Return `ranked` of each row, and the values at these indices, both of shape (num_rows, k).
 
     Return None if the largest value of a row is not finite.
-
-    Each row is folded into _FOLD lines, and the maxima of their columns once more. The k-th largest of these maxima is
-    a floor that at least `k` values reach, and only columns with such a maximum are looked at again. Numpy finds the
-    maxima of columns with SIMD instructions, in half of the time in which it would compare all values with a floor.
     """
     num_rows, num_values = rows.shape
     if k == 1:
         ids = rows.argmax(axis=1)[:, np.newaxis]
         values = np.take_along_axis(rows, ids, axis=1)
         return (ids, values) if np.isfinite(values).all() else None
-    is_small = num_values <= _MAX_WHOLE or k > num_values // _FOLD
-    maxima = rows if is_small else _folded(rows)
-    floors = maxima.copy() if 2 * k > num_values // _FOLD**2 else _folded(maxima)
-    if not np.isfinite(floors.max(axis=1)).all():
-        return None
-    if is_small:
-        ids = (-rows).argsort(axis=1, kind="stable")[:, :k]
-        return ids, np.take_along_axis(rows, ids, axis=1)
-    place = floors.shape[1] - k
-    floors.partition(place, axis=1)
-    floors = floors[:, place, np.newaxis]
     length = num_values // _FOLD
-    row, column = np.divmod((maxima[:, :length] >= floors).ravel().nonzero()[0], length)
-    places = (row * num_values + column)[:, np.newaxis] + np.arange(0, _FOLD * length, length)
-    flat = rows.ravel()
-    found = places[flat.take(places) >= floors.take(row)[:, np.newaxis]]
-    if _FOLD * length < num_values:
+    maxima = _folded(rows) if k <= length else rows
+    floors = _floors(maxima, k)
+    if floors is None:
+        return None
+    if maxima is rows:
+        found = _at_least(rows.ravel(), floors.repeat(num_values))
+    else:  # look only at columns whose maximum reaches the floor, and at the values behind the last whole line
+        row, column = np.divmod((maxima[:, :length] >= floors).ravel().nonzero()[0], length)
+        places = (row * num_values + column)[:, np.newaxis] + np.arange(0, _FOLD * length, length)
+        found = places[rows.ravel().take(places) >= floors.take(row)[:, np.newaxis]]
         row, column = (maxima[:, length:] >= floors).nonzero()
         found = np.concatenate((found, row * num_values + column + _FOLD * length))
-    found.sort()  # by row, and then by index
-    row, values = found // num_values, flat.take(found)
+        found.sort()
+    row, values = found // num_values, rows.ravel().take(found)
     order = np.lexsort((-values, row))  # stable
     order = order.take(row.searchsorted(np.arange(num_rows))[:, np.newaxis] + np.arange(k))
     return found.take(order) % num_values, values.take(order)
+
+
+def _floors(maxima: Floats, k: int) -> Floats | None:
+    """Return a floor for each row that at least `k` of its values reach, shape (num_rows, 1).
+
+    `maxima`: what `_folded` returned for the rows, or the rows. The maxima of its columns are of different values, so
+    their k-th largest is such a floor. Numpy finds maxima of columns with SIMD instructions. Return None if the largest
+    value of a row is not finite.
+    """
+    few = _folded(maxima) if 2 * k <= maxima.shape[1] // _FOLD else maxima.copy()
+    if not np.isfinite(few.max(axis=1)).all():
+        return None
+    place = few.shape[1] - k
+    few.partition(place, axis=1)
+    return few[:, place, np.newaxis]
 
 
 def _folded(rows: Floats) -> Floats:
@@ -190,7 +198,7 @@ def _with_ties(values: Floats, floor: float, num_ties: int) -> Indices:
     return mask.nonzero()[0]
 
 
-def _at_least(values: Floats, floor: float) -> Indices:
+def _at_least(values: Floats, floor: float | Floats) -> Indices:
     return (values >= floor).nonzero()[0]
 
 
