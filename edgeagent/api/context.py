@@ -18,6 +18,7 @@ from edgeagent.conversation.compaction import EarlySummaries
 from edgeagent.conversation.items import ItemFormat
 from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
 from edgeagent.credentials.keys import Keys
+from edgeagent.credentials.links import Links
 from edgeagent.metrics.slo import SloLedger
 from edgeagent.service.live_service import LiveService
 from edgeagent.service.probe import Probe
@@ -75,9 +76,10 @@ class Context:
     """The values that all routes of one daemon share.
 
     `stop` asks the daemon to finish its live requests and end. `trouble` returns what is wrong with the daemon itself,
-    or None. `slo` is the ledger of latency targets. `in_flight` counts the bytes that clients have sent; the server
-    counts its frames there too. `connections`: those that clients have open; the server adds and removes them.
-    `started_at_s` is the daemon's start by time.monotonic, and `started_unix_s` the same by time.time.
+    or None. `slo` is the ledger of latency targets. `links`: the one-time links for browsers. `in_flight` counts the
+    bytes that clients have sent; the server counts its frames there too. `connections`: those that clients have open;
+    the server adds and removes them. `started_at_s` is the daemon's start by time.monotonic, and `started_unix_s` the
+    same by time.time.
     """
 
     config: Config
@@ -90,6 +92,7 @@ class Context:
     pulls: Pulls
     in_flight: InFlight
     slo: SloLedger
+    links: Links = field(default_factory=Links)
     connections: set[Any] = field(default_factory=set)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))

@@ -31,6 +31,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("edgeagent.cli.serve:serve", "Serve a model until stopped."),
+    "open": Command("edgeagent.cli.browser:open_page", "Open the daemon's page in the browser."),
     "run": Command("edgeagent.cli.run:run", "Chat with a model, or answer one prompt."),
     "status": Command("edgeagent.cli.status:status", "Show what the daemon runs, and how fast."),
     "health": Command("edgeagent.cli.status:health", "Say whether the daemon can answer."),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from edgeagent.cli.display import print_json, table
 from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir, settings_of
-from edgeagent.credentials.keys import Scope, add_client, clients, remove_client, rotate_token
+from edgeagent.credentials.keys import Client, Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE
 from edgeagent.types import RouteMode, Tier
@@ -63,7 +63,7 @@ def add(
 ) -> None:
     """Print a new token for a client; only its digest is kept. It replaces the token that the client had."""
     folder = _made(settings_of(state_dir, config).state_dir)
-    is_known = any(client.name == name for client in clients(folder))
+    is_known = any(client.label == name for client in clients(folder))
     token = add_client(folder, name, scope, route, tier)
     if is_known:
         typer.echo(f"{name} had a token, which is refused from now on; this one replaces it.", err=True)
@@ -75,10 +75,10 @@ def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, confi
     """List the clients that have a token, and what it allows."""
     known = clients(settings_of(state_dir, config).state_dir)
     if as_json:
-        print_json([{**asdict(each), "scopes": sorted(each.scopes)} for each in known])
+        print_json([_row(each) for each in known])
         return
     rows = [
-        (client.name, ", ".join(sorted(client.scopes)), client.route or "as the daemon's", client.tier or "any")
+        (client.label, ", ".join(sorted(client.scopes)), client.route or "as the daemon's", client.tier or "any")
         for client in known
     ]
     headings = ("client", "scopes", "route", "highest tier")
@@ -89,6 +89,12 @@ def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, confi
 def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Remove a client's token. It is refused at once, and its connections end."""
     remove_client(settings_of(state_dir, config).state_dir, name)
+
+
+def _row(client: Client) -> dict[str, Any]:
+    row = {**asdict(client), "name": client.label, "scopes": sorted(client.scopes), "is_browser": bool(client.browser)}
+    del row["browser"]
+    return row
 
 
 def _made(folder: Path) -> Path:

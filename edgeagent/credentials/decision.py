@@ -70,7 +70,7 @@ class Sender:
     def described(self) -> str:
         """Return a description of the sender for the log. It has names, but no keys."""
         client = self.keys.client
-        key = f"the token of {client.name or 'the owner'!r}" if client is not None else str(self.keys.status)
+        key = f"the token of {client.label or 'the owner'!r}" if client is not None else str(self.keys.status)
         user = "" if self.user.uid is None else f" of the user {self.user.uid}"
         return f"{key}{user} over {_IN_WORDS[self.listener]}{', from a web page' if self.is_page else ''}"
 
@@ -83,7 +83,9 @@ def decide(need: Scope | None, sender: Sender) -> Client | EdgeAgentError:
     1. if the request needs no scope, it is allowed;
     2. an edgeagent token that is unknown, or that cannot be checked, is refused; several keys are also refused if any
        of them is an edgeagent token;
-    3. a known token allows its own scopes and nothing else, whatever the listener;
+    3. a known token allows its own scopes and nothing else, whatever the listener; but on loopback, the token of one of
+       the owner's browsers is refused if another user shows it: a program that took the port of a daemon that had
+       stopped may have got it from an open page;
     4. on a port where every client needs a token, a request without an edgeagent token is refused;
     5. on the Unix socket, every user except the daemon's own is refused;
     6. the daemon's own user is the owner, but a request that a web page may have sent has only the scope infer;
@@ -99,14 +101,16 @@ def decide(need: Scope | None, sender: Sender) -> Client | EdgeAgentError:
         case KeyStatus.SEVERAL:
             return Unauthorized("the request shows several keys; show one token, and nothing beside it")
         case KeyStatus.KNOWN:
-            assert sender.keys.client is not None, "a known token has a holder"
-            return _opened(need, sender.keys.client)
+            client = sender.keys.client
+            assert client is not None, "a known token has a holder"
+            is_own = sender.listener is not Listener.LOOPBACK or sender.user.uid is None or sender.user.is_own
+            return _opened(need, client) if is_own or not client.browser else Unauthorized(_ANOTHERS_BROWSER)
     if sender.listener is Listener.LOCKED:
         return Unauthorized(_MISSING if sender.keys.status is KeyStatus.NONE else _WRONG)
     if sender.listener is Listener.UNIX and not sender.user.is_own:
         return Forbidden("this socket is another user's; only the daemon's own user may use it")
-    client = _local_client(sender)
-    return client if need in client.scopes else Unauthorized(f"{_OWNERS}, with the scope {need}")
+    local = _local_client(sender)
+    return local if need in local.scopes else Unauthorized(f"{_OWNERS}, with the scope {need}")
 
 
 _HOW_TO_SHOW = (
@@ -119,6 +123,9 @@ _UNKNOWN = (
     "this token opens nothing here: it was removed or replaced, or it is another daemon's; the owner's is in the file "
     "`token` in the state folder, and `edgeagent token add NAME` makes one for a client"
 )
+_ANOTHERS_BROWSER = (
+    "this token is that of a browser of the user that the daemon runs as, and another user of this machine shows it"
+)
 _OWNERS = (
     "this is the owner's: ask as the user that the daemon runs as (not from a web page), or show a token "
     "(Authorization: Bearer <the content of `token` in the state folder>, or a client's own)"
@@ -128,7 +135,7 @@ _OWNERS = (
 def _opened(need: Scope, client: Client) -> Client | EdgeAgentError:
     if need in client.scopes:
         return client
-    return Forbidden(f"the token of {client.name!r} does not open this: it lacks the scope {need}")
+    return Forbidden(f"the token of {client.label!r} does not open this: it lacks the scope {need}")
 
 
 def _local_client(sender: Sender) -> Client:

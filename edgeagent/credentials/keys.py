@@ -47,13 +47,20 @@ class Scope(StrEnum):
 class Client:
     """A holder of a token, or a local user without one. The owner's name is empty.
 
-    `route` limits where the client's requests may run, and `tier` is their highest tier; None adds no limit.
+    `route` limits where the client's requests may run, and `tier` is their highest tier; None adds no limit. `browser`:
+    the name of a browser of the owner, which has the owner's stored responses and cached prompts; empty for others.
     """
 
     name: str
     scopes: frozenset[Scope]
     route: RouteMode | None = None
     tier: Tier | None = None
+    browser: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name of the token's holder in `edgeagent token list`; empty for the owner."""
+        return self.browser or self.name
 
 
 OWNER = Client("", frozenset(Scope))
@@ -215,14 +222,25 @@ def add_client(
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a client's name must be 1 to 64 letters, digits, _ . or -, not {name!r:.80}")
+    return _add(state_dir, Client(name, frozenset(scopes), route, tier))
+
+
+def add_browser(state_dir: Path, scopes: Iterable[Scope], replaced: str = "") -> str:
+    """Create a token for a browser of the owner and return it. It replaces that of the browser `replaced`, if any.
+
+    Raise ConfigError if there are too many clients, or if the clients' file cannot be trusted, read or written.
+    """
+    name = replaced or f"browser-{secrets.token_hex(4)}"
+    return _add(state_dir, Client(OWNER.name, frozenset(scopes), browser=name))
+
+
+def _add(state_dir: Path, client: Client) -> str:
     token = _new_token()
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
-        others = [(client, token_digest) for client, token_digest in _read_clients(state_dir) if client.name != name]
+        others = [entry for entry in _read_clients(state_dir) if entry[0].label != client.label]
         if len(others) >= MAX_CLIENTS:
             raise ConfigError(f"there are {MAX_CLIENTS} clients; remove one with `edgeagent token remove`")
-        _write_clients(
-            state_dir, [*others, (Client(name, frozenset(scopes), route, tier), digest(token.encode()).hex())]
-        )
+        _write_clients(state_dir, [*others, (client, digest(token.encode()).hex())])
     return token
 
 
@@ -233,9 +251,9 @@ def remove_client(state_dir: Path, name: str) -> None:
     """
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
         known = _read_clients(state_dir)
-        others = [(client, token_digest) for client, token_digest in known if client.name != name]
+        others = [(client, token_digest) for client, token_digest in known if client.label != name]
         if len(others) == len(known):
-            names = ", ".join(client.name for client, _ in known)
+            names = ", ".join(client.label for client, _ in known)
             raise ConfigError(f"no client is named {name!r:.80}; known clients: {names or 'none'}")
         _write_clients(state_dir, others)
 
@@ -246,7 +264,8 @@ def _new_token() -> str:
 
 def _write_clients(state_dir: Path, entries: Iterable[tuple[Client, str]]) -> None:
     rows = [
-        {"name": client.name, "scopes": sorted(client.scopes), "sha256": token_digest}
+        {"name": client.label, "scopes": sorted(client.scopes), "sha256": token_digest}
+        | ({"is_browser": True} if client.browser else {})
         | ({} if client.route is None else {"route": client.route})
         | ({} if client.tier is None else {"tier": client.tier})
         for client, token_digest in entries
@@ -275,5 +294,8 @@ def _read_client(row: object) -> tuple[Client, str]:
             # An unknown mode, even null, is an error: if it were ignored, requests could leave the machine.
             route = RouteMode(str(more["route"])) if "route" in more else None
             tier = Tier(str(more["tier"])) if "tier" in more else None
-            return Client(name, frozenset(Scope(scope) for scope in scopes), route, tier), token_digest
+            allowed = frozenset(Scope(scope) for scope in scopes)
+            is_browser = more.get("is_browser") is True
+            client = Client(OWNER.name if is_browser else name, allowed, route, tier, name if is_browser else "")
+            return client, token_digest
     raise ValueError("a client has a name, scopes and a sha256")

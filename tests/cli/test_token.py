@@ -26,7 +26,7 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
     ]
     assert main(["token", "list", "--json", *folder]) == 0
     assert json.loads(capsys.readouterr().out) == [
-        {"name": "kiosk", "scopes": ["infer", "models"], "route": None, "tier": None}
+        {"name": "kiosk", "scopes": ["infer", "models"], "route": None, "tier": None, "is_browser": False}
     ]
     assert main(["token", "remove", "kiosk", *folder]) == 0
     assert main(["token", "remove", "kiosk", *folder]) == 2

@@ -25,6 +25,7 @@ from edgeagent.credentials.keys import (
     KeyRing,
     KeyStatus,
     Scope,
+    add_browser,
     add_client,
     check_files,
     clients,
@@ -173,6 +174,21 @@ def test_a_token_with_a_route_that_is_not_known_opens_nothing(route: bytes, tmp_
     path = tmp_path / CLIENTS_FILE
     write_private(path, path.read_bytes().replace(b'"local_only"', route))
     assert key_status(ring, token) is KeyStatus.UNUSABLE
+
+
+def test_a_browser_is_the_owner_with_a_token_of_its_own(tmp_path: Path) -> None:
+    token, ring = add_browser(tmp_path, [Scope.INFER, Scope.ADMIN]), KeyRing(tmp_path)
+    [browser] = clients(tmp_path)
+    assert ring.judge([token.encode()]).client == browser
+    assert (browser.name, browser.scopes) == (OWNER.name, frozenset({Scope.INFER, Scope.ADMIN}))
+    assert re.fullmatch("browser-[0-9a-f]{8}", browser.label)
+    again = add_browser(tmp_path, [Scope.INFER], browser.label)
+    assert [key_status(ring, each) for each in (token, again)] == [KeyStatus.UNKNOWN, KeyStatus.KNOWN]
+    assert [(each.label, each.scopes) for each in clients(tmp_path)] == [(browser.label, frozenset({Scope.INFER}))]
+    add_browser(tmp_path, [Scope.INFER])
+    assert len(clients(tmp_path)) == 2
+    remove_client(tmp_path, browser.label)
+    assert key_status(ring, again) is KeyStatus.UNKNOWN
 
 
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
 from edgeagent.config import Config
 from edgeagent.credentials.decision import OWN_USER, UNKNOWN_USER, Listener, Peer, Sender, decide
 from edgeagent.credentials.grants import GRANT
-from edgeagent.credentials.keys import OWNER, TOKEN_PREFIX, Client, Keys, KeyStatus, Scope
+from edgeagent.credentials.keys import OWNER, TOKEN_PREFIX, Client, Keys, Scope
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router.policy import lowered, strictest, targets_of, within_budget
 from edgeagent.types import GenerateRequest, RouteMode, Tier, replace
@@ -95,7 +95,7 @@ class Access:
         user = UNKNOWN_USER
         if listener is Listener.UNIX:
             user = OWN_USER  # the transport has refused all other users
-        elif listener is Listener.LOOPBACK and is_user_asked and keys.status is not KeyStatus.KNOWN:
+        elif listener is Listener.LOOPBACK and is_user_asked and (keys.client is None or keys.client.browser):
             peer: Peer | None = scope.get(PEER_KEY)
             user = await peer.user() if peer is not None else UNKNOWN_USER
         return Sender(listener, user, keys, is_page=is_page(scope))
@@ -193,6 +193,6 @@ def with_caller(request: GenerateRequest, config: Config, ceiling: Tier | None) 
     route = strictest(client.route, here, request.route)
     request = replace(request, route=route, client=request.cache.partition, num_hops=num_hops)
     targets = targets_of(config)
-    request = lowered(request, client.tier, targets, f"the token of {client.name!r} allows no more")
+    request = lowered(request, client.tier, targets, f"the token of {client.label!r} allows no more")
     request = lowered(request, ceiling, targets, "the policy of this machine allows no more")
     return within_budget(request, config.tier(request.tier))

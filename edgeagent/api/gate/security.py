@@ -3,7 +3,8 @@
 The rules, in order. Each applies to every path, unless it says otherwise:
 1. The request target is a path. The HTTP server has already limited the number and size of the headers.
 2. Host is one of the daemon's own names, see `Hosts`. A web page that rebinds its name to 127.0.0.1 has another Host.
-3. Origin, Referer and Sec-Fetch-Site name no page, or an allow-listed page.
+3. Origin, Referer and Sec-Fetch-Site name no page, an allow-listed page, or the daemon's own page. The daemon's own
+   page must show a token, except on paths that need no scope (see `api.page`).
 4. A preflight of an allow-listed page is answered here.
 5. The client may use the path (see `api.gate.access`).
 6. A body in an HTTP request to a known path is declared as JSON. A page can do that only after a preflight. There are
@@ -170,6 +171,8 @@ _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 _ALLOW_HEADERS = b"authorization, *"
 _EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-edgeagent-warning"
 _NULL_ADVICE = "many pages have this origin, so it cannot be allowed; serve the page from an address of its own"
+_ENTRY_ADVICE = "the daemon's own page needs a token; run `edgeagent open`, and use the link that it prints"
+_PAGE_SCHEMES = {"ws": "http", "wss": "https"}
 # The types of programs that do not declare their body: no type, or the type that `curl -d` adds by itself.
 _UNSAID_TYPES: tuple[list[bytes], ...] = ([], [b"application/x-www-form-urlencoded"])
 
@@ -221,12 +224,15 @@ class Policy:
         """Return what the rules found in a request, given its ASGI scope. Raise RefusalError if a rule refuses it."""
         _check_form(scope)
         self._check_host(scope)
-        origin = self._check_page(scope)
+        is_own_page = self._is_own_page(scope)
+        origin = None if is_own_page else self._check_page(scope)
         if origin is not None and _is_preflight(scope):
             return Admission(origin=origin, is_preflight=True)
         verdict, sender = await self._access.authorize(scope)
         if not isinstance(verdict, Client):
             raise RefusalError(verdict, origin=origin, subject=sender.described())
+        if is_own_page and verdict.scopes and sender.keys.client is None:
+            raise RefusalError(Forbidden(_ENTRY_ADVICE), subject="the daemon's own page, without a token")
         try:
             if self.paths.template_of(scope["path"]) is not None:
                 _check_media_type(scope)
@@ -245,6 +251,15 @@ class Policy:
             own = self._hosts.example(scope)
             error = f"the Host {host[:128]!r} is not this daemon's; use {own}, or add it to server.allowed_hosts"
             raise RefusalError(Forbidden(error), subject=f"the Host {host[:128]!r}")
+
+    def _is_own_page(self, scope: Scope) -> bool:
+        """Whether the Origin is the daemon's own: the scheme and the Host of this request, which was checked before.
+
+        False if the owner allows this origin to every page.
+        """
+        origins, (host,) = header_values(scope, b"origin"), header_values(scope, b"host")
+        scheme = _PAGE_SCHEMES.get(scope["scheme"], scope["scheme"])
+        return origins == [f"{scheme}://".encode() + host] and origins[0] not in self._origins
 
     def _check_page(self, scope: Scope) -> bytes | None:
         """Return the Origin header; None if there is none. Raise RefusalError for a page that is not allow-listed."""

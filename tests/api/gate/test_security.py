@@ -28,6 +28,7 @@ from edgeagent.credentials.keys import (
     Client,
     KeyRing,
     KeyStatus,
+    add_browser,
     add_client,
     ensure_token,
     remove_client,
@@ -160,6 +161,39 @@ async def test_who_asks_is_told_to_the_app(tmp_path: Path, door: Door) -> None:
     ):
         assert status(await door.ask(scope)) == 200
         assert door.app.scopes[-1][CLIENT_KEY] == client
+
+
+OWN_ORIGIN = ("origin", f"http://127.0.0.1:{PORT}")
+
+
+async def test_the_daemons_own_page_needs_a_token(tmp_path: Path, door: Door) -> None:
+    token = bearer(add_browser(tmp_path, [Right.INFER]))
+    for path in ("/v1/models", "/v1/responses", "/edgeagent/status"):
+        assert status(await door.ask(request(OWN_ORIGIN, path=path))) in (401, 403)
+        assert status(await door.ask(request(OWN_ORIGIN, bearer("sk-other"), path=path))) in (401, 403)
+    # What needs no scope needs no token: the page gets its token there.
+    assert status(await door.ask(posted(OWN_ORIGIN, JSON, path="/edgeagent/page/token"))) == 200
+    sent = await door.ask(request(OWN_ORIGIN, token))
+    assert status(sent) == 200 and b"access-control-allow-origin" not in headers_of(sent)
+    assert door.app.scopes[-1][CLIENT_KEY] == OWNER.name
+    assert status(await door.ask(request(OWN_ORIGIN, token, path="/edgeagent/status"))) == 403
+    for origin in (f"https://127.0.0.1:{PORT}", f"http://localhost:{PORT}", "http://127.0.0.1", "null"):
+        assert status(await door.ask(request(("origin", origin), token))) == 403
+    assert status(await door.ask(request(OWN_ORIGIN, OWN_ORIGIN, token))) == 403
+    socket = {**request(OWN_ORIGIN, token, kind="websocket", path="/v1/responses"), "scheme": "ws"}
+    assert (await door.ask(socket))[0]["type"] == "websocket.accept"
+
+
+async def test_a_browsers_token_is_no_other_users(tmp_path: Path, door: Door) -> None:
+    """A program that took the port of a stopped daemon could get the token from an open page."""
+    browser, client = bearer(add_browser(tmp_path, [Right.INFER])), bearer(add_client(tmp_path, "kiosk", [Right.INFER]))
+    stranger, unknown = {PEER_KEY: STRANGER}, {PEER_KEY: _Peer(UNKNOWN_USER)}
+    assert status(await door.ask({**request(browser), **stranger})) == 401
+    assert status(await door.ask({**request(client), **stranger})) == 200
+    assert status(await door.ask({**request(browser), **unknown})) == 200
+    # Where every client needs a token, a proxy of another user may stand between.
+    locked = Door(tmp_path, token_required=True)
+    assert status(await locked.ask({**request(browser), **stranger})) == 200
 
 
 async def test_an_answer_to_a_page_keeps_its_own_headers(door: Door) -> None:
