@@ -39,6 +39,7 @@ TAGS = {
     "ollama": "Ollama's API",
     "llama-server": "llama-server's API",
     "daemon": "The daemon",
+    "page": "The page for browsers",
 }
 
 

@@ -63,6 +63,7 @@ OWNERS: dict[str, set[str]] = {
     "httptools": {"daemon"},
     "fastapi": {"api"},
     "starlette": {"api"},
+    "markdown_it": {"api"},
     "pydantic": {"api"},
     "pydantic_core": {"api"},
     # pydantic makes schemas of TypedDict; typing's own works only from Python 3.12.
@@ -128,7 +129,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "llama_server": {"openai", "gate", "wire", "context"},
         "ollama": {"openai", "gate", "wire", "context"},
         "ops": {"openai", "gate", "wire", "context"},
-        "documents": {"openai", "responses", "ollama", "llama_server", "ops", "gate", "wire", "routes"},
+        "page": {"responses", "gate", "wire", "context"},
+        "documents": {"openai", "responses", "ollama", "llama_server", "ops", "page", "gate", "wire", "routes"},
     },
     "api.responses": {
         "socket": {"items", "body", "event_json", "events", "turn"},

@@ -9,6 +9,7 @@ from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import models as ollama_models
 from edgeagent.api.openai import completions, embeddings, models
 from edgeagent.api.ops import cache, remotes, status
+from edgeagent.api.page import conversations, entry, files, markdown
 from edgeagent.api.responses import routes as responses
 from edgeagent.api.responses.socket import connection
 from edgeagent.api.wire.route import Route
@@ -17,6 +18,7 @@ from edgeagent.credentials.keys import Scope
 _MODULES = (
     *(completions, embeddings, completion, tools),
     *(responses, connection),
+    *(files, entry, conversations, markdown),
     *(models, ollama_chat, ollama_embed, ollama_models, status, cache, remotes),
 )
 _TABLES = [module.routes for module in _MODULES]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, MAX_ITEMS, StoredResponse, too_long
-from edgeagent.conversation.items import Item, ItemFormat
+from edgeagent.conversation.items import Item, ItemFormat, MessageItem
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 from edgeagent.router.policy import strictest
 from edgeagent.types import RouteMode
@@ -47,6 +47,15 @@ WITH RECURSIVE chain (id, parent, num_input, depth) AS (
 )
 SELECT id, num_input FROM chain ORDER BY depth LIMIT ?
 """
+# A response and all that continue it, the oldest first.
+_BRANCHES = """
+WITH RECURSIVE branches (id) AS (
+    SELECT ?1 UNION SELECT r.id FROM branches b JOIN responses r ON r.previous_id = b.id WHERE r.partition = ?2
+)
+SELECT r.id, r.segment, s.num_input, r.body FROM branches b JOIN responses r ON r.id = b.id
+JOIN segments s ON s.id = r.segment WHERE r.partition = ?2 ORDER BY r.created_s, r.rowid
+"""
+_MAX_TITLE_CHARS = 120
 # A client may send the same item again with each request. The newest copies decide where the item may be sent.
 _COPIES = """
 SELECT i.segment, r.body FROM items i JOIN responses r ON r.segment = i.segment
@@ -92,6 +101,31 @@ class Limits:
     max_responses: int = 1000
     max_bytes: int = 256 << 20
     max_age_s: float = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation in a list: its first stored response, its first words, and when it began and was last continued.
+
+    Continuations of one response are branches of the same conversation. Times are seconds since 1970.
+    """
+
+    id: str
+    title: str
+    num_responses: int
+    created_s: float
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTurn:
+    """A response of a conversation: the items that it answered, and its JSON.
+
+    `input` has the items before it only for the first response of its conversation.
+    """
+
+    input: tuple[Item, ...]
+    body: bytes
 
 
 class DamagedError(Exception):
@@ -179,6 +213,45 @@ class ResponseDatabase:
         """Return the JSON of a response of this partition; None if there is no such response."""
         row = self._row(response_id, partition)
         return _inflate(row[2]) if row else None
+
+    def conversations(self, partition: str, limit: int) -> list[Conversation]:
+        """Return this partition's conversations, the last continued first."""
+        rows = self._execute(
+            "SELECT id, previous_id, segment, created_s FROM responses WHERE partition = ? ORDER BY created_s, rowid",
+            partition,
+        ).fetchall()
+        root_of: dict[str, str] = {}
+        segments: dict[str, int] = {}
+        times: dict[str, list[float]] = {}
+        for response_id, previous_id, segment, created_s in rows:
+            root = root_of[response_id] = root_of.get(previous_id, response_id)
+            segments.setdefault(root, segment)
+            times.setdefault(root, []).append(created_s)
+        newest = sorted(times, key=lambda root: times[root][-1], reverse=True)[:limit]
+        return [
+            Conversation(root, self._title_of(segments[root]), len(times[root]), times[root][0], times[root][-1])
+            for root in newest
+        ]
+
+    def conversation(self, root_id: str, partition: str) -> list[ConversationTurn]:
+        """Return a response and all that continue it, the oldest first; [] if this partition does not have it.
+
+        Raise InvalidRequest if they are too long.
+        """
+        root = self.get(root_id, partition)
+        if root is None:
+            return []
+        reader = _Reader(too_long())
+        turns: list[ConversationTurn] = []
+        for response_id, segment, num_input, body in self._execute(_BRANCHES, root_id, partition).fetchall():
+            own = root.context if response_id == root_id else self._items_of(segment, reader)[:num_input]
+            turns.append(ConversationTurn(own, reader.inflate(body)))
+        return turns
+
+    def _title_of(self, segment: int) -> str:
+        items = self._items_of(segment, _Reader(too_long()))
+        texts = (item.text for item in items if isinstance(item, MessageItem) and item.role == "user")
+        return " ".join(next(texts, "")[:_MAX_TITLE_CHARS].split())
 
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
         """Return the partition's items that have these ids, by id, and a route mode. Unknown ids are left out.

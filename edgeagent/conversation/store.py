@@ -21,7 +21,14 @@ from typing import TypeVar
 from weakref import WeakSet
 
 from edgeagent.config import ServerConfig
-from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase, set_aside
+from edgeagent.conversation.database import (
+    Conversation,
+    ConversationTurn,
+    DamagedError,
+    Limits,
+    ResponseDatabase,
+    set_aside,
+)
 from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.errors import InvalidRequest, StoreError
@@ -105,6 +112,17 @@ class ResponseStore:
         """Return the JSON of a response of this partition; None if there is no such response."""
         return await self._ask(lambda state: state.body(response_id, partition))
 
+    async def conversations(self, partition: str, limit: int) -> list[Conversation]:
+        """Return this partition's conversations in the file, the last continued first."""
+        return await self._ask(lambda state: state.conversations(partition, limit))
+
+    async def conversation(self, root_id: str, partition: str) -> list[ConversationTurn]:
+        """Return a response of this partition and all that continue it; [] if there is no such response in the file.
+
+        Raise InvalidRequest if they are too long.
+        """
+        return await self._ask(lambda state: state.conversation(root_id, partition))
+
     async def remove(self, response_id: str, partition: str) -> bool:
         """Delete a response of this partition, also from every connection's history. Return False if there is none.
 
@@ -187,6 +205,12 @@ class _ThreadState:
         if (unwritten := self._unwritten_of(response_id, partition)) is not None:
             return unwritten[1]
         return self._try(lambda database: database.body(response_id, partition), None)
+
+    def conversations(self, partition: str, limit: int) -> list[Conversation]:
+        return self._try(lambda database: database.conversations(partition, limit), [])
+
+    def conversation(self, root_id: str, partition: str) -> list[ConversationTurn]:
+        return self._try(lambda database: database.conversation(root_id, partition), [])
 
     def remove(self, response_id: str, partition: str) -> bool:
         if self._unwritten_of(response_id, partition) is not None:

@@ -382,3 +382,34 @@ def test_random_chains_forks_removals_and_restarts_stay_consistent(tmp_path: Pat
             find(response_id)
     check_integrity(store)
     store.close()
+
+
+def test_conversations_are_listed_by_their_last_response() -> None:
+    clock = Clock()
+    store = database(clock=clock)
+    first, second = chain("ab")
+    branch = replace(second, id="c", output=(said("c_out"),))
+    add(store, first, *chain("x", "kiosk"))
+    clock.now_s += 10
+    add(store, *chain("y"), second)
+    clock.now_s += 10
+    add(store, branch)
+    found = store.conversations("", 10)
+    assert [(each.id, each.title, each.num_responses) for each in found] == [("a", "a_in", 3), ("y", "y_in", 1)]
+    assert (found[0].created_s, found[0].last_s) == (clock.now_s - 20, clock.now_s)
+    assert [each.id for each in store.conversations("", 1)] == ["a"]
+    assert [each.id for each in store.conversations("kiosk", 10)] == ["x"]
+    assert store.conversations("other", 10) == []
+
+
+def test_a_conversation_has_its_branches_in_the_order_of_time() -> None:
+    store = database()
+    first, second = chain("ab")
+    add(store, first, second, replace(second, id="c"), *chain("y"))
+    turns = store.conversation("a", "")
+    assert [turn.body for turn in turns] == [b'{"id":"%s"}' % name for name in (b"a", b"b", b"c")]
+    assert [[item.id for item in turn.input] for turn in turns] == [["msg_a_in"], ["msg_b_in"], ["msg_b_in"]]
+    store.remove("a", "")
+    # What is left begins with what it continued.
+    assert [item.id for item in store.conversation("b", "")[0].input] == ["msg_a_in", "msg_a_out", "msg_b_in"]
+    assert store.conversation("a", "") == store.conversation("b", "kiosk") == []

@@ -84,11 +84,12 @@ async def running(
     config: Config | None = None,
     keys: Keys | None = None,
     trace: Trace | None = None,
+    port: int = 0,
 ) -> AsyncIterator[Running]:
-    """Serve on a free port of the configured host."""
+    """Serve on a port of the configured host; 0: on a free one."""
     config = config or Config()
     stop, reporter, listening = StopRequest(), RecordingReporter(), asyncio.Event()
-    with closing(bind(config.server.host, 0)) as listener:
+    with closing(bind(config.server.host, port)) as listener:
         served = create_app(config, service, keys=keys or OwnerKey(TOKEN), stop=stop.request, trace=trace)
         server = make_server(served, stop, reporter, listening.set)
         # uvicorn only calls the app.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, NotRequired
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from edgeagent import __version__
@@ -26,7 +26,7 @@ from edgeagent.api.ollama.body import OllamaCopyBody, OllamaModelBody, OllamaPul
 from edgeagent.api.wire.body import read_valid
 from edgeagent.api.wire.errors import OllamaRefusal, ollama_refusal, to_client_error
 from edgeagent.api.wire.fields import sampling_defaults
-from edgeagent.api.wire.route import LINES, TEXT, Routes
+from edgeagent.api.wire.route import LINES, Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import Stream, last_of, unless_disconnected
 from edgeagent.config import Config
@@ -425,12 +425,6 @@ class OllamaVersion(Shape):
 
     version: str
     edgeagent: str
-
-
-@routes.add("GET|HEAD /", Scope.INFER, "ollama", text=TEXT)
-async def greet() -> PlainTextResponse:
-    """Return Ollama's greeting. Its clients request it first, to find out whether a server runs."""
-    return PlainTextResponse("Ollama is running")
 
 
 @routes.add("GET|HEAD /api/version", Scope.INFER, "ollama", answer=OllamaVersion)

@@ -1,0 +1,1 @@
+"""The page for browsers: its files, the way in, Markdown, and the list of conversations."""

@@ -1,0 +1,91 @@
+"""The way in: the owner makes a one-time link, and the browser that opens it exchanges its secret for a token.
+
+The secret is in the fragment of the link, which browsers do not send. The page posts it once. A browser cannot set a
+header on a WebSocket, so it sends its token in a subprotocol there (see `gate.access.TOKEN_SUBPROTOCOL`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from edgeagent.api.context import context_of
+from edgeagent.api.gate.access import PEER_KEY
+from edgeagent.api.wire.body import Body, OwnerBody, read_fields, read_valid
+from edgeagent.api.wire.route import Routes
+from edgeagent.api.wire.shape import Shape
+from edgeagent.credentials.decision import Peer
+from edgeagent.credentials.grants import GRANT
+from edgeagent.credentials.keys import Scope, add_browser
+from edgeagent.credentials.links import LIFE_S
+from edgeagent.errors import ConfigError, Forbidden, InternalError, Unauthorized
+
+routes = Routes()
+
+
+class LinkBody(OwnerBody):
+    """`scopes`: what the browser that uses the link may do."""
+
+    scopes: Annotated[list[Annotated[Scope, Field(strict=False)]], Field(min_length=1, max_length=len(Scope))] = list(
+        Scope
+    )
+
+
+class Link(Shape):
+    """A one-time link: `path` is behind the daemon's address. It can be used once, within `expires_in_s` seconds."""
+
+    path: str
+    expires_in_s: float
+
+
+class EntryBody(Body):
+    """`secret`: that of the link."""
+
+    secret: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class Entry(Shape):
+    """The token of this browser."""
+
+    token: str
+
+
+@routes.add("POST /edgeagent/page/link", Scope.ADMIN, "page", answer=Link, fields=LinkBody)
+async def make_link(request: Request) -> JSONResponse:
+    """Make a one-time link, with which a browser gets a token of its own."""
+    asked = await read_fields(request, LinkBody)
+    secret = context_of(request).links.add(asked.scopes)
+    return JSONResponse(Link(path=f"/#link={secret}", expires_in_s=LIFE_S))
+
+
+@routes.add("POST /edgeagent/page/token", None, "page", body=EntryBody, answer=Entry)
+async def enter(request: Request) -> JSONResponse:
+    """Exchange the secret of a one-time link for a token. A browser that shows its earlier token replaces it."""
+    asked = await read_valid(request, EntryBody)
+    context = context_of(request)
+    if not context.config.server.is_token_needed and await _is_another_users(request):
+        raise Forbidden("this link is for a browser of the user that the daemon runs as")
+    scopes = context.links.use(asked.secret)
+    if scopes is None:
+        raise Unauthorized("this link was used already, or is too old; run `edgeagent open` for a new one")
+    grant = GRANT.get()
+    replaced = grant.client.browser if grant is not None else ""
+    try:
+        token = await asyncio.to_thread(add_browser, context.config.state_dir, scopes, replaced)
+    except ConfigError as error:
+        raise InternalError(error.message) from None
+    return JSONResponse(Entry(token=token), headers={"cache-control": "no-store"})
+
+
+async def _is_another_users(request: Request) -> bool:
+    """Whether the system says that the browser runs as another user of this machine.
+
+    A link on a command line can be read by other users. They may not use it before the browser does.
+    """
+    peer: Peer | None = request.scope.get(PEER_KEY)
+    user = await peer.user() if peer is not None else None
+    return user is not None and user.uid is not None and not user.is_own

@@ -1,0 +1,365 @@
+// The chat: the list of conversations, the transcript, and the field in which one writes.
+
+import { AnswerView } from "./answer.js";
+import { Conversation, textOf, Turn, userItem } from "./conversation.js";
+import { ago, button, h, plain, replace } from "./dom.js";
+import { copyText } from "./markdown.js";
+import { ask } from "./session.js";
+
+const TYPING_MS = 150; // between two prompts that are computed while one types
+const byId = (id) => document.getElementById(id);
+
+export class Chat {
+  constructor(socket) {
+    this.socket = socket;
+    this.conversation = new Conversation();
+    this.openId = null; // the id of the conversation in the list
+    this.running = null; // {turn, view, id, isStopped} of the answer that is being made
+    this.typed = ""; // the message whose prompt was computed last
+    this.typingTimer = 0;
+    this.isFollowing = true; // the end of the transcript stays in view
+    this.growth = new ResizeObserver(() => this.follow());
+    this.list();
+    this.compose();
+  }
+
+  compose() {
+    const message = byId("message");
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.submit();
+    });
+    message.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.submit();
+    });
+    message.addEventListener("input", () => {
+      message.rows = Math.min(8, message.value.split("\n").length);
+      clearTimeout(this.typingTimer);
+      this.typingTimer = setTimeout(() => this.prefill(), TYPING_MS);
+    });
+    byId("transcript").addEventListener("scroll", ({ target }) => {
+      this.isFollowing = target.scrollHeight - target.scrollTop - target.clientHeight < 40;
+    });
+    byId("stop").addEventListener("click", () => this.stop());
+    addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
+    byId("instructions").addEventListener("change", (event) => (this.conversation.instructions = event.target.value.trim()));
+    byId("new").addEventListener("click", () => this.show(new Conversation()));
+    byId("export").addEventListener("click", () => this.export());
+    byId("import").addEventListener("click", () => byId("file").click());
+    byId("file").addEventListener("change", (event) => this.import(event.target));
+    byId("delete").addEventListener("click", () => this.delete());
+    byId("list-toggle").addEventListener("click", () => this.toggleList());
+  }
+
+  // The connection is open: at the start, and again after the daemon was gone.
+  connected() {
+    this.typed = "";
+    this.fillModels();
+    this.list();
+  }
+
+  async fillModels() {
+    const select = byId("model");
+    const chosen = select.value || localStorage.getItem("edgeagent.model");
+    const { data } = await ask("/v1/models").catch(() => ({ data: [] }));
+    const label = (model) => (model.edgeagent?.state === "ready" ? model.id : `${model.id} (${model.edgeagent?.state})`);
+    replace(select, ...data.map((model) => h("option", { value: model.id, selected: model.id === chosen }, label(model))));
+    select.onchange = () => localStorage.setItem("edgeagent.model", select.value);
+    select.onfocus = () => this.fillModelLabels();
+  }
+
+  async fillModelLabels() {
+    const { data } = await ask("/v1/models").catch(() => ({ data: [] }));
+    for (const option of byId("model").options) {
+      const state = data.find((model) => model.id === option.value)?.edgeagent?.state;
+      if (state) option.textContent = state === "ready" ? option.value : `${option.value} (${state})`;
+    }
+  }
+
+  // ---- the list
+
+  async list() {
+    const { data } = await ask("/edgeagent/conversations").catch(() => ({ data: null }));
+    if (data === null) return;
+    const now = Date.now() / 1000;
+    replace(
+      byId("list"),
+      ...data.map((entry) =>
+        h(
+          "li",
+          {},
+          button("", () => this.open(entry.id), { "aria-current": entry.id === this.openId ? "true" : null, class: "entry" }),
+        ),
+      ),
+    );
+    data.forEach((entry, index) => {
+      replace(
+        byId("list").children[index].firstChild,
+        h("span", { class: "title" }, entry.title || "(no text)"),
+        h("span", { class: "when" }, ago(Math.max(0, now - entry.last_at))),
+      );
+    });
+  }
+
+  async open(id) {
+    try {
+      const { turns } = await ask(`/edgeagent/conversations/${encodeURIComponent(id)}`);
+      this.show(Conversation.ofStored(id, turns), id);
+    } catch (error) {
+      this.announce(error.message);
+    }
+  }
+
+  show(conversation, id = null) {
+    this.stop();
+    this.conversation = conversation;
+    this.openId = id;
+    this.typed = "";
+    byId("instructions").value = conversation.instructions;
+    this.draw();
+    this.toggleList(false);
+    this.list();
+    byId("message").focus();
+  }
+
+  toggleList(isOpen = !byId("side").classList.contains("open")) {
+    byId("side").classList.toggle("open", isOpen);
+    byId("list-toggle").setAttribute("aria-expanded", String(isOpen));
+  }
+
+  export() {
+    const content = JSON.stringify(this.conversation.exported(), null, 1);
+    const url = URL.createObjectURL(new Blob([content], { type: "application/json" }));
+    h("a", { href: url, download: "conversation.json" }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  }
+
+  async import(input) {
+    const file = input.files[0];
+    input.value = "";
+    if (!file) return;
+    try {
+      this.show(Conversation.imported(JSON.parse(await file.text())));
+    } catch (error) {
+      this.announce(`The file was not imported: ${error.message}`);
+    }
+  }
+
+  async delete() {
+    const stored = this.conversation.all.filter((turn) => turn.response?.id);
+    if (!confirm("Delete this conversation, with all its branches?")) return;
+    this.stop();
+    for (const turn of stored) {
+      await ask(`/v1/responses/${turn.response.id}`, { method: "DELETE" }).catch(() => undefined);
+    }
+    this.show(new Conversation());
+  }
+
+  // ---- the transcript
+
+  // Draws the turns of the shown branch behind the first `numKept` ones, which stay.
+  draw(numKept = 0) {
+    const transcript = byId("transcript");
+    const turns = this.conversation.path;
+    const kept = [...transcript.children].slice(0, numKept);
+    const drawn = turns.slice(numKept).map((turn) => this.drawn(turn));
+    replace(transcript, ...kept, ...drawn);
+    if (turns.length === 0) replace(transcript, h("p", { class: "empty" }, "What would you like to know?"));
+    this.growth.disconnect();
+    this.growth.observe(transcript.lastElementChild);
+    this.isFollowing = true;
+    this.follow();
+  }
+
+  drawn(turn) {
+    const view = new AnswerView();
+    if (this.running?.turn === turn) this.running.view = view;
+    else if (turn.response) view.showWhole(turn.response);
+    return this.article(turn, view);
+  }
+
+  article(turn, view) {
+    const sent = turn.input.map((item) => this.drawnInput(item)).filter(Boolean);
+    const controls = h("div", { class: "controls" });
+    const article = h("article", { class: "turn" }, ...sent, controls, view.element);
+    const index = turn.branches.indexOf(turn);
+    if (turn.branches.length > 1) {
+      const go = (step) => () => this.switch(turn, turn.branches[index + step]);
+      controls.append(
+        button("‹", go(-1), { class: "quiet", "aria-label": "Earlier branch", disabled: index === 0 }),
+        h("span", { class: "count" }, `${index + 1} of ${turn.branches.length}`),
+        button("›", go(1), { class: "quiet", "aria-label": "Later branch", disabled: index === turn.branches.length - 1 }),
+      );
+    }
+    if (turn.userText !== null) controls.append(button("Edit", () => this.edit(turn, article), { class: "quiet" }));
+    view.element.append(
+      h(
+        "div",
+        { class: "controls" },
+        button("Regenerate", () => this.regenerate(turn), { class: "quiet" }),
+        button("Copy", (event) => copyText(event.currentTarget, answerText(turn)), { class: "quiet" }),
+      ),
+    );
+    return article;
+  }
+
+  drawnInput(item) {
+    if (item.type === "message") {
+      const isUser = item.role === "user";
+      return h("div", { class: isUser ? "user" : "other" }, isUser ? null : h("b", {}, `${item.role}: `), textOf(item));
+    }
+    if (!item.type.endsWith("_output")) return null;
+    const output = typeof item.output === "string" ? item.output : JSON.stringify(item.output);
+    return h("details", { class: "other" }, h("summary", {}, "Tool result"), h("div", { class: "folded" }, output));
+  }
+
+  switch(turn, other) {
+    if (!other || this.running) return;
+    const numKept = this.conversation.path.indexOf(turn);
+    turn.parent.shown = other;
+    this.draw(numKept);
+  }
+
+  edit(turn, article) {
+    if (this.running) return;
+    const field = h("textarea", { rows: Math.min(8, turn.userText.split("\n").length + 1), "aria-label": "Edit the message" });
+    field.value = turn.userText;
+    const form = h(
+      "form",
+      {
+        class: "edit",
+        onsubmit: (event) => {
+          event.preventDefault();
+          if (field.value.trim()) this.answer(turn.parent, [...turn.input.slice(0, -1), userItem(field.value)]);
+        },
+      },
+      field,
+      h("div", { class: "row" }, h("button", { type: "submit" }, "Send"), button("Cancel", () => this.draw(), { class: "quiet" })),
+    );
+    [...article.querySelectorAll(".user")].at(-1).replaceWith(form);
+    field.focus();
+  }
+
+  follow() {
+    const transcript = byId("transcript");
+    if (this.isFollowing) transcript.scrollTop = transcript.scrollHeight;
+  }
+
+  // For screen readers, and where nothing else shows it.
+  announce(text) {
+    byId("said").textContent = plain(text);
+  }
+
+  // ---- asking
+
+  submit() {
+    const message = byId("message");
+    const text = message.value.trim();
+    if (!text || this.running) return;
+    if (!this.socket.isOpen) return this.announce("The daemon does not answer. The message stays here.");
+    clearTimeout(this.typingTimer);
+    message.value = "";
+    message.rows = 1;
+    this.answer(this.conversation.last, [userItem(text)]);
+  }
+
+  regenerate(turn) {
+    if (!this.running) this.answer(turn.parent, turn.input);
+  }
+
+  // Computes the prompt of what is typed so far, so that its answer begins sooner.
+  prefill() {
+    const text = byId("message").value.trim();
+    if (!text || text === this.typed || this.running || !this.socket.isOpen) return;
+    this.typed = text;
+    const fields = this.conversation.fields(this.conversation.last, [userItem(text)]);
+    // It is not stored, so that the list does not show it.
+    this.socket.create({ ...fields, ...this.chosenModel(), generate: false, store: false }, () => undefined);
+  }
+
+  chosenModel() {
+    const model = byId("model").value;
+    return model ? { model } : {};
+  }
+
+  answer(parent, input, options) {
+    this.conversation.instructions = byId("instructions").value.trim();
+    const numKept = this.conversation.path.indexOf(parent) + 1;
+    const turn = parent.add(new Turn(parent, input));
+    const running = { turn, view: null, id: null, isStopped: false, sentMs: performance.now(), firstMs: undefined };
+    this.running = running;
+    this.typed = "";
+    this.draw(numKept);
+    this.showRunning();
+    const fields = { ...this.conversation.fields(parent, input, options), ...this.chosenModel() };
+    this.socket.create(fields, (event) => this.take(running, event, options));
+  }
+
+  take(running, event, options) {
+    const { turn, view } = running;
+    switch (event.type) {
+      case "response.created":
+        running.id = event.response.id;
+        if (running.isStopped) this.socket.cancel(running.id);
+        return;
+      case "response.completed":
+      case "response.incomplete":
+      case "response.failed":
+        turn.response = event.response;
+        view.end(event.response, running.firstMs);
+        this.ended(running, "The answer is complete.");
+        return;
+      case "error":
+        return this.refused(running, event.error, options);
+      case "lost":
+        view.close();
+        view.say("The connection was lost before the answer was complete. Regenerate it when the daemon is back.");
+        turn.response = null;
+        this.ended(running, "The connection was lost.");
+        return;
+    }
+    if (event.type.endsWith(".delta")) running.firstMs ??= performance.now() - running.sentMs;
+    view.take(event);
+  }
+
+  refused(running, error, options) {
+    const { turn, view } = running;
+    this.running = null;
+    // The daemon has forgotten the earlier responses, so they are sent whole.
+    if (error.code === "previous_response_not_found" && !options?.isWhole) {
+      turn.parent.children.splice(turn.parent.children.indexOf(turn), 1);
+      return this.answer(turn.parent, turn.input, { isWhole: true });
+    }
+    view.close();
+    view.say(error.message);
+    this.ended(running, error.message);
+    return undefined;
+  }
+
+  ended(running, said) {
+    if (this.running === running) this.running = null;
+    this.showRunning();
+    this.announce(said);
+    this.openId ??= this.conversation.root.shown?.response?.id ?? null;
+    this.list();
+  }
+
+  stop() {
+    if (!this.running) return;
+    this.running.isStopped = true;
+    if (this.running.id) this.socket.cancel(this.running.id);
+  }
+
+  showRunning() {
+    const isRunning = this.running !== null;
+    byId("send").hidden = isRunning;
+    byId("stop").hidden = !isRunning;
+    byId("transcript").setAttribute("aria-busy", String(isRunning));
+  }
+}
+
+function answerText(turn) {
+  return (turn.response?.output ?? []).filter((item) => item.type === "message").map(textOf).join("\n\n");
+}

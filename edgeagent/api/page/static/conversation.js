@@ -1,0 +1,144 @@
+// A conversation as a tree of turns. A turn is what the user sent and its answer; turns with one parent are branches.
+
+export class Turn {
+  constructor(parent, input) {
+    this.parent = parent;
+    this.input = input; // items of the Responses API
+    this.response = null; // the response object, once there is one
+    this.children = [];
+    this.shown = null; // the child whose branch is shown
+  }
+
+  add(turn) {
+    this.children.push(turn);
+    this.shown = turn;
+    return turn;
+  }
+
+  // Whether the daemon can continue the answer by its id.
+  get isContinuable() {
+    return Boolean(this.response?.id) && this.response.status !== "failed";
+  }
+
+  get branches() {
+    return this.parent.children;
+  }
+
+  get userText() {
+    const last = this.input.at(-1);
+    return last?.type === "message" && last.role === "user" ? textOf(last) : null;
+  }
+}
+
+export function textOf(item) {
+  if (typeof item.content === "string") return item.content;
+  return (item.content ?? []).map((part) => part.text ?? "").join("");
+}
+
+export function userItem(text) {
+  return { type: "message", role: "user", content: text };
+}
+
+// An item without what only the daemon gives it. Reasoning is not sent back.
+function bare(item) {
+  if (item.type === "message") return { type: "message", role: item.role, content: textOf(item) };
+  const { id, status, ...rest } = item;
+  return rest;
+}
+
+export class Conversation {
+  constructor() {
+    this.root = new Turn(null, []);
+    this.instructions = "";
+  }
+
+  static ofStored(id, turns) {
+    const conversation = new Conversation();
+    const known = new Map();
+    for (const { input, response } of turns) {
+      const turn = new Turn(known.get(response.previous_response_id) ?? conversation.root, input);
+      turn.response = response;
+      turn.parent.add(turn);
+      known.set(response.id, turn);
+      conversation.instructions = response.instructions ?? "";
+    }
+    // The branch that was continued last is shown.
+    for (let turn = [...known.values()].at(-1); turn?.parent; turn = turn.parent) turn.parent.shown = turn;
+    return conversation;
+  }
+
+  // The turns of the branch that is shown, the first one first.
+  get path() {
+    const turns = [];
+    for (let turn = this.root.shown; turn; turn = turn.shown) turns.push(turn);
+    return turns;
+  }
+
+  get last() {
+    return this.path.at(-1) ?? this.root;
+  }
+
+  get all() {
+    const found = [];
+    const rest = [...this.root.children];
+    while (rest.length) {
+      const turn = rest.pop();
+      found.push(turn);
+      rest.push(...turn.children);
+    }
+    return found;
+  }
+
+  get isEmpty() {
+    return this.root.children.length === 0;
+  }
+
+  get title() {
+    return this.root.shown?.userText ?? "Conversation";
+  }
+
+  // The fields of a create that answers `input` behind the turn `parent`. `isWhole`: with all earlier items, for a
+  // daemon that does not have them any more.
+  fields(parent, input, { isWhole = false } = {}) {
+    const items = [...input];
+    let turn = parent;
+    for (; turn !== this.root && (isWhole || !turn.isContinuable); turn = turn.parent) {
+      items.unshift(...turn.input, ...(turn.response?.output ?? []).filter((item) => item.type !== "reasoning"));
+    }
+    return {
+      input: items.map(bare),
+      ...(turn === this.root ? {} : { previous_response_id: turn.response.id }),
+      ...(this.instructions ? { instructions: this.instructions } : {}),
+    };
+  }
+
+  exported() {
+    return {
+      format: "edgeagent-conversation-1",
+      title: this.title,
+      instructions: this.instructions,
+      turns: this.path.map((turn) => ({ input: turn.input.map(bare), output: (turn.response?.output ?? []).map(bare) })),
+    };
+  }
+
+  // Returns the conversation of an exported file; throws an Error that says what is wrong.
+  static imported(file) {
+    if (file?.format !== "edgeagent-conversation-1" || !Array.isArray(file.turns)) {
+      throw new Error("This file is not a conversation that this page exported.");
+    }
+    const conversation = new Conversation();
+    conversation.instructions = typeof file.instructions === "string" ? file.instructions : "";
+    let parent = conversation.root;
+    for (const { input, output } of file.turns) {
+      if (!Array.isArray(input) || !Array.isArray(output)) throw new Error("A turn of this file has no items.");
+      const turn = parent.add(new Turn(parent, input.filter(isItem)));
+      turn.response = { id: null, status: "completed", output: output.filter(isItem) };
+      parent = turn;
+    }
+    return conversation;
+  }
+}
+
+function isItem(item) {
+  return typeof item === "object" && item !== null && typeof item.type === "string";
+}

@@ -1,0 +1,88 @@
+// Builds elements from text. Nothing here, or elsewhere on the page, makes HTML from a string.
+
+// Characters that reorder the text around them. A hostile text could use them to show a link as another one.
+const REORDERING = /[\u202A-\u202E\u2066-\u2069]/g;
+
+export function plain(text) {
+  return String(text).replace(REORDERING, "");
+}
+
+// Returns an element. An attribute that begins with "on" is a listener; null and false leave an attribute out.
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  append(element, children);
+  return element;
+}
+
+export function append(element, children) {
+  for (const child of children) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : plain(child));
+  }
+}
+
+export function replace(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+}
+
+export function button(label, onclick, attributes = {}) {
+  return h("button", { type: "button", onclick, ...attributes }, label);
+}
+
+// Text that grows. It is cut into pieces, so that a very long line is not laid out again for each word.
+const PIECE_CHARS = 4096;
+
+export class GrowingText {
+  constructor(element) {
+    this.element = element;
+    this.clear();
+  }
+
+  clear() {
+    this.element.replaceChildren();
+    this.last = null;
+  }
+
+  append(text) {
+    let rest = plain(text);
+    while (rest) {
+      if (this.last === null || this.last.data.length >= PIECE_CHARS) {
+        const piece = h("div", { class: "piece" });
+        this.last = document.createTextNode("");
+        piece.append(this.last);
+        this.element.append(piece);
+      }
+      const room = PIECE_CHARS - this.last.data.length;
+      this.last.appendData(rest.slice(0, room));
+      rest = rest.slice(room);
+    }
+  }
+}
+
+export function number(value, digits = 0) {
+  return value.toLocaleString("en", { maximumFractionDigits: digits });
+}
+
+export function bytes(value) {
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (value < 1024 || unit === "GiB") return `${number(value, unit === "B" ? 0 : 1)} ${unit}`;
+    value /= 1024;
+  }
+}
+
+export function milliseconds(value) {
+  return value >= 1000 ? `${number(value / 1000, 2)} s` : `${number(value, value < 10 ? 1 : 0)} ms`;
+}
+
+export function ago(seconds) {
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) {
+    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
+  }
+  return `${Math.floor(seconds)} s`;
+}

@@ -1,0 +1,197 @@
+// Shows a model's Markdown. The daemon parses each whole block; this file builds its elements.
+
+import { GrowingText, h, plain } from "./dom.js";
+import { ask } from "./session.js";
+
+const MAX_CHARS = 8000; // of one request; the daemon refuses more than 8192
+const MAX_KEPT = 500;
+const ELEMENTS = new Set(
+  "p h1 h2 h3 h4 h5 h6 blockquote ul ol li em strong s table thead tbody tr th td a code pre hr br".split(" "),
+);
+const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+const kept = new Map();
+
+function build(node) {
+  if (typeof node === "string") return document.createTextNode(plain(node));
+  const [tag, attributes, ...children] = node;
+  const inside = children.map(build);
+  if (!ELEMENTS.has(tag)) return h("span", {}, ...inside);
+  switch (tag) {
+    case "a":
+      return link(attributes.href, inside);
+    case "pre":
+      return code(attributes.language, inside);
+    case "table":
+      return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" }, h("table", {}, ...inside));
+    case "ol":
+      return h("ol", { start: Number.isInteger(attributes.start) ? attributes.start : null }, ...inside);
+    case "th":
+    case "td":
+      return h(tag, { class: attributes.align }, ...inside);
+    default:
+      // Headings of an answer are below those of the page.
+      return h(/^h[1-4]$/.test(tag) ? `h${Number(tag[1]) + 2}` : tag, {}, ...inside);
+  }
+}
+
+function link(href, inside) {
+  let url;
+  try {
+    url = new URL(href);
+  } catch {
+    return h("span", {}, ...inside);
+  }
+  if (!SCHEMES.has(url.protocol)) return h("span", {}, ...inside);
+  return h("a", { href: url.href, title: plain(url.href), target: "_blank", rel: "noopener noreferrer" }, ...inside);
+}
+
+function code(language, inside) {
+  const text = h("code", {}, ...inside);
+  const copy = h("button", { type: "button", class: "quiet copy", onclick: () => copyText(copy, text.textContent) }, "Copy");
+  const head = h("div", { class: "code-head" }, h("span", {}, language ?? ""), copy);
+  return h("div", { class: "code" }, head, h("pre", { tabindex: 0, "aria-label": "Code", role: "region" }, text));
+}
+
+export async function copyText(pressed, text) {
+  const label = pressed.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    pressed.textContent = "Copied";
+  } catch {
+    pressed.textContent = "Not copied";
+  }
+  setTimeout(() => (pressed.textContent = label), 1500);
+}
+
+// Returns the nodes of a text, or null if it must be shown as it is.
+async function parsed(text) {
+  if (kept.has(text)) return kept.get(text);
+  const { nodes } = await ask("/edgeagent/page/markdown", { body: { text } });
+  kept.set(text, nodes);
+  if (kept.size > MAX_KEPT) kept.delete(kept.keys().next().value);
+  return nodes;
+}
+
+const LIST_ITEM = /^(?:[-*+]|\d{1,9}[.)])\s/;
+
+// Cuts growing Markdown into whole blocks. A block ends at a blank line, if what follows does not continue it.
+export class Blocks {
+  constructor() {
+    this.lines = [];
+    this.unfinished = "";
+    this.fence = null;
+    this.isAfterBlank = false;
+  }
+
+  // Returns the blocks that became whole. `this.rest` is what is not whole yet.
+  add(text) {
+    const lines = (this.unfinished + text).split("\n");
+    this.unfinished = lines.pop();
+    const whole = [];
+    for (const line of lines) this.take(line, whole);
+    return whole;
+  }
+
+  finish() {
+    const text = this.rest;
+    this.lines = [];
+    this.unfinished = "";
+    this.fence = null;
+    return text;
+  }
+
+  get rest() {
+    return [...this.lines, this.unfinished].join("\n");
+  }
+
+  take(line, whole) {
+    const fence = line.match(/^\s*(`{3,}(?=[^`]*$)|~{3,})/)?.[1];
+    if (this.fence) {
+      this.lines.push(line);
+      if (fence?.startsWith(this.fence) && line.trim() === fence) {
+        const isOuter = !/^\s/.test(line);
+        this.fence = null;
+        if (isOuter) this.end(whole);
+      }
+      return;
+    }
+    if (this.endsBefore(line, fence)) this.end(whole);
+    this.isAfterBlank = !line.trim();
+    this.lines.push(line);
+    this.fence = fence ?? null;
+  }
+
+  endsBefore(line, fence) {
+    if (this.lines.length === 0 || /^\s/.test(line) || !line) return false;
+    if (fence) return true;
+    const isOfList = LIST_ITEM.test(line) && this.lines.some((earlier) => LIST_ITEM.test(earlier));
+    return this.isAfterBlank && !isOfList;
+  }
+
+  end(whole) {
+    whole.push(this.lines.join("\n"));
+    this.lines = [];
+    this.isAfterBlank = false;
+  }
+}
+
+// Markdown that is shown while it grows: whole blocks with their elements, the rest as it is.
+export class MarkdownView {
+  constructor(element) {
+    this.element = element;
+    this.blocks = new Blocks();
+    this.tail = h("div", { class: "raw" });
+    this.text = new GrowingText(this.tail);
+    this.queue = Promise.resolve();
+    element.append(this.tail);
+  }
+
+  add(text) {
+    const whole = this.blocks.add(text);
+    if (whole.length === 0) {
+      this.text.append(text);
+      return;
+    }
+    for (const block of joined(whole)) this.show(block);
+    this.text.clear();
+    this.text.append(this.blocks.rest);
+  }
+
+  finish() {
+    const rest = this.blocks.finish();
+    this.text.clear();
+    if (rest.trim()) this.show(rest);
+    return this.queue;
+  }
+
+  show(block) {
+    const element = h("div", { class: "block raw" });
+    new GrowingText(element).append(block);
+    this.tail.before(element);
+    if (block.length > MAX_CHARS) return;
+    this.queue = this.queue.then(async () => {
+      try {
+        const nodes = await parsed(block);
+        if (nodes === null) return;
+        element.replaceChildren(...nodes.map(build));
+        element.classList.remove("raw");
+      } catch {
+        // The text stays as it is.
+      }
+    });
+  }
+}
+
+// Joins neighbouring blocks up to the size of a request.
+function* joined(blocks) {
+  let text = null;
+  for (const block of blocks) {
+    if (text !== null && text.length + block.length < MAX_CHARS) {
+      text += `\n\n${block}`;
+      continue;
+    }
+    if (text !== null) yield text;
+    text = block;
+  }
+  if (text !== null) yield text;
+}

@@ -1,0 +1,88 @@
+// The WebSocket to /v1/responses: creates in one lane, answered in order, and reconnection.
+
+import { ask, token } from "./session.js";
+
+const FIRST_WAIT_MS = 300;
+const LONGEST_WAIT_MS = 5000;
+const TERMINAL = new Set(["response.completed", "response.incomplete", "response.failed", "error"]);
+
+export class Socket {
+  // `onState` is called with "open", "offline" or "locked" (the token opens nothing).
+  constructor(onState) {
+    this.onState = onState;
+    this.pending = [];
+    this.state = "connecting";
+    this.waitMs = FIRST_WAIT_MS;
+    this.socket = null;
+    this.timer = 0;
+    addEventListener("online", () => this.connect());
+  }
+
+  get isOpen() {
+    return this.socket?.readyState === WebSocket.OPEN;
+  }
+
+  connect() {
+    clearTimeout(this.timer);
+    if (this.socket) return;
+    const held = token();
+    if (!held) return this.setState("locked");
+    const scheme = location.protocol === "https:" ? "wss:" : "ws:";
+    const socket = new WebSocket(`${scheme}//${location.host}/v1/responses`, [
+      "edgeagent",
+      `openai-insecure-api-key.${held}`,
+    ]);
+    this.socket = socket;
+    socket.onopen = () => {
+      this.waitMs = FIRST_WAIT_MS;
+      this.setState("open");
+    };
+    socket.onmessage = (message) => this.take(JSON.parse(message.data));
+    socket.onclose = () => this.lost();
+  }
+
+  // Reconnects with the token that is valid now.
+  restart() {
+    if (this.socket) this.socket.close();
+    else this.connect();
+  }
+
+  // Sends a create. `take` gets each event of its response; the last one is terminal, an error, or {type: "lost"}.
+  create(fields, take) {
+    if (!this.isOpen) {
+      take({ type: "lost" });
+      return;
+    }
+    this.pending.push(take);
+    this.socket.send(JSON.stringify({ type: "response.create", ...fields }));
+  }
+
+  cancel(responseId) {
+    if (this.isOpen) this.socket.send(JSON.stringify({ type: "response.cancel", response_id: responseId }));
+  }
+
+  take(event) {
+    const take = this.pending[0];
+    if (TERMINAL.has(event.type)) this.pending.shift();
+    take?.(event);
+  }
+
+  async lost() {
+    this.socket = null;
+    for (const take of this.pending.splice(0)) take({ type: "lost" });
+    this.timer = setTimeout(() => this.connect(), this.waitMs);
+    this.waitMs = Math.min(2 * this.waitMs, LONGEST_WAIT_MS);
+    // A browser does not say why a handshake failed.
+    try {
+      await ask("/v1/models");
+    } catch (error) {
+      this.setState(error.isEntryNeeded ? "locked" : "offline");
+      if (error.isEntryNeeded) clearTimeout(this.timer);
+    }
+  }
+
+  setState(state) {
+    this.state = state;
+    this.onState(state);
+  }
+}

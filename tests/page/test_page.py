@@ -1,0 +1,277 @@
+"""The page in a headless Chromium: the chat, its branches, a hostile model, a lost daemon, and the board."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from edgeagent import metrics
+from edgeagent.config import Config
+from edgeagent.credentials.keys import KeyRing, ensure_token
+from edgeagent.types import GenerateRequest, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
+from tests.backends.fake import Act, FakeBackend, Gate, finished
+from tests.daemon.running import running
+from tests.page.axe import axe_source
+from tests.page.conftest import Visit
+
+pytestmark = pytest.mark.slow(seconds=90)
+
+RICH = """Water boils at **100 °C** at sea level. Higher up it boils *sooner*:
+
+| height | boils at |
+|-------:|---------:|
+| 0 m | 100 °C |
+| 3000 m | 90 °C |
+
+1. The air is thinner.
+2. So the vapour needs less pressure.
+
+```python
+def boils_at(height_m: float) -> float:
+    return 100.0 - height_m / 300.0
+```
+
+See [the tables](https://example.org/water) for more."""
+
+
+def words(text: str) -> list[TextDelta]:
+    return [TextDelta(piece) for piece in text.splitlines(keepends=True)]
+
+
+def rich(request: GenerateRequest) -> Iterable[Act]:
+    yield Started(40, 32)
+    if not request.prefill_only:
+        yield ReasoningDelta("The user asks about water. The boiling point falls with the pressure.")
+        yield from words(RICH)
+        yield ToolCallStarted(0, "call_1", "look_up")
+        yield ToolCallDelta(0, '{"height_m": 3000}')
+    yield finished(prompt=40, cached=32, output=120)
+
+
+async def test_a_link_opens_the_page_and_a_message_is_answered(visit: Visit) -> None:
+    await visit.enter()
+    assert "#link" not in visit.tab.url
+    await visit.say("one two three")
+    await visit.ended(1)
+    assert await visit.tab.inner_text(".markdown") == "one two three"
+    facts = await visit.tab.inner_text(".facts")
+    assert "to the first token" in facts and "0 of 3 tokens cached" in facts and "fake" in facts
+    await visit.say("and four")
+    await visit.ended(2)
+    # The same browser comes back without a link, and finds the conversation on the daemon.
+    await visit.tab.reload()
+    await visit.tab.click("#list .entry")
+    await visit.ended(2)
+    assert await visit.tab.inner_text(".turn:last-child .markdown") == "and four"
+
+
+async def test_without_a_link_the_page_says_how_to_get_one(visit: Visit) -> None:
+    await visit.tab.goto(visit.daemon.url)
+    await visit.tab.wait_for_selector("#entry:not([hidden])")
+    assert "edgeagent open" in await visit.tab.inner_text("#entry")
+    assert not await visit.tab.is_visible("#chat")
+    await visit.shot("entry")
+    await visit.tab.goto(f"{visit.daemon.url}/#link={'x' * 43}")
+    await visit.tab.wait_for_function("() => document.querySelector('#entry-why').textContent.includes('used already')")
+    visit.faults = [fault for fault in visit.faults if "401" not in fault]
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (320, 640)], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_how_an_answer_looks(visit: Visit, backend: FakeBackend, size: tuple[int, int], scheme: str) -> None:
+    backend.script = rich
+    await visit.tab.emulate_media(color_scheme=scheme)
+    await visit.enter()
+    await visit.say("At what temperature does water boil, and why does it boil sooner on a mountain?")
+    await visit.ended(1)
+    await visit.tab.wait_for_selector(".code pre code")
+    assert await visit.tab.inner_text(".markdown strong") == "100 °C"
+    assert [await each.inner_text() for each in await visit.tab.query_selector_all("summary")] == [
+        *("System prompt", "Reasoning"),
+        "Tool call: look_up",
+    ]
+    link = await visit.tab.query_selector(".markdown a")
+    assert (await link.get_attribute("rel"), await link.get_attribute("href")) == (
+        "noopener noreferrer",
+        "https://example.org/water",
+    )
+    assert await visit.tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    await visit.shot(f"answer-{size[0]}-{scheme}")
+    await visit.tab.evaluate("document.querySelector('#transcript').scrollTop = 0")
+    await visit.shot(f"answer-top-{size[0]}-{scheme}")
+    if size[0] < 700:
+        await visit.tab.click("#list-toggle")
+        await visit.shot(f"list-{size[0]}-{scheme}")
+        await visit.tab.click("#list-toggle")
+    assert await faults_of_access(visit) == []
+    for seconds in (0.01, 0.04, 0.05, 0.05, 0.3):
+        metrics.first_token_seconds.labels("fake", "interactive", "local").observe(seconds)
+    await visit.tab.click("#to-board")
+    await visit.tab.wait_for_selector(".panel svg")
+    assert await visit.tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+    await visit.shot(f"board-{size[0]}-{scheme}")
+    assert await faults_of_access(visit) == []
+
+
+async def faults_of_access(visit: Visit) -> list[str]:
+    """Return what axe-core finds on the page, if it can be had."""
+    source = axe_source()
+    if source is None:
+        return []
+    await visit.tab.evaluate(source)
+    found = await visit.tab.evaluate("axe.run().then(found => found.violations)")
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]} {each['nodes'][0]['failureSummary']}" for each in found]
+
+
+async def test_stop_regenerate_and_branches(visit: Visit, backend: FakeBackend) -> None:
+    gate = Gate()
+    backend.script = lambda request: (Started(3, 0), TextDelta("begun"), gate, TextDelta(" and ended"), finished())
+    await visit.enter()
+    await visit.say("question")
+    await gate.reached.wait()
+    await visit.tab.wait_for_function("() => document.querySelector('.markdown')?.textContent === 'begun'")
+    await visit.tab.click("#stop")
+    await visit.ended(1)
+    assert await visit.tab.inner_text(".notice") == "Stopped."
+    backend.script = lambda request: (Started(3, 0), TextDelta("another answer"), finished())
+    await visit.tab.click("text=Regenerate")
+    await visit.tab.wait_for_function("() => document.querySelector('.count')?.textContent === '2 of 2'")
+    await visit.ended(1)
+    await visit.tab.click("text=Edit")
+    await visit.tab.fill(".edit textarea", "another question")
+    await visit.tab.click(".edit button[type=submit]")
+    await visit.tab.wait_for_function("() => document.querySelector('.count')?.textContent === '3 of 3'")
+    await visit.ended(1)
+    assert await visit.tab.inner_text(".user") == "another question"
+    await visit.tab.click("[aria-label='Earlier branch']")
+    assert await visit.tab.inner_text(".user") == "question"
+    assert await visit.tab.inner_text(".markdown") == "another answer"
+
+
+async def test_the_prompt_is_computed_while_one_types(visit: Visit, backend: FakeBackend) -> None:
+    await visit.enter()
+    await visit.tab.click("text=System prompt")
+    await visit.tab.fill("#instructions", "Be brief.")
+    await visit.tab.type("#message", "turn on the light")
+    await backend.until(lambda backend: any(request.prefill_only for request in backend.requests))
+    await visit.tab.press("#message", "Enter")
+    await visit.ended(1)
+    asked = backend.requests[-1]
+    assert not asked.prefill_only
+    assert [(message.role, message.content) for message in asked.prompt.messages] == [  # type: ignore[union-attr]
+        ("system", "Be brief."),
+        ("user", "turn on the light"),
+    ]
+    # What was computed while typing is no conversation.
+    assert len(await visit.tab.query_selector_all("#list .entry")) == 1
+
+
+HOSTILE = [
+    "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 2'>\n\n",
+    "<iframe srcdoc='<script>parent.harmed = 3</script>'></iframe>\n\n",
+    "[click](javascript:window.harmed=4) [click](data:text/html,<script>5</script>) ![i](http://evil.example/i.png)\n\n",
+    "[https://bank.example](http://evil.example/) \u202egnp.exe\u202c \u2066hidden\u2069\n\n",
+    "```\n</code></pre><script>window.harmed = 6</script>\n```\n\n",
+    "<style>*{display:none}</style><base href='http://evil.example/'><meta http-equiv=refresh content='0;url=//e'>\n\n",
+    "[x]: javascript:window.harmed=7\n\n[x]\n\n",
+    "[" * 3000 + "\n\n" + "*a **b " * 900 + "\n\n" + "> " * 2000 + "\n\n" + "|" * 3000 + "\n" + "|-" * 1500 + "\n\n",
+]
+
+
+async def test_a_hostile_answer_does_nothing(visit: Visit, backend: FakeBackend) -> None:
+    line = "a" * 65536
+    backend.script = lambda request: (
+        Started(3, 0),
+        ReasoningDelta("<script>window.harmed = 8</script>"),
+        *map(TextDelta, HOSTILE),
+        *(TextDelta(line) for _ in range(16)),
+        finished(),
+    )
+    await visit.enter()
+    await visit.say("<script>window.harmed = 9</script> \u202eabc")
+    await visit.ended(1)
+    await visit.tab.wait_for_selector(".markdown .code")
+    # Whole blocks are shown one after another; this one is the last that is parsed.
+    await visit.tab.wait_for_function("() => document.querySelector('.markdown').textContent.length > 1000000")
+    assert await visit.tab.evaluate("window.harmed") is None
+    assert (
+        await visit.tab.evaluate(
+            "[...document.querySelectorAll('#transcript *')].filter(each => "
+            "/^(script|img|iframe|style|base|meta|link)$/i.test(each.tagName)"
+            " || [...each.attributes].some(a => /^on/i.test(a.name))).length"
+        )
+        == 0
+    )
+    targets = await visit.tab.evaluate("[...document.querySelectorAll('#transcript a')].map(each => each.href)")
+    assert all(target.startswith(("http://", "https://", "mailto:")) for target in targets)
+    shown = await visit.tab.inner_text("#transcript")
+    assert not set(shown) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+    # The page still answers at once: a frame is drawn, and a click is taken.
+    await visit.tab.click("#new")
+    assert await visit.tab.inner_text("#transcript") == "What would you like to know?"
+
+
+async def test_the_page_goes_on_when_the_daemon_is_back(visit: Visit, tmp_path: Path, backend: FakeBackend) -> None:
+    await visit.enter()
+    await visit.say("before")
+    await visit.ended(1)
+    port = visit.daemon.port
+    visit.daemon.stop.request()
+    visit.daemon.stop.request()
+    await visit.daemon.serving
+    await visit.tab.wait_for_selector("#offline:not([hidden])")
+    await visit.shot("offline")
+    async with running(backend, Config(state_dir=tmp_path), keys=KeyRing(tmp_path), port=port):
+        await visit.tab.wait_for_selector("#offline", state="hidden")
+        # This daemon keeps responses in memory, so the earlier ones are gone: the page sends what they were.
+        await visit.say("after")
+        await visit.ended(2)
+        asked = backend.requests[-1].prompt
+        assert [message.content for message in asked.messages] == ["before", "before", "after"]  # type: ignore[union-attr]
+        await visit.tab.goto("about:blank")
+    visit.faults = [fault for fault in visit.faults if "ERR_CONNECTION" not in fault and "404" not in fault]
+    visit.asked.clear()
+
+
+async def test_export_and_import(visit: Visit, tmp_path: Path) -> None:
+    await visit.enter()
+    await visit.say("one")
+    await visit.ended(1)
+    async with visit.tab.expect_download() as started:
+        await visit.tab.click("#export")
+    path = tmp_path / "conversation.json"
+    await (await started.value).save_as(path)
+    exported = json.loads(await asyncio.to_thread(path.read_text))
+    assert [turn["output"][0]["content"] for turn in exported["turns"]] == ["one"]
+    await visit.tab.click("#new")
+    await visit.tab.set_input_files("#file", str(path))
+    await visit.ended(1)
+    await visit.say("two")
+    await visit.ended(2)
+    await visit.tab.set_input_files("#file", {"name": "x.json", "mimeType": "application/json", "buffer": b"{}"})
+    await visit.tab.wait_for_function("() => document.querySelector('#said').textContent.includes('not imported')")
+
+
+async def test_a_browser_that_may_only_chat(visit: Visit) -> None:
+    made = await visit.daemon.http.post(
+        f"{visit.daemon.url}/edgeagent/page/link",
+        headers={"authorization": f"Bearer {visit.token}"},
+        json={"scopes": ["infer"]},
+    )
+    await visit.tab.goto(visit.daemon.url + made.json()["path"])
+    await visit.tab.wait_for_selector("#message")
+    await visit.tab.click("#to-board")
+    await visit.tab.wait_for_function(
+        "() => document.querySelector('#board').textContent.includes('lacks the scope admin')"
+    )
+    visit.faults = [fault for fault in visit.faults if "403" not in fault]
+
+
+async def test_the_owners_token_is_never_in_the_page(visit: Visit, tmp_path: Path) -> None:
+    await visit.enter()
+    kept = await visit.tab.evaluate("JSON.stringify({...localStorage}) + document.documentElement.outerHTML")
+    assert ensure_token(tmp_path) not in kept and "edge_" in kept
