@@ -86,21 +86,16 @@ export class Chat {
     const now = Date.now() / 1000;
     replace(
       byId("list"),
-      ...data.map((entry) =>
-        h(
-          "li",
-          {},
-          button("", () => this.open(entry.id), { "aria-current": entry.id === this.openId ? "true" : null, class: "entry" }),
-        ),
-      ),
+      ...data.map((entry) => {
+        const isOpen = entry.id === this.openId ? "true" : null;
+        const opener = button("", () => this.open(entry.id), { class: "entry", "aria-current": isOpen });
+        opener.append(
+          h("span", { class: "title" }, entry.title || "(no text)"),
+          h("span", { class: "when" }, ago(Math.max(0, now - entry.last_at))),
+        );
+        return h("li", {}, opener);
+      }),
     );
-    data.forEach((entry, index) => {
-      replace(
-        byId("list").children[index].firstChild,
-        h("span", { class: "title" }, entry.title || "(no text)"),
-        h("span", { class: "when" }, ago(Math.max(0, now - entry.last_at))),
-      );
-    });
   }
 
   async open(id) {
