@@ -9,7 +9,7 @@ const BASE = 92;
 // Reads a histogram from the text of /metrics: the sum of its series. Returns {num, buckets: [{to_s, num}]}.
 export function readBuckets(text, metric) {
   const cumulative = new Map();
-  const line = new RegExp(`^${metric}_bucket\\{.*le="([^"]+)"\\} (\\S+)`);
+  const line = new RegExp(`^${metric}_bucket\\{(?:.*,)?le="([^"]+)".*\\} (\\S+)`);
   for (const each of text.split("\n")) {
     const found = each.match(line);
     if (!found) continue;
