@@ -58,7 +58,7 @@ JOIN segments s ON s.id = r.segment WHERE r.partition = ?2 ORDER BY r.created_s,
 _MAX_TITLE_CHARS = 120
 # A client may send the same item again with each request. The newest copies decide where the item may be sent.
 _COPIES = """
-SELECT i.segment, r.body FROM items i JOIN responses r ON r.segment = i.segment
+SELECT i.segment FROM items i JOIN responses r ON r.segment = i.segment
 WHERE i.id = ? AND r.partition = ? ORDER BY i.segment DESC LIMIT 64
 """
 # What the row of an item takes besides its id, and the row of a response besides its body and its items. The queries
@@ -264,11 +264,12 @@ class ResponseDatabase:
         wanted: dict[int, set[str]] = {}
         modes: dict[int, RouteMode | None] = {}
         for item_id in dict.fromkeys(item_ids):
-            rows = self._execute(_COPIES, item_id, partition).fetchall()
-            if rows:
-                wanted.setdefault(rows[0][0], set()).add(item_id)
-            for segment, body in rows:
+            segments = [segment for (segment,) in self._execute(_COPIES, item_id, partition)]
+            if segments:
+                wanted.setdefault(segments[0], set()).add(item_id)
+            for segment in segments:
                 if segment not in modes:
+                    (body,) = self._execute("SELECT body FROM responses WHERE segment = ?", segment).fetchone()
                     modes[segment] = _route_of(reader.inflate(body))
         found: dict[str, Item] = {}
         for segment, ids in wanted.items():

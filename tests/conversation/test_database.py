@@ -177,6 +177,25 @@ def test_the_items_that_are_found_are_the_newest_with_their_ids() -> None:
     assert found == {"msg_one": said("one", "copy 99"), "msg_two": said("two", "x")}
 
 
+def test_many_copies_of_many_items_are_read_once() -> None:
+    """A client chooses which items its responses share: the content of a response is not read for each of them."""
+    store, num_read = database(), 0
+    ids = [f"{number}" for number in range(100)]
+    for number in range(64):
+        items = tuple(said(name) for name in ids)
+        store.add(StoredResponse(f"{number}", items, ()), b'{"instructions":"%s"}' % noise(number, 10_000).encode())
+
+    def counting(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        nonlocal num_read
+        num_read += sum(len(value) for value in row if isinstance(value, bytes))
+        return row
+
+    store._connection.row_factory = counting
+    found, _ = store.find_items([f"msg_{name}" for name in ids], "")
+    assert len(found) == len(ids)
+    assert 0 < num_read <= store._num_bytes
+
+
 def test_old_ones_go() -> None:
     clock = Clock()
     store = database(clock=clock, max_age_s=100)

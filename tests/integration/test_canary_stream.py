@@ -7,6 +7,7 @@ that the work has bounds.
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -94,15 +95,17 @@ def test_a_small_frame_refers_to_a_long_chain(attacked: Daemon) -> None:
         assert prefill(socket, store=False, input=references)["type"] == "response.completed"
 
 
-def test_one_id_in_many_stored_responses(attacked: Daemon) -> None:
-    metadata = {f"k{number}": "v" * 500 for number in range(16)}
+def test_the_same_ids_in_many_stored_responses(attacked: Daemon) -> None:
+    metadata = {f"k{number}": random.randbytes(250).hex() for number in range(16)}
+    ids = [f"x{number}" for number in range(300)]
+    sent = [{"type": "reasoning", "id": item_id} for item_id in ids]
     with canary(attacked):
         for _ in range(50):
-            assert post(attacked, input=[{"type": "reasoning", "id": "x"}], metadata=metadata).status_code == 200
-        reply = post(attacked, input=[{"type": "item_reference", "id": "x"}] * 1000)
+            assert post(attacked, input=sent, metadata=metadata).status_code == 200
+        reply = post(attacked, input=[{"type": "item_reference", "id": item_id} for item_id in ids * 3])
     assert reply.status_code == 200
     url = f"{attacked.url}/v1/responses/{reply.json()['id']}/input_items"
-    assert len(httpx.get(url).json()["data"]) == 1, "copies of a reference add nothing"
+    assert len(httpx.get(url, params={"limit": 100}).json()["data"]) == 100, "copies of a reference add nothing"
 
 
 def test_ids_are_short_and_the_limit_of_stored_bytes_holds(attacked: Daemon) -> None:
