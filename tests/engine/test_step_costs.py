@@ -142,6 +142,35 @@ class RecordedCosts(CostModel):
         super().record(shape, seconds)
 
 
+class CountedFits(CostModel):
+    """Counts how often the fit was updated."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.num_fits = 0
+
+    def fit_if_due(self) -> None:
+        self.num_fits += 1
+        super().fit_if_due()
+
+
+def test_the_fit_waits_until_the_tokens_were_sent() -> None:
+    """A fit takes some tenths of a millisecond, and the caller sends the tokens before it saves the step."""
+    clock, costs = FakeClock(), CountedFits()
+    runner = DeviceRunner(clock)
+    engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, None, costs, clock), clock=clock)
+    engine.add(SequenceSpec("a", [9, 8, 7], Sampler(ResolvedSampling(temperature=0.0), 50), max_tokens=40))
+    num_saved = 0
+    while engine.num_live:
+        engine.admit()
+        engine.submit()
+        engine.finish()
+        assert costs.num_fits == num_saved
+        engine.save_step()
+        num_saved += 1
+    assert costs.num_fits == num_saved > 30
+
+
 def test_what_is_read_out_while_a_device_computes_is_not_the_time_of_its_step() -> None:
     clock, costs = FakeClock(), RecordedCosts()
     runner, table = DeviceRunner(clock), BlockTable(Keyring(b"fake", b"s" * 32), 1 << 20)

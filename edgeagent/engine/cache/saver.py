@@ -22,7 +22,7 @@ from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, C
 from edgeagent.engine.cache.block_table import BlockTable, NextBlocks
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.slots import Slots
-from edgeagent.engine.costs.cost_model import CostModel
+from edgeagent.engine.costs.cost_model import CostModel, Retrials
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
@@ -121,6 +121,7 @@ class Saver:
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
         self._unsavable: dict[int, CachePriority] = {}  # could not be saved; tried again before they leave the cells
         self._rate = TransferRate()
+        self._retrials = Retrials()  # of reading out what seems faster to compute again
         self._credit_s = 0.0  # the share of the steps' time that is not spent
         self._lost_s = 0.0  # the steps' time lost to idle prefixes, less the time of read-outs
         self._num_steps = 0  # since the last pause
@@ -359,13 +360,23 @@ class Saver:
     def save_evicted(self, seq_id: int) -> None:
         """Note that an idle sequence is about to be evicted. Read it out first, unless computing it again is faster."""
         priority = self._unsaved.get(seq_id) or self._unsavable.get(seq_id)
-        if priority is not None:
-            start, end = self._chain_end(seq_id), self._slots.length(seq_id)
-            again_s = self._costs.prefill_s(end - start, start)
-            is_pinned = priority.importance is Importance.PINNED
-            if is_pinned or again_s is None or self._rate.seconds(self._unread_bytes(seq_id)) <= again_s:
-                self._save_all(seq_id, priority)
+        if priority is not None and self._should_save_evicted(seq_id, priority):
+            self._save_all(seq_id, priority)
         self._forget(seq_id)
+
+    def _should_save_evicted(self, seq_id: int, priority: CachePriority) -> bool:
+        start, end = self._chain_end(seq_id), self._slots.length(seq_id)
+        again_s = self._costs.prefill_s(end - start, start)
+        if again_s is None or priority.importance is Importance.PINNED:
+            return True
+        extra_s = self._rate.seconds(self._unread_bytes(seq_id)) - again_s
+        if extra_s > 0 and not self._retrials.is_due(extra_s):
+            self._retrials.record(again_s)
+            return False
+        if extra_s > 0:
+            self._retrials.reset()
+            self._rate = TransferRate()  # the next read-out alone decides
+        return True
 
     def close(self) -> None:
         """Read out all unsaved idle prefixes. Hand all blocks to the disk."""

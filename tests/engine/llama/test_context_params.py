@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edgeagent
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
@@ -63,9 +65,18 @@ def open_side(runner: LlamaRunner, config: EngineConfig, tokens: list[int]) -> L
 
 
 def test_every_field_is_known() -> None:
-    """A new version of llama.cpp may have fields about which nobody has decided."""
+    """A new version of llama.cpp may have fields about which no decision was made."""
     assert {*NUMBERS, "n_ctx"} | FREE == set(FIELDS)
     assert not {*NUMBERS, "n_ctx"} & FREE
+
+
+def test_every_context_has_the_parameters_that_are_walked_here() -> None:
+    """`make_params` alone makes them, so no context can have others."""
+    folder = Path(edgeagent.__path__[0])
+    made = re.compile(r"llama_context_default_params|lib\.llama_context_params\(")
+    assert [path.name for path in folder.rglob("*.py") if made.search(path.read_text(encoding="utf-8"))] == [
+        "context_params.py"
+    ]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
