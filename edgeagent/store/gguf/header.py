@@ -223,11 +223,14 @@ TOKENS = "tokenizer.ggml.tokens"
 ADAPTER = "adapter"
 # llama_pooling_type of models that rank.
 _RANKING = 4
-# The keys, and their older names, of the tokens before, behind and in a gap.
-_INFILL_KEYS = tuple(
-    (f"tokenizer.ggml.fim_{short}_token_id", f"tokenizer.ggml.{word}_token_id")
-    for short, word in (("pre", "prefix"), ("suf", "suffix"), ("mid", "middle"))
-)
+_LENGTH = struct.Struct("<Q")  # of a string in an array
+# The marks before, behind and in a gap to fill. The metadata names them, or llama.cpp takes tokens with these texts.
+_INFILL_MARKS = {
+    "prefix": ("<PRE>", "▁<PRE>", "<｜fim▁begin｜>", "<|code_prefix|>", "<|prefix|>"),
+    "suffix": ("<SUF>", "▁<SUF>", "<｜fim▁hole｜>", "<|code_suffix|>", "<|suffix|>"),
+    "middle": ("<MID>", "▁<MID>", "<｜fim▁end｜>", "<|code_middle|>", "<|middle|>"),
+}
+_MAX_SEARCHED_BYTES = 64 << 20
 
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
@@ -253,7 +256,7 @@ class GgufHeader:
     vocabulary. For `memory_kind` see the function of that name. `num_prediction_layers` counts the layers at the end
     that only predict further tokens (MTP, NextN).
     `is_embedding`: the model was made for embeddings or ranking, even if its memory is not that of an encoder.
-    `is_ranking`: it was made for ranking. `has_infill_tokens`: the file names the tokens that mark a gap to fill.
+    `is_ranking`: it was made for ranking. `has_infill_tokens`: there are tokens that mark a gap to fill.
     """
 
     path: Path
@@ -417,7 +420,21 @@ def _header(reader: ByteReader, path: Path, metadata: Metadata, tensors: Tensors
         is_embedding=bool(pooling := _whole(reader, metadata, f"{architecture}.pooling_type")),
         is_ranking=pooling == _RANKING,
         chat_template=template if isinstance(template := metadata.get(CHAT_TEMPLATE), str) else "",
-        has_infill_tokens=all(any(key in metadata for key in keys) for keys in _INFILL_KEYS),
+        has_infill_tokens=_has_infill_tokens(metadata, path),
+    )
+
+
+def _has_infill_tokens(metadata: Metadata, path: Path) -> bool:
+    tokens = metadata.get(TOKENS)
+    content = _bytes_at(path, tokens.place[:_MAX_SEARCHED_BYTES]) if isinstance(tokens, Array) else b""
+
+    def has(token: str) -> bool:
+        return _LENGTH.pack(len(token.encode())) + token.encode() in content
+
+    return all(
+        any(f"tokenizer.ggml.{key}_token_id" in metadata for key in (f"fim_{word[:3]}", word))
+        or any(map(has, (f"<|fim_{word}|>", f"<fim-{word}>", f"<fim_{word}>", *others)))
+        for word, others in _INFILL_MARKS.items()
     )
 
 
@@ -491,9 +508,6 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:200]).strip()
 
 
-_LENGTH = struct.Struct("<Q")
-
-
 def first_difference(model: GgufHeader, draft: GgufHeader) -> str | None:
     """Return a text with the first token that differs between two models; None if all tokens are the same.
 
@@ -511,8 +525,11 @@ def first_difference(model: GgufHeader, draft: GgufHeader) -> str | None:
 
 def _tokens_of(header: GgufHeader) -> bytes:
     """Return the bytes of the token array in the file."""
-    place = header.tokens_at
-    with header.path.open("rb") as file:
+    return _bytes_at(header.path, header.tokens_at)
+
+
+def _bytes_at(path: Path, place: range) -> bytes:
+    with path.open("rb") as file:
         file.seek(place.start)
         return file.read(len(place))
 
