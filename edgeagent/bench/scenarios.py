@@ -509,12 +509,15 @@ BEHIND = Metric("tokens/s behind", "tokens/s", "one stream, behind the long prom
 
 
 async def turn(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
-    """Measure what settings of the engine change: a long prompt, its answer, and several streams together."""
+    """Measure what settings of the engine change: a long prompt, its answer, a second one behind it, and streams."""
     async with opened(measured) as connection:
-        prompt = measured.prompts.cold(f"turn {round_id}", workload.prompt_tokens)
-        trace = await answer(connection, prompt, workload.max_tokens)
+        first, second = (
+            measured.prompts.ending(f"turn {round_id}", name, workload.prompt_tokens) for name in ("first", "second")
+        )
+        cold = await answer(connection, first, workload.max_tokens)
+        warm = await answer(connection, second, FEW_TOKENS)
     together = await parallel(measured, workload, f"turn {round_id}")
-    return {COLD: trace.ttft_ms, BEHIND: trace.tokens_per_s, ALL_RATE: together[ALL_RATE]}
+    return {COLD: cold.ttft_ms, WARM: warm.ttft_ms, BEHIND: cold.tokens_per_s, ALL_RATE: together[ALL_RATE]}
 
 
 SCENARIOS = {
@@ -545,8 +548,8 @@ SCENARIOS = {
         ),
         Scenario(
             "turn",
-            "a long prompt with its answer, then many streams",
-            (COLD, BEHIND, ALL_RATE),
+            "a long prompt with its answer, a second one that shares most of it, then many streams",
+            (COLD, WARM, BEHIND, ALL_RATE),
             turn,
             is_usual=False,
         ),

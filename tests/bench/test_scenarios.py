@@ -104,6 +104,19 @@ async def test_ttft_asks_a_new_prompt_each_round_and_warm_ones_that_differ_at_th
     assert {request.max_tokens for request in backend.requests} == {FEW_TOKENS}
 
 
+async def test_a_turn_has_a_second_prompt_behind_the_first() -> None:
+    """A conversation is mostly turns behind what is cached, so a setting is chosen by them too."""
+    backend = FakeBackend()
+    async with measured_server(backend) as measured:
+        for round_id in "01":
+            await SCENARIOS["turn"].round(measured, WORKLOAD, round_id)
+    prompts = [prompt_of(request) for request in backend.requests]
+    cold, warm, *streams = prompts[: 2 + WORKLOAD.parallel]
+    assert len(streams) == WORKLOAD.parallel and cold not in streams
+    assert cold != warm and cold.split()[:-8] == warm.split()[:-8]
+    assert prompts[2 + WORKLOAD.parallel].split()[0] != cold.split()[0], "each round has its own"
+
+
 async def test_parallel_asks_at_the_same_time() -> None:
     gates = [Gate() for _ in range(WORKLOAD.parallel)]
     waiting = iter(gates)
