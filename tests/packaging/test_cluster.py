@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.packaging.kustomize import build
+
 yaml = pytest.importorskip("yaml", reason="PyYAML, which comes with huggingface-hub, reads the manifests")
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "packaging/cluster"
@@ -36,16 +38,27 @@ def check() -> ModuleType:
 
 
 @pytest.fixture(scope="module", params=OVERLAYS)
-def objects(request: pytest.FixtureRequest, check: ModuleType) -> list[dict[str, Any]]:
-    """Return the objects that kustomize builds from an overlay."""
+def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Return the objects of an overlay."""
+    return build(CLUSTER / "k8s/overlays" / request.param)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubectl_builds_the_same_objects(overlay: str, check: ModuleType) -> None:
     path = os.pathsep.join([os.environ["PATH"], str(check.tools_folder() / "bin")])
     kubectl = shutil.which("kubectl", path=path)
     if kubectl is None:
         pytest.skip("kubectl is not installed; `make check-cluster` installs one")
-    command = [kubectl, "kustomize", str(CLUSTER / "k8s/overlays" / request.param)]
+    command = [kubectl, "kustomize", str(CLUSTER / "k8s/overlays" / overlay)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    # A generated ConfigMap has a hash in its name, and its content is in files.
+    told = re.sub(r"(name: (?:[a-z]+-)*[a-z]+)-(?=[a-z0-9]*\d)[a-z0-9]{10}$", r"\1", done.stdout, flags=re.M)
+    found, expected = (
+        {(each["kind"], each["metadata"]["name"]): each for each in objects if each["kind"] != "ConfigMap"}
+        for objects in (build(CLUSTER / "k8s/overlays" / overlay), yaml.safe_load_all(told))
+    )
+    assert found == expected
 
 
 def of_kind(objects: list[dict[str, Any]], *kinds: str) -> Iterator[dict[str, Any]]:
@@ -172,7 +185,18 @@ class TestKubernetes:
             if name in ("head", "part"):
                 labels["leaderworkerset.sigs.k8s.io/name"] = "engine"  # LeaderWorkerSet sets it on all pods of a group
             assert any(budget.items() <= labels.items() for budget in budgets), name
-            assert any(rule["podSelector"]["matchLabels"].items() <= labels.items() for rule in rules), name
+            own = [rule for rule in rules if rule["podSelector"]["matchLabels"].items() <= labels.items()]
+            assert own, name
+            for rule in own:
+                assert rule["policyTypes"] == ["Ingress", "Egress"], f"{name} may send anything anywhere"
+                assert all(allowed.get("to") for allowed in rule.get("egress", ())), name
+                assert "0.0.0.0/0" not in json.dumps(rule.get("egress")), name
+        (closed,) = [
+            found["spec"]
+            for found in of_kind(objects, "NetworkPolicy")
+            if not found["spec"]["podSelector"] and not found["spec"].get("egress")
+        ]
+        assert closed == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}, "what no rule names is closed"
 
     def test_alerts_and_autoscaler_ask_for_metrics_that_exist(self, objects: list[dict[str, Any]]) -> None:
         text = json.dumps(list(of_kind(objects, "PrometheusRule", "ScaledObject")))
