@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -11,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
+import edgeagent
 from edgeagent.backends.remote.backend import RemoteBackend
-from edgeagent.egress import RowEnd, RowStart
+from edgeagent.egress import PROBE, RowEnd, RowStart
 from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import days, file_of, folder_of, read_lines
 from edgeagent.errors import EdgeAgentError
 from edgeagent.remotes import Budget, EndpointConfig, Limits, Remote
 from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest, Message, Permit, ProbePermit, RouteMode, TextDelta
 from tests.backends.reading import steps_of
-from tests.backends.remote.fault_server import Act, FaultServer, Script, faults, half, models, plain, stream
+from tests.backends.remote.fault_server import Act, Asked, FaultServer, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, chunk, usage
 
 LIMITS = Limits(max_concurrent=100, first_token_s=5.0, idle_s=5.0)
@@ -129,13 +131,14 @@ async def test_no_requests_together_spend_more_than_they_reserved(tmp_path: Path
     unrecorded: list[int] = []
 
     class Watched(FaultServer):
-        """A remote that looks into the ledger at each connection."""
+        """A remote that looks into the ledger at each request, also of a connection that is used again."""
 
-        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def _answer(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
             book = Book.of(tmp_path)
-            if len(book.begun) <= len(book.ended):
-                unrecorded.append(self.num_connections)
-            await super().serve(reader, writer)
+            num_rows = sum(row.reason != PROBE for row in book.begun.values())
+            if len(book.begun) <= len(book.ended) or len(self.posts) > num_rows:
+                unrecorded.append(len(self.asked))
+            return await super()._answer(asked, reader, writer)
 
     async with faults(*(next(answers) for _ in range(60)), server_class=Watched) as server:
         owned = Remote("gpu", (EndpointConfig(server.url),), limits=LIMITS, budget=budget)
@@ -155,6 +158,14 @@ async def test_no_requests_together_spend_more_than_they_reserved(tmp_path: Path
     # After a restart, the sums are the same.
     again = Ledger(tmp_path, Owner(owned))
     assert again.spent("gpu").num_tokens == book.num_tokens == ledger.spent("gpu").num_tokens
+
+
+def test_what_sends_writes_a_row_first() -> None:
+    """A permit is not a row. So the places that send are few: this file, test_ways and test_checkup try each."""
+    folder = Path(edgeagent.__path__[0])
+    sends = re.compile(r"transport\.(open|fetch)\(")
+    found = {path.name for path in folder.rglob("*.py") if sends.search(path.read_text(encoding="utf-8"))}
+    assert found == {"checkup.py", "probe.py", "run.py"}
 
 
 async def test_forty_at_once_spend_no_more_than_the_budget(tmp_path: Path) -> None:
@@ -218,6 +229,26 @@ async def test_what_was_sent_is_paid_for(tmp_path: Path, script: Script, tokens:
     (end, *_) = Book.of(tmp_path).ended.values()
     assert (end.num_prompt_tokens, end.num_output_tokens) == tokens
     assert end.differs == (tokens in ((5, 10), (5, 9)))
+
+
+async def test_a_client_that_leaves_before_the_first_token_has_paid_for_its_prompt(tmp_path: Path) -> None:
+    async with faults(half(Act.STALL)) as server:
+        owned = Remote("gpu", (EndpointConfig(server.url),), limits=LIMITS, budget=Budget(tokens=10**6))
+        ledger = Ledger(tmp_path, Owner(owned))
+        remote = RemoteBackend(owned, keys=lambda key: "", ledger=ledger)
+        request = GenerateRequest("r1", "tiny", ChatPrompt((Message("user", "twenty characters..."),)))
+        steps = steps_of(remote.generate, request, Permit("r1", "gpu", RouteMode.REMOTE_ONLY, "remote_only"))
+        client = asyncio.ensure_future(anext(steps))
+        while not server.posts:
+            await server.arrived.wait()
+            server.arrived.clear()
+        client.cancel()
+        await asyncio.wait([client])
+        await steps.aclose()
+        assert ledger.spent("gpu").num_tokens == 5
+        await remote.stop()
+    (end,) = Book.of(tmp_path).ended.values()
+    assert (end.outcome, end.num_prompt_tokens, end.num_output_tokens) == ("cancelled", 5, 0)
 
 
 @pytest.mark.parametrize(("owner", "num_prompt", "differs"), [("edgeagent", 5, False), ("vllm", 105, True)])
