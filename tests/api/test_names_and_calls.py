@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,12 @@ from edgeagent.api.responses.body import read_create
 from edgeagent.api.wire.body import Body
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
-from edgeagent.errors import InvalidRequest
+from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.types import ChatPrompt, GenerateRequest
+from tests.text.grammar.test_compiler import accepts, constraint
+from tests.text.schema.test_check import KEYWORDS
+
+HI = [{"role": "user", "content": "hi"}]
 
 # The model reads these.
 CONTENT = {
@@ -125,3 +130,45 @@ def test_a_result_that_no_call_waits_for_is_named(read: Any) -> None:
         read([call], [{}, {}])
     with pytest.raises(InvalidRequest, match="other"):
         read([call], [{"tool_call_id": "other"}])
+
+
+def offered_by_chat(tool: Json) -> GenerateRequest:
+    body: Json = {"messages": HI, "tools": [{"type": "function", "function": tool}]}
+    return read_chat(body, completion_id="c", default_model="fake").requests[0]
+
+
+def offered_by_ollama(tool: Json) -> GenerateRequest:
+    asked = read_ollama_chat(
+        {"model": "fake", "messages": HI, "tools": [{"function": tool}]}, request_id="r", served=str
+    )
+    assert asked.request is not None
+    return asked.request
+
+
+def offered_by_responses(tool: Json) -> GenerateRequest:
+    create = read_create({"input": "hi", "tools": [{"type": "function", **tool}]})
+    return create.request("r", "fake", ConnectionHistory().continue_from(None, create.items, StoreResult()))
+
+
+@pytest.mark.parametrize("read", [offered_by_chat, offered_by_ollama, offered_by_responses])
+def test_no_keyword_of_a_tools_schema_costs_the_request_where_the_tool_is_not_strict(read: Any) -> None:
+    """A keyword that is null is absent, as serializers write it. What cannot be followed is left out in the worker."""
+    for schema in ({keyword: None} for keyword in KEYWORDS):
+        parameters = {**schema, "properties": {"a": schema}}
+        prompt = read({"name": "f", "parameters": parameters}).prompt
+        assert isinstance(prompt, ChatPrompt)
+        (tool,) = prompt.tools
+        assert json.loads(tool.parameters) == parameters
+        call = constraint(tools=(tool,), mode="required")
+        assert not call.warnings
+        assert accepts(call, '<tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call>')
+
+
+@pytest.mark.parametrize("read", [offered_by_chat, offered_by_ollama, offered_by_responses])
+def test_a_tool_that_is_refused_is_named(read: Any) -> None:
+    wrongs: list[Json] = [{"parameters": []}, {"parameters": "{}"}, {"description": 5}]
+    for wrong in wrongs:
+        with pytest.raises(
+            InvalidToolSchema, match=rf"^tools\[0\]\.(function\.)?{next(iter(wrong))} of tool 'f' must be"
+        ):
+            read({"name": "f", **wrong})

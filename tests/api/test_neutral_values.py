@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.routes import ROUTES as OPERATIONS
-from edgeagent.api.wire.body import MEANT_EMPTY, NEUTRAL_NUMBERS, Settings, is_neutral, validate
+from edgeagent.api.wire.body import MEANT_EMPTY, NEUTRAL_NUMBERS, Body, Settings, validate
+from tests.present import present
 
 WIRES = ("openai", "llama-server", "ollama")
+FUNCTION: dict[str, Any] = {"name": "f", "arguments": "{}"}
 # The required fields of the bodies, and of the objects in them.
 REQUIRED: dict[str, dict[str, Any]] = {
+    "AssistantMessage": {"role": "assistant"},
+    "ChatCall": {"function": FUNCTION},
+    "ChatTool": {"function": {"name": "f"}},
+    "CustomTool": {"type": "custom", "name": "f"},
+    "Function": {"name": "f"},
+    "InputCall": {"type": "function_call", **FUNCTION},
+    "InputCallOutput": {"type": "function_call_output", "output": "1"},
+    "InputCompaction": {"type": "compaction"},
+    "InputCustomCall": {"type": "custom_tool_call", "name": "f", "input": "x"},
+    "InputMessage": {"role": "user", "content": "hi"},
+    "InputOtherItem": {"type": "web_search_call"},
+    "InputReasoning": {"type": "reasoning"},
+    "InstructionMessage": {"role": "user", "content": "hi"},
+    "NamespaceTool": {"type": "namespace", "name": "n", "tools": []},
+    "OllamaEarlierCall": {"function": FUNCTION},
+    "OllamaMessage": {"role": "user"},
+    "OllamaTool": {"function": {"name": "f"}},
+    "PlainFunction": {"name": "f"},
+    "ResponsesTool": {"name": "f"},
+    "ToolMessage": {"role": "tool", "content": "1"},
     "ChatBody": {"messages": [{"role": "user", "content": "hi"}]},
     "CompletionBody": {"prompt": "hi"},
     "ContextManagement": {"type": "compaction"},
@@ -37,9 +60,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
 }
 
 
-def parts(annotation: object) -> Iterator[type[Settings]]:
+# The fields in which an empty list or object is a value, and those in which an empty text is one.
+MEANT = {"content", "input", "json_schema", "format", "samplers", "parameters", "schema", "tool_call_id", "id"}
+MEANT_TEXTS = {"input"}
+
+
+def parts(annotation: object) -> Iterator[type[BaseModel]]:
     """Yield the bodies in a field's type."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
+    if isinstance(annotation, type) and issubclass(annotation, Body):
         yield annotation
     for inner in get_args(annotation):
         yield from parts(inner)
@@ -73,10 +101,13 @@ def test_a_neutral_value_is_as_if_the_field_were_absent(body: type[Settings]) ->
         sent = field.alias or name
         if field.is_required() or sent in least:
             continue
-        values: tuple[Any, ...] = (None, "", [], {}, *NEUTRAL_NUMBERS.get(sent, ()))
+        shape = json.dumps(TypeAdapter[Any](present(field.annotation)).json_schema())
+        values: list[Any] = [None, *NEUTRAL_NUMBERS.get(sent, ())]
+        values += [] if sent in MEANT_TEXTS else [""]
+        values += [[]] if '"array"' in shape and sent not in MEANT else []
+        values += [{}] if '"object"' in shape and sent not in MEANT else []
         for value in values:
-            if is_neutral(body, sent, value):
-                assert validate(body, {**least, sent: value}) == absent, (sent, value)
+            assert validate(body, {**least, sent: value}) == absent, (sent, value)
 
 
 def test_each_wire_is_walked() -> None:
@@ -104,6 +135,7 @@ def test_an_empty_stop_string_is_none(stop: object) -> None:
         {"top_logprobs": 0},
         {"response_format": {}},
         {"response_format": {"type": ""}},
+        {"json_schema": "", "samplers": ""},
         {"functions": [], "tools": []},
         {"messages": [{"role": "user", "content": "hi", "name": ""}]},
         {"logit_bias": []},

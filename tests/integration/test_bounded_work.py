@@ -142,3 +142,22 @@ def test_what_is_beyond_a_bound_is_refused_beside_a_stream(daemon: Daemon, canar
     assert daemon.worker_pid() == worker
     plain = {"model": "builtin", "messages": ASKED, "max_tokens": 4}
     assert httpx.post(f"{daemon.url}/v1/chat/completions", json=plain, timeout=PATIENCE_S).status_code == 200
+
+
+def test_a_tool_beyond_a_bound_costs_no_answer_where_it_is_not_strict(daemon: Daemon, canary: Canary) -> None:
+    """An agent offers the tools of all its servers, and uses few of them."""
+    schemas = {
+        "slow": {"type": "object", **HIDDEN},
+        "long": {"$defs": CHAIN, "properties": {"x": CHAIN["d0"]}},
+        "deep": _nested(MAX_SCHEMA_DEPTH + 1),
+        "text": {"type": "string"},
+        "null": {"type": None, "properties": {"a": {"type": "string"}}, "required": None},
+    }
+    functions = [{"name": name, "parameters": schema} for name, schema in schemas.items()]
+    body = {"model": "builtin", "messages": ASKED, "max_tokens": 4}
+    body["tools"] = [{"type": "function", "function": function} for function in functions]
+    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+    assert reply.status_code == 200, reply.text[:500]
+    warnings = reply.headers["x-edgeagent-warning"]
+    assert [name for name in schemas if f"tool '{name}'" in warnings] == ["slow", "long", "deep", "text"]
+    canary.wait_for_more()

@@ -150,7 +150,7 @@ def _no_images(images: object) -> None:
         raise PydanticCustomError(NOT_SUPPORTED, "images are not supported; only text is")
 
 
-class OllamaTool(Body):
+class OllamaTool(Settings):
     """A tool of Ollama's API; functions are the only kind."""
 
     type: Name | None = None
@@ -164,14 +164,14 @@ class OllamaEarlierFunction(Body):
     arguments: Arguments
 
 
-class OllamaEarlierCall(Body):
+class OllamaEarlierCall(Settings):
     """A call in an earlier message of the model."""
 
     id: Any = None
     function: OllamaEarlierFunction
 
 
-class OllamaMessage(Body):
+class OllamaMessage(Settings):
     """A message of Ollama's API. A tool result names its call by `tool_call_id` or by `tool_name`.
 
     If neither fits a call, the result belongs to the first call that has no result yet.

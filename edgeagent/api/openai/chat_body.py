@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import Field, Tag
 
-from edgeagent.api.wire.body import Body, validate
+from edgeagent.api.wire.body import Body, Settings, validate
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -49,10 +49,8 @@ from edgeagent.types import (
     replace,
 )
 
-OptionalName = Annotated[Name | None, BeforeValidator(lambda name: None if name == "" else name)]
 
-
-class ChatTool(Body):
+class ChatTool(Settings):
     """A function that the model may call."""
 
     type: Literal["function"] = "function"
@@ -66,22 +64,22 @@ class CalledFunction(Body):
     arguments: Arguments
 
 
-class ChatCall(Body):
+class ChatCall(Settings):
     """A call the model made. A call without an id gets one."""
 
     id: Name | None = None
     function: CalledFunction
 
 
-class InstructionMessage(Body):
+class InstructionMessage(Settings):
     """A system, developer or user message."""
 
     role: Literal["system", "developer", "user"]
     content: Content
-    name: OptionalName = None
+    name: Name | None = None
 
 
-class AssistantMessage(Body):
+class AssistantMessage(Settings):
     """An earlier message of the model: its text and calls."""
 
     role: Literal["assistant"]
@@ -92,10 +90,10 @@ class AssistantMessage(Body):
         CalledFunction | None,
         Field(description="A call in the older form, for `functions`. Ignored if `tool_calls` is not empty."),
     ] = None
-    name: OptionalName = None
+    name: Name | None = None
 
 
-class ToolMessage(Body):
+class ToolMessage(Settings):
     """The result of a call in an earlier message. `tool_call_id` is the id of the call.
 
     Without it, the result answers the first call that has no result yet.
@@ -103,8 +101,8 @@ class ToolMessage(Body):
 
     role: Literal["tool"]
     content: OutputContent
-    tool_call_id: OptionalName = None
-    name: OptionalName = None
+    tool_call_id: Name | None = None
+    name: Name | None = None
 
 
 class FunctionMessage(Body):

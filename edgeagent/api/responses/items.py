@@ -243,7 +243,7 @@ def _readable(content: str) -> str:
     return content
 
 
-class _Item(Body):
+class _Item(Settings):
     id: ItemId = ""
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Tag
 
 from edgeagent.api.responses.items import CUSTOM_INPUT
-from edgeagent.api.wire.body import Body, Settings, validate
+from edgeagent.api.wire.body import Settings, validate
 from edgeagent.api.wire.fields import MAX_TOOLS, Function, HostedTool, ToolName, left_out, tools_by_type, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem
@@ -37,7 +37,7 @@ class CustomFormat(Settings):
     definition: str = ""
 
 
-class CustomTool(Body):
+class CustomTool(Settings):
     """A tool whose input is text."""
 
     type: Literal["custom"]
@@ -54,7 +54,7 @@ _PlainTool = Annotated[
 ]
 
 
-class NamespaceTool(Body):
+class NamespaceTool(Settings):
     """Tools that share a namespace. A call of such a tool names its `namespace`."""
 
     type: Literal["namespace"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import ClassVar, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
@@ -94,7 +94,7 @@ NEUTRAL_NUMBERS: dict[str, tuple[int, ...]] = {
     "seed": (-1,),
     "top_n": (0, -1),
 }
-# Optional fields in which an empty value has a meaning of its own.
+# Optional fields in which an empty list or object has a meaning of its own. An empty input is one too.
 MEANT_EMPTY = frozenset({"input", "json_schema", "format", "samplers"})
 
 
@@ -102,7 +102,8 @@ class Settings(Body):
     """A body, or an object in it, in which an optional field with a neutral value is as if it were absent.
 
     Neutral are null, the empty string, and for some fields an empty list or object or a number; see `is_neutral`. The
-    forms of settings pages and typed clients send them. A whole number such as 40.0 is read as an integer.
+    forms of settings pages and typed clients send them. A whole number such as 40.0 is read as an integer. Each body
+    with optional fields is of this class, except those of edgeagent's own routes.
     """
 
     @model_validator(mode="before")
@@ -138,8 +139,10 @@ def is_neutral(body: type[Settings], name: str, value: object) -> bool:
     kinds = _field_kinds(body)
     if name not in kinds.optional or value is None:
         return name in kinds.optional
+    if value == "":
+        return name != "input"
     if isinstance(value, str | list | dict):
-        return not value and name not in MEANT_EMPTY and (value == "" or name in kinds.many)
+        return not value and name not in MEANT_EMPTY and name in kinds.many
     return not isinstance(value, bool) and value in NEUTRAL_NUMBERS.get(name, ())
 
 
@@ -267,11 +270,23 @@ def validate(model: type[M], fields: object, path: str = "") -> M:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False)[0], path, frozenset(model.model_fields)) from error
+        details = error.errors(include_url=False)[0]
+        raise _refusal(details, path, frozenset(model.model_fields), _tool_name(fields, details)) from error
 
 
-def _refusal(details: ErrorDetails, path: str, known: frozenset[str]) -> InvalidRequest:
-    """Return the error for a wrong field in the object at `path`, whose own fields are `known`."""
+def _tool_name(fields: Any, details: ErrorDetails) -> str:
+    """Return the name of the tool in which a field is wrong; "" if it is in none, or if the name itself is wrong."""
+    name = ""
+    if details["loc"][:1] in (("tools",), ("functions",)) and details["loc"][-1] != "name":
+        for part in details["loc"]:
+            is_here = isinstance(part, int) if isinstance(fields, list) else isinstance(fields, dict) and part in fields
+            fields = fields[part] if is_here else fields  # otherwise it names a union's branch
+            name = fields["name"] if isinstance(fields, dict) and isinstance(fields.get("name"), str) else name
+    return name
+
+
+def _refusal(details: ErrorDetails, path: str, known: frozenset[str], tool: str) -> InvalidRequest:
+    """Return the error for a wrong field in the object at `path`, whose own fields are `known`. `tool`: its name."""
     meant = ""
     if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
         meant = _meant(f"{path}." if path else "", str(details["loc"][0]), known)
@@ -291,7 +306,8 @@ def _refusal(details: ErrorDetails, path: str, known: frozenset[str]) -> Invalid
     elif meant:
         demand = f"{demand}; did you mean {meant}?"
     error = InvalidToolSchema if _IN_A_TOOL.match(path) else InvalidRequest
-    return error(f"{path} {demand}", param=path)
+    of_tool = f" of tool {tool[:MAX_SHOWN_NAME_CHARS]!r}" if tool else ""
+    return error(f"{path}{of_tool} {demand}", param=path)
 
 
 def _shown(value: object) -> str:

@@ -257,7 +257,7 @@ def discriminated_by(field: str, tags: Mapping[str, str], default: str = "", oth
     """
 
     def tag_of(value: Any) -> str | None:
-        kind = value.get(field, default) if isinstance(value, dict) else None
+        kind = (value.get(field) or default) if isinstance(value, dict) else None
         return tags.get(kind, other) if isinstance(kind, str) else None
 
     return Discriminator(tag_of, custom_error_type=f"{NO_VARIANT_PREFIX}{field}", custom_error_message=", ".join(tags))
@@ -317,10 +317,14 @@ Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | l
 """A message's text. It is sent as a string, or as a list of texts and refusals, which are joined."""
 
 
-def _schema_text(schema: object) -> str:
+def _object_text(schema: object) -> str:
     if not isinstance(schema, dict):
         raise PydanticCustomError("schema", "must be a JSON schema, an object")
-    text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def _schema_text(schema: object) -> str:
+    text = _object_text(schema)
     if len(text.encode()) > MAX_SCHEMA_BYTES:
         raise PydanticCustomError("schema", "is larger than {most} bytes", {"most": MAX_SCHEMA_BYTES})
     level: list[object] = [schema]
@@ -341,16 +345,9 @@ Schema = Annotated[str, PlainValidator(_schema_text, json_schema_input_type=Json
 """A JSON schema as text, checked for size and depth. The worker checks later whether it can become a grammar."""
 
 
-def _parameters_text(schema: object) -> str:
-    kind = schema.get("type", "object") if isinstance(schema, dict) else "object"
-    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        message = "must describe an object: its type is {kind}, not 'object'"
-        raise PydanticCustomError("schema", message, {"kind": "null" if kind is None else repr(kind)[:40]})
-    return _schema_text(schema)
-
-
-Parameters = Annotated[str, PlainValidator(_parameters_text, json_schema_input_type=Json)]
-"""A JSON schema of a function's arguments, as text. It must describe an object."""
+Parameters = Annotated[str, PlainValidator(_object_text, json_schema_input_type=Json)]
+"""A JSON schema of a function's arguments, as text. The worker checks it: if it cannot be used, a function that is not
+strict is called with any object."""
 
 
 def _arguments_text(arguments: object) -> str:
@@ -376,14 +373,14 @@ def read_schema(schema: object, path: str) -> str:
 ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 
 
-class PlainFunction(Body):
+class PlainFunction(Settings):
     """A function the model may call."""
 
     name: ToolName
     description: str | None = None
     parameters: Annotated[
         Parameters | None,
-        Field(description="A JSON schema of the arguments, an object. At most 64 KiB and 32 levels deep."),
+        Field(description="A JSON schema of the arguments, an object. With over 64 KiB or 32 levels, any object fits."),
     ] = None
 
 

@@ -518,14 +518,23 @@ class SchemaReader:
             if wanted.strict:
                 doubts = unknown_keywords(parse_schema(wanted.text))
                 raise SchemaError(str(doubts[0]) if doubts else f"the schema cannot be followed: {reason or why}")
-            anything = {"type": "object"} if wanted.is_call else {}
-            warning = f"the schema cannot be followed and is ignored: {reason}"
-            relaxed = ReadSchema(followable(anything, lenient=True), warning)
+            relaxed = _anything(wanted, reason)
         self._relaxed.put(partition, wanted, relaxed)
         return relaxed
 
     def _without(self, wanted: Wanted, find: Callable[[Schema], list[Fault]], limit: WorkLimit) -> ReadSchema:
-        """Return a schema without the keywords that `find` returns. Raise SchemaError if it is strict and has some."""
+        """Return a schema without the keywords that `find` returns; without any if it passes a bound.
+
+        Raise SchemaError if it is strict and has such keywords or passes a bound.
+        """
+        try:
+            return self._followed(wanted, find, limit)
+        except SchemaError as error:
+            if wanted.strict:
+                raise
+            return _anything(wanted, str(error))
+
+    def _followed(self, wanted: Wanted, find: Callable[[Schema], list[Fault]], limit: WorkLimit) -> ReadSchema:
         schema = parse_schema(wanted.text)
         faults = find(schema)
         if faults and wanted.strict:
@@ -535,3 +544,9 @@ class SchemaReader:
         more = f" and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
         named = ", ".join(f"{fault} and is ignored" for fault in faults[:MAX_NAMED])
         return ReadSchema(followable(left, lenient=not wanted.strict, limit=limit), named + more)
+
+
+def _anything(wanted: Wanted, why: str) -> ReadSchema:
+    """Return the schema that any answer, or any object as the arguments of a call, fits."""
+    schema = {"type": "object"} if wanted.is_call else {}
+    return ReadSchema(followable(schema, lenient=True), f"the schema cannot be followed and is ignored: {why}")

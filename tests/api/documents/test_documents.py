@@ -135,7 +135,9 @@ def test_golden_events_are_as_described(path: Path) -> None:
 async def test_the_documents_are_served_on_request() -> None:
     async with running(FakeBackend()) as daemon:
         for path in ("/docs", "/openapi.json", "/asyncapi.json"):
-            assert (await daemon.http.get(f"{daemon.url}{path}")).status_code == 404
+            missing = await daemon.http.get(f"{daemon.url}{path}")
+            assert missing.status_code == 404
+            assert missing.json()["error"]["message"] == f"{path} needs `edgeagent serve --docs`"
     async with running(FakeBackend(), Config(server=ServerConfig(docs=True))) as daemon:
         assert (await daemon.http.get(f"{daemon.url}/openapi.json")).json() == openapi_document()
         assert (await daemon.http.get(f"{daemon.url}/asyncapi.json")).json() == asyncapi_document()

@@ -295,8 +295,8 @@ class TestChat:
             ({"messages": HI, "tools": [{"type": "function"}]}, "tools[0]"),
             ({"messages": HI, "tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
             (
-                {"messages": HI, "tools": [{"function": {"name": "a", "parameters": {"type": "string"}}}]},
-                "tools[0].function.parameters must describe an object",
+                {"messages": HI, "tools": [{"function": {"name": "a", "parameters": 5}}]},
+                "tools[0].function.parameters of tool 'a' must be a JSON schema",
             ),
             ({"messages": HI, "format": "yaml"}, "format"),
             ({"messages": HI, "think": "hard"}, "think"),

@@ -110,7 +110,7 @@ def test_minus_one_is_no_limit_as_to_llama_server(name: str) -> None:
         ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
-            "tools[0].function.parameters must be a JSON schema, an object, not a list",
+            "tools[0].function.parameters of tool 'f' must be a JSON schema, an object, not a list",
         ),
     ],
 )

@@ -375,13 +375,13 @@ def test_schemas_that_look_like_bombs_compile_or_are_refused(schema: object) -> 
 @pytest.mark.parametrize(
     "tools",
     [
-        (Tool("get", "", '{"type": 123}'),),
-        (Tool("get", "", '{"type": "string"}'),),
-        (Tool("get", "", '{"type": ["string", "null"]}'),),
-        (Tool("get", "", '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}'),),
+        (Tool("get", "", '{"type": 123}', strict=True),),
+        (Tool("get", "", '{"type": "string"}', strict=True),),
+        (Tool("get", "", '{"type": ["string", "null"]}', strict=True),),
+        (Tool("get", "", '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}', strict=True),),
         (Tool("get", "", '{"properties": {"a": {"pattern": "("}}}', strict=True),),
-        (Tool("get", "", "[]"),),
-        (Tool("get", "", "{"),),
+        (Tool("get", "", "[]", strict=True),),
+        (Tool("get", "", "{", strict=True),),
         (Tool("get", "", '{"properties": {"a": {"$ref": "http://x/y"}}}', strict=True),),
         (Tool("get"), Tool("get")),
         (Tool(""),),
@@ -423,7 +423,7 @@ def test_a_circle_of_references_is_named() -> None:
         "format 'response': the schema cannot be followed: no value fits it; see whether its `$ref` leads in a circle"
     )
     with pytest.raises(InvalidToolSchema, match="circle"):
-        constraint(tools=(Tool("f", "", '{"$ref": "#"}'),))
+        constraint(tools=(Tool("f", "", '{"$ref": "#"}', strict=True),))
 
 
 def test_a_choice_without_its_tool_is_refused() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from msgspec.structs import replace
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.text.schema.closing import MAX_CHAIN, TooManyReferencesError, WorkLimit, close_objects
@@ -241,9 +242,11 @@ def test_the_schemas_of_one_request_are_bounded_together() -> None:
     with pytest.raises(TooManyReferencesError, match="alternatives"):
         for _ in range(10):
             close_objects(forks(200), limit)
-    tools = [Tool(f"t{index}", "", json.dumps(forks(200))) for index in range(11)]
+    tools = [Tool(f"t{index}", "", json.dumps(forks(200)), strict=True) for index in range(11)]
     with pytest.raises(InvalidToolSchema, match="alternatives"):
         constraint(tools=tuple(tools))
+    warnings = constraint(tools=tuple(replace(tool, strict=False) for tool in tools)).warnings
+    assert [each for each in warnings if "alternatives" in each or "too large" in each]
 
 
 def test_references_through_many_layers_are_refused_not_run_into() -> None:

@@ -2,8 +2,11 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
+from edgeagent.text.schema.closing import MAX_CHAIN
+from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from edgeagent.types import JsonSchemaFormat, TextFormat, Tool
 from tests.text.grammar.test_compiler import TOOLS, accepts, constraint
 
@@ -124,6 +127,34 @@ def test_a_pattern_with_a_look_ahead_costs_no_answer_where_it_is_not_strict() ->
 def test_a_schema_that_no_change_helps_is_ignored_where_it_is_not_strict() -> None:
     state = constraint(tools=(*TOOLS, Tool("other", "", json.dumps(IMPOSSIBLE))), mode="required")
     assert state.warnings[0].startswith("parameters of tool 'other': the schema cannot be followed and is ignored: ")
+    assert accepts(state, '<tool_call>{"name": "other", "arguments": {"b": 1}}</tool_call>')
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    return {"items": _nested(depth - 1)} if depth else {}
+
+
+CHAIN = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}", "required": ["a"]} for index in range(MAX_CHAIN + 2)}
+BOUNDS: dict[str, Any] = {
+    "references in a row": {"$defs": CHAIN, "properties": {"x": CHAIN["d0"]}},
+    "references in a circle": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "keys of alternatives": {"allOf": [{"anyOf": [{"properties": {f"p{n}": {}}}]} for n in range(1_200)]},
+    "no object": {"type": "string"},
+    "bytes": {"description": "x" * MAX_SCHEMA_BYTES},
+    "levels": _nested(MAX_SCHEMA_DEPTH + 1),
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_a_tool_beyond_a_bound_costs_no_answer_where_it_is_not_strict(kind: str) -> None:
+    tool = Tool(
+        "other", "", json.dumps({**BOUNDS[kind], "properties": {"a": {}, **BOUNDS[kind].get("properties", {})}})
+    )
+    with pytest.raises(InvalidToolSchema, match="parameters of tool 'other': "):
+        constraint(tools=(*TOOLS, replace(tool, strict=True)))
+    state = constraint(tools=(*TOOLS, tool), mode="required")
+    (warning,) = state.warnings
+    assert warning.startswith("parameters of tool 'other': the schema cannot be followed and is ignored: ")
     assert accepts(state, '<tool_call>{"name": "other", "arguments": {"b": 1}}</tool_call>')
 
 

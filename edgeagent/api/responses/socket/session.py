@@ -511,7 +511,7 @@ class Session:
             self._history.evict_failed(previous_id, lane.name)
 
     def _cancel(self, frame: Json) -> None:
-        response_id = frame.get("response_id")
+        response_id = frame.get("response_id") or None
         if response_id is None:
             lane = self._lanes.find(frame.get("stream_id"))
             live = lane.live if lane else None
