@@ -43,6 +43,7 @@ def test_the_systemd_units(folder: str) -> None:
     assert {f"landlock_{name}" for name in ("create_ruleset", "add_rule", "restrict_self")} < set(calls.split())
     assert "seccomp" in calls.split()
     corrected_by_hand = (ExitCode.WRONG_SETTING, ExitCode.PORT_TAKEN, ExitCode.ALREADY_RUNNING)
+    assert settings["Restart"] == ["on-failure"] and float(settings["WatchdogSec"][0].removesuffix("s")) > 0
     assert settings["RestartPreventExitStatus"] == [" ".join(str(int(code)) for code in corrected_by_hand)]
     # A first start finds no folders, and a path that does not exist stays read-only.
     writable = [path for value in settings.get("ReadWritePaths", []) for path in value.split()]

@@ -21,6 +21,22 @@ GUIDE = (Path(__file__).parents[2] / "docs/guides/kiosk.md").read_text()
 SECRET = "The visitor's name is Xanthippe Quill."
 
 
+# Runs edgeagent, and writes each address that the process looks up or connects to into a file.
+WATCHED = """
+import contextlib, runpy, socket, sys
+def note(event, values):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"):
+        with open({log!r}, "a") as file:
+            print(event, *values[0 if event == "socket.getaddrinfo" else 1 :], file=file)
+sys.addaudithook(note)
+with contextlib.suppress(OSError):
+    socket.create_connection(("127.0.0.1", 9), timeout=1)  # so that the file shows that this is seen
+sys.argv[0] = "edgeagent"
+runpy.run_module("edgeagent", run_name="__main__", alter_sys=True)
+"""
+CONNECTED = "connected.txt"
+
+
 def blocks(kind: str) -> list[str]:
     """Return the content of the guide's code blocks of one kind."""
     return [re.sub("^  ", "", block, flags=re.M) for block in re.findall(rf"```{kind}\n(.*?)```", GUIDE, re.S)]
@@ -39,7 +55,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kiosk(tmp_path_factory: pytest.TempPathFactory, config: Path) -> Iterator[Daemon]:
     state_dir = tmp_path_factory.mktemp("kiosk") / "state"
     # Earlier, the device ran with the defaults.
-    before = start_daemon(state_dir, "builtin", "--min-free-bytes", "0")
+    watched = WATCHED.format(log=str(state_dir.parent / CONNECTED))
+    before = start_daemon(state_dir, "builtin", "--min-free-bytes", "0", program=("-c", watched))
     talk(before, (state_dir / TOKEN_FILE).read_text())
     (state_dir / "history").write_text(SECRET)
     stop_daemon(before)
@@ -109,3 +126,11 @@ def test_nothing_of_a_conversation_is_on_the_disk(kiosk: Daemon, config: Path) -
     for path in kiosk.state_dir.parent.rglob("*"):
         if path.is_file():
             assert b"Xanthippe" not in path.read_bytes(), path
+
+
+def test_nothing_leaves_the_machine_unless_its_owner_adds_a_remote(kiosk: Daemon) -> None:
+    """The first daemon had the defaults, and answered over all APIs. The worker's sandbox has no network at all."""
+    lines = (kiosk.state_dir.parent / CONNECTED).read_text().splitlines()
+    assert lines[0].startswith("socket.getaddrinfo 127.0.0.1 9 ")
+    inet = [line for line in lines if not re.match(r"socket\.\w+ (/|@|b'|\0)", line)]  # not a Unix socket
+    assert [line for line in inet if not re.match(r"socket\.\w+ \(?'?(127\.0\.0\.1|localhost|::1)\b", line)] == []

@@ -37,6 +37,14 @@ def test_a_model_takes_what_the_others_leave_and_at_least_an_equal_part(tmp_path
     assert [shares.share_of(each).max_bytes for each in (A, B, C)] == [8000, 4000, 4000]
 
 
+def test_no_bytes_make_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    state_dir = tmp_path / "state"
+    state_dir.mkdir()
+    assert make_shares(state_dir, disk_bytes=0).prepare(tmp_path / "m.gguf") is None
+    assert list(state_dir.iterdir()) == []
+
+
 @pytest.mark.parametrize("sizes", [(LIMIT, 0, 0), (LIMIT, LIMIT, LIMIT), (8000, 5000, 100), (4000, 4000, 4000)])
 def test_the_limit_holds_once_each_model_keeps_to_its_share(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
     shares, loaded = make_shares(tmp_path), dict(zip((A, B, C), sizes, strict=True))
