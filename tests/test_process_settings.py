@@ -14,14 +14,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgeagent.process_settings import keep_collections_short, request_short_time_slices
+from edgeagent.process_settings import keep_collections_short, request_short_time_slices, switch_threads_often
 from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before, had_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    before, had_frozen, interval_s = gc.get_threshold(), gc.get_freeze_count() > 0, sys.getswitchinterval()
     yield
+    sys.setswitchinterval(interval_s)
     gc.set_threshold(*before)
     if not had_frozen:
         gc.unfreeze()
@@ -57,6 +58,12 @@ def test_a_collection_of_the_middle_generation_sees_few_objects() -> None:
     keep_collections_short()
     new, young, _ = gc.get_threshold()
     assert new * young <= 2100
+
+
+def test_threads_switch_often() -> None:
+    sys.setswitchinterval(0.005)
+    switch_threads_often()
+    assert 0 < sys.getswitchinterval() <= 0.0005
 
 
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275, "riscv64": 275}

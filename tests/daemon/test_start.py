@@ -40,6 +40,7 @@ from edgeagent.daemon import ConsoleReporter, build_router, serve
 class Stopping(ConsoleReporter):
     def listening(self, *args):
         print(json.dumps(list(sys.modules)))
+        print(sys.getswitchinterval())
         os.kill(os.getpid(), signal.SIGTERM)
 
 def build(config):
@@ -60,13 +61,21 @@ sys.exit(serve(config, reporter=Stopping(), build=build))
 def test_a_daemon_starts_its_worker_first_and_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patient(100))
-    before, was_imported, modules = map(json.loads, done.stdout.splitlines())
+    before, was_imported, modules, interval_s = map(json.loads, done.stdout.splitlines())
     assert set(before) & {*LATER, *HEAVY} == set()
     assert not was_imported, "what the service has begun waits until the web framework is imported"
     assert set(modules) & set(HEAVY) == set()
+    assert interval_s <= 0.0005, "the event loop waits for no thread that computes"
 
 
 def test_a_worker_imports_nothing_of_the_daemon() -> None:
-    code = "import json, sys, edgeagent.worker.child.process; print(json.dumps(list(sys.modules)))"
-    modules = json.loads(subprocess.check_output([sys.executable, "-c", code], timeout=patient(100)))
+    code = (
+        "import json, sys\nfrom edgeagent.worker.child import process\n"
+        "process.main()  # it ends, since no Load comes\n"
+        "print(json.dumps([sys.getswitchinterval(), list(sys.modules)]), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patient(100))
+    interval_s, modules = json.loads(done.stderr.splitlines()[-1])
     assert set(modules) & set(FOREIGN) == set()
+    assert interval_s <= 0.0005, "a step waits for no thread that reads a request"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,20 @@ def test_every_metric_is_there(made: dict[str, str]) -> None:
 
 def test_no_page_has_a_path_of_this_machine(made: dict[str, str]) -> None:
     assert not [name for name, text in made.items() if str(Path.home()) in text]
+
+
+def test_every_type_is_defined(made: dict[str, str]) -> None:
+    """A type begins with a capital. It is linked to its table, which is in the same page or in another one."""
+    anchors = {
+        name: {heading.lower().replace(".", "").replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", page, re.M)}
+        for name, page in made.items()
+    }
+    types = 0
+    for name, page in made.items():
+        for cell in re.findall(r"^\| `\w+` \| ([^|]+) \|", page, re.M) if name in ("http.md", "websocket.md") else ():
+            for word in re.findall(r"(?<!\[)\b[A-Z]\w+(?!\])\b", re.sub(r'"[^"]*"|\([^)]*\)', "", cell)):
+                pytest.fail(f"{name}: {word} is not linked, in {cell!r}")
+            for word, target, anchor in re.findall(r"\[(\w+)\]\(([^)#]*)#([^)]+)\)", cell):
+                types += 1
+                assert anchor in anchors[target or name], f"{name}: {word} is not defined"
+    assert types > 100

@@ -25,6 +25,7 @@ from edgeagent.errors import (
     NotSupported,
 )
 from edgeagent.store.gguf.header import validate_model
+from edgeagent.text.grammar import compiler
 from edgeagent.types import (
     ChatPrompt,
     GenerateRequest,
@@ -145,6 +146,17 @@ def test_neither_users_nor_tools_write_control_tokens_or_markers(host: Host) -> 
     said = pieces(host, ChatPrompt((Message("user", "Hi"), Message("assistant", attack), Message("user", "Hi"))))
     assert "<think>" in said
     assert said.count("<|im_end|>") == 3
+
+
+def test_the_tables_of_grammars_are_made_while_the_model_loads(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later they would stop every stream: the interpreter's lock is held for seconds if the vocabulary is large."""
+    host = load(tiny_model(MemoryKind.FULL_ATTENTION))
+    monkeypatch.setattr(compiler, "LLTokenizer", lambda *_, **__: pytest.fail("the tables are made amid streams"))
+    host.prepare(request(TextPrompt("Hello"), format=JsonObjectFormat()))
+    with pytest.raises(pytest.fail.Exception):
+        compiler.GrammarCompiler(host.model).prepare()
 
 
 def test_an_echo_knows_its_prompt(host: Host) -> None:
