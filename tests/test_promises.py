@@ -121,6 +121,11 @@ PROMISES = [
     (CACHE, "With `--cache-disk-bytes 0` nothing is written", "tests/worker/parent/pool/test_cache_shares.py::test_no"),
     (SERVICE, "After a power loss no lock is left", "tests/robust/test_F5_cache_crash.py::test_killed_at_random"),
     (KIOSK, "again after a failure, or if it hangs", "tests/test_packaging.py::test_the_systemd_units"),
+    (
+        "docs/howto/page.md",
+        "With `--forget`, nothing is written to the disk, and they end with the daemon",
+        FORGOTTEN,
+    ),
     (TERMINAL, "With `--forget`, the daemon keeps nothing of any chat there.", FORGOTTEN),
     (VOICE, "Nothing of it is sent or stored", "tests/api/responses/socket/test_ahead.py::test_any_other_create"),
     (MODELS, "The token is never an argument, and is never logged", "tests/cli/test_pull.py::test_the_hub_s_token_is"),
@@ -185,7 +190,13 @@ GUIDES = [page for page in PAGES if not page.startswith(("docs/architecture", "d
 # Sentences with such a word that promise neither privacy nor recovery.
 OTHERS = (
     *("Nothing is published yet", "it is never imported", "Nothing is compiled", "never run", "was never tested"),
-    *("shows nothing meanwhile", "It changes nothing", "The mode, and nothing prevented it", "forbids nothing"),
+    *(
+        "`none` nothing",
+        "shows nothing meanwhile",
+        "It changes nothing",
+        "The mode, and nothing prevented it",
+        "forbids nothing",
+    ),
     *(
         "If nothing else can serve a request",
         "when nothing else runs",
