@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 KIOSK, SECURITY, SERVICE = "docs/guides/kiosk.md", "docs/howto/security.md", "docs/howto/service.md"
 DESKTOP, TERMINAL, CACHE = "docs/guides/desktop-app.md", "docs/guides/terminal.md", "docs/howto/cache.md"
 VOICE, MODELS, WATCH = "docs/guides/voice-assistant.md", "docs/howto/models.md", "docs/howto/watch.md"
-README, REMOTE = "README.md", "docs/remote.md"
+README, REMOTE, PAGE = "README.md", "docs/remote.md", "docs/howto/page.md"
 ON_KIOSK, ON_DESKTOP = "tests/integration/test_kiosk_guide.py", "tests/integration/test_desktop_guide.py"
 FORGOTTEN = f"{ON_KIOSK}::test_nothing_of_a_conversation_is_on_the_disk"
 RESUMED = f"{ON_DESKTOP}::test_an_answer_in_the_background_is_resumed_and_a_conversation_continues_after_a_restart"
@@ -121,10 +121,11 @@ PROMISES = [
     (CACHE, "With `--cache-disk-bytes 0` nothing is written", "tests/worker/parent/pool/test_cache_shares.py::test_no"),
     (SERVICE, "After a power loss no lock is left", "tests/robust/test_F5_cache_crash.py::test_killed_at_random"),
     (KIOSK, "again after a failure, or if it hangs", "tests/test_packaging.py::test_the_systemd_units"),
+    (PAGE, "With `--forget`, nothing is written to the disk, and they end with the daemon", FORGOTTEN),
     (
-        "docs/howto/page.md",
-        "With `--forget`, nothing is written to the disk, and they end with the daemon",
-        FORGOTTEN,
+        PAGE,
+        "The browser is told to load nothing from elsewhere",
+        "tests/api/page/test_files.py::test_the_policy_forbids_what_the_page_does_not_need",
     ),
     (TERMINAL, "With `--forget`, the daemon keeps nothing of any chat there.", FORGOTTEN),
     (VOICE, "Nothing of it is sent or stored", "tests/api/responses/socket/test_ahead.py::test_any_other_create"),
