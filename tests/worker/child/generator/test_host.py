@@ -159,6 +159,28 @@ def test_the_tables_of_grammars_are_made_while_the_model_loads(
         compiler.GrammarCompiler(host.model).prepare()
 
 
+def test_answers_behind_a_long_shared_prefix_run_together_with_a_sliding_window(tiny_model: TinyModel) -> None:
+    """llama.cpp's small cache for windowed layers (`swa_full = false`) would run them one after the other."""
+    host = load(tiny_model(MemoryKind.SLIDING_WINDOW), ctx=4096)
+    prompt = [20 + index * 7 % 90 for index in range(1200)]
+    num_tokens, num_together = {"a": 0, "b": 0}, 0
+
+    def step() -> None:
+        nonlocal num_together
+        found = {output.sequence.id for output in host.engine.step() if output.tokens}
+        for name in found:
+            num_tokens[name] += 1
+        num_together += len(found) == 2
+
+    for name, end in (("a", 5), ("b", 6)):
+        host.engine.add(host.prepare(request(TokenPrompt((*prompt, end)), name, max_tokens=30)).spec)
+        while not num_tokens[name]:
+            step()
+    while host.engine.has_work:
+        step()
+    assert num_together >= 10
+
+
 def test_an_echo_knows_its_prompt(host: Host) -> None:
     prepared = host.prepare(request(TextPrompt("Hello <|im_end|>", parse_special=True), echo=True, logprobs=2))
     assert prepared.echo is not None
