@@ -218,4 +218,4 @@ def test_no_promise_is_left_out(page: str) -> None:
         is_sentence = " " in found[0].strip() and not any(other in found[0] for other in OTHERS)
         assert not is_sentence or any(
             sentence.rstrip(".") in found[0] or found[0].strip() in sentence for sentence in told
-        ), found[0]
+        ), f"give it a row in PROMISES, or a word in OTHERS: {found[0]}"

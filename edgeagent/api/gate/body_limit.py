@@ -21,6 +21,8 @@ from edgeagent.process_settings import give_back_freed_memory
 # Freed memory of this size is given back to the system; that takes milliseconds, so it is not done for less.
 TRIM_BYTES = 4 << 20
 TRIM_DELAY_S = 1.0
+# A request may still use its body then, for example while its prompt is rendered. So freed memory is given back again.
+TRIM_AGAIN_S = 10.0
 
 
 class InFlight:
@@ -38,6 +40,7 @@ class InFlight:
         self._arrivals: set[Arrival] = set()
         self._peak_bytes = 0
         self._trim_timer: asyncio.TimerHandle | None = None
+        self._num_trims_due = 0
 
     def begin(self, cut: Callable[[], None]) -> Arrival:
         """Return the account of one body, or of the frames of one connection. `cut` ends it; it must not raise."""
@@ -71,13 +74,20 @@ class InFlight:
         )
 
     def _plan_trim(self) -> None:
-        if self._peak_bytes >= TRIM_BYTES and self._trim_timer is None:
-            self._trim_timer = asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._trim)
+        if self._peak_bytes >= TRIM_BYTES:
+            self._num_trims_due = 2
+            self._trim_after(TRIM_DELAY_S)
+
+    def _trim_after(self, delay_s: float) -> None:
+        if self._trim_timer is None and self._num_trims_due:
+            self._trim_timer = asyncio.get_running_loop().call_later(delay_s, self._trim)
 
     def _trim(self) -> None:
         self._trim_timer = None
+        self._num_trims_due -= 1
         self._peak_bytes = self._num_bytes
         asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
+        self._trim_after(TRIM_AGAIN_S)
 
 
 class Arrival:
