@@ -10,14 +10,14 @@ import psutil
 from msgspec.structs import replace
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.bindings import devices
+from edgeagent.engine.llama.bindings import commit, devices, system_description
 from edgeagent.engine.llama.fingerprint import machine_conditions
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.fit.need import margin_bytes
 from edgeagent.fit.placement import FreeMemory, gpus_of
 from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again, why_no_draft
-from edgeagent.types import FileShape, SettingChoice
+from edgeagent.types import FileShape, MemoryKind, ModelInfo, SettingChoice
 from edgeagent.types.choices import set_options
 from edgeagent.usable import usable_memory
 from edgeagent.worker.protocol import Load
@@ -40,6 +40,35 @@ class Opened:
     """Whether the form of attention comes from a profile of `edgeagent tune`."""
     why_no_draft: str = ""
     """Why the draft model must be left out to save memory; "" if it may be loaded, or if there is none."""
+
+    def describe(self, load: Load, sandbox: tuple[str, ...], context_length: int, load_ms: float) -> ModelInfo:
+        """Return what is known of a model that only computes whole texts. A model that generates has more to add."""
+        model = self.model
+        return ModelInfo(
+            name=load.name,
+            path=load.path,
+            architecture=model.metadata("general.architecture") or "unknown",
+            description=model.description,
+            size_bytes=model.size_bytes,
+            num_params=model.num_params,
+            num_vocab=model.num_tokens,
+            context_length=context_length,
+            context_length_trained=model.context_length_trained,
+            max_sequences=1,
+            memory_kind=MemoryKind.NONE,
+            supports_tools=False,
+            supports_reasoning=False,
+            sampling=model.default_sampling(),
+            devices=model.devices,
+            num_gpu_layers=model.num_gpu_layers,
+            num_gpu_bytes=self.num_gpu_bytes,
+            num_layers=model.num_layers,
+            llama_cpp_commit=commit(),
+            system_description=system_description(),
+            sandbox=sandbox,
+            load_ms=load_ms,
+            num_parallel=1,
+        )
 
 
 @dataclass(frozen=True, slots=True)

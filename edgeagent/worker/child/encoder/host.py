@@ -7,10 +7,11 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec import structs
+
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.first_steps import FIRST_STEPS, TOKENIZER
-from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.embedder import Rows, truncated
 from edgeagent.engine.llama.encoder import Encoder
@@ -24,8 +25,6 @@ from edgeagent.types import (
     Embedding,
     Finished,
     FinishReason,
-    MemoryKind,
-    ModelInfo,
     QueryAnswer,
     Rerank,
     Score,
@@ -151,7 +150,7 @@ class EncoderHost:
         """
         started_s = time.monotonic() if started_s is None else started_s
         config, model = opened.config, opened.model
-        self.model, self._num_gpu_bytes = model, opened.num_gpu_bytes
+        self.model = model
         self.encoder = Encoder(model, config)
         self.notes, self.warnings = opened.notes, ()
         self._threads = ThreadGovernor(config.threads or num_usable_cores())
@@ -164,7 +163,13 @@ class EncoderHost:
         self._pairs = PairReader(model, self._vocabulary, special.control, self.encoder.max_tokens)
         on_part(f"{FIRST_STEPS} of {model.path}")
         self._warm_up()
-        self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
+        load_ms = (time.monotonic() - started_s) * 1000
+        self.info = structs.replace(
+            opened.describe(load, sandbox, self.encoder.max_tokens, load_ms),
+            embedding_length=self._embedding_length,
+            can_generate=False,
+            can_rank=self.encoder.is_ranking,
+        )
 
     @property
     def num_threads(self) -> int:
@@ -219,37 +224,6 @@ class EncoderHost:
             self.encoder.warm_up(self.num_threads)
         except EdgeAgentError as error:
             raise ModelLoadFailed(f"{self.model.path} cannot compute a text: {error.message}") from error
-
-    def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
-        model = self.model
-        return ModelInfo(
-            name=load.name,
-            path=load.path,
-            architecture=model.metadata("general.architecture") or "unknown",
-            description=model.description,
-            size_bytes=model.size_bytes,
-            num_params=model.num_params,
-            num_vocab=model.num_tokens,
-            context_length=self.encoder.max_tokens,
-            context_length_trained=model.context_length_trained,
-            max_sequences=1,
-            memory_kind=MemoryKind.NONE,
-            supports_tools=False,
-            supports_reasoning=False,
-            sampling=model.default_sampling(),
-            devices=model.devices,
-            num_gpu_layers=model.num_gpu_layers,
-            num_gpu_bytes=self._num_gpu_bytes,
-            num_layers=model.num_layers,
-            llama_cpp_commit=commit(),
-            system_description=system_description(),
-            sandbox=sandbox,
-            load_ms=load_ms,
-            embedding_length=self._embedding_length,
-            num_parallel=1,
-            can_generate=False,
-            can_rank=self.encoder.is_ranking,
-        )
 
 
 class EncoderJobs(TextJobs):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import describe_attention
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, choose_block_tokens
@@ -16,7 +18,6 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.first_steps import FIRST_STEPS, can_rewind, measure_small_steps, try_adapter, try_out
-from edgeagent.engine.llama.bindings import commit, system_description
 from edgeagent.engine.llama.cell_packing import CellPacker
 from edgeagent.engine.llama.context import Adapter, LlamaRunner
 from edgeagent.engine.llama.embedder import Embedder
@@ -213,7 +214,6 @@ class Host:
         started_s = time.monotonic() if started_s is None else started_s
         config = opened.config
         self.model = opened.model
-        self._num_gpu_bytes = opened.num_gpu_bytes
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
         self._open_runner(opened)
@@ -238,7 +238,8 @@ class Host:
         if store is not None:
             store.wait_until_open(_OPEN_S)
             self.engine.refresh()
-        self.info = self._describe(load, sandbox, (time.monotonic() - started_s) * 1000)
+        load_ms = (time.monotonic() - started_s) * 1000
+        self.info = self._described(opened.describe(load, sandbox, self.engine.context_length, load_ms))
 
     def _open_runner(self, opened: Opened) -> None:
         """Open the model's context (its runner)."""
@@ -471,34 +472,17 @@ class Host:
     def _note(self, text: str) -> None:
         self.notes = (*self.notes, text)
 
-    def _describe(self, load: Load, sandbox: tuple[str, ...], load_ms: float) -> ModelInfo:
+    def _described(self, info: ModelInfo) -> ModelInfo:
         model = self.model
-        return ModelInfo(
-            name=load.name,
-            path=load.path,
-            architecture=model.metadata("general.architecture") or "unknown",
-            description=model.description,
-            size_bytes=model.size_bytes,
-            num_params=model.num_params,
-            num_vocab=model.num_tokens,
-            context_length=self.engine.context_length,
-            context_length_trained=model.context_length_trained,
+        return structs.replace(
+            info,
             max_sequences=self.runner.num_sequences,
             memory_kind=model.memory_kind,
             supports_tools=self._template.supports_tools,
             supports_reasoning=self._template.supports_reasoning,
-            sampling=self._sampling,
-            devices=model.devices,
-            num_gpu_layers=model.num_gpu_layers,
-            num_gpu_bytes=self._num_gpu_bytes,
-            num_layers=model.num_layers,
             draft=self._draft.file,
             draft_why=self._draft.why,
-            llama_cpp_commit=commit(),
-            conditions=machine_conditions(self.model.path),
-            system_description=system_description(),
-            sandbox=sandbox,
-            load_ms=load_ms,
+            conditions=machine_conditions(model.path),
             chat_template=model.chat_template or "",
             supports_infill=model.infill_tokens is not None,
             embedding_length=self._embedding_length,
