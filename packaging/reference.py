@@ -36,6 +36,7 @@ MANY = 10
 TAGS = {
     "openai": "OpenAI's API",
     "responses": "Responses",
+    "anthropic": "Anthropic's API",
     "ollama": "Ollama's API",
     "llama-server": "llama-server's API",
     "daemon": "The daemon",
@@ -313,8 +314,12 @@ def errors_page() -> str:
     return f"""# Errors
 
 Every refusal is JSON: `{{"error": {{"message", "type", "param", "code"}}}}`. On Ollama's routes it is
-`{{"error": "message"}}`. `code` does not change between versions. `param` names the field at fault. `message` says what
-happened, the value, and what to do.
+`{{"error": "message"}}`. On Anthropic's it is
+`{{"type": "error", "error": {{"type", "message", "details"}}, "request_id"}}` with Anthropic's types, and `code` is
+`details.error_code`. Its status 529 stands for 429, and for 503 if the type is `unavailable_error`.
+
+`code` does not change between versions. `param` names the field at fault. `message` says what happened, the value, and
+what to do.
 
 On a WebSocket, an error before a response exists is an `error` event with the same fields. After that it is the `error`
 of `response.failed`.

@@ -127,10 +127,13 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "responses": {"gate", "wire", "context"},
         "openai": {"gate", "wire", "context"},
         "llama_server": {"openai", "gate", "wire", "context"},
+        "anthropic": {"openai", "gate", "wire", "context"},
         "ollama": {"openai", "gate", "wire", "context"},
         "ops": {"openai", "gate", "wire", "context"},
         "page": {"responses", "gate", "wire", "context"},
-        "documents": {"openai", "responses", "ollama", "llama_server", "ops", "page", "gate", "wire", "routes"},
+        "documents": {
+            *("openai", "responses", "anthropic", "ollama", "llama_server", "ops", "page", "gate", "wire", "routes"),
+        },
     },
     "api.responses": {
         "socket": {"items", "body", "event_json", "events", "turn"},

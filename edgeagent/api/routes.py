@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeagent.api.anthropic import messages
 from edgeagent.api.gate.access import Paths
 from edgeagent.api.llama_server import completion, tools
 from edgeagent.api.ollama import chat as ollama_chat
@@ -17,7 +18,7 @@ from edgeagent.credentials.keys import Scope
 
 _MODULES = (
     *(completions, embeddings, completion, tools),
-    *(responses, connection),
+    *(responses, connection, messages),
     *(files, entry, conversations, markdown),
     *(models, ollama_chat, ollama_embed, ollama_models, status, cache, remotes),
 )

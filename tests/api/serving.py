@@ -109,7 +109,7 @@ def normalised(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         prefix = match[0].split("_")[0]
         return seen.setdefault(match[0], f"{prefix}_{sum(key.startswith(prefix) for key in seen) + 1}")
 
-    text = re.sub(r"\b(?:resp|msg|fc|rs|cmp)_[0-9a-f]{32}", name, text)
+    text = re.sub(r"\b(?:resp|msg|fc|rs|cmp)_[0-9a-f]{32}|\breq_[0-9a-f]{24}", name, text)
     text = re.sub(r'("(?:created_at|completed_at)": )\d+', r'\1"<time>"', text)
     text = re.sub(r'("delivery": )[\d.e-]+', r'\1"<measured>"', text)
     result: list[dict[str, Any]] = json.loads(text)
@@ -119,7 +119,11 @@ def normalised(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def check_golden(name: str, events: list[dict[str, Any]]) -> None:
     """Compare events with the golden file of this name, and check both against the grammar. `make golden` writes it."""
     check_stream(events)
-    path = GOLDEN / f"{name}.json"
+    compare_golden(GOLDEN / f"{name}.json", events)
+
+
+def compare_golden(path: Path, events: list[dict[str, Any]]) -> None:
+    """Compare events with a golden file. With `WRITE_GOLDEN` in the environment, write it first."""
     actual = normalised(events)
     if "WRITE_GOLDEN" in os.environ:
         path.write_text(json.dumps(actual, indent=1) + "\n", encoding="utf-8")

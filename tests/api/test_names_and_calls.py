@@ -10,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 import edgeagent.api.routes  # noqa: F401 it imports every body
+from edgeagent.api.anthropic.body import read_message
 from edgeagent.api.ollama.body import read_chat as read_ollama_chat
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.responses.body import read_create
@@ -92,6 +93,21 @@ def of_chat(calls: list[Json], results: list[Json]) -> GenerateRequest:
     return read_chat({"messages": sent}, completion_id="c", default_model="fake").requests[0]
 
 
+def of_messages(calls: list[Json], results: list[Json]) -> GenerateRequest:
+    """A call of Anthropic's API always has an id."""
+    ids = [each.get("id") or f"toolu_{index}" for index, each in enumerate(calls)]
+    used = [
+        {"type": "tool_use", "id": each, "name": call["function"]["name"], "input": call["function"]["arguments"]}
+        for each, call in zip(ids, calls, strict=True)
+    ]
+    answers = [
+        {"type": "tool_result", "tool_use_id": result.get("tool_call_id") or each, "content": "1"}
+        for each, result in zip(ids, results, strict=False)
+    ]
+    sent = [{"role": "assistant", "content": used}, {"role": "user", "content": answers}]
+    return read_message({"model": "fake", "max_tokens": 9, "messages": sent}, request_id="r").request
+
+
 def of_ollama(calls: list[Json], results: list[Json]) -> GenerateRequest:
     sent = [{"role": "assistant", "tool_calls": calls}, *({"role": "tool", "content": "1", **each} for each in results)]
     asked = read_ollama_chat({"model": "fake", "messages": sent}, request_id="r", served=str)
@@ -106,7 +122,7 @@ def of_responses(calls: list[Json], results: list[Json]) -> GenerateRequest:
     return create.request("r", "fake", ConnectionHistory().continue_from(None, create.items, StoreResult()))
 
 
-@pytest.mark.parametrize("read", [of_chat, of_ollama, of_responses])
+@pytest.mark.parametrize("read", [of_chat, of_messages, of_ollama, of_responses])
 def test_earlier_calls_are_taken_in_every_form(read: Any) -> None:
     """Arguments are an object or its text, and an id that is missing is made."""
     calls = [{"function": {"name": "f", "arguments": arguments}} for arguments in ('{"a": "é"}', {"a": "é"}, {})]

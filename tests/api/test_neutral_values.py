@@ -15,10 +15,12 @@ from edgeagent.api.routes import ROUTES as OPERATIONS
 from edgeagent.api.wire.body import MEANT_EMPTY, NEUTRAL_NUMBERS, Body, Settings, validate
 from tests.present import present
 
-WIRES = ("openai", "llama-server", "ollama")
+WIRES = ("openai", "anthropic", "llama-server", "ollama")
 FUNCTION: dict[str, Any] = {"name": "f", "arguments": "{}"}
 # The required fields of the bodies, and of the objects in them.
 REQUIRED: dict[str, dict[str, Any]] = {
+    "AnthropicTool": {"name": "f"},
+    "AnthropicToolChoice": {"type": "auto"},
     "AssistantMessage": {"role": "assistant"},
     "ChatCall": {"function": FUNCTION},
     "ChatTool": {"function": {"name": "f"}},
@@ -41,12 +43,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "ToolMessage": {"role": "tool", "content": "1"},
     "ChatBody": {"messages": [{"role": "user", "content": "hi"}]},
     "CompletionBody": {"prompt": "hi"},
+    "CountTokensBody": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "ContextManagement": {"type": "compaction"},
     "DetokenizeBody": {"tokens": [1]},
     "EmbeddingsBody": {"input": "hi"},
     "InfillBody": {"input_prefix": "hi", "input_suffix": ""},
     "InfillFile": {"text": "hi"},
     "LlamaCompletionBody": {"prompt": "hi"},
+    "MessagesBody": {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
     "OllamaChatBody": {"model": "m"},
     "OllamaCopyBody": {"source": "a", "destination": "b"},
     "OllamaEmbedBody": {"model": "m"},
@@ -56,12 +60,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "OllamaPullBody": {"model": "m"},
     "PullBody": {"model": "m"},
     "RerankBody": {"query": "q", "documents": ["d"]},
+    "Thinking": {"type": "adaptive"},
     "TokenizeBody": {"content": "hi"},
 }
 
 
 # The fields in which an empty list or object is a value, and those in which an empty text is one.
 MEANT = {"content", "input", "json_schema", "format", "samplers", "parameters", "schema", "tool_call_id", "id"}
+MEANT |= {"input_schema"}
 MEANT_TEXTS = {"input"}
 
 
@@ -113,6 +119,7 @@ def test_a_neutral_value_is_as_if_the_field_were_absent(body: type[Settings]) ->
 def test_each_wire_is_walked() -> None:
     names = {body.__name__ for body in BODIES}
     assert {"ChatBody", "CompletionBody", "CreateResponseBody", "EmbeddingsBody", "RerankBody"} <= names
+    assert {"MessagesBody", "CountTokensBody", "AnthropicToolChoice", "Thinking", "OutputConfig"} <= names
     assert {"OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OptionsBody"} <= names
     assert {"EdgeagentBody", "Format", "Reasoning", "StreamOptions"} <= names
     fields = {field.alias or name for body in BODIES for name, field in body.model_fields.items()}

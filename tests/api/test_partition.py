@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hello"},
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "hello"},
+    "/v1/messages": {"model": "default", "max_tokens": 9, "messages": MESSAGES},
     "/api/chat": {"model": "default", "messages": MESSAGES, "stream": False},
     "/api/generate": {"model": "default", "prompt": "hello", "stream": False},
 }

@@ -72,7 +72,9 @@ WRONG_TOKENS = [
     ["Authorization: Bearer wrong"],
     ["Authorization: Basic x"],
     [f"Authorization: {TOKEN}"],
-    [f"X-Api-Key: {TOKEN}"],
+    [f"X-Api-Key: {TOKEN}x"],
+    [f"X-Api-Key: {TOKEN}", f"X-Api-Key: {TOKEN}x"],
+    [f"Authorization: Bearer {TOKEN}", f"X-Api-Key: {TOKEN}x"],
     [f"Authorization: Bearer {TOKEN}x"],
     [f"Authorization: Bearer {TOKEN[:-1]}"],
     ["Authorization: Bearer "],
@@ -125,6 +127,8 @@ async def test_the_right_token(locked: Running) -> None:
     for scheme in ("Bearer", "bearer", "BEARER"):
         assert (await get(locked, host, f"Authorization: {scheme} {TOKEN}")).status == 200
         assert (await upgrade(locked, host, f"Authorization: {scheme} {TOKEN}")).status == 101
+    for lines in ([f"X-Api-Key: {TOKEN}"], [f"X-Api-Key: {TOKEN}", f"Authorization: Bearer {TOKEN}"]):
+        assert (await get(locked, host, *lines)).status == 200
 
 
 async def test_a_page_reads_why_it_was_refused(locked: Running) -> None:

@@ -8,15 +8,23 @@ from collections.abc import Iterator
 from edgeagent import __version__
 from edgeagent.api.documents.components import Components
 from edgeagent.api.routes import ROUTES
-from edgeagent.api.wire.errors import OllamaRefusal, Refusal, error_codes, wire_form
+from edgeagent.api.wire.errors import (
+    ANTHROPIC_PREFIX,
+    OLLAMA_PREFIX,
+    AnthropicRefusal,
+    OllamaRefusal,
+    Refusal,
+    error_codes,
+    wire_form,
+)
 from edgeagent.api.wire.latency import LatencyHeaders
 from edgeagent.api.wire.route import SSE, Route
 from edgeagent.api.wire.shape import Json
 from edgeagent.credentials.keys import Scope
 
 _DESCRIPTION = """\
-OpenAI's API and Ollama's, served by one daemon on this machine. The WebSocket at `/v1/responses` is described in \
-AsyncAPI.
+The APIs of OpenAI, Anthropic, Ollama and llama-server, served by one daemon on this machine. The WebSocket at \
+`/v1/responses` is described in AsyncAPI.
 
 Every client needs a token where `server.token_required` is set or the daemon listens beyond this machine. Elsewhere \
 the routes with the scopes `models` and `admin` need one, but not from the user that the daemon runs as. A token opens \
@@ -58,8 +66,8 @@ def openapi_document() -> Json:
 
 
 def _operation(route: Route, components: Components) -> Json:
-    is_ollama = route.path.startswith("/api/")
-    refusal = components.ref(OllamaRefusal if is_ollama else Refusal)
+    of_path = {OLLAMA_PREFIX: OllamaRefusal, ANTHROPIC_PREFIX: AnthropicRefusal}
+    refusal = components.ref(next((of_path[each] for each in of_path if route.path.startswith(each)), Refusal))
     responses = {str(route.status.value): _answer(route, components)}
     if route.unavailable is not None and route.method != "HEAD":
         responses["503"] = _content("Not ready", {"application/json": components.ref(route.unavailable)})

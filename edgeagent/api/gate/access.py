@@ -90,7 +90,7 @@ class Access:
         return decide(need, sender), sender
 
     async def _sender(self, scope: AsgiScope, *, is_user_asked: bool) -> Sender:
-        keys = self._keys.judge(bearer_tokens(scope) + subprotocol_tokens(scope))
+        keys = self._keys.judge(header_tokens(scope) + subprotocol_tokens(scope))
         listener = self._listener(scope)
         user = UNKNOWN_USER
         if listener is Listener.UNIX:
@@ -144,8 +144,10 @@ def header_values(scope: AsgiScope, name: bytes) -> list[bytes]:
     return [value.strip() for key, value in scope["headers"] if key.lower() == name]
 
 
-def bearer_tokens(scope: AsgiScope) -> list[bytes]:
-    """Return the tokens of a request's Authorization headers.
+def header_tokens(scope: AsgiScope) -> list[bytes]:
+    """Return the tokens of a request's Authorization headers, and that of x-api-key, which Anthropic's clients send.
+
+    Claude Code may send one token in both, which is then one token.
 
     After the scheme Bearer, any text counts as a token. After another scheme, or without a scheme, only a text with
     TOKEN_PREFIX counts, also as the name or the password of Basic. Otherwise a client that sends its token in a wrong
@@ -159,7 +161,8 @@ def bearer_tokens(scope: AsgiScope) -> list[bytes]:
         else:
             shown = (*words[-1:], *_name_and_password(words))
             tokens += [word for word in shown if word.startswith(TOKEN_PREFIX.encode())]
-    return tokens
+    keys = [value.strip(_QUOTES) for value in header_values(scope, b"x-api-key")]
+    return tokens + [key for key in keys if key not in tokens]
 
 
 def _name_and_password(words: list[bytes]) -> list[bytes]:

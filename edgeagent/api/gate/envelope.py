@@ -20,6 +20,7 @@ from edgeagent import metrics
 from edgeagent.api.gate.access import Paths, header_values
 from edgeagent.api.gate.security import has_body
 from edgeagent.api.wire.body import WARNINGS_KEY, WarningLog, Warnings
+from edgeagent.api.wire.errors import ANTHROPIC_PREFIX
 from edgeagent.api.wire.request_id import begin_request
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,8 @@ class Envelope:
                 case "http.response.start" | "websocket.http.response.start":
                     outcome = str(message["status"])
                     own = [(b"x-request-id", request_id.encode()), *warnings.headers()]
+                    if scope["path"].startswith(ANTHROPIC_PREFIX):
+                        own.append((b"request-id", request_id.encode()))
                     message = {**message, "headers": [*message.get("headers", ()), *own]}
                 case "websocket.accept":
                     outcome = "101"

@@ -169,7 +169,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 _ALLOW_METHODS = b"GET, POST, DELETE, OPTIONS"
 # "*" means every header except Authorization. In a browser, the openai client sends a dozen x-stainless-* headers.
 _ALLOW_HEADERS = b"authorization, *"
-_EXPOSE_HEADERS = b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-edgeagent-warning"
+_EXPOSE_HEADERS = b"x-request-id, request-id, retry-after, retry-after-ms, x-should-retry, x-edgeagent-warning"
 _NULL_ADVICE = "many pages have this origin, so it cannot be allowed; serve the page from an address of its own"
 _ENTRY_ADVICE = "the daemon's own page needs a token; run `edgeagent open`, and use the link that it prints"
 _PAGE_SCHEMES = {"ws": "http", "wss": "https"}

@@ -28,7 +28,7 @@ from edgeagent.api.ollama.body import (
 )
 from edgeagent.api.ollama.models import capabilities
 from edgeagent.api.openai.answer import finish_reason
-from edgeagent.api.openai.chat_answer import ChatAnswer, logprobs_body
+from edgeagent.api.openai.chat_answer import ChatAnswer, arguments_of, logprobs_body
 from edgeagent.api.wire.answer_stream import AnswerWriter, start_stream
 from edgeagent.api.wire.body import Body, read_body
 from edgeagent.api.wire.errors import ollama_refusal
@@ -40,7 +40,6 @@ from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, Forbidden, NotSupported
 from edgeagent.service.inventory import find_known
 from edgeagent.service.service import status_of
-from edgeagent.strict_json import load_generated
 from edgeagent.types import (
     Delta,
     Finished,
@@ -226,8 +225,8 @@ class OllamaAnswer(Sink):
 
     def _calls(self, first: int = 0) -> list[OllamaCall]:
         made = self._answer.choices[0].calls[first:]
-        calls = (_call(started, "".join(parts)) for started, parts in made)
-        return [call for call in calls if call is not None]
+        called = ((started, arguments_of(parts)) for started, parts in made)
+        return [_call(started, arguments) for started, arguments in called if arguments is not None]
 
     def _line(self, content: AnswerContent, logprobs: Sequence[TokenLogprob] = ()) -> Json:
         return {**self._head(), **self._to_fields(content), "done": False, **_logprobs(logprobs)}
@@ -257,15 +256,8 @@ class OllamaAnswer(Sink):
         return {"model": self._answer.model, "created_at": rfc3339()}
 
 
-def _call(started: ToolCallStarted, arguments: str) -> OllamaCall | None:
-    """Return a call; None if its arguments are not a JSON object, for example if the answer ended inside them."""
-    try:
-        value = load_generated(arguments or "{}")
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict):
-        return None
-    return {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": value}}
+def _call(started: ToolCallStarted, arguments: Json) -> OllamaCall:
+    return {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": arguments}}
 
 
 def _logprobs(logprobs: Sequence[TokenLogprob]) -> Json:

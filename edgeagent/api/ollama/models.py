@@ -415,9 +415,9 @@ def _line(progress: Progress) -> OllamaPull:
     }
 
 
-# Clients read from Ollama's version what a server supports. All routes of this version are served: 0.13.3 brought
-# /v1/responses. The next minor version brought /v1/messages, which is not served.
-API_VERSION = "0.13.4"
+# Clients read from Ollama's version what a server supports. All routes of this version are served: it brought
+# /v1/messages. The next versions brought /v1/images/generations, which is not served.
+API_VERSION = "0.14.0"
 
 
 class OllamaVersion(Shape):

@@ -160,8 +160,7 @@ class Answer(ABC):
 class Chunks(AnswerWriter):
     """Converts the steps of an answer into the chunks of a stream. `kind` is the value of each chunk's `object`.
 
-    `end_mark` is written behind the last chunk. Errors of the worker name fields of the Responses API, such as `input`;
-    `params` maps these names to the fields of the route.
+    `end_mark` is written behind the last chunk.
     """
 
     end_mark = DONE
@@ -170,7 +169,6 @@ class Chunks(AnswerWriter):
         self.id = answer.id
         if delivery.ping_interval_s is not None:
             self.ping_interval_s = delivery.ping_interval_s
-        self.params: Mapping[str, str] = {}
         self._answer = answer
         self._delivery = delivery
         self._progress = [GenerationProgress() for _ in answer.choices]
@@ -225,7 +223,7 @@ class Chunks(AnswerWriter):
 
 
 def reworded(error: EdgeAgentError, params: Mapping[str, str]) -> EdgeAgentError:
-    """Return an error that names the field of a route instead of the field of the Responses API; see Chunks."""
+    """Return an error that names the field of a route instead of the field of the Responses API; see AnswerWriter."""
     error.param = params.get(error.param or "", error.param)
     return error
 

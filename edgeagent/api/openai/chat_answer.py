@@ -17,6 +17,7 @@ from edgeagent.api.wire.latency import ServiceTier, service_tier_of
 from edgeagent.api.wire.llama_fields import AnswerForm
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import event
+from edgeagent.strict_json import load_generated
 from edgeagent.types import (
     Delta,
     Finished,
@@ -109,6 +110,25 @@ class ChatSoFar(ChoiceSoFar):
             message["tool_calls"] = [_call(started, "".join(parts)) for started, parts in self.calls]
         return message
 
+    def add(self, delta: Delta) -> None:
+        """Add a delta to the choice."""
+        match delta:
+            case TextDelta(text, logprobs):
+                self.texts.append(text)
+                self.logprobs.extend(logprobs)
+            case ReasoningDelta(text):
+                self.reasonings.append(text)
+            case ToolCallStarted():
+                self.calls.append((delta, []))
+            case ToolCallDelta(_, arguments):
+                self.calls[-1][1].append(arguments)
+            case Finished():
+                self.finished = delta
+            case Started():
+                self.started = self.started or delta
+            case PromptProgress() | PromptText() | Queued() | Interrupted():
+                pass
+
 
 class ChatAnswer(Answer):
     """A chat completion while it is generated.
@@ -124,23 +144,7 @@ class ChatAnswer(Answer):
 
     def add(self, index: int, delta: Delta) -> None:
         """Add a delta to the choice `index`."""
-        choice = self.choices[index]
-        match delta:
-            case TextDelta(text, logprobs):
-                choice.texts.append(text)
-                choice.logprobs.extend(logprobs)
-            case ReasoningDelta(text):
-                choice.reasonings.append(text)
-            case ToolCallStarted():
-                choice.calls.append((delta, []))
-            case ToolCallDelta(_, arguments):
-                choice.calls[-1][1].append(arguments)
-            case Finished():
-                choice.finished = delta
-            case Started():
-                choice.started = choice.started or delta
-            case PromptProgress() | PromptText() | Queued() | Interrupted():
-                pass
+        self.choices[index].add(delta)
 
     def take(self, index: int, step: Step) -> None:
         for delta in step.deltas:
@@ -268,6 +272,15 @@ def _service_tier(started: Started | None) -> _Tier:
 def logprobs_body(logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
     """Return the object `logprobs` of a choice or a chunk."""
     return {"content": token_logprobs(logprobs), "refusal": None}
+
+
+def arguments_of(parts: Sequence[str]) -> Json | None:
+    """Return a call's arguments; None if they are not a JSON object, for example if the answer ended inside them."""
+    try:
+        value = load_generated("".join(parts) or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _call(call: ToolCallStarted, arguments: str) -> ChatToolCall:

@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
-from edgeagent.api.openai.answer import Answer, Chunks, reworded
+from edgeagent.api.openai.answer import Answer, reworded
 from edgeagent.api.openai.chat_answer import ChatAnswer, ChatChunks, ChatCompletion
 from edgeagent.api.openai.chat_body import ChatBody, read_chat
 from edgeagent.api.openai.text_answer import TextAnswer, TextChunks, TextCompletion
 from edgeagent.api.openai.text_body import CompletionBody, read_completion
-from edgeagent.api.wire.answer_stream import MAX_INLINE_LOGPROBS, Generate, num_logprobs, start_stream
+from edgeagent.api.wire.answer_stream import MAX_INLINE_LOGPROBS, AnswerWriter, Generate, num_logprobs, start_stream
 from edgeagent.api.wire.body import Body, read_body
 from edgeagent.api.wire.generation import put_headers
 from edgeagent.api.wire.llama_fields import ReadCompletion
@@ -59,12 +59,12 @@ async def respond(
     request: Request,
     requests: Sequence[GenerateRequest],
     answer: Answer,
-    chunks: Chunks | None,
+    chunks: AnswerWriter | None,
     params: Mapping[str, str],
 ) -> Response:
     """Run the requests, and answer with a stream of `chunks`. If `chunks` is None, answer with `answer` as one body.
 
-    If the client disconnects, the requests are cancelled. For `params`, see Chunks.
+    If the client disconnects, the requests are cancelled. For `params`, see AnswerWriter.
     """
     run = partial(run_all, context_of(request).service, [replace(each, is_whole=chunks is None) for each in requests])
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from starlette.types import Receive
 
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.generation import is_wait, put_headers, started_in, wait_body
-from edgeagent.api.wire.sse import PING_INTERVAL_S, Stream, unless_disconnected
+from edgeagent.api.wire.sse import PING, PING_INTERVAL_S, Stream, unless_disconnected
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.client_sink import ClientSink
 from edgeagent.types import PromptText, Queued, Sink, Started, Step, TextDelta, replace
@@ -37,12 +37,15 @@ Generate = Callable[[Sequence[Sink]], Coroutine[Any, Any, None]]
 class AnswerWriter(ABC):
     """Writes an answer in a wire protocol. `media_type`: that of the stream. `id` names the request in the log.
 
-    `has_logprobs`: the steps have log probabilities.
+    `has_logprobs`: the steps have log probabilities. Errors of the worker name fields of the Responses API, such as
+    `input`; `params` maps these names to the fields of the route.
     """
 
     media_type = "text/event-stream"
+    ping = PING
     ping_interval_s: float | None = PING_INTERVAL_S
     has_logprobs = False
+    params: Mapping[str, str] = {}
     id: str
 
     def opening(self) -> bytes:
@@ -90,7 +93,7 @@ class AnswerStream(Stream):
     def __init__(self, writer: AnswerWriter, generate: Generate, num_sinks: int = 1) -> None:
         self.media_type = writer.media_type
         super().__init__()
-        self.ping_interval_s = writer.ping_interval_s
+        self.ping, self.ping_interval_s = writer.ping, writer.ping_interval_s
         self._writer = writer
         self._arrived = asyncio.Event()
         self._sinks = [ClientSink(partial(self._deliver, index), self._arrived) for index in range(num_sinks)]

@@ -1,7 +1,7 @@
-"""Which HTTP status, type and headers each error gets, and the body that carries it: in OpenAI's form, or in Ollama's.
+"""Which HTTP status, type and headers each error gets, and its body in the form of OpenAI, Anthropic or Ollama.
 
 The text of an error is where the error is raised. `error_answer` makes each answer over HTTP, `ollama_refusal` the last
-line of Ollama's streams, and `error_event` the event of a WebSocket.
+line of Ollama's streams, `anthropic_refusal` the last event of Anthropic's, and `error_event` the event of a WebSocket.
 
 WIRE_FORMS has a row for each class of errors.py, and a test checks that. The message of an InternalError is not sent to
 clients, because it is not written for them. Paths of files are sent only to clients that manage models or the daemon.
@@ -21,6 +21,7 @@ from typing import Literal, NotRequired
 from starlette.responses import JSONResponse
 
 from edgeagent import errors
+from edgeagent.api.wire.request_id import REQUEST_ID
 from edgeagent.api.wire.shape import Shape
 from edgeagent.errors import EdgeAgentError, printable
 
@@ -33,6 +34,7 @@ Only a client that has the scope `models` or `admin` may.
 """
 
 OLLAMA_PREFIX = "/api/"
+ANTHROPIC_PREFIX = "/v1/messages"
 # Ollama's text, with its two spaces: clients search for it.
 _OLLAMA_BUSY = "server busy, please try again.  maximum pending requests exceeded"
 # openai clients ignore Retry-After over 120 s and then give up altogether.
@@ -69,9 +71,32 @@ class Error(Shape):
 
 
 class Refusal(Shape):
-    """The body of every error, except in the Ollama API."""
+    """The body of every error, except in the APIs of Anthropic and Ollama."""
 
     error: Error
+
+
+class AnthropicDetails(Shape):
+    """What a program reads of an error: one of the codes in the OpenAPI document, and the field at fault or null."""
+
+    error_code: str
+    param: str | None
+
+
+class AnthropicError(Shape):
+    """What went wrong, in Anthropic's form."""
+
+    type: str
+    message: str
+    details: AnthropicDetails
+
+
+class AnthropicRefusal(Shape):
+    """The body of an error on a route under /v1/messages, and the last event of a stream that failed."""
+
+    type: Literal["error"]
+    error: AnthropicError
+    request_id: str
 
 
 class OllamaRefusal(Shape):
@@ -128,6 +153,15 @@ WIRE_FORMS: dict[type[EdgeAgentError], WireForm] = {
     errors.StoreError: WireForm(500, "server_error", retry=False),
 }
 
+# The types that have another name in Anthropic's API.
+_ANTHROPIC_TYPES = {
+    "rate_limit_error": "overloaded_error",  # there, a rate limit is that of an account
+    "unavailable_error": "overloaded_error",
+    "server_error": "api_error",
+    "model_error": "api_error",
+}
+_ANTHROPIC_OVERLOADED = 529
+
 _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the details under this request's id."
 
 _MAY_NAME_PATHS = (errors.ModelLoadFailed, errors.ConfigError, errors.StoreError)
@@ -181,6 +215,23 @@ def ollama_refusal(error: EdgeAgentError) -> OllamaRefusal:
     return {"error": _OLLAMA_BUSY if is_busy else error_body(error)["message"]}
 
 
+def anthropic_refusal(error: EdgeAgentError) -> AnthropicRefusal:
+    """Return the body that answers a failed request on Anthropic's routes. It is also the last event of a stream."""
+    body = error_body(error)
+    kind, message = _ANTHROPIC_TYPES.get(body["type"], body["type"]), body["message"]
+    if isinstance(error, errors.PayloadTooLarge):
+        kind = "request_too_large"
+    if isinstance(error, errors.ContextLengthExceeded):
+        # Claude Code searches for these words, and then shortens the conversation.
+        message = f"prompt is too long: {message}"
+    details: AnthropicDetails = {"error_code": body["code"], "param": body["param"]}
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message, "details": details},
+        "request_id": REQUEST_ID.get(),
+    }
+
+
 def error_answer(path: str, error: EdgeAgentError, status: int | None = None) -> JSONResponse:
     """Return the HTTP answer for an error, in the form of the API that the path belongs to.
 
@@ -188,6 +239,11 @@ def error_answer(path: str, error: EdgeAgentError, status: int | None = None) ->
     """
     if status is None:
         status = http_status(error)
+    if path.startswith(ANTHROPIC_PREFIX):
+        refusal = anthropic_refusal(error)
+        if refusal["error"]["type"] == "overloaded_error":
+            status = _ANTHROPIC_OVERLOADED
+        return JSONResponse(refusal, status, error_headers(error))
     if not path.startswith(OLLAMA_PREFIX):
         return JSONResponse(Refusal(error=error_body(error)), status, error_headers(error))
     if isinstance(error, errors.Overloaded):

@@ -35,10 +35,11 @@ class Stream(Response):
     """A response that sends each chunk when a generator yields it. The generator is closed if the client disconnects.
 
     The generator must yield its own failures as content, because the status line has been sent by then. If
-    `ping_interval_s` is set, a comment is sent after such a silence. Without it, a client could take the silence for a
-    lost connection.
+    `ping_interval_s` is set, `ping` is sent after such a silence: a comment, or an event without content. Otherwise a
+    client could take the silence for a lost connection.
     """
 
+    ping = PING
     ping_interval_s: float | None = None
 
     def __init__(self, chunks: AsyncGenerator[bytes, None] | None = None) -> None:
@@ -81,7 +82,7 @@ class Stream(Response):
         while True:
             silent_s = self._clock() - self._sent_at_s
             if silent_s >= interval_s:
-                await self.write(PING)
+                await self.write(self.ping)
                 silent_s = 0.0
             await asyncio.sleep(interval_s - silent_s)
 

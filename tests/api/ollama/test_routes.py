@@ -117,18 +117,19 @@ class TestMediaType:
 
 
 # The routes that Ollama has since the version that /api/version reports, and the first that came after it.
-ROUTES_OF_0_13_4 = (
+ROUTES_OF_0_14_0 = (
     *("/api/generate", "/api/chat", "/api/embed", "/api/embeddings", "/api/create", "/api/push", "/api/pull"),
     *("/api/copy", "/api/show", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+    "/v1/messages",
 )
-LATER_ROUTE = "/v1/messages"
+LATER_ROUTE = "/v1/images/generations"
 
 
 async def test_the_version_is_the_one_whose_routes_are_served(daemon: Running) -> None:
     reported = (await daemon.http.get(f"{daemon.url}/api/version")).json()["version"]
-    assert reported == "0.13.4"
+    assert reported == "0.14.0"
     missing = [
-        path for path in ROUTES_OF_0_13_4 if (await daemon.http.post(f"{daemon.url}{path}", json={})).status_code == 404
+        path for path in ROUTES_OF_0_14_0 if (await daemon.http.post(f"{daemon.url}{path}", json={})).status_code == 404
     ]
     assert missing == []
     assert (await daemon.http.post(f"{daemon.url}{LATER_ROUTE}", json={})).status_code == 404, "report a later version"

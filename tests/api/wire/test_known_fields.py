@@ -39,6 +39,8 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/completion": {"prompt": "hi"},
     "/infill": {"input_prefix": "hi", "input_suffix": ""},
     "/embedding": {"content": "hi"},
+    "/v1/messages": {"model": "fake", "max_tokens": 9, "messages": MESSAGES},
+    "/v1/messages/count_tokens": {"model": "fake", "messages": MESSAGES},
     "/api/chat": {"model": "fake", "messages": MESSAGES},
     "/api/generate": {"model": "fake", "prompt": "hi"},
     "/api/embed": {"model": "fake", "input": "hi"},
@@ -57,7 +59,7 @@ async def daemon() -> AsyncIterator[Running]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES)
 async def test_an_unknown_field_is_told_and_the_answer_stays(daemon: Running, route: str, stream: bool) -> None:
-    body = ROUTES[route] | ({"stream": stream} if not re.search("embed|rerank|/responses/", route) else {})
+    body = ROUTES[route] | ({"stream": stream} if not re.search("embed|rerank|/responses/|count", route) else {})
     plain = await daemon.http.post(daemon.url + route, json=body)
     assert (plain.status_code, HEADER in plain.headers) == (200, False)
     told = await daemon.http.post(daemon.url + route, json=body | {"modle": "x", "zzz": 1})

@@ -25,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hello"},
     "/completion": {"prompt": "hello"},
     "/infill": {"input_prefix": "a", "input_suffix": "b"},
+    "/v1/messages": {"model": "default", "max_tokens": 9, "messages": MESSAGES},
     "/api/chat": {"model": "default", "messages": MESSAGES, "stream": False},
     "/api/generate": {"model": "default", "prompt": "hello", "stream": False},
 }

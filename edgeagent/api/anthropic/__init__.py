@@ -1,0 +1,1 @@
+"""Anthropic's Messages API. `openai` has the parts that are the same."""
