@@ -34,6 +34,8 @@ CLIENTS = {
     "open responses": ("open_responses.py", SHARED),
     "openai-python": ("openai_python.py", SHARED),
     "openai-node": ("openai_node.mjs", PACKAGES),
+    "anthropic-python": ("anthropic_python.py", SHARED),
+    "anthropic-node": ("anthropic_node.mjs", PACKAGES),
     "ai sdk": ("ai_sdk.mjs", PACKAGES),
     "ollama-js": ("ollama_js.mjs", PACKAGES),
     "codex": ("codex_cli.py", PACKAGES),
