@@ -153,6 +153,12 @@ def offered_by_chat(tool: Json) -> GenerateRequest:
     return read_chat(body, completion_id="c", default_model="fake").requests[0]
 
 
+def offered_by_messages(tool: Json) -> GenerateRequest:
+    offered = {"name": tool["name"], "input_schema": tool["parameters"]}
+    body: Json = {"model": "fake", "max_tokens": 9, "messages": HI, "tools": [offered]}
+    return read_message(body, request_id="r").request
+
+
 def offered_by_ollama(tool: Json) -> GenerateRequest:
     asked = read_ollama_chat(
         {"model": "fake", "messages": HI, "tools": [{"function": tool}]}, request_id="r", served=str
@@ -166,7 +172,7 @@ def offered_by_responses(tool: Json) -> GenerateRequest:
     return create.request("r", "fake", ConnectionHistory().continue_from(None, create.items, StoreResult()))
 
 
-@pytest.mark.parametrize("read", [offered_by_chat, offered_by_ollama, offered_by_responses])
+@pytest.mark.parametrize("read", [offered_by_chat, offered_by_messages, offered_by_ollama, offered_by_responses])
 def test_no_keyword_of_a_tools_schema_costs_the_request_where_the_tool_is_not_strict(read: Any) -> None:
     """A keyword that is null is absent, as serializers write it. What cannot be followed is left out in the worker."""
     for schema in ({keyword: None} for keyword in KEYWORDS):
