@@ -45,15 +45,16 @@ def test_cancel_of_nothing_is_ignored(fields: dict[str, Any]) -> None:
     assert client.cancelled == []
 
 
-def test_cancel_without_an_id_is_the_lanes_active_response() -> None:
+@pytest.mark.parametrize("fields", [{}, {"response_id": None}, {"response_id": ""}])
+def test_cancel_without_an_id_is_the_lanes_active_response(fields: dict[str, Any]) -> None:
     client = Client()
     client.create()
     client.create(stream_id="a")
     for request_id in client.started:
         client.step(request_id, TextDelta("x"))
-    client.send("response.cancel", stream_id="a")
+    client.send("response.cancel", stream_id="a", **fields)
     assert client.cancelled == [client.started[1]]
-    client.send("response.cancel")
+    client.send("response.cancel", **fields)
     assert client.cancelled == client.started[::-1]
 
 
