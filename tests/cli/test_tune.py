@@ -94,7 +94,7 @@ def test_a_search_takes_its_time_and_at_most_one_comparison_more(monkeypatch: py
 
 
 def test_a_value_that_is_better_for_warm_turns_only_is_taken() -> None:
-    """Plain attention behind a cached prefix took 0.57 of flash attention's time, and a little more elsewhere."""
+    """Behind a cached prompt plain attention took 146 ms instead of 210, and a little more elsewhere."""
     flash = [{COLD: [1000.0], WARM: [210.0], BEHIND: [27.0], ALL_RATE: [60.0 + number]} for number in range(5)]
     plain = [{COLD: [1010.0], WARM: [146.0], BEHIND: [27.0], ALL_RATE: [58.0 + number]} for number in range(5)]
     change = paired_change(speeds(Measurement(SCENARIOS["turn"], [list(flash), list(plain)])))
