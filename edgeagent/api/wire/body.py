@@ -111,6 +111,11 @@ class Settings(Body):
     def _without_neutral(cls, fields: object) -> object:
         if not isinstance(fields, dict):
             return fields
+        for value in fields.values():  # most messages of a conversation have nothing neutral
+            if not value or value == -1 or isinstance(value, float):
+                break
+        else:
+            return fields
         kinds = _field_kinds(cls)
         return {
             name: int(value) if isinstance(value, float) and name in kinds.whole and value.is_integer() else value
