@@ -31,8 +31,8 @@ NUM_CANARY_TOKENS = 96
 # The bundled model's token of the end is forbidden, so that the answers are long.
 CANARY = {"input": "Tell me a story.", "max_output_tokens": NUM_CANARY_TOKENS, "logit_bias": {"2041": -100}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
-# A worker that is killed three times while it loads is not started again for a while. A stopped process goes on before
-# it counts as hung.
+# A worker that is killed three times while it loads is not started again for a while. A renderer that is killed twice
+# during one job counts as killed by the job. A stopped process goes on before it counts as hung.
 MAX_KILLS = 2
 MAX_STOP_S = 1.0
 NUM_FAULTS = 12
@@ -92,16 +92,23 @@ def descendants(daemon: Daemon) -> list[psutil.Process]:
     return found
 
 
+PARTS = {"worker": "edgeagent.worker.child.process", "renderer": "edgeagent.worker.render.process"}
+
+
 def victims(daemon: Daemon, part: str) -> list[psutil.Process]:
-    """Return the processes of a part: the worker, or those that render for it, which are forks of it."""
-    workers: list[psutil.Process] = psutil.Process(daemon.process.pid).children()
-    return workers if part == "worker" else [each for each in descendants(daemon) if each not in workers]
+    """Return the processes of a part, with those that it has begun: a sandbox, and the jobs of a renderer."""
+    found: list[psutil.Process] = []
+    for each in descendants(daemon):
+        with suppress(psutil.Error):
+            if PARTS[part] in " ".join(each.cmdline()):
+                found.append(each)
+    return found
 
 
-def harm(daemon: Daemon, chance: random.Random, *, may_kill_worker: bool) -> str:
-    """Kill or stop one process of the worker's tree; return what was done."""
-    part, way = chance.choice(["worker", "renderer"]), chance.choice(["kill", "stop"])
-    if (part, way) == ("worker", "kill") and not may_kill_worker:
+def harm(daemon: Daemon, chance: random.Random, may_kill: dict[str, bool]) -> str:
+    """Kill or stop one process of the worker or the renderer; return what was done."""
+    part, way = chance.choice(list(PARTS)), chance.choice(["kill", "stop"])
+    if not may_kill[part]:
         way = "stop"
     if not (found := victims(daemon, part)):
         return "nobody there"
@@ -136,13 +143,19 @@ def test_streams_go_on_exactly(daemon: Daemon, seed: int) -> None:
         text = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
         return {"input": f"Say {next(number)}.", "max_output_tokens": 8, "text": text}
 
-    done, seen = list[str](), set[psutil.Process]()
+    done, seen, num_answered = list[str](), set[psutil.Process](), [-1, -1]
     with asking(daemon, lambda: dict(CANARY), other) as clients:
         while len(done) < NUM_FAULTS or not all(client.answers or client.errors for client in clients):
             seen.update(descendants(daemon))
             time.sleep(chance.uniform(0.0, 0.5))
             if len(done) < NUM_FAULTS:
-                done.append(harm(daemon, chance, may_kill_worker=done.count("kill worker") < MAX_KILLS))
+                answered = [len(client.answers) for client in clients]
+                is_other_job = all(now > before for now, before in zip(answered, num_answered, strict=True))
+                may_kill = {"worker": done.count("kill worker") < MAX_KILLS, "renderer": is_other_job}
+                done.append(harm(daemon, chance, may_kill))
+                if done[-1] == "kill renderer":
+                    num_answered = answered
+    assert {"worker", "renderer"} <= {what.split()[-1] for what in done}, done
     canary, beside = clients
     assert not canary.errors + beside.errors, (done, canary.errors + beside.errors)
     for text, response in canary.answers:

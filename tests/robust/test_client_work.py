@@ -22,13 +22,17 @@ from typing import Any
 import psutil
 import pytest
 
+from edgeagent.api.llama_server.completion import MAX_FILES
+from edgeagent.api.openai.embeddings import MAX_DOCUMENTS, MAX_INPUTS
 from edgeagent.api.openai.text_body import MAX_PROMPTS
 from edgeagent.api.responses.body import MAX_REFERENCES
 from edgeagent.api.responses.socket.lanes import MAX_NAMED_LANES
 from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING
 from edgeagent.api.responses.socket.steering import MAX_STEERS
+from edgeagent.api.routes import ROUTES
 from edgeagent.api.wire.fields import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_SCHEMA_BYTES, MAX_STOPS, MAX_TOOLS
 from edgeagent.config import ServerConfig
+from edgeagent.conversation.history import MAX_ITEMS
 from edgeagent.daemon.transport import FRAMES_BURST, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, PIECE_BYTES
 from edgeagent.strict_json import MAX_JSON_DEPTH, MAX_JSON_OBJECTS, MAX_JSON_VALUES
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
@@ -77,8 +81,13 @@ def sent(line: str, *fields: str, body: bytes = b"") -> Send:
     return send
 
 
+POSTED: set[str] = set()
+"""The routes to which `posted` members send a body."""
+
+
 def posted(path: str, body: bytes | dict[str, Any], *fields: str) -> Send:
     """Return a member that sends a JSON body."""
+    POSTED.add(path)
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     fields = fields or ("Content-Type: application/json",)
     return sent(f"POST {path}", *fields, f"Content-Length: {len(content)}", body=content)
@@ -283,6 +292,18 @@ def lanes(daemon: Daemon) -> set[Outcome]:
         return {event["type"] for event in islice(filter(terminal, client.events()), 300)}
 
 
+def references_to_copies(daemon: Daemon) -> Outcome | set[Outcome]:
+    """Store the same items with many responses, and refer to all of them."""
+    ids = [f"copy_{number}" for number in range(MAX_REFERENCES)]
+    stored = {"input": [{"type": "reasoning", "id": each} for each in ids], "generate": False}
+    notes = {f"k{number}": "v" * 500 for number in range(16)}
+    for _ in range(64):
+        assert posted(RESPONSES, {**stored, "metadata": notes})(daemon) == 200
+    return posted(RESPONSES, {"input": [{"type": "item_reference", "id": each} for each in ids], "generate": False})(
+        daemon
+    )
+
+
 def half_open(daemon: Daemon) -> Outcome:
     """Open sockets and leave them, neither reading nor closing."""
     opened = [Socket.open(daemon) for _ in range(100)]
@@ -307,6 +328,33 @@ def member(name: str, bound: object, send: Send, *outcomes: Outcome) -> Member:
 
 def reference(number: int) -> dict[str, Any]:
     return {"type": "item_reference", "id": f"item_{number}"}
+
+
+CHAT_TURN = {"role": "user", "content": "x"}
+MODEL = {"model": "builtin"}
+LONG = "word " * (MIB // 5)
+LISTS: list[tuple[str, str, object, int, dict[str, Any]]] = [
+    ("/v1/embeddings", "input", "x", MAX_INPUTS, MODEL),
+    ("/embedding", "content", "x", MAX_INPUTS, {}),
+    ("/v1/rerank", "documents", "x", MAX_DOCUMENTS, {"query": "x"}),
+    ("/completion", "prompt", "x", MAX_PROMPTS, {}),
+    ("/infill", "input_extra", {"text": "x"}, MAX_FILES, {"input_prefix": "x", "input_suffix": "x"}),
+    ("/apply-template", "messages", CHAT_TURN, MAX_MESSAGES, {}),
+    ("/v1/responses/compact", "input", CHAT_TURN, MAX_ITEMS, {}),
+    ("/v1/responses/input_tokens", "input", CHAT_TURN, MAX_ITEMS, {}),
+    ("/api/chat", "messages", CHAT_TURN, MAX_MESSAGES, MODEL),
+    ("/api/embed", "input", "x", MAX_INPUTS, MODEL),
+]
+TEXTS: list[tuple[Any, ...]] = [
+    ("/tokenize", "content", {}, 200, 400),
+    ("/api/generate", "prompt", {**MODEL, "truncate": False, "raw": True}, 400),
+    ("/api/embeddings", "prompt", MODEL, 400),
+    ("/api/show", "model", {}, 400),
+    ("/api/copy", "source", {"destination": "x"}, 400),
+    ("/api/pull", "model", {}, 400),
+    ("/v1/models/pull", "model", {}, 400),
+    ("/detokenize", "tokens", {}, 400),
+]
 
 
 def members() -> list[Member]:
@@ -375,6 +423,19 @@ def members() -> list[Member]:
             400,
             404,
         ),
+        # Those that no other member tries. What is not a length is bounded as JSON, which B4 tries on every route.
+        *(
+            member(f"{path} {field}", most, posted(path, {**fields, field: [item] * (most + 1)}), 400)
+            for path, field, item, most, fields in LISTS
+        ),
+        *(
+            member(
+                f"{path} {field}", SERVER.max_body_bytes, posted(path, {**fields, field: "word " * (MIB // 5)}), *ends
+            )
+            for path, field, fields, *ends in TEXTS
+        ),
+        member("metadata", 16, posted(RESPONSES, {"input": "x", "metadata": {f"k{n}": "v" for n in range(17)}}), 400),
+        member("references to copies", "each response is read once", references_to_copies, 200),
         member(
             "a long id", "of a response", posted(RESPONSES, {"input": "x", "previous_response_id": "r" * MIB}), 400, 404
         ),
@@ -475,7 +536,7 @@ def test_no_work_of_a_client_is_without_a_bound(daemon: Daemon, record_property:
     with Canary(daemon) as canary:
         tried = members()
         for each in tried:  # what is loaded lazily is not what a member keeps
-            if each.name in ("body", "half-sent frames", "creates", "messages"):
+            if each.name in ("body", "half-sent frames", "creates", "messages", "tools' bytes"):
                 each.send(daemon)
         for each in tried:
             before_mib = process.memory_info().rss / MIB
@@ -487,6 +548,8 @@ def test_no_work_of_a_client_is_without_a_bound(daemon: Daemon, record_property:
             assert sent("GET /health")(daemon) == 200
             assert kept_mib(process, before_mib) <= MAX_KEPT_MIB, each.name
         assert not canary.errors
+    bodies = {name.removeprefix("POST ") for name, route in ROUTES.items() if route.body and route.tag != "daemon"}
+    assert {path for path in bodies if path.startswith("/")} <= POSTED, "a route that no member tries"
     assert {each.name: found for each in tried if not (found := answers[each.name]) <= each.outcomes} == {}
 
 

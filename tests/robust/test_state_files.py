@@ -8,20 +8,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
-from edgeagent.credentials.keys import Scope, add_client
+from edgeagent.credentials.keys import Scope, add_client, clients
 from edgeagent.runtime_file import find_daemon
 from tests.integration.conftest import start_daemon, stop_daemon
 from tests.patience import patient
-from tests.robust.fake_serve import command
+from tests.robust.fake_serve import command, serving
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the daemon cannot be stopped by a signal there")
 
@@ -81,26 +84,52 @@ def asked(url: str) -> bool:
         return bool(reply.status == 200)
 
 
-def damaged(used: Path, copy: Path) -> Iterator[tuple[str, Path]]:
-    """Damage each file in each way, in a copy of the folder; yield the name of the case."""
+def damaged(used: Path, copy: Path, damage: Callable[[bytes, bytes], bytes]) -> Iterator[tuple[str, Path]]:
+    """Damage each file, in a copy of the folder; yield the name of the case."""
     names = files_of(used)
     for index, name in enumerate(names):
         own, other = (used / name).read_bytes(), (used / names[index - 1]).read_bytes()
-        for way, damage in DAMAGES.items():
-            if (content := damage(own, other)) == own:
-                continue
-            shutil.copytree(used, copy, copy_function=shutil.copy2)
-            copy.chmod(0o700)
-            (copy / name).write_bytes(content)
-            yield f"{name} {way}", copy
-            shutil.rmtree(copy)
+        if (content := damage(own, other)) == own:
+            continue
+        shutil.copytree(used, copy, copy_function=shutil.copy2)
+        copy.chmod(0o700)
+        (copy / name).write_bytes(content)
+        yield str(name), copy
+        shutil.rmtree(copy)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.slow(seconds=60)
-def test_damaged_files_cost_what_they_hold_and_no_more(used: Path, tmp_path: Path) -> None:
+EARLIER = Path(__file__).with_name("state_0_1")
+"""What a daemon of version 0.1.0 left: a token, a client with a token, and a response (the database as text)."""
+
+
+def test_the_state_of_an_earlier_version_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir(0o700)
+    for name in ("token", "clients.json"):
+        shutil.copy(EARLIER / name, folder)
+        (folder / name).chmod(0o600)
+    with closing(sqlite3.connect(folder / "responses.sqlite3")) as database:
+        database.executescript((EARLIER / "responses.sql").read_text())
+        database.execute("UPDATE responses SET created_s = ?", (time.time(),))  # it would be too old
+        database.commit()
+        (name,) = database.execute("SELECT id FROM responses").fetchone()
+    with serving(folder) as daemon:
+        headers = {"Authorization": f"Bearer {(EARLIER / 'token').read_text().strip()}"}
+        stored = httpx.get(f"{daemon.runtime.url}/v1/responses/{name}", headers=headers)
+        assert stored.status_code == 200 and stored.json()["metadata"] == {"of": "0.1.0"}
+        more = {"input": "Which word?", "previous_response_id": name}
+        assert httpx.post(f"{daemon.runtime.url}/v1/responses", json=more, headers=headers).status_code == 200
+    assert [(client.name, client.scopes) for client in clients(folder)] == [("kiosk", frozenset({Scope.INFER}))]
+    assert folder.with_suffix(".log").read_text().count("Traceback") == 0
+    assert not list(folder.glob("*.damaged"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow(seconds=14)
+@pytest.mark.parametrize("way", DAMAGES)
+def test_damaged_files_cost_what_they_hold_and_no_more(used: Path, tmp_path: Path, way: str) -> None:
     log, bad = tmp_path / "log", dict[str, str]()
-    for case, folder in damaged(used, tmp_path / "state"):
+    for case, folder in damaged(used, tmp_path / "state", DAMAGES[way]):
         said = outcome(folder, log)
         text = log.read_text()
         is_told = said == "serves" or (said.startswith("error: ") and len(said.splitlines()) <= MAX_LINES)
