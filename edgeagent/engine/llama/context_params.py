@@ -92,6 +92,8 @@ def make_params(model: Model, config: EngineConfig, num_cells: int, flash: str, 
     params.type_k, params.type_v = KV_TYPES[config.kv_type_k], KV_TYPES[config.kv_type_v]
     params.kv_unified = True
     params.no_perf = True
+    # Otherwise a GPU computes long batches even with weights that are all in the machine's own memory.
+    params.op_offload = model.num_gpu_layers != 0
     if like is not None:
         for name in NUMBERS:
             setattr(params, name, getattr(like, name))

@@ -88,6 +88,13 @@ def test_a_field_that_decides_numbers_is_that_of_the_other_context(path: Path, n
     assert getattr(make_params(runner.model, other, 512, "off", params), name) == getattr(params, name)
 
 
+def test_a_gpu_without_layers_computes_nothing(path: Path, opened: ExitStack) -> None:
+    model = open_runner(path, CONFIG, opened).model
+    assert not make_params(model, CONFIG, 512, "on").op_offload
+    model.num_gpu_layers = 1
+    assert make_params(model, CONFIG, 512, "on").op_offload
+
+
 @pytest.mark.parametrize("flash", ["on", "off"])
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize("num_cells", [LIMIT, LIMIT + 1, 2048])
