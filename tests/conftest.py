@@ -22,7 +22,10 @@ from tests.rotation import pytest_terminal_summary  # noqa: F401 a hook
 TinyModel = Callable[[MemoryKind], Path]
 
 ROOM = pytest.StashKey[Room]()
-SLOW_FOLDER = "tests/integration/"
+# Tests with daemons, workers, other processes and models.
+SLOW_FOLDERS = tuple(
+    f"tests/{name}/" for name in ("integration", "platforms", "doctor", "packaging", "robust", "worker")
+)
 # A CA whose key was discarded. Reading the 140 CAs of a system takes 20 ms for each client and each daemon.
 NOBODY = Path(__file__).parent / "nobody.pem"
 # Keep compiled modules, even where the environment says not to: the tests start hundreds of Python processes, and
@@ -44,9 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Select what runs. Tests with daemons and models come first: at the end they would keep one process busy alone."""
+    """Select what runs. The files that take long come first: at the end they would keep one process busy alone."""
     rotation.pytest_collection_modifyitems(items)
-    items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FOLDER))
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FOLDERS))
 
 
 def pytest_collection_finish() -> None:

@@ -19,8 +19,12 @@ from hypothesis import given, settings, strategies
 @pytest.mark.parametrize("number", range(40))
 def test_short(number): pass
 
+@pytest.mark.slow(seconds=100)
+@pytest.mark.parametrize("number", range(5))
+def test_long(number): pass
+
 @pytest.mark.slow(seconds=900)
-def test_long(): pass
+def test_longest(): pass
 
 @pytest.mark.slow
 def test_unknown(): pass
@@ -75,11 +79,14 @@ def test_a_seed_takes_its_share_and_says_so(project: Path) -> None:
     output = run(project, "2026-11-28")
     (headline,) = [line for line in output.splitlines() if "taken along" in line]
     assert f"{rotation.VARIABLE}=2026-11-28" in headline
-    assert len(taken(output)) == rotation.BUDGET_S / 2
-    assert all("test_short" in line for line in taken(output))
+    assert len(taken(output)) == rotation.BUDGET_S / 2 + 1
+    assert sum("test_long[" in line for line in taken(output)) == 1, (
+        "a test that is too long for the budget has its day"
+    )
+    assert sum("test_short" in line for line in taken(output)) == rotation.BUDGET_S / 2
     assert taken(run(project, "2026-11-28", "-p", "xdist", "-n", "2")) == taken(output)
     assert taken(run(project, "another day")) != taken(output)
-    assert f" passed, {42 - len(taken(output))} deselected in " in output.splitlines()[-1]
+    assert f" passed, {47 - len(taken(output))} deselected in " in output.splitlines()[-1]
 
 
 def test_a_run_without_a_seed_is_the_same_every_day(project: Path) -> None:

@@ -38,6 +38,7 @@ class RemoteBackends:
         self._revision: tuple[int, int] | None = None
         self._mode = RouteMode.LOCAL_ONLY
         self._ticker: asyncio.Task[None] | None = None
+        self._added = asyncio.Event()  # a remote was added since the last tick
         self._ending: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -104,6 +105,7 @@ class RemoteBackends:
                 kept.forgive_key()
             else:
                 self._own[name] = self._backends[name] = self._make(remote)
+                self._added.set()
 
     def _make(self, remote: Remote) -> RemoteBackend:
         # Imported here, since a daemon without remotes needs no HTTP client: 3 MB, and 0.03 s before its worker starts.
@@ -122,7 +124,12 @@ class RemoteBackends:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S if self._own else _IDLE_TICK_S)
+            if not self._own:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_IDLE_TICK_S):  # wait_for may lose a cancel
+                        await self._added.wait()
+            self._added.clear()
+            await asyncio.sleep(_TICK_S)
             self.refresh()
             self._warm_if_alone()
             for backend in self._own.values():

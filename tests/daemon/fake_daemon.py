@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edgeagent.config import Config, ServerConfig
-from edgeagent.daemon import serve
+from edgeagent.daemon import serve, state
 from edgeagent.errors import ModelDamaged, ModelNotFound, ModelOutOfMemory
 from edgeagent.types import GenerateRequest, ModelStatus, Started, TextDelta, WorkerState
 from tests.backends.fake import Act, FakeBackend, Gate, echo
@@ -86,5 +86,6 @@ BACKENDS = {
 
 if __name__ == "__main__":
     folder, port, name = sys.argv[1:]
+    state.CHECK_S = 0.1
     server = ServerConfig(host="127.0.0.1", port=int(port), drain_s=3600.0)
     sys.exit(serve(Config(state_dir=Path(folder), server=server), build=lambda _: BACKENDS[name]()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -57,11 +58,19 @@ def test_the_nvidia_driver(tmp_path: Path, text: str, number: int) -> None:
     assert system.tools(tmp_path / "another").nvidia_driver == 0
 
 
+@pytest.fixture(scope="module")
+def fresh_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment to copy: pip alone takes seconds to install."""
+    folder = tmp_path_factory.mktemp("fresh") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    return folder
+
+
 @pytest.fixture
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def environment(fresh_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A real virtual environment, whose Python the commands use; return its folder of packages."""
     folder = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    shutil.copytree(fresh_environment, folder, symlinks=True)
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(plug_ins, "installed_bindings", lambda: PORTABLE.bindings)

@@ -45,9 +45,7 @@ def cancel(engine: Engine, rng: random.Random, expected: dict[str, Expected], ou
         (MemoryKind.RECURRENT, True),
     ],
 )
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow(seconds=1)) for seed in range(2, 20))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow(seconds=1)) for seed in range(1, 20))])
 def test_the_law_over_random_schedules(
     seed: int, kind: MemoryKind, speculative: bool, runner_class: type[FakeRunner]
 ) -> None:

@@ -27,7 +27,7 @@ MAY_BE_MISSING = {
 }
 
 
-@pytest.mark.parametrize("transport", ["ws", "http"])
+@pytest.mark.parametrize("transport", [pytest.param("ws", marks=pytest.mark.slow(seconds=9)), "http"])
 def test_every_number_is_there(daemon: Daemon, transport: str) -> None:
     flags = ["--rounds", "1", "--prompt-tokens", "200", "--max-tokens", "24", "--parallel", "2", "--json"]
     command = [sys.executable, "-m", "edgeagent", "bench", daemon.url, "--transport", transport, *flags]

@@ -290,6 +290,13 @@ def _spoil(path: Path, chance: random.Random) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-@pytest.mark.parametrize("num_kills", [2, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@pytest.mark.parametrize(
+    "num_kills",
+    [
+        1,
+        pytest.param(10, marks=pytest.mark.slow(seconds=60)),
+        pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+    ],
+)
 def test_killed_at_random_moments_it_never_serves_what_is_not_valid(tmp_path: Path, num_kills: int) -> None:
     _survive(tmp_path, num_kills)

@@ -39,8 +39,8 @@ MAX_TOKENS = 20
 F16 = EngineConfig(threads=1, batch=48, parallel=4, ctx=768, flash_attention="on")
 EXACT = replace(F16, kv_type_k="f32", kv_type_v="f32", flash_attention="off")
 CONFIGS = {"f32": EXACT, "f16": F16}
-# Each rule, type of cells and number of streams once; the slow tests have every combination.
-_ALWAYS = {("right", "f16", 1), ("wrong", "f16", 4), ("mixed", "f32", 4)}
+# Each type of cells and number of streams once; the slow tests have every combination.
+_ALWAYS = {("right", "f16", 1), ("mixed", "f32", 4)}
 CASES = [
     pytest.param(
         rule,

@@ -20,7 +20,7 @@ from tests.worker.support import eventually
 
 MIB = 1 << 20
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow(seconds=12)]
 
 numbers = itertools.count()
 

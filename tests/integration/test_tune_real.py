@@ -18,6 +18,7 @@ def flags(tmp_path: Path) -> list[str]:
     return ["--config", str(config), "--state-dir", str(tmp_path / "state")]
 
 
+@pytest.mark.slow(seconds=5)
 def test_two_values_are_compared_in_turns(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     length = ["--rounds", "2", "--prompt-tokens", "64", "--max-tokens", "8", "--json"]
     assert main(["bench", "ab", "batch=512,64", "builtin", *length, *flags]) == 0

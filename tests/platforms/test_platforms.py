@@ -20,7 +20,7 @@ ROOT = HERE.parents[1]
 QUESTION = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0}
 
 
-@pytest.fixture(params=["darwin", "win32"])
+@pytest.fixture(params=[pytest.param("darwin", marks=pytest.mark.slow(seconds=11)), "win32"])
 def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The platform name for every Python process of the test."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / request.param), str(ROOT)]))

@@ -61,6 +61,7 @@ async def test_what_hangs_every_worker_is_tried_on_two(tmp_path: Path) -> None:
         assert victim.num_lives == 3
 
 
+@pytest.mark.slow(seconds=8)
 async def test_what_hangs_every_worker_after_a_while_is_tried_on_five(tmp_path: Path) -> None:
     limits = replace(SHORT_LIMITS, max_crashes=9)
     async with faulty(tmp_path, limits=limits) as victim:

@@ -20,7 +20,7 @@ from edgeagent.types import RouteMode, TextDelta, replace
 from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, faults, half, stream
 from tests.backends.remote.streams import ROLE, answer, chunk
-from tests.router.test_remote_backends import ASKED, another_turn, remote, router_at
+from tests.router.test_remote_backends import ASKED, PATIENT, another_turn, remote, router_at
 from tests.router.test_routed_request import Answer, Place, run
 from tests.store.gguf_bytes import small_model
 
@@ -85,7 +85,7 @@ async def test_a_policy_that_comes_while_a_stream_runs_cuts_it_off(
 ) -> None:
     far_stream = half(ROLE, chunk({"content": "one"}), chunk({"content": " two"}), Act.STALL)
     async with faults(far_stream) as far, router_at(tmp_path, Place("local"), route="prefer_remote") as router:
-        add_remote(tmp_path, remote(far.url))
+        add_remote(tmp_path, remote(far.url, limits=PATIENT))
         answered = Answer()
         async for step in steps_of(router.generate, ASKED):
             answered.deltas += step.deltas

@@ -126,11 +126,15 @@ async def test_a_remote_that_is_added_again_gets_its_refused_key_once_more(tmp_p
             await another_turn()
 
 
-async def test_a_remote_that_is_withdrawn_is_cut_off_and_the_answer_goes_on_here(tmp_path: Path) -> None:
+async def test_a_remote_that_is_withdrawn_is_cut_off_and_the_answer_goes_on_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remote was added while there was none, when the files are seldom read."""
+    monkeypatch.setattr(remote_backends, "_IDLE_TICK_S", 3600.0)
     far_stream = half(ROLE, chunk({"content": "one"}), chunk({"content": " two"}), Act.STALL)
     local = Place("local")
     async with faults(far_stream) as far, router_at(tmp_path, local, route="prefer_remote") as router:
-        add_remote(tmp_path, remote(far.url))
+        add_remote(tmp_path, remote(far.url, limits=PATIENT))
         answered = Answer()
         async for step in steps_of(router.generate, ASKED):
             answered.deltas += step.deltas
@@ -145,6 +149,7 @@ async def test_an_answer_that_lost_its_network_goes_on_here_though_nothing_else_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_backends, "_TICK_S", 0.01)
+    monkeypatch.setattr(remote_backends, "_IDLE_TICK_S", 3600.0)
     monkeypatch.setattr(cluster, "_NETWORK_CHECK_S", 0.0)
     far_stream = half(ROLE, chunk({"content": "one"}), chunk({"content": " two"}), Act.STALL)
     local = Place("local")

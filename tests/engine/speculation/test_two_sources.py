@@ -138,7 +138,9 @@ class Behind(ScriptedDraft):
         return super().draft(counts, endings)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize(
+    "share", [0.3, *(pytest.param(share, marks=pytest.mark.slow(seconds=3)) for share in (0.05, 0.6))]
+)
 def test_a_draft_model_that_became_better_is_found_although_it_must_catch_up(share: float) -> None:
     draft = Behind(0.003)
     text = Text({"model": 0.98, "ngrams": share}, draft)
@@ -156,7 +158,7 @@ def test_a_draft_model_that_became_better_is_found_although_it_must_catch_up(sha
     assert text.used[MODEL] - before > 150
 
 
-@pytest.mark.parametrize("num_streams", [1, 4, 8])
+@pytest.mark.parametrize("num_streams", [1, pytest.param(4, marks=pytest.mark.slow(seconds=2)), 8])
 def test_worthless_drafts_from_the_text_do_not_hide_a_draft_model(num_streams: int) -> None:
     """Beside many streams, no stream's drafts pay alone."""
     model = Behind(0.003)
