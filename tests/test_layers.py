@@ -28,7 +28,7 @@ ROWS: list[set[str]] = [
         "keepalive",
         "__init__",
     },
-    {"strict_json", "state_files"},
+    {"strict_json", "state_files", "freed_memory"},
     {"config"},
     {"config_sources", "metrics", "runtime_file", "fit"},
     {"credentials", "cache_folder", "remotes"},

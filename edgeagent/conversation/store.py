@@ -32,6 +32,7 @@ from edgeagent.conversation.database import (
 from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.errors import InvalidRequest, StoreError
+from edgeagent.freed_memory import MUCH_BYTES, FreedMemory
 from edgeagent.router.policy import strictest
 from edgeagent.types import RouteMode
 
@@ -67,6 +68,7 @@ class ResponseStore:
         self._state = _ThreadState(path, limits or Limits(), clock, form)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._histories: WeakSet[ConnectionHistory] = WeakSet()
+        self._freed = FreedMemory()
         self._is_closed = False
 
     @property
@@ -87,7 +89,10 @@ class ResponseStore:
         """
         if not missing:
             return StoreResult()
-        return await self._ask(lambda state: state.find(missing, partition))
+        result = await self._ask(lambda state: state.find(missing, partition))
+        if result.previous is not None and result.previous.num_bytes >= MUCH_BYTES:
+            self._freed.plan()
+        return result
 
     async def get(self, response_id: str, partition: str) -> StoredResponse | None:
         """Return a response of this partition, even if it failed; None if there is no such response.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from edgeagent import freed_memory
 from edgeagent.api.context import ITEM_FORMAT
 from edgeagent.conversation import store as response_store
 from edgeagent.conversation.database import ResponseDatabase
@@ -69,6 +71,27 @@ async def test_what_is_added_is_found_and_outlives_the_store(path: Path, store: 
     assert await get(other, "a") == response("a")
     assert await get(other, "a", "bob") is None
     await other.close()
+
+
+async def test_the_memory_of_a_long_conversation_is_given_back(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, given_back, calls = asyncio.get_running_loop(), asyncio.Event(), list[int]()
+
+    def give_back() -> None:
+        calls.append(1)
+        loop.call_soon_threadsafe(given_back.set)
+
+    monkeypatch.setattr(freed_memory, "give_back_freed_memory", give_back)
+    monkeypatch.setattr(freed_memory, "DELAY_S", 0.0)
+    await store.add(response("a"), b"{}")
+    long = MessageItem("msg_b", "user", "b" * freed_memory.MUCH_BYTES)
+    await store.add(StoredResponse("b", (long,), ()), b"{}")
+    assert await get(store, "a")
+    await asyncio.sleep(0)
+    assert not calls
+    assert await get(store, "b")
+    await given_back.wait()
 
 
 async def test_nothing_is_opened_before_it_is_needed(path: Path, store: ResponseStore) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from edgeagent.api.gate import body_limit
+from edgeagent import freed_memory
 from edgeagent.api.gate.body_limit import Arrival, BodyLimit, InFlight
 from edgeagent.daemon import transport
 from edgeagent.errors import Overloaded
@@ -212,11 +212,11 @@ class TestLimit:
             if len(calls) == 2:
                 loop.call_soon_threadsafe(trimmed.set)
 
-        monkeypatch.setattr(body_limit, "give_back_freed_memory", give_back)
-        monkeypatch.setattr(body_limit, "TRIM_DELAY_S", 0.0)
-        monkeypatch.setattr(body_limit, "TRIM_AGAIN_S", 0.0)
+        monkeypatch.setattr(freed_memory, "give_back_freed_memory", give_back)
+        monkeypatch.setattr(freed_memory, "DELAY_S", 0.0)
+        monkeypatch.setattr(freed_memory, "AGAIN_S", 0.0)
         limit = InFlight(1 << 30)
-        for num_bytes in (body_limit.TRIM_BYTES - 1, body_limit.TRIM_BYTES, 1):
+        for num_bytes in (freed_memory.MUCH_BYTES - 1, freed_memory.MUCH_BYTES, 1):
             arrival = limit.begin(lambda: None)
             arrival.hold(num_bytes, is_whole=False)
             arrival.end()

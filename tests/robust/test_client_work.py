@@ -32,7 +32,7 @@ from edgeagent.api.responses.socket.steering import MAX_STEERS
 from edgeagent.api.routes import ROUTES
 from edgeagent.api.wire.fields import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_SCHEMA_BYTES, MAX_STOPS, MAX_TOOLS
 from edgeagent.config import ServerConfig
-from edgeagent.conversation.history import MAX_ITEMS
+from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, MAX_ITEMS
 from edgeagent.daemon.transport import FRAMES_BURST, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, PIECE_BYTES
 from edgeagent.strict_json import MAX_JSON_DEPTH, MAX_JSON_OBJECTS, MAX_JSON_VALUES
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
@@ -304,6 +304,25 @@ def references_to_copies(daemon: Daemon) -> Outcome | set[Outcome]:
     )
 
 
+def stored_chain(daemon: Daemon) -> Outcome | set[Outcome]:
+    """Store a conversation of many turns, with more text than the context holds, and continue it."""
+    text = [{"type": "reasoning_text", "text": "a" * 200 * KIB}]
+    body: dict[str, Any] = {"generate": False, "truncation": "auto"}
+    for number in range(40):
+        sent = [{"type": "reasoning", "id": f"t{number}", "content": text}, {"role": "user", "content": "x"}]
+        body["previous_response_id"] = answer_of(daemon, {**body, "input": sent})["id"]
+    return posted(RESPONSES, {**body, "input": "x"})(daemon)
+
+
+def answer_of(daemon: Daemon, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the response to a request, as JSON."""
+    client = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=TIMEOUT_S)
+    with closing(client):
+        client.request("POST", RESPONSES, json.dumps(body), {"Content-Type": "application/json"})
+        answered: dict[str, Any] = json.loads(client.getresponse().read())
+    return answered
+
+
 def half_open(daemon: Daemon) -> Outcome:
     """Open sockets and leave them, neither reading nor closing."""
     opened = [Socket.open(daemon) for _ in range(100)]
@@ -436,6 +455,7 @@ def members() -> list[Member]:
         ),
         member("metadata", 16, posted(RESPONSES, {"input": "x", "metadata": {f"k{n}": "v" for n in range(17)}}), 400),
         member("references to copies", "each response is read once", references_to_copies, 200),
+        member("a stored chain, continued", MAX_CONVERSATION_BYTES, stored_chain, 200),
         member(
             "a long id", "of a response", posted(RESPONSES, {"input": "x", "previous_response_id": "r" * MIB}), 400, 404
         ),

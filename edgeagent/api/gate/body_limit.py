@@ -16,13 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent.api.gate.access import CLIENT_KEY
 from edgeagent.errors import InvalidRequest, Overloaded, PayloadTooLarge
-from edgeagent.process_settings import give_back_freed_memory
-
-# Freed memory of this size is given back to the system; that takes milliseconds, so it is not done for less.
-TRIM_BYTES = 4 << 20
-TRIM_DELAY_S = 1.0
-# A request may still use its body then, for example while its prompt is rendered. So freed memory is given back again.
-TRIM_AGAIN_S = 10.0
+from edgeagent.freed_memory import MUCH_BYTES, FreedMemory
 
 
 class InFlight:
@@ -39,8 +33,7 @@ class InFlight:
         self._num_bytes = 0
         self._arrivals: set[Arrival] = set()
         self._peak_bytes = 0
-        self._trim_timer: asyncio.TimerHandle | None = None
-        self._num_trims_due = 0
+        self._freed = FreedMemory()
 
     def begin(self, cut: Callable[[], None]) -> Arrival:
         """Return the account of one body, or of the frames of one connection. `cut` ends it; it must not raise."""
@@ -52,7 +45,9 @@ class InFlight:
         self._peak_bytes = max(self._peak_bytes, self._num_bytes)
         if not arrival.num_bytes:
             self._arrivals.discard(arrival)
-            self._plan_trim()
+            if self._peak_bytes >= MUCH_BYTES:
+                self._peak_bytes = self._num_bytes
+                self._freed.plan()
             return
         if not before_bytes:
             arrival.since_s = self._clock()
@@ -72,22 +67,6 @@ class InFlight:
             key=lambda each: (taken[each.client], each.num_bytes * (now_s - each.since_s), each.num_bytes),
             default=None,
         )
-
-    def _plan_trim(self) -> None:
-        if self._peak_bytes >= TRIM_BYTES:
-            self._num_trims_due = 2
-            self._trim_after(TRIM_DELAY_S)
-
-    def _trim_after(self, delay_s: float) -> None:
-        if self._trim_timer is None and self._num_trims_due:
-            self._trim_timer = asyncio.get_running_loop().call_later(delay_s, self._trim)
-
-    def _trim(self) -> None:
-        self._trim_timer = None
-        self._num_trims_due -= 1
-        self._peak_bytes = self._num_bytes
-        asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
-        self._trim_after(TRIM_AGAIN_S)
 
 
 class Arrival:
