@@ -15,7 +15,7 @@ import pytest
 import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
 from tests import rotation
-from tests.alone import Room
+from tests.alone import FewReports, Room
 from tests.models import make_tiny_model
 from tests.rotation import pytest_terminal_summary  # noqa: F401 a hook
 
@@ -44,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
         config.add_cleanup(config.stash[ROOM].close)
+        if config.option.durations is None and config.option.xmlpath is None:  # these tell of every phase
+            config.pluginmanager.register(FewReports())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -160,6 +160,7 @@ def test_purging_one_client_and_all(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not cache_folder.list_parts(state_dir / "cache")
 
 
+@pytest.mark.slow(seconds=8)
 def test_two_daemons_on_one_cache_folder_keep_their_own_prompts(tmp_path: Path) -> None:
     """Each daemon has its own secret: it finds its own blocks and leaves the other's alone."""
     folder = ("--cache-dir", str(tmp_path / "cache"))

@@ -161,7 +161,7 @@ def test_every_memory_goes_on_as_it_was(begin: Begin, kind: MemoryKind) -> None:
         assert rest.logprobs == whole.logprobs[num_steps:]
 
 
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.alone)])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=[pytest.mark.alone, pytest.mark.slow(seconds=2)])])
 def test_gone_on_with_behind_blocks(begin: Begin, tmp_path: Path, threads: int) -> None:
     """A long answer's full blocks are on disk; the tokens after them are recomputed with their original batches."""
     request = ask_for(200, max_tokens=400)

@@ -39,6 +39,7 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
     assert all_present(samples, set(scenario.metrics) - {TTFT_OVERHEAD}), samples
 
 
+@pytest.mark.slow(seconds=7)
 async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second request that states its latency is refused, and every fourth one told to wait, and then refused.
 

@@ -85,7 +85,7 @@ def test_other_programs_keep_what_a_load_leaves_them(
     runner.close()
 
 
-@pytest.mark.parametrize("num_cached", [0, 300])
+@pytest.mark.parametrize("num_cached", [pytest.param(0, marks=pytest.mark.slow(seconds=6)), 300])
 def test_a_prompt_beside_streams_is_answered_as_without(
     tiny_model: Callable[[MemoryKind], Path], monkeypatch: pytest.MonkeyPatch, num_cached: int
 ) -> None:
