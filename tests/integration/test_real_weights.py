@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
     edgeagent: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
+    call_parts: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def num_cached(self) -> int:
@@ -49,10 +50,23 @@ class Answer:
 
 
 def chat(
-    daemon: Daemon, question: str, *, kill: Callable[[Daemon], None] | None = None, kill_after: int = 1, **fields: Any
+    daemon: Daemon,
+    question: str,
+    *,
+    earlier: Sequence[dict[str, Any]] = (),
+    begun: str = "",
+    kill: Callable[[Daemon], None] | None = None,
+    kill_after: int = 1,
+    **fields: Any,
 ) -> Answer:
-    """Ask for a greedy answer; `kill` is called after `kill_after` pieces of text."""
-    messages = [{"role": "user", "content": question}]
+    """Ask for a greedy answer behind the messages `earlier`, or for the rest of one that has `begun`.
+
+    `kill` is called after `kill_after` pieces of text.
+    """
+    messages: list[dict[str, Any]] = [*earlier, {"role": "user", "content": question}] if question else [*earlier]
+    if begun:
+        messages.append({"role": "assistant", "content": begun})
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
     body = {"messages": messages, "model": MODEL.stem, "stream": True, "stream_options": {"include_usage": True}}
     body |= {"temperature": 0, "max_tokens": ANSWER_TOKENS, "edgeagent": {"draft_tokens": 0}, **fields}
     answer, num_pieces = Answer(), 0
@@ -71,6 +85,7 @@ def chat(
             for choice in event["choices"]:
                 piece = choice["delta"].get("content") or ""
                 answer.text += piece
+                answer.call_parts += choice["delta"].get("tool_calls") or ()
                 answer.finish_reason = choice["finish_reason"] or answer.finish_reason
                 num_pieces += bool(piece)
                 if kill is not None and piece and num_pieces == kill_after:
@@ -169,16 +184,70 @@ def test_drafts_from_the_text_copy_it_without_changing_a_word(real: Daemon, copi
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
-def test_an_answer_goes_on_here_when_the_second_daemon_dies(real: Daemon, tmp_path: Path, copied: Answer) -> None:
+def test_an_answer_goes_on_at_the_second_daemon_and_comes_home_when_that_dies(
+    real: Daemon, tmp_path: Path, copied: Answer
+) -> None:
     with running(tmp_path / "away") as away:
+        for num_chars in (21, 64):
+            rest = chat(away, COPY, begun=copied.text[:num_chars])
+            assert (copied.text[:num_chars] + rest.text).startswith(copied.text)
         names = ("--model", f"{MODEL.stem}={MODEL.stem}")
         real.run("remote", "add", "desk", away.url, *names, "--yes")
         try:
-            answer = chat(real, COPY, kill=lambda _: away.kill(), kill_after=9)
+            near = {"draft_tokens": 0, "route": "prefer_local"}
+            there = chat(real, COPY, kill=Daemon.kill_worker, kill_after=9, edgeagent=near)
+            back = chat(real, COPY, kill=lambda _: away.kill(), kill_after=9)
         finally:
             remove_remote(real.state_dir, "desk")
-    assert (answer.text, answer.finish_reason) == (copied.text, copied.finish_reason)
-    assert [(move["from"], move["to"]) for move in answer.edgeagent["handovers"]] == [("remote:desk", "local")]
+    for answer in (there, back):
+        assert (answer.text, answer.finish_reason) == (copied.text, copied.finish_reason)
+    # It continues where that is sooner: at the second daemon, or here with a new worker.
+    assert [move["from"] for move in there.edgeagent["handovers"]] == ["local"]
+    assert [(move["from"], move["to"]) for move in back.edgeagent["handovers"]] == [("remote:desk", "local")]
+
+
+def of_weather(city: str, weather: str, call_id: str) -> list[dict[str, Any]]:
+    """Return a call of the tool `get_weather` and its result."""
+    function = {"name": "get_weather", "arguments": json.dumps({"city": city})}
+    call = {"id": call_id, "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": call_id, "content": json.dumps({"weather": weather})}
+    return [{"role": "assistant", "content": None, "tool_calls": [call]}, result]
+
+
+def test_a_tool_that_it_may_call_is_called_and_its_result_is_told(real: Daemon) -> None:
+    """With `tool_choice: auto`; so small a model needs three examples."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "Get the weather of a city.", "parameters": parameters}
+    earlier: list[dict[str, Any]] = []
+    for number, (city, weather) in enumerate((("Paris", "sunny"), ("Oslo", "cold"), ("Berlin", "rainy"))):
+        earlier.append({"role": "user", "content": f"What is the weather in {city}?"})
+        earlier += of_weather(city, weather, f"call_{number}")
+        earlier.append({"role": "assistant", "content": f"The weather in {city} is {weather}."})
+    may_call: dict[str, Any] = {"tools": [{"type": "function", "function": function}], "tool_choice": "auto"}
+    asked = chat(real, "What is the weather in Rome?", earlier=earlier, **may_call)
+    first, *parts = asked.call_parts
+    assert (asked.finish_reason, asked.text, first["function"]["name"]) == ("tool_calls", "", "get_weather")
+    assert len(parts) > 1, "its arguments come as they are generated"
+    arguments = "".join(part["function"].get("arguments", "") for part in asked.call_parts)
+    assert json.loads(arguments) == {"city": "Rome"}
+    earlier += [{"role": "user", "content": "What is the weather in Rome?"}, *of_weather("Rome", "windy", first["id"])]
+    told = chat(real, "", earlier=earlier, **may_call)
+    assert (told.finish_reason, told.call_parts) == ("stop", [])
+    assert "Rome" in told.text and "windy" in told.text
+
+
+def test_ollama_shortens_a_long_conversation_unless_it_must_not(real: Daemon) -> None:
+    turns = [{"role": role, "content": f"{SENTENCE} " * 9} for role in ("user", "assistant") * 4]
+    messages = [*turns, {"role": "user", "content": "Is the sky blue? Say yes or no."}]
+    body = {"model": MODEL.stem, "messages": messages, "stream": False}
+    body |= {"options": {"temperature": 0, "num_predict": 8}}
+    said, refused = (
+        httpx.post(f"{real.url}/api/chat", json={**body, **fields}, timeout=patient(120), trust_env=False)
+        for fields in ({}, {"truncate": False})
+    )
+    assert said.status_code == 200 and said.json()["message"]["content"], said.text
+    assert 0 < said.json()["prompt_eval_count"] <= CONTEXT
+    assert refused.status_code == 400 and "context" in refused.json()["error"], refused.text
 
 
 def wait_for_disk(folder: Path) -> None:
