@@ -82,8 +82,9 @@ async def list_conversations(request: Request) -> JSONResponse:
 
 
 @routes.add("GET /edgeagent/conversations/{response_id}", Scope.INFER, "page", answer=ConversationBranches)
-async def get_conversation(request: Request, response_id: str) -> Response:
+async def get_conversation(request: Request) -> Response:
     """Return a stored response and all that continue it, with what each answered."""
+    response_id = request.path_params["response_id"]
     turns = await context_of(request).responses.store.conversation(response_id, client_of(request))
     if not turns:
         raise NotFound(f"there is no stored response {response_id[:128]!r}")

@@ -51,8 +51,9 @@ async def get_page(request: Request) -> Response:
 
 
 @routes.add("GET|HEAD /page/{name}", None, "page", text="text/javascript")
-async def get_file(request: Request, name: str) -> Response:
+async def get_file(request: Request) -> Response:
     """Return a file of the page: a script, its style or its icon."""
+    name = request.path_params["name"]
     return _file(request, name)
 
 
