@@ -18,7 +18,7 @@ help:
 	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
 	@echo "make test-install  the packages in clean roots: installed, asked, upgraded, removed; Debian, as root; ARGS='--only deb'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
-	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat'"
+	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat', '--optional'"
 	@echo "make test-page     the page in a headless Chromium (Debian: apt-get install chromium); PAGE_SCREENSHOTS=FOLDER keeps pictures"
 	@echo "make cluster-demo  two real vLLM workers, a router and a proxy on this machine; requests go there while each part is made to fail"
 	@echo "make cluster-figures failover and overflow with real daemons, llama-server and vLLM, measured: a quarter of an hour; a quiet machine"

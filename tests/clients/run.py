@@ -3,8 +3,8 @@
 The environments (virtual environments, and a folder of npm packages) are in the user's cache folder. Each is made
 when a client first needs it, and made again when a pinned version changes. Clients whose libraries exclude those of the
 others have an environment of their own. Some clients need Node.js 20 or newer and npm. A client whose environment
-cannot be made is skipped, with the reason. The exit status is 0 if every case passed, 1 otherwise. `--only pipecat`
-runs one client.
+cannot be made is a fault; with `--optional` it is skipped, with the reason. The exit status is 0 if every case passed,
+1 otherwise. `--only pipecat` runs one client.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ CLIENTS = {
     "lm-eval": ("lm_eval_client.py", HERE / "requirements-lm-eval.txt"),
     "aider": ("aider_cli.py", HERE / "requirements-aider.txt"),
     "home assistant": ("home_assistant_client.py", HERE / "requirements-home-assistant.txt"),
+    "home assistant's ollama": ("home_assistant_ollama.py", HERE / "requirements-agents.txt"),
+    "shell-gpt": ("shell_gpt_cli.py", HERE / "requirements-shell-gpt.txt"),
 }
 """The script of each client, and the file that pins its environment."""
 LIMIT_S = 1800.0
@@ -71,18 +73,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the clients; print a table; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.run", description=__doc__)
     parser.add_argument("--only", default="", help="clients whose name contains this")
-    only = parser.parse_args(arguments).only
+    parser.add_argument("--optional", action="store_true", help="skip clients whose environment cannot be made")
+    chosen = parser.parse_args(arguments)
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="clients-") as state:
         daemon = start_daemon(Path(state) / "state", "builtin", *with_smollm2())
         try:
-            for client in (name for name in CLIENTS if only in name):
+            for client in (name for name in CLIENTS if chosen.only in name):
                 script, pins = CLIENTS[client]
                 try:
                     folder = prepare(pins)
                 except (OSError, subprocess.CalledProcessError) as error:
                     why = f"its environment cannot be made: {error}"[:300]
-                    outcomes.append(Outcome(client, "skipped", why, 0.0, is_skipped=True))
+                    outcomes.append(Outcome(client, "its environment", why, 0.0, is_skipped=chosen.optional))
                     continue
                 outcomes += run_client(client, HERE / script, daemon, folder, Path(state))
             outcomes.append(Outcome("daemon", "still serving, without a crash", look_at(daemon), 0.0))
@@ -179,7 +182,7 @@ def show(outcomes: Sequence[Outcome]) -> int:
     """Print the table; return the exit status."""
     for outcome in outcomes:
         word = "skip" if outcome.is_skipped else "FAULT" if outcome.fault else "ok"
-        print(f"{word:6}{outcome.client:16}{outcome.case:52}{outcome.seconds:6.1f} s")
+        print(f"{word:6}{outcome.client:24}{outcome.case:52}{outcome.seconds:6.1f} s")
         if outcome.fault:
             print(f"      {outcome.fault}")
     num_faults = sum(bool(outcome.fault) and not outcome.is_skipped for outcome in outcomes)
