@@ -5,8 +5,8 @@ them the streams, each of which holds a slot. So the prediction plays this queue
 token. It needs the seconds of a prompt, without streams and beside them, and the seconds per token of the streams,
 without prompts and beside them. All four follow what was seen last.
 
-The prediction that clients see is about a median. Half of the requests are later, so admission uses another quantile,
-`Prediction.latest_s`, which 95 % keep.
+The prediction that clients see is a mean, so nearly half of the requests are later. Admission compares a quantile with
+a request's limit: `Prediction.latest_s`, which 95 % keep.
 
 It stores no content but the latest prompt before its acceptance: prefixes are remembered by their hashes.
 """
@@ -28,8 +28,10 @@ _FIRST_TOKENS_PER_BYTE = 0.25
 _FIRST_OUTPUT_TOKENS = 128  # until an answer has ended
 _NUM_LENGTHS = 64
 _GOLDEN = 0.6180339887  # its multiples are spread evenly between 0 and 1, however many there are
-_SMOOTHING = 0.1
-_GUESS_WEIGHT, _LEAST_SPREAD, _LEAST_EACH = 0.1, 1e-6, 1e-9
+_SMOOTHING = 0.1  # how much of an estimate the latest observation is
+_GUESS_WEIGHT = 0.1  # of a first guess, in observations
+_LEAST_SPREAD = 1e-6  # the relative variance of sizes from which on their parts can be told apart
+_LEAST_EACH = 1e-9
 _MAX_SURPRISE = 2.0  # what is seen counts as more or less than expected by this factor at most
 _MAX_BEGINNINGS = 8192
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
@@ -59,7 +61,7 @@ class Rates:
 class Prediction:
     """When a request gets its first token, and what it waits for.
 
-    `first_token_s`: in seconds from now, about a median; None if no rates are known. `latest_s`: after how many seconds
+    `first_token_s`: in seconds from now, a mean; None if no rates are known. `latest_s`: after how many seconds
     95 % of such requests have their first token. `place`: how many requests without a token are served before it.
     `waits`: no slot is free for it.
     """
