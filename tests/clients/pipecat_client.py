@@ -9,12 +9,15 @@ from cases import ASK_TIMER, BASE_URL, KEY, MODEL, URL, case, main
 from pipecat.adapters.schemas.function_schema import FunctionSchema
 from pipecat.adapters.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
+    EagerEndOfTurnCancelFrame,
     FunctionCallResultFrame,
     FunctionCallsStartedFrame,
     InterruptionFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMTextFrame,
+    UserStartedSpeakingFrame,
+    UserStoppedSpeakingFrame,
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import FunctionCallParams
@@ -101,6 +104,25 @@ def add(kind: str) -> None:
             make(kind), long, SleepFrame(sleep=0.05), InterruptionFrame(), SleepFrame(sleep=0.2), again, SleepFrame(2.0)
         )
         assert spoken(frames[[isinstance(f, InterruptionFrame) for f in frames].index(True) :]), frames
+
+    @case(f"{kind}, an answer ahead that is withdrawn, and one that is confirmed")
+    async def _() -> None:
+        # Pipecat asks when the turn may have ended, for example by Deepgram's eager end of turn, and holds the answer.
+        eager = [LLMContextFrame(hello(text).context, speculation=True) for text in ("Tell me about", "Hello!")]
+        frames = await run(
+            make(kind),
+            UserStartedSpeakingFrame(),
+            eager[0],
+            SleepFrame(sleep=0.1),
+            EagerEndOfTurnCancelFrame(),
+            eager[1],
+            SleepFrame(sleep=2.0),
+            UserStoppedSpeakingFrame(),
+            SleepFrame(sleep=2.0),
+        )
+        end = [isinstance(frame, UserStoppedSpeakingFrame) for frame in frames].index(True)
+        assert not spoken(frames[:end]) and spoken(frames[end:]), frames
+        assert sum(isinstance(frame, LLMFullResponseEndFrame) for frame in frames) == 1, frames
 
     @case(f"{kind}, one-shot inference and its schema")
     async def _() -> None:
