@@ -72,6 +72,8 @@ class Meter(Sink):
         self.last_s = 0.0
         self.ended_s = 0.0
         self.has_begun = False
+        self.is_refused_at_once = False
+        """Whether it was refused before it waited. It then counts as no answer, however long the refusal took."""
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.verdict: Verdict | None = None
@@ -213,7 +215,7 @@ class Meter(Sink):
         """Return whether the answer kept its target; "" if that cannot be said."""
         if self.verdict is not None:
             return self.verdict.late_stage or MET
-        if self.finished is not None or self._target == NO_TARGET:
+        if self.finished is not None or self._target == NO_TARGET or self.is_refused_at_once:
             return ""
         if self.has_begun and end != ABANDONED:
             return FAILED

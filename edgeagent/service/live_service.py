@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from edgeagent.credentials.grants import unless_revoked, until_revoked
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
+from edgeagent.errors import BackendUnavailable, DeadlineUnreachable, EdgeAgentError, InternalError
 from edgeagent.metrics.meter import ABANDONED, NO_TARGET, Meter
 from edgeagent.router.policy import TARGETS, Targets, target_of
 from edgeagent.service.client_sink import Ending
@@ -138,6 +138,7 @@ class LiveService:
                 await self._service.generate(request, meter)
         except EdgeAgentError as error:
             code = error.code
+            meter.is_refused_at_once = isinstance(error, DeadlineUnreachable) and error.expected_s is not None
             raise
         except Exception:
             code = InternalError.code

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from edgeagent.errors import BackendUnavailable, ModelNotFound, WorkerCrashed
+from edgeagent.errors import BackendUnavailable, DeadlineUnreachable, ModelNotFound, WorkerCrashed
+from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.meter import Meter
 from edgeagent.service.live_service import LiveService, _measures
-from edgeagent.types import FinishReason, GenerateRequest, Placement, Started, Step, TextDelta, TextPrompt
+from edgeagent.types import FinishReason, GenerateRequest, Need, Placement, Started, Step, TextDelta, TextPrompt
 from tests.backends.fake import FakeBackend, Gate, failing, finished
 from tests.backends.reading import steps_of
 
@@ -87,6 +88,18 @@ async def test_what_is_computed_ahead_has_no_latency() -> None:
     for asked in (request("a"), replace(request("b"), is_ahead=True)):
         await consume(steps_of(service.generate, asked))
     assert [meter.verdict is None for meter in meters] == [False, True]
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_what_is_refused_at_once_is_no_late_answer(is_at_once: bool) -> None:
+    """However long the refusal took. One that waited until its limit had passed was late."""
+    model = f"refused {is_at_once}"
+    error = DeadlineUnreachable.predicted(2.0, 1e-9) if is_at_once else DeadlineUnreachable.passed(1e-9)
+    service = LiveService(FakeBackend(lambda _: (error,), models=(model,)), anonymous)
+    with pytest.raises(DeadlineUnreachable):
+        await consume(steps_of(service.generate, replace(request("a"), model=model, need=Need(first_token_s=1e-9))))
+    labels = {"model": model, "tier": "interactive", "served_by": "local", "outcome": "queue"}
+    assert bool(REGISTRY.get_sample_value("edgeagent_answers_total", labels)) is not is_at_once
 
 
 async def test_draining() -> None:
