@@ -104,7 +104,7 @@ class Meter(Sink):
                 return
             self._begin(step)
         if step.tokens or (deltas and type(deltas[-1]) in _OUTPUT):
-            self.num_tokens += len(step.tokens)
+            self.num_tokens += step.num_delivered
             if self.first_s is None:
                 self._observe_first(step)
             else:

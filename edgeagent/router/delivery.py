@@ -58,7 +58,7 @@ class Delivery:
         self._handovers: tuple[Handover, ...] = ()
         self._expected_s: float | None = None  # until the first token, as it was predicted at first
         self._placement: Placement | None = None  # where the answer runs, as the backend reported it
-        self.is_at_seam = False
+        self._is_estimated = False
         self.route: Route | None = None
         self.num_tokens = 0
 
@@ -78,7 +78,7 @@ class Delivery:
             return given
         before = given or AnswerSoFar()
         text, reasoning = before.text + "".join(self._texts), before.reasoning + "".join(self._reasonings)
-        return AnswerSoFar(text, reasoning, before.num_tokens + self.num_tokens)
+        return AnswerSoFar(text, reasoning, before.num_tokens + self.num_tokens, is_estimated=self._is_estimated)
 
     @property
     def why_not_movable(self) -> str:
@@ -100,7 +100,6 @@ class Delivery:
         if self.route is None:
             self._expected_s = route.expected_s
         self.route, self._placement = route, None
-        self.is_at_seam = self.has_content
         if not self.has_content:
             self.num_tokens = 0
 
@@ -112,11 +111,6 @@ class Delivery:
 
     def take(self, step: Step) -> Step | None:
         """Record a step of the current backend. Return the step for the client, or None if nothing is to be sent."""
-        if self.is_at_seam:
-            # Before its first content, a backend may report tokens that were delivered before. Do not count them twice.
-            self.is_at_seam = not any(isinstance(delta, _CONTENT) for delta in step.deltas)
-            if self.is_at_seam:
-                step = replace(step, tokens=())
         if FOR_ROUTER.isdisjoint(map(type, step.deltas)):
             self.note(step)
             return step
@@ -141,7 +135,8 @@ class Delivery:
 
     def note(self, step: Step) -> None:
         """Record the content of a step that the client gets."""
-        self.num_tokens += len(step.tokens)
+        self.num_tokens += step.num_delivered
+        self._is_estimated = self._is_estimated or step.is_estimated
         for delta in step.deltas:
             match delta:
                 case TextDelta(text):

@@ -259,7 +259,7 @@ class RoutedRequest(Sink):
                 return
         held, self._held = self._held or [for_client], None
         is_decided = self._patience is None and self._decision is None
-        self._is_flowing = self._is_placed and is_decided and not self._delivery.is_at_seam
+        self._is_flowing = self._is_placed and is_decided
         for each in held:
             self._sink.put(each)
 

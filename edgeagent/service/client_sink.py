@@ -154,7 +154,8 @@ def merge_steps(steps: list[Step]) -> Step:
     if run:
         deltas.append(_join(run))
     tokens = tuple(chain.from_iterable(step.tokens for step in steps))
-    return Step(tuple(deltas), tokens, steps[0].at_s)
+    num_withheld = sum(step.num_withheld for step in steps)
+    return Step(tuple(deltas), tokens, steps[0].at_s, num_withheld, any(step.is_estimated for step in steps))
 
 
 def _are_joinable(left: Delta, right: Delta) -> bool:

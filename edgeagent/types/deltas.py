@@ -240,12 +240,22 @@ Delta = Started | Queued | Interrupted | Output | Finished
 class Step(Struct, frozen=True):
     """One engine step's output for a request: deltas in order, and the ids of the generated tokens.
 
-    `at_s`: when the engine produced it (time.monotonic); 0 if it does not come from an engine step.
+    `at_s`: when the engine produced it (time.monotonic); 0 if it does not come from an engine step. `num_withheld`: how
+    many tokens are generated whose text is not in the deltas, since a part of it is held back, or the client has it
+    already. It is negative if text that was held back comes with this step. `is_estimated`: a remote does not state how
+    many tokens these are, and they may be more.
     """
 
     deltas: tuple[Delta, ...]
     tokens: tuple[int, ...] = ()
     at_s: float = 0.0
+    num_withheld: int = 0
+    is_estimated: bool = False
+
+    @property
+    def num_delivered(self) -> int:
+        """How many tokens have their text in this step. Their sum is what the client has of the answer."""
+        return len(self.tokens) - self.num_withheld
 
 
 class Sink(ABC):

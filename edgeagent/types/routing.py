@@ -107,8 +107,9 @@ class ProbePermit(Struct, frozen=True):
 class AnswerSoFar(Struct, frozen=True):
     """The delivered part of an answer, for the backend that continues it.
 
-    `num_tokens` counts the tokens of this part. Tool calls are not part of it, because an answer that has begun a tool
-    call cannot move to another backend.
+    `num_tokens` counts the tokens of this part. With `is_estimated` there may be more of them, because a remote did not
+    state its count. Tool calls are not part of it, because an answer that has begun a tool call cannot move to another
+    backend.
 
     `tokens`: the part's tokens, if this machine generated them ahead of the request (see GenerateRequest.is_ahead) with
     the model whose file has the hash `sha256`. `step_lengths` has how many of them each step gave. With the same model,
@@ -121,6 +122,7 @@ class AnswerSoFar(Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     step_lengths: tuple[int, ...] = ()
     sha256: str = ""
+    is_estimated: bool = False
 
 
 class Checkup(Struct):

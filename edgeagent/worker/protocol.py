@@ -239,7 +239,7 @@ class StepItem(Struct, frozen=True, array_like=True):
     """One request's output in an engine step. A large output comes in several items; all but the last have `is_part`.
 
     Only the last item has `tokens`. `held_logprobs` has the log probabilities of the latest tokens, whose text is held
-    back. If the worker dies, the next worker needs these log probabilities.
+    back. If the worker dies, the next worker needs these log probabilities. `num_withheld`: see Step.
     """
 
     id: str
@@ -247,6 +247,7 @@ class StepItem(Struct, frozen=True, array_like=True):
     tokens: tuple[int, ...] = ()
     is_part: bool = False
     held_logprobs: tuple[TokenLogprob, ...] = ()
+    num_withheld: int = 0
 
 
 class StepResult(Struct, frozen=True, tag="steps"):

@@ -47,7 +47,10 @@ class GenerationProgress:
         self._began_s = time.monotonic()
         self._first_s: float | None = None
         self._last_s = 0.0
-        self._num_tokens = 0
+        self.num_tokens = 0
+        """How many tokens have their text in the steps so far."""
+        self.num_before = 0
+        """The same without the last step."""
 
     def add_step(self, step: Step) -> None:
         """Count the tokens of a step, and note where the generation runs."""
@@ -58,13 +61,14 @@ class GenerationProgress:
         if step.tokens:
             self._first_s = self._first_s or at_s
             self._last_s = at_s
-            self._num_tokens += len(step.tokens)
+        self.num_before = self.num_tokens
+        self.num_tokens += step.num_delivered
 
     def timings(self) -> LlamaTimings:
         """Return llama-server's `timings`, measured up to the last added step."""
         prompt_s, first_s = self._began_s, self._first_s
         return timings_body(
-            Usage(self.started.num_prompt_tokens, self.started.num_cached_tokens, self._num_tokens),
+            Usage(self.started.num_prompt_tokens, self.started.num_cached_tokens, self.num_tokens),
             Timings(
                 prefill_ms=0.0 if first_s is None else (first_s - prompt_s) * 1000,
                 decode_ms=0.0 if first_s is None else (self._last_s - first_s) * 1000,
@@ -176,9 +180,20 @@ class Chunks(AnswerWriter):
         self._head: Json = {"id": answer.id, "object": kind, "created": answer.created, "model": answer.model}
         self._tail: Json = {"usage": None} if delivery.is_usage_streamed else {}
 
-    def has_timings(self, step: Step) -> bool:
-        """Whether the chunks of a step have the timings so far."""
-        return self._delivery.has_timings or (self._delivery.counts_merged and len(step.tokens) > 1)
+    def timed(self, index: int, chunks: list[Json]) -> list[Json]:
+        """Return the chunks of the last step of the choice `index`, with the timings so far if the client wants them.
+
+        Another edgeagent gets the number of tokens so far instead. The step's last chunk has it. The chunks before it
+        have the number before the step, since a part of a step has no count of its own.
+        """
+        progress = self._progress[index]
+        if self._delivery.has_timings:
+            timings = progress.timings()
+            return [{"timings": timings, **chunk} for chunk in chunks]
+        if not (self._delivery.counts_tokens and chunks):
+            return chunks
+        counts = [progress.num_before] * (len(chunks) - 1) + [progress.num_tokens]
+        return [{"timings": {"predicted_n": num}, **chunk} for num, chunk in zip(counts, chunks, strict=True)]
 
     def write(self, index: int, step: Step) -> bytes:
         self._answer.delivery_time.add(step.at_s)

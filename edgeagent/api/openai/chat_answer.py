@@ -195,17 +195,19 @@ class ChatChunks(Chunks):
     def __init__(self, answer: ChatAnswer, delivery: AnswerForm) -> None:
         super().__init__(answer, delivery, "chat.completion.chunk")
         self._is_open = [False for _ in answer.choices]
-        # The bytes around the JSON of a text: most chunks differ only there.
-        samples = [event(self._chunk(index, {"content": _SAMPLE})) for index in range(len(answer.choices))]
-        self._around = [tuple(sample.split(to_json(_SAMPLE))) for sample in samples]
+        count: Json = {"timings": {"predicted_n": _SAMPLE}} if delivery.counts_tokens else {}
+        # The bytes around the JSON of a text, and of the number of tokens: most chunks differ only there.
+        samples = [{**count, **self._chunk(index, {"content": _SAMPLE})} for index in range(len(answer.choices))]
+        self._around = [event(sample).split(to_json(_SAMPLE)) for sample in samples]
 
     def write(self, index: int, step: Step) -> bytes:
         match step.deltas:
-            case (TextDelta(text, ()),) if self._is_open[index] and not self.has_timings(step):
+            case (TextDelta(text, ()),) if self._is_open[index] and not self._delivery.has_timings:
                 self._answer.delivery_time.add(step.at_s)
-                if self._delivery.counts_merged:
+                *counted, before, behind = self._around[index]
+                if counted:
                     self._progress[index].add_step(step)
-                before, behind = self._around[index]
+                    before = b"%s%d%s" % (counted[0], self._progress[index].num_tokens, before)
                 return b"%s%s%s" % (before, to_json(text), behind)
         return super().write(index, step)
 
@@ -221,10 +223,7 @@ class ChatChunks(Chunks):
                 opening["edgeagent"] = started
             opening |= _service_tier(self._progress[index].started)
             chunks.insert(0, opening)
-        if self.has_timings(step):
-            timings = self._progress[index].timings()
-            return [{"timings": timings, **chunk} for chunk in chunks]
-        return chunks
+        return self.timed(index, chunks)
 
     def _chunks(self, index: int, delta: Delta) -> list[Json]:
         match delta:

@@ -169,11 +169,9 @@ class TextChunks(Chunks):
         piece = choice.take(step)
         if piece.text or piece.logprobs or (piece.tokens and self._delivery.has_tokens):
             chunks.append(self._chunk(index, piece))
-        if self.has_timings(step):
-            chunks = [{**chunk, "timings": progress.timings()} for chunk in chunks]
         if choice.finished is not None:
             chunks.append(self._ended(self._chunk(index, Piece(), choice.finished), choice))
-        return self._with_start(index, chunks)
+        return self._with_start(index, self.timed(index, chunks))
 
     def _chunk(self, index: int, piece: Piece, finished: Finished | None = None) -> Json:
         body = self._answer.choice_body(index, piece, finished)

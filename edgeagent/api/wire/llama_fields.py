@@ -84,15 +84,15 @@ class AnswerForm:
     """How an answer is written.
 
     `is_usage_streamed`: a last chunk of the stream has the token counts. `has_timings`: each chunk has the timings so
-    far. `counts_merged`: each chunk of several tokens has them, for another edgeagent, which counts what it has got to
-    continue the answer elsewhere. `has_tokens`: the answer has the ids of its tokens. `ping_interval_s`: a comment is
-    sent if a stream is silent for this long; None means the default.
+    far. `counts_tokens`: each chunk has the number of tokens so far, for another edgeagent, which may have to continue
+    the answer elsewhere. `has_tokens`: the answer has the ids of its tokens. `ping_interval_s`: a comment is sent if a
+    stream is silent for this long; None means the default.
     """
 
     is_streamed: bool
     is_usage_streamed: bool
     has_timings: bool
-    counts_merged: bool
+    counts_tokens: bool
     has_tokens: bool
     ping_interval_s: float | None
 
@@ -194,7 +194,7 @@ class ExtendedBody(SamplingBody):
             is_streamed=bool(self.stream),
             is_usage_streamed=bool(self.stream_options and self.stream_options.include_usage),
             has_timings=bool(self.timings_per_token),
-            counts_merged=NUM_HOPS.get() > 0,
+            counts_tokens=NUM_HOPS.get() > 0,
             has_tokens=bool(self.return_tokens),
             ping_interval_s=None if interval is None else (_NO_PINGS_S if interval < 1 else float(interval)),
         )

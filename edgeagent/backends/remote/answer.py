@@ -38,6 +38,8 @@ Json = TypeVar("Json")
 
 _DONE = b"[DONE]"
 _MAX_NAMELESS_CHARS = 64 * 1024
+_MAX_UNCOUNTED = 8
+"""How many chunks with content a remote may send without more tokens by its own count."""
 _FINISHES = {
     "stop": FinishReason.STOP,
     "eos": FinishReason.STOP,
@@ -234,7 +236,8 @@ class ChatReader:
     no more bytes come.
 
     `model`, `usage` and `finish` are what the remote has stated so far. `num_events`, `num_tokens` and `num_chars`
-    count what has arrived; `num_tokens` never decreases. `has_end_marker`: the protocol's end marker was read.
+    count what has arrived; `num_tokens` never decreases. `is_estimated`: some content came without the number of its
+    tokens, which may be more than were counted. `has_end_marker`: the protocol's end marker was read.
     `is_cut`: the answer was ended here, because it had as many tokens as allowed, and the remote went on.
     """
 
@@ -250,9 +253,9 @@ class ChatReader:
         self.usage: Usage | None = None
         self.finish: FinishReason | None = None
         self.fault: Failure | None = None
-        self.has_end_marker = self.is_cut = False
+        self.has_end_marker = self.is_cut = self.is_estimated = False
         self.num_events = self.num_tokens = self.num_chars = 0
-        self._num_calls = 0
+        self._num_calls = self._num_uncounted = 0
         self._num_chars_before = len(before)
         self._guard = EchoGuard(before)
         self._events = EventReader()
@@ -262,9 +265,15 @@ class ChatReader:
         self._calls: dict[int, _OpenCall] = {}
         self._logprobs: list[TokenLogprob] = []
 
-    def _is_full(self) -> bool:
-        """Whether the answer has all its tokens, so that no more content is taken. If so, end it."""
+    def _is_full(self, stated: int | None) -> bool:
+        """Whether the answer has all its tokens, so that no more content is taken. If so, end it.
+
+        `stated` is the remote's number of tokens with this content. If the number is allowed, the content is the rest
+        of a token that was counted before.
+        """
         if self._max_tokens is None or self.num_tokens < self._max_tokens:
+            return False
+        if stated is not None and stated <= self._max_tokens and self._num_uncounted < _MAX_UNCOUNTED:
             return False
         self.finish = FinishReason.LENGTH
         self.has_end_marker = self.is_cut = True
@@ -322,18 +331,19 @@ class ChatReader:
         if chunk.usage is not None:
             self.usage = _usage(chunk.usage)
         if chunk.choices:
-            self._read_choice(chunk.choices[0], deltas)
             # A chunk may hold several tokens: a slow reader gets several steps at once, and the tokens of one character
             # come together.
-            self._note_tokens(self.usage.num_output_tokens if self.usage is not None else 0)
-            self._note_tokens((chunk.timings.predicted_n or 0) if chunk.timings is not None else 0)
+            stated = chunk.timings.predicted_n if chunk.timings is not None else None
+            if chunk.usage is not None:
+                stated = max(stated or 0, chunk.usage.completion_tokens or 0)
+            self._read_choice(chunk.choices[0], stated, deltas)
 
-    def _read_choice(self, choice: _Choice, deltas: list[Delta]) -> None:
+    def _read_choice(self, choice: _Choice, stated: int | None, deltas: list[Delta]) -> None:
         num_before = len(deltas)
         num_logprobs = self._take_logprobs(choice.logprobs)
         delta = choice.delta or _Delta(content=choice.text)
         has_content = delta.reasoning_content or delta.reasoning or delta.content or delta.refusal or delta.tool_calls
-        if has_content and self._is_full():
+        if has_content and self._is_full(stated):
             return
         if reasoning := delta.reasoning_content or delta.reasoning:
             deltas.append(ReasoningDelta(reasoning))
@@ -346,8 +356,9 @@ class ChatReader:
             self._finish(choice.finish_reason)
         # The name of a call's tool is not counted: some servers send it apart from the token that begins the call.
         is_content = any(not isinstance(delta, ToolCallStarted) for delta in deltas[num_before:])
-        num_new = num_logprobs or len(choice.token_ids or ()) or is_content
-        self._note_tokens(self.num_tokens + num_new)
+        num_new = num_logprobs or len(choice.token_ids or ())
+        self.is_estimated = self.is_estimated or (is_content and not num_new and stated is None)
+        self._note_tokens(stated, num_new or is_content)
 
     def _finish(self, reason: str) -> None:
         finish = _FINISHES.get(reason)
@@ -385,9 +396,15 @@ class ChatReader:
             self._logprobs += [msgspec.structs.replace(token, top=token.top[:most]) for token in tokens]
         return len(tokens)
 
-    def _note_tokens(self, total: int) -> None:
-        """Note how many tokens the answer has so far, as stated by the remote or counted in its events."""
-        self.num_tokens = max(self.num_tokens, min(total, MAX_OUTPUT_TOKENS))
+    def _note_tokens(self, stated: int | None, num_new: int) -> None:
+        """Note how many tokens the answer has so far, as the remote states it, or with `num_new` more.
+
+        A number that does not grow is believed for a few chunks: several chunks may be parts of one token.
+        """
+        is_believed = stated is not None and (stated > self.num_tokens or self._num_uncounted < _MAX_UNCOUNTED)
+        total = min(stated if is_believed and stated is not None else self.num_tokens + num_new, MAX_OUTPUT_TOKENS)
+        self._num_uncounted = 0 if total > self.num_tokens else self._num_uncounted + bool(num_new)
+        self.num_tokens = max(self.num_tokens, total)
 
     def _start_call(self, call_id: str, name: str) -> ToolCallStarted:
         """Return the delta that starts the next tool call, with an invented id if the remote gives none."""

@@ -128,7 +128,7 @@ def tokens_left(request: GenerateRequest, so_far: AnswerSoFar | None) -> int | N
 def _common(request: GenerateRequest, target: Target, so_far: AnswerSoFar | None) -> Fields:
     told = {"include_usage": True} | ({"continuous_usage_stats": True} if target.dialect.counts_tokens else {})
     fields: Fields = {"model": target.model, "stream": True, "stream_options": told}
-    if target.dialect.counts_tokens and prompt_bytes(request) <= _MAX_ECHOED_BYTES:
+    if target.dialect.returns_ids and prompt_bytes(request) <= _MAX_ECHOED_BYTES:
         # vLLM's router forwards this field, but drops continuous_usage_stats.
         fields["return_token_ids"] = True
     if target.dialect.times_tokens:

@@ -19,7 +19,8 @@ class Dialect(Struct, frozen=True):
     `takes_token_prompts`: it accepts a prompt of token ids. `takes_cache_salt`: it accepts `cache_salt`.
     `continues`: it can continue a final message with the assistant role. `continue_fields`: the request needs extra
     fields for this.
-    `counts_tokens`: on request, every chunk has the number of tokens so far, and the ids of the chunk's own tokens.
+    `counts_tokens`: on request, every chunk has the number of tokens so far. `returns_ids`: on request, every chunk has
+    the ids of its tokens.
     `times_tokens`: on request, every chunk has llama-server's timings, with the number of tokens so far.
     `reasoning_fields`: its names for the reasoning of a message. `penalty` and `max_tokens`: its names for the
     repetition penalty and for the limit on output tokens in chats.
@@ -33,6 +34,7 @@ class Dialect(Struct, frozen=True):
     continues: bool = False
     continue_fields: bool = False
     counts_tokens: bool = False
+    returns_ids: bool = False
     times_tokens: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
     penalty: Penalty = "repetition_penalty"
@@ -49,9 +51,10 @@ VLLM = Dialect(
     continues=True,
     continue_fields=True,
     counts_tokens=True,
+    returns_ids=True,
     reasoning_fields=("reasoning_content", "reasoning"),
 )
-SGLANG = Dialect("sglang", takes_token_prompts=True, continues=True, continue_fields=True)
+SGLANG = Dialect("sglang", takes_token_prompts=True, continues=True, continue_fields=True, counts_tokens=True)
 # Without `continue_fields`, newer builds repeat the message that they continue. Older builds ignore these fields.
 LLAMA_SERVER = Dialect(
     "llamacpp",

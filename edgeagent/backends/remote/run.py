@@ -340,7 +340,7 @@ class Run:
         if attempt.is_over:
             assert attempt.answer.finish is not None
             return self._finish(attempt.answer.finish, deltas)
-        return Step(tuple(deltas), self._new_tokens(), time.monotonic())
+        return Step(tuple(deltas), self._new_tokens(), time.monotonic(), is_estimated=attempt.answer.is_estimated)
 
     def _new_tokens(self) -> tuple[int, ...]:
         num_before, self._num_delivered_tokens = self._num_delivered_tokens, self._num_tokens

@@ -184,8 +184,9 @@ class OutputStream:
         self._spans: deque[_Span] = deque()
         # Log probabilities whose text has reached the stop matcher, by the position of that text in the content.
         self._placed: deque[tuple[int, TokenLogprob]] = deque()
-        # Log probabilities of the tokens whose text is held back, and the positions where these tokens begin.
-        self._held_logprobs: deque[tuple[int, TokenLogprob]] = deque()
+        # The tokens whose text is held back, at least in part: where it begins and ends, and their log probabilities.
+        self._held: deque[tuple[int, int, TokenLogprob | None]] = deque()
+        self._num_returned_chars = 0
         self._num_content = 0
         self._num_shown = 0
         self._deltas: list[Delta] = []
@@ -205,7 +206,13 @@ class OutputStream:
     @property
     def held_logprobs(self) -> tuple[TokenLogprob, ...]:
         """The log probabilities of the last tokens: those whose text has not been returned yet, not even in part."""
-        return tuple(logprob for _, logprob in self._held_logprobs)
+        held = (logprob for start, _, logprob in self._held if start >= self._num_returned_chars)
+        return tuple(logprob for logprob in held if logprob is not None)
+
+    @property
+    def num_returned(self) -> int:
+        """How many tokens have all their text in the deltas so far, or are followed by text and have none to show."""
+        return self.num_tokens - len(self._held)
 
     def feed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> tuple[Delta, ...]:
         """Return the deltas of these tokens.
@@ -252,7 +259,7 @@ class OutputStream:
         was_reasoning = self._channels.in_reasoning
         if logprob is not None:
             self._spans.append(_Span(logprob, self._position, self._position + len(text)))
-            self._held_logprobs.append((self._position, logprob))
+        self._held.append((self._position, self._position + len(text), logprob))
         self._feed_text(text)
         self.num_tokens += 1
         self.num_reasoning_tokens += was_reasoning or self._channels.in_reasoning
@@ -310,8 +317,8 @@ class OutputStream:
                 self._deltas.append(delta)
 
     def _take_deltas(self) -> tuple[Delta, ...]:
-        said = self._position - self._channels.num_held - self._stops.num_held
-        while self._held_logprobs and self._held_logprobs[0][0] < said:
-            self._held_logprobs.popleft()
+        self._num_returned_chars = self._position - self._channels.num_held - self._stops.num_held
+        while self._held and self._held[0][0] < self._num_returned_chars >= self._held[0][1]:
+            self._held.popleft()
         deltas, self._deltas = tuple(self._deltas), []
         return deltas

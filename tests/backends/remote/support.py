@@ -159,6 +159,7 @@ class Answer:
 
     deltas: list[Delta] = field(default_factory=list)
     num_tokens: int = 0
+    is_estimated: bool = False
     error: EdgeAgentError | None = None
 
     @property
@@ -188,7 +189,8 @@ async def ask(
     try:
         async for step in steps_of(remote.generate, request, permit(request), so_far):
             answer.deltas += step.deltas
-            answer.num_tokens += len(step.tokens)
+            answer.num_tokens += step.num_delivered
+            answer.is_estimated |= step.is_estimated
     except EdgeAgentError as error:
         answer.error = error
     ends = [delta for delta in answer.deltas if isinstance(delta, Finished)]

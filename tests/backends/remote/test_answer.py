@@ -164,9 +164,17 @@ def test_a_chunk_of_several_tokens(counted: dict[str, Any]) -> None:
     """vLLM joins chunks that are not read at once; one character may need several tokens."""
     reader = ChatReader()
     reader.feed(chunk({"content": "😀"}, **counted))
-    assert reader.num_tokens == 3
+    assert reader.num_tokens == 3 and not reader.is_estimated
     reader.feed(chunk({"content": "!"}))
-    assert reader.num_tokens == 4
+    assert reader.num_tokens == 4 and reader.is_estimated
+
+
+def test_a_count_that_does_not_grow_is_not_believed_for_long() -> None:
+    """Otherwise an answer without an end would have no token."""
+    reader = ChatReader(max_tokens=20)
+    for _ in range(200):
+        reader.feed(chunk({"content": "a"}, timings={"predicted_n": 1}))
+    assert reader.num_tokens == 20 and reader.is_cut
 
 
 def test_a_chunk_with_the_ids_of_its_tokens() -> None:

@@ -70,8 +70,8 @@ class AheadAnswer(Sink):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are kept."""
-        return sum(len(step.tokens) for step in self._steps)
+        """How many tokens have their text in what is kept."""
+        return sum(step.num_delivered for step in self._steps)
 
     @property
     def step(self) -> Step:

@@ -119,11 +119,14 @@ class Answers:
             return
         request.is_over = True
         deltas: list[Delta] = []
-        if request.prepared is not None:
-            deltas += request.prepared.output.cut()
+        num_delivered = 0
+        if (prepared := request.prepared) is not None:
+            num_delivered -= prepared.num_delivered
+            deltas += prepared.output.cut()
+            num_delivered += prepared.num_delivered
         deltas.append(self._finished(request, sequence, FinishReason.CANCELLED))
         yield from self._released(at_s)
-        yield from _step_frames([StepItem(request.submit.request.id, tuple(deltas))], at_s)
+        yield from _step_frames([StepItem(request.submit.request.id, tuple(deltas), num_withheld=-num_delivered)], at_s)
 
     def _item(self, news: News, at_s: float) -> StepItem:
         request, output = news.request, news.output
@@ -132,7 +135,7 @@ class Answers:
         deltas: list[Delta] = []
         if not request.has_started:
             deltas.append(self._start(request, sequence))
-        num_before = stream.num_tokens
+        num_before, num_delivered = stream.num_tokens, request.prepared.num_delivered
         if news.progress is not None:
             deltas.append(PromptProgress(news.progress))
         deltas += self._echo(request.prepared, output)
@@ -147,7 +150,9 @@ class Answers:
             self._on_text_ended(request, stream.num_tokens)
             sequence.marks.last_token_s = at_s
             deltas += self._end(request, output, FinishReason.STOP)
-        return StepItem(sequence.id, tuple(deltas), tokens, held_logprobs=stream.held_logprobs[-_MAX_HELD_LOGPROBS:])
+        num_withheld = len(tokens) - (request.prepared.num_delivered - num_delivered)
+        held_logprobs = stream.held_logprobs[-_MAX_HELD_LOGPROBS:]
+        return StepItem(sequence.id, tuple(deltas), tokens, held_logprobs=held_logprobs, num_withheld=num_withheld)
 
     def _start(self, request: RunningRequest, sequence: EngineSequence) -> Started:
         assert request.prepared is not None
@@ -163,8 +168,8 @@ class Answers:
         assert request.prepared is not None
         request.is_over = True
         stream = request.prepared.output
-        if reason is FinishReason.STOP and request.submit.request.max_tokens == 0:
-            reason = FinishReason.LENGTH
+        if request.prepared.spec.prefill_only and not request.submit.request.prefill_only:
+            reason = FinishReason.LENGTH  # the answer may have no more tokens
         yield from stream.cut() if reason is FinishReason.LENGTH else stream.finish()
         if output.end_logprob is not None and request.submit.request.echo:
             # Harnesses that score texts expect an entry for each token of prompt and answer, with that of its end.
@@ -199,7 +204,7 @@ class Answers:
             usage=Usage(
                 num_prompt_tokens=sequence.num_prompt,
                 num_cached_tokens=sequence.num_cached + sequence.num_shifted,
-                num_output_tokens=prepared.output.num_tokens + prepared.corrected_count_difference,
+                num_output_tokens=prepared.num_output_tokens,
                 num_reasoning_tokens=prepared.output.num_reasoning_tokens,
             ),
             timings=Timings(
@@ -285,4 +290,4 @@ def _split(item: StepItem) -> list[StepItem]:
             parts.append(StepItem(item.id, part, is_part=True))
             deltas, rest = [], TextDelta("", rest.logprobs[_MAX_LOGPROBS:])
         deltas.append(rest)
-    return [*parts, StepItem(item.id, tuple(deltas), item.tokens, held_logprobs=item.held_logprobs)]
+    return [*parts, replace(item, deltas=tuple(deltas))]

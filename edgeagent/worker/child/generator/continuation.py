@@ -13,7 +13,7 @@ from edgeagent.text.output.respelling import RespellConstraint, num_open
 from edgeagent.text.output.stream import OutputStream
 from edgeagent.text.tool_format import REASONING, THINK, ReasoningMarkers
 from edgeagent.text.vocabulary import LongTextVocabulary
-from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest
+from edgeagent.types import AnswerSoFar, ChatPrompt, GenerateRequest, replace
 from edgeagent.worker.child.prompt import ReadPrompt
 
 # White space around reasoning is not shown to clients. Models write it after the open marker, and before and after the
@@ -38,7 +38,7 @@ class Continuation:
 
     The beginning consists of `tokens`, which are kept, and `num_open` more tokens of a word that may be incomplete. The
     text of that word, `open_text`, is generated again. `count_difference` is the other machine's token count for the
-    beginning minus this model's count.
+    beginning minus this model's count. It is not negative if the other machine's count is an estimate.
     """
 
     so_far: AnswerSoFar
@@ -74,14 +74,16 @@ class Continuation:
         """Return `spec` with the answer's beginning as its first delivered tokens.
 
         Subtract `count_difference` from `max_tokens`, since the client's limit counts the beginning as the other
-        machine counted it.
+        machine counted it. If no more tokens are allowed, generate none.
         """
         first, *others = spec.step_lengths or (0,)
+        is_whole = spec.max_tokens is not None and self.so_far.num_tokens >= spec.max_tokens
         return dataclasses.replace(
             spec,
             delivered=(*self.tokens, *spec.delivered),
             step_lengths=(len(self.tokens) + first, *others) if spec.step_lengths else (),
             max_tokens=None if spec.max_tokens is None else spec.max_tokens - self.count_difference,
+            prefill_only=spec.prefill_only or is_whole,
         )
 
 
@@ -116,7 +118,10 @@ def read_continuation(
     last = segments.pop() if segments else []
     cut = len(last) - num_open([vocabulary.piece(token) for token in last])
     tokens = (*itertools.chain.from_iterable(segments), *last[:cut])
-    count_difference = so_far.num_tokens - len(tokens) - len(last[cut:])
+    num_here = len(tokens) + len(last[cut:])
+    if so_far.is_estimated:
+        so_far = replace(so_far, num_tokens=max(so_far.num_tokens, num_here))
+    count_difference = so_far.num_tokens - num_here
     return Continuation(so_far, tokens, _bytes(last[cut:], vocabulary), len(last[cut:]), count_difference)
 
 

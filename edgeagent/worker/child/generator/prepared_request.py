@@ -44,6 +44,24 @@ class PreparedRequest:
             return 0
         return self.earlier.count_difference - self._num_extra_tokens
 
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens the answer has, at least those that came from another machine."""
+        num = self.output.num_tokens + self.corrected_count_difference
+        return num if self.earlier is None else max(num, self.earlier.so_far.num_tokens)
+
+    @property
+    def num_delivered(self) -> int:
+        """How many tokens of the answer have their text in the deltas so far, or came from another machine.
+
+        Text of the other machine that is generated again does not count.
+        """
+        num = self.output.num_returned + self.corrected_count_difference
+        if self.earlier is None:
+            return num
+        is_respelled = self.respelling is None or self.respelling.is_over
+        return max(self.earlier.so_far.num_tokens, num if is_respelled else 0)
+
     def settle(self, sequence: Sequence, context_length: int) -> None:
         """Correct the sequence's length limit once `earlier.open_text` has been generated again.
 

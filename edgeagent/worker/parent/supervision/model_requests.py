@@ -92,6 +92,7 @@ class AcceptedRequest:
         "last_token_at_s",
         "num_crashes",
         "num_deaths",
+        "num_delivered",
         "pending_deltas",
         "receiver",
         "request",
@@ -115,6 +116,7 @@ class AcceptedRequest:
         self.tokens: list[int] = list(so_far.tokens) if so_far is not None else []
         self.step_lengths: list[int] = list(so_far.step_lengths) if so_far is not None else []
         self.held_logprobs: tuple[TokenLogprob, ...] = ()  # of the last tokens, whose text was not sent yet
+        self.num_delivered = 0 if so_far is None else so_far.num_tokens  # those whose text the client has
         self.pending_deltas: list[Delta] = []  # the deltas of a step whose last part has not arrived
         self.first_token_at_s: float | None = None
         self.last_token_at_s = 0.0
@@ -127,11 +129,6 @@ class AcceptedRequest:
     def delivered(self) -> Delivered:
         """The output so far, in the form that the next worker needs."""
         return Delivered(tuple(self.tokens), tuple(self.step_lengths), self.held_logprobs, self.so_far)
-
-    @property
-    def num_delivered(self) -> int:
-        """How many output tokens were delivered to the client, including those of another machine."""
-        return len(self.tokens) + (0 if self.so_far is None else self.so_far.num_tokens)
 
     @property
     def first_token_ms(self) -> float:
@@ -330,7 +327,9 @@ class ModelRequests:
             del self._live[item.id]
             deltas = (*deltas[:-1], _with_handovers(deltas[-1], live, at_s))
         if deltas or item.tokens:
-            _deliver(live, Step(deltas, item.tokens, at_s))
+            step = Step(deltas, item.tokens, at_s, item.num_withheld)
+            live.num_delivered += step.num_delivered
+            _deliver(live, step)
 
     def _sent(self, request_id: str) -> AcceptedRequest:
         live = self._live.get(request_id)

@@ -39,10 +39,11 @@ CHAT = ChatPrompt((Message("user", "What is a good breakfast?"),))
 
 
 class Answer:
-    """The output of one request: its text, its reasoning and its token ids, by steps."""
+    """The output of one request by steps: its text, its reasoning, its token ids, and how many of these it delivers."""
 
     def __init__(self, prepared: PreparedRequest) -> None:
         self.prepared = prepared
+        self.num_delivered: list[int] = []
         self.texts: list[str] = []
         self.reasonings: list[str] = []
         self.tokens: list[list[int]] = []
@@ -54,11 +55,12 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        return self.prepared.output.num_tokens + self.prepared.corrected_count_difference
+        return self.prepared.num_output_tokens
 
-    def until(self, num_steps: int) -> AnswerSoFar:
-        num_tokens = sum(map(len, self.tokens[:num_steps]))
-        return AnswerSoFar("".join(self.texts[:num_steps]), "".join(self.reasonings[:num_steps]), num_tokens)
+    def until(self, num_steps: int, before: AnswerSoFar = AnswerSoFar()) -> AnswerSoFar:  # noqa: B008 it is frozen
+        num_tokens = before.num_tokens + sum(self.num_delivered[:num_steps])
+        reasoning = before.reasoning + "".join(self.reasonings[:num_steps])
+        return AnswerSoFar(before.text + "".join(self.texts[:num_steps]), reasoning, num_tokens)
 
 
 class Runner:
@@ -87,6 +89,7 @@ class Runner:
         while not is_done:
             for output in engine.step():
                 assert output.error is None
+                num_delivered = prepared.num_delivered
                 deltas = list(stream.feed(output.tokens))
                 prepared.settle(sequence, engine.context_length)
                 is_done = output.finish_reason is not None or stream.stopped is not None
@@ -94,6 +97,7 @@ class Runner:
                     engine.cancel(sequence.id)
                     deltas += stream.cut() if output.finish_reason is FinishReason.LENGTH else stream.finish()
                 answer.tokens.append(list(output.tokens))
+                answer.num_delivered.append(prepared.num_delivered - num_delivered)
                 answer.texts.append("".join(delta.text for delta in deltas if isinstance(delta, TextDelta)))
                 answer.reasonings.append("".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)))
         while engine.has_work:
@@ -226,6 +230,38 @@ def test_what_is_said_again_costs_no_token_of_the_answer(bundled: Runner, limit:
         rest = bundled.ask(CHAT, so_far, max_tokens=limit)
         assert so_far.text + rest.text == bundled.ask(CHAT, max_tokens=limit).text
         assert rest.num_tokens == limit
+
+
+def test_the_tokens_that_are_left_are_exact_wherever_it_is_cut_and_cut_again(bundled: Runner) -> None:
+    """Text that may begin a stop string is held back: its tokens are generated, and the client does not have them."""
+    stops = (" and a long", "e never", ".\n\n\n", "s o")
+    whole = bundled.ask(CHAT, max_tokens=24, stop=stops)
+    assert whole.num_tokens == 24 == sum(whole.num_delivered)
+    assert 0 in whole.num_delivered and any(num > 1 for num in whole.num_delivered), "text is held back, and comes"
+    for num_steps in range(1, len(whole.texts) - 1):
+        so_far = whole.until(num_steps)
+        if not so_far.text:
+            continue
+        rest = bundled.ask(CHAT, so_far, max_tokens=24, stop=stops)
+        assert (so_far.text + rest.text, rest.num_tokens) == (whole.text, 24)
+        assert so_far.num_tokens + sum(rest.num_delivered) == 24
+        again = rest.until(len(rest.texts) // 2, so_far)
+        last = bundled.ask(CHAT, again, max_tokens=24, stop=stops)
+        assert (again.text + last.text, last.num_tokens) == (whole.text, 24)
+
+
+def test_an_estimate_is_raised_to_the_tokens_of_the_text(bundled: Runner) -> None:
+    """A foreign server sent them in few frames and did not say how many there are."""
+    whole = bundled.ask(CHAT, max_tokens=24)
+    for num_steps in range(1, len(whole.texts)):
+        exact = whole.until(num_steps)
+        if exact.num_tokens < 2:
+            continue
+        so_far = replace(exact, num_tokens=1, is_estimated=True)
+        rest = bundled.ask(CHAT, so_far, max_tokens=24)
+        assert (so_far.text + rest.text, rest.num_tokens) == (whole.text, 24)
+        nothing = bundled.ask(CHAT, so_far, max_tokens=exact.num_tokens)
+        assert (nothing.text, nothing.num_tokens) == ("", exact.num_tokens)
 
 
 def test_a_model_that_does_not_reason_continues_the_text_alone(bundled: Runner) -> None:
