@@ -25,22 +25,22 @@ export class Board {
     if (this.panels) return;
     const titles = {
       daemon: "Daemon",
-      slo: "Latency targets",
       ttft: "Time to the first token",
       itl: "Time between tokens",
       models: "Models",
-      pull: "Download a model",
+      slo: "Latency targets",
       cache: "Prompt cache",
       drafts: "Speculation",
+      pull: "Download a model",
       remotes: "Remotes",
       egress: "What left this machine",
     };
     this.panels = {};
-    const wide = new Set(["models", "egress"]);
+    const widths = { models: "full", egress: "full", cache: "two" };
     const grid = h("div");
     for (const [name, title] of Object.entries(titles)) {
       this.panels[name] = h("div");
-      grid.append(h("section", { class: wide.has(name) ? "panel full" : "panel", "aria-label": title }, h("h2", {}, title), this.panels[name]));
+      grid.append(h("section", { class: `panel ${widths[name] ?? ""}`, "aria-label": title }, h("h2", {}, title), this.panels[name]));
     }
     this.said = h("p", { role: "status", class: "trouble" });
     replace(this.element, this.said, grid);
@@ -98,14 +98,13 @@ export class Board {
       .map((tier) => [
         tier.tier,
         tier.window,
-        number(tier.num_answers),
-        `${number(100 * tier.attainment, 1)} %`,
+        `${number(100 * tier.attainment, 1)} % of ${number(tier.num_answers)}`,
         milliseconds(targets[tier.tier].ttft_ms),
       ]);
     this.put(
       "slo",
       rows.length
-        ? table("Answers that kept their target", ["tier", "window", "answers", "kept", "TTFT target"], rows)
+        ? table("Answers that kept their target", ["tier", "window", "kept", "TTFT target"], rows)
         : faint("No answers yet."),
       faint(`Objective: ${number(100 * objective, 1)} % of the answers.`),
     );
@@ -137,7 +136,7 @@ export class Board {
     // A button that has the focus stays.
     if (this.panels.models.contains(document.activeElement) && document.activeElement.disabled) return;
     const focused = this.panels.models.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-    this.put("models", rows.length ? table("Models", ["model", "state", "memory", "live", "cause", ""], rows) : faint("No model."));
+    this.put("models", rows.length ? table("Models and their state", ["model", "state", "memory", "live", "cause", ""], rows) : faint("No model."));
     if (focused) [...this.panels.models.querySelectorAll("button")].find((each) => each.getAttribute("aria-label") === focused)?.focus();
   }
 
@@ -221,7 +220,7 @@ export class Board {
     ]);
     this.put(
       "remotes",
-      rows.length ? table("Remotes", ["remote", "state", "live", "tokens today", "spent today"], rows) : faint("There are none."),
+      rows.length ? table("Remotes and their state", ["remote", "state", "live", "tokens today", "spent today"], rows) : faint("There are none."),
       faint(`Where requests may run: ${route.mode}.`),
       ...[route.trouble, route.ledger_trouble].filter(Boolean).map((text) => h("p", { class: "trouble" }, text)),
     );
