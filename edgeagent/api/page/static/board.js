@@ -104,7 +104,7 @@ export class Board {
     this.put(
       "slo",
       rows.length
-        ? table("Answers that kept their target", ["tier", "window", "kept", "TTFT target"], rows)
+        ? table("Answers that kept their target", ["tier", "window", "kept", "target"], rows)
         : faint("No answers yet."),
       faint(`Objective: ${number(100 * objective, 1)} % of the answers.`),
     );
