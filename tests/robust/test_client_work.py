@@ -25,6 +25,7 @@ import pytest
 from edgeagent.api.llama_server.completion import MAX_FILES
 from edgeagent.api.openai.embeddings import MAX_DOCUMENTS, MAX_INPUTS
 from edgeagent.api.openai.text_body import MAX_PROMPTS
+from edgeagent.api.page.markdown import MAX_CELLS, MAX_CHARS
 from edgeagent.api.responses.body import MAX_REFERENCES
 from edgeagent.api.responses.socket.lanes import MAX_NAMED_LANES
 from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING
@@ -459,6 +460,10 @@ def members() -> list[Member]:
         member(
             "a long id", "of a response", posted(RESPONSES, {"input": "x", "previous_response_id": "r" * MIB}), 400, 404
         ),
+        member("markdown", MAX_CHARS, posted("/edgeagent/page/markdown", {"text": "[" * MAX_CHARS}), 200),
+        member("cells", MAX_CELLS, posted("/edgeagent/page/markdown", {"text": "|\n" * (MAX_CHARS // 2)}), 200),
+        member("much markdown", MAX_CHARS, posted("/edgeagent/page/markdown", {"text": "a" * MIB}), 400),
+        member("a long secret", "of a link", posted("/edgeagent/page/token", {"secret": "x" * MIB}), 400),
         member("a frame", SERVER.max_frame_bytes, framed(frame(FIN | TEXT, b" " * (SERVER.max_frame_bytes + 1))), 1009),
         member(
             "frame with many items",
