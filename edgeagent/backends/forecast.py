@@ -30,7 +30,9 @@ _NUM_LENGTHS = 64
 _GOLDEN = 0.6180339887  # its multiples are spread evenly between 0 and 1, however many there are
 _SMOOTHING = 0.1  # how much of an estimate the latest observation is
 _GUESS_WEIGHT = 0.1  # of a first guess, in observations
-_LEAST_SPREAD = 1e-6  # the relative variance of sizes from which on their parts can be told apart
+# The relative variance of sizes from which on their parts can be told apart. With less, the errors of similar sizes
+# would become a slope, which is far off for other sizes.
+_LEAST_SPREAD = 0.05
 _LEAST_EACH = 1e-9
 _MAX_SURPRISE = 2.0  # what is seen counts as more or less than expected by this factor at most
 _MAX_BEGINNINGS = 8192

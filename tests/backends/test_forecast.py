@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from edgeagent.backends.forecast import MAX_WAITING_TOKENS, Forecast, Rates
@@ -199,6 +201,23 @@ def test_its_errors_correct_it_and_one_alone_little() -> None:
     assert predicted_s(800) == about(0.8 + 1.6)
     compute(400, 100.0)
     assert predicted_s(400) < 1.2 * 1.6, "the machine may have slept"
+
+
+def test_what_prompts_of_one_size_take_does_not_change_what_longer_ones_take() -> None:
+    forecast, chance = forecast_at(), random.Random("one size")
+    least_s = first_token_s(forecast, chat("long", "L" * 32_000))
+    now_s = 0.0
+    for number in range(100):
+        request = chat(str(number), f"{number:3}" + "x" * (4 * chance.randrange(290, 310) - 3))
+        forecast.accept(request, now_s)
+        tokens = prompt_bytes(request) // 4
+        forecast.start(request, Started(tokens, 0), now_s)
+        took_s = (FIXED_S + tokens / 1000) * chance.uniform(0.75, 1.3)
+        forecast.add_tokens(str(number), 1, now_s + took_s)
+        forecast.end(str(number), now_s + took_s, Finished(FinishReason.STOP, Usage(), Timings()))
+        now_s += 10.0
+        least_s = min(least_s, first_token_s(forecast, chat("long", "L" * 32_000), now_s))
+    assert least_s > 0.7 * (FIXED_S + 8.0)
 
 
 def test_the_lengths_and_the_speed_of_answers_are_learned() -> None:
