@@ -307,6 +307,7 @@ class ResponseDatabase:
         # them. They only save time, so the file is used even if the disk has no room for them.
         with suppress(sqlite3.OperationalError):
             self._execute("CREATE INDEX IF NOT EXISTS responses_by_partition ON responses (partition, used)")
+            self._execute("CREATE INDEX IF NOT EXISTS responses_by_previous ON responses (previous_id, partition)")
             self._execute("CREATE INDEX IF NOT EXISTS items_by_segment ON items (segment)")
         self._execute(_SEGMENT_SIZES)
         self._num_responses, self._num_bytes = self._count()

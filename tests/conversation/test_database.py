@@ -432,3 +432,15 @@ def test_a_conversation_has_its_branches_in_the_order_of_time() -> None:
     # What is left begins with what it continued.
     assert [item.id for item in store.conversation("b", "")[0].input] == ["msg_a_in", "msg_a_out", "msg_b_in"]
     assert store.conversation("a", "") == store.conversation("b", "kiosk") == []
+
+
+def test_the_branches_of_a_conversation_are_found_without_a_look_at_the_others() -> None:
+    def num_steps(num_others: int) -> int:
+        store, steps = database(), list[int]()
+        for response in (*chain("abcdefgh"), *(replace(chain("y")[0], id=f"y{n}") for n in range(num_others))):
+            store.add(response, b"{}")
+        store._connection.set_progress_handler(lambda: steps.append(1), 10)
+        assert len(store.conversation("a", "")) == 8
+        return len(steps)
+
+    assert num_steps(400) < 2 * num_steps(0)
