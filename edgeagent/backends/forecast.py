@@ -35,6 +35,7 @@ _GUESS_WEIGHT = 0.1  # of a first guess, in observations
 _LEAST_SPREAD = 0.05
 _LEAST_EACH = 1e-9
 _MAX_SURPRISE = 2.0  # what is seen counts as more or less than expected by this factor at most
+_MAX_GAP = 10.0  # a stream's tokens count as later than usual by this factor at most: it may have been preempted
 _MAX_BEGINNINGS = 8192
 _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 # Rendering, tokenizing and the transfer through pipes. What they take beyond it is part of the prompt's seconds.
@@ -246,8 +247,9 @@ class Forecast:
         """Record the number of tokens that a step of the engine gave a request. `at_s`: when they were drawn."""
         if (live := self._streams.get(request_id)) is not None:
             is_beside = any(prompt.has_slot for prompt in self._prompts.values())
-            token_s = (at_s - live.advanced_s) / num_tokens
-            self._token_s[is_beside] += _SMOOTHING * (token_s - self._token_s[is_beside])
+            usual_s = self._token_s[is_beside]
+            token_s = min(_MAX_GAP * usual_s, (at_s - live.advanced_s) / num_tokens)
+            self._token_s[is_beside] += _SMOOTHING * (token_s - usual_s)
         elif (live := self._prompts.pop(request_id, None)) is not None:
             self._note_computed(live)
             if at_s != self._step_s:

@@ -232,6 +232,19 @@ def test_the_lengths_and_the_speed_of_answers_are_learned() -> None:
     assert waiting.first_token_s == pytest.approx(19 * 0.05, rel=0.3), "streams of 20 tokens, each 50 ms"
 
 
+def test_the_gap_of_a_stream_that_was_preempted_is_not_the_time_of_its_tokens() -> None:
+    forecast = forecast_at()
+    names = [str(number) for number in range(PARALLEL)]
+    for name in names:
+        stream(forecast, name, max_tokens=101)
+    for step in range(1, 51):
+        for name in names:
+            forecast.add_tokens(name, 1, 0.02 * step)
+    usual_s = first_token_s(forecast, chat("new", "x" * 400), 1.0)
+    forecast.add_tokens(names[-1], 1, 61.0)
+    assert first_token_s(forecast, chat("new", "x" * 400), 61.0) < 2.5 * usual_s
+
+
 def test_of_answers_that_differ_in_length_the_first_one_to_end_is_short() -> None:
     forecast = forecast_at()
     for number in range(60):
