@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Annotated, Any, Literal, NotRequired, final
 
 from pydantic import BeforeValidator, Field, Tag
@@ -430,7 +431,24 @@ def _to_messages(body: CountTokensBody) -> tuple[Message, ...]:
             case EarlierAnswer():
                 messages.append(_of_assistant(sent.content))
                 calls.update(call.id for call in messages[-1].tool_calls)
-    return tuple(messages)
+    return tuple(_turns(messages))
+
+
+def _turns(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield consecutive messages of the user or of the model as one, as Anthropic does. Many templates need it."""
+    for role, group in groupby(messages, lambda message: message.role):
+        turn = list(group)
+        if role not in ("user", "assistant") or len(turn) == 1:
+            yield from turn
+        elif role == "user":
+            yield Message("user", _joined([each.content for each in turn if each.content]))
+        else:
+            yield Message(
+                "assistant",
+                "".join([each.content for each in turn]),
+                "".join([each.reasoning for each in turn]),
+                tuple(chain.from_iterable(each.tool_calls for each in turn)),
+            )
 
 
 def _of_user(blocks: Sequence[UserBlock], path: str, calls: set[str]) -> Iterator[Message]:

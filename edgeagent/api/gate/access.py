@@ -147,7 +147,8 @@ def header_values(scope: AsgiScope, name: bytes) -> list[bytes]:
 def header_tokens(scope: AsgiScope) -> list[bytes]:
     """Return the tokens of a request's Authorization headers, and that of x-api-key, which Anthropic's clients send.
 
-    Claude Code may send one token in both, which is then one token.
+    Claude Code may send one token in both, which is then one token. An x-api-key without a value is none: Anthropic's
+    library sends it if its key is the empty string.
 
     After the scheme Bearer, any text counts as a token. After another scheme, or without a scheme, only a text with
     TOKEN_PREFIX counts, also as the name or the password of Basic. Otherwise a client that sends its token in a wrong
@@ -161,8 +162,12 @@ def header_tokens(scope: AsgiScope) -> list[bytes]:
         else:
             shown = (*words[-1:], *_name_and_password(words))
             tokens += [word for word in shown if word.startswith(TOKEN_PREFIX.encode())]
-    keys = [value.strip(_QUOTES) for value in header_values(scope, b"x-api-key")]
-    return tokens + [key for key in keys if key not in tokens]
+    for value in header_values(scope, b"x-api-key"):
+        words = [word.strip(_QUOTES) for word in value.split()]
+        key = b" ".join(words[1:] if words and words[0].lower() == b"bearer" else words)
+        if key and key not in tokens:
+            tokens.append(key)
+    return tokens
 
 
 def _name_and_password(words: list[bytes]) -> list[bytes]:

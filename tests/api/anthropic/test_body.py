@@ -114,6 +114,31 @@ def test_a_last_message_of_the_assistant_is_the_beginning_of_the_answer() -> Non
     assert read(messages=[*HI, {"role": "assistant", "content": [call]}]).so_far is None
 
 
+def test_consecutive_messages_are_one_turn() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "rain"}
+    messages: list[Any] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": []},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}, {"type": "text", "text": "Let me "}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "see."}, call]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And"}]},
+        {"role": "user", "content": "tomorrow?"},
+    ]
+    turns = (
+        Message("user", "Hi\n\nWeather?"),
+        Message("assistant", "Let me see.", "Hm", (ToolCall("a", "weather", "{}"),)),
+        Message("tool", "rain", tool_call_id="a"),
+        Message("user", "And\n\ntomorrow?"),
+    )
+    assert prompt_of(messages=messages).messages == turns
+    begun = [{"role": "assistant", "content": text} for text in ("Su", "n")]
+    request = read(messages=[*messages, *begun])
+    assert isinstance(request.prompt, ChatPrompt) and request.prompt.messages == turns
+    assert request.so_far == AnswerSoFar("Sun")
+
+
 def test_settings() -> None:
     request = read(
         temperature=0.5,

@@ -223,6 +223,9 @@ async def test_the_token_is_in_either_header() -> None:
             ({"x-api-key": "sk-ant-unknown"}, 401),
             ({"x-api-key": TOKEN, "anthropic-version": "2023-06-01", "anthropic-beta": "a,b"}, 200),
             ({"x-api-key": TOKEN, "authorization": f"Bearer {TOKEN}"}, 200),
+            ({"x-api-key": "", "authorization": f"Bearer {TOKEN}"}, 200),
+            ({"x-api-key": f"Bearer {TOKEN}"}, 200),
+            ({"x-api-key": ""}, 401),
             ({"x-api-key": "sk-ant-unknown", "authorization": f"Bearer {TOKEN}"}, 401),
         ):
             reply = await daemon.http.post(f"{daemon.url}/v1/messages", json=fields, headers=headers)
