@@ -47,13 +47,14 @@ WITH RECURSIVE chain (id, parent, num_input, depth) AS (
 )
 SELECT id, num_input FROM chain ORDER BY depth LIMIT ?
 """
-# A response and all that continue it, the oldest first.
+# A response and all that continue it, the oldest first. Rows are in the order in which they came, also if the clock was
+# set back.
 _BRANCHES = """
 WITH RECURSIVE branches (id) AS (
     SELECT ?1 UNION SELECT r.id FROM branches b JOIN responses r ON r.previous_id = b.id WHERE r.partition = ?2
 )
 SELECT r.id, r.segment, s.num_input, r.body FROM branches b JOIN responses r ON r.id = b.id
-JOIN segments s ON s.id = r.segment WHERE r.partition = ?2 ORDER BY r.created_s, r.rowid
+JOIN segments s ON s.id = r.segment WHERE r.partition = ?2 ORDER BY r.rowid
 """
 _MAX_TITLE_CHARS = 120
 # A client may send the same item again with each request. The newest copies decide where the item may be sent.
@@ -143,6 +144,7 @@ class ResponseDatabase:
         self._limits = limits
         self._clock = clock
         self._num_responses = self._num_bytes = self._last_use = 0
+        self._titles: dict[int, str] = {}
         self._connection = _open(path)
         try:
             self._prepare()
@@ -217,8 +219,7 @@ class ResponseDatabase:
     def conversations(self, partition: str, limit: int) -> list[Conversation]:
         """Return this partition's conversations, the last continued first."""
         rows = self._execute(
-            "SELECT id, previous_id, segment, created_s FROM responses WHERE partition = ? ORDER BY created_s, rowid",
-            partition,
+            "SELECT id, previous_id, segment, created_s FROM responses WHERE partition = ? ORDER BY rowid", partition
         ).fetchall()
         root_of: dict[str, str] = {}
         segments: dict[str, int] = {}
@@ -243,15 +244,20 @@ class ResponseDatabase:
             return []
         reader = _Reader(too_long())
         turns: list[ConversationTurn] = []
-        for response_id, segment, num_input, body in self._execute(_BRANCHES, root_id, partition).fetchall():
+        for response_id, segment, num_input, body in self._execute(_BRANCHES, root_id, partition):
             own = root.context if response_id == root_id else self._items_of(segment, reader)[:num_input]
             turns.append(ConversationTurn(own, reader.inflate(body)))
         return turns
 
     def _title_of(self, segment: int) -> str:
-        items = self._items_of(segment, _Reader(too_long()))
-        texts = (item.text for item in items if isinstance(item, MessageItem) and item.role == "user")
-        return " ".join(next(texts, "")[:_MAX_TITLE_CHARS].split())
+        """Return the first words of a segment. They are kept, because a list of conversations is asked for often."""
+        if segment not in self._titles:
+            items: tuple[Item, ...] = ()
+            with suppress(InvalidRequest):  # it is too large to be read
+                items = self._items_of(segment, _Reader(too_long()))
+            texts = (item.text for item in items if isinstance(item, MessageItem) and item.role == "user")
+            self._titles[segment] = " ".join(next(texts, "")[:_MAX_TITLE_CHARS].split())
+        return self._titles[segment]
 
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
         """Return the partition's items that have these ids, by id, and a route mode. Unknown ids are left out.
@@ -360,6 +366,7 @@ class ResponseDatabase:
                 "SELECT parent, num_bytes FROM segment_sizes WHERE id = ?", segment
             ).fetchone()
             self._execute("DELETE FROM segments WHERE id = ?", segment)
+            self._titles.pop(segment, None)
             self._execute("DELETE FROM items WHERE segment = ?", segment)
             self._num_bytes -= num_bytes
             segment = parent

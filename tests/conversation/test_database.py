@@ -444,3 +444,30 @@ def test_the_branches_of_a_conversation_are_found_without_a_look_at_the_others()
         return len(steps)
 
     assert num_steps(400) < 2 * num_steps(0)
+
+
+def test_a_conversation_is_one_also_if_the_clock_was_set_back() -> None:
+    clock = Clock()
+    store = database(None, clock)
+    for response in chain("abc"):
+        add(store, response)
+        clock.now_s -= 10
+    [found] = store.conversations("", 10)
+    assert (found.id, found.num_responses) == ("a", 3)
+    assert [turn.body for turn in store.conversation("a", "")] == [b'{"id":"a"}', b'{"id":"b"}', b'{"id":"c"}']
+
+
+def test_a_conversation_that_is_too_large_to_read_is_listed_without_a_title() -> None:
+    store = database()
+    escaped = replace(chain("a")[0], context=(said("a", "\0" * (2 * MAX_CONVERSATION_BYTES // 6 + 1)),))
+    add(store, escaped, *chain("b"))
+    assert [(each.id, each.title) for each in store.conversations("", 10)] == [("a", ""), ("b", "b_in")]
+
+
+def test_a_title_is_not_that_of_a_deleted_conversation() -> None:
+    store = database()
+    add(store, *chain("a"))
+    assert [each.title for each in store.conversations("", 10)] == ["a_in"]
+    store.remove("a", "")
+    add(store, *chain("b"))
+    assert [each.title for each in store.conversations("", 10)] == ["b_in"]

@@ -10,6 +10,7 @@ The rules, in order. Each applies to every path, unless it says otherwise:
 6. A body in an HTTP request to a known path is declared as JSON. A page can do that only after a preflight. There are
    two exceptions if no browser sent the request. The body may have no type, or the type of a form, as `curl` sends it
    by default. Under `/api/` it may have any type, since clients of Ollama send any. No body may be compressed.
+7. A body to a path that needs no scope has a Content-Length of at most MAX_PUBLIC_BODY_BYTES: anybody may send it.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ from edgeagent.config import ServerConfig
 from edgeagent.credentials.grants import GRANT, Grant, Grants
 from edgeagent.credentials.keys import NO_KEYS, OWNER, CheckedKeys, Client, Keys
 from edgeagent.credentials.keys import Scope as KeyScope
-from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest
+from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest, PayloadTooLarge
 from edgeagent.runtime_file import bracketed
 
 logger = logging.getLogger(__name__)
 
+MAX_PUBLIC_BODY_BYTES = 4096
 WINDOW_S = 60.0
 MAX_LINES = 20
 
@@ -236,6 +238,8 @@ class Policy:
         try:
             if self.paths.template_of(scope["path"]) is not None:
                 _check_media_type(scope)
+            if not verdict.scopes:
+                _check_public_body(scope)
         except RefusalError as refused:
             refused.origin = origin
             raise
@@ -306,6 +310,15 @@ def _check_media_type(scope: Scope) -> None:
         raise RefusalError(InvalidRequest("a body must be sent as Content-Type: application/json"), 415)
     if any(coding.lower() not in (b"", b"identity") for coding in header_values(scope, b"content-encoding")):
         raise RefusalError(InvalidRequest("a compressed body is not accepted; send it without Content-Encoding"), 415)
+
+
+def _check_public_body(scope: Scope) -> None:
+    if scope["type"] != "http" or not has_body(scope):
+        return
+    lengths = header_values(scope, b"content-length")
+    is_announced = len(lengths) == 1 and lengths[0].isdigit() and not header_values(scope, b"transfer-encoding")
+    if not is_announced or len(lengths[0]) > 4 or int(lengths[0]) > MAX_PUBLIC_BODY_BYTES:
+        raise RefusalError(PayloadTooLarge(f"this path takes {MAX_PUBLIC_BODY_BYTES} bytes with a Content-Length"))
 
 
 def has_body(scope: Scope) -> bool:

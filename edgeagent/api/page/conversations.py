@@ -11,15 +11,16 @@ from pydantic_core import from_json, to_json
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
-from edgeagent.api.gate.access import client_of
+from edgeagent.api.gate.access import client_of, is_page
 from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.items import item_body
 from edgeagent.api.wire.body import Query, between, validate
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.conversation.database import ConversationTurn
+from edgeagent.credentials.grants import GRANT
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import NotFound
+from edgeagent.errors import Forbidden, NotFound
 
 routes = Routes()
 
@@ -76,7 +77,7 @@ async def list_conversations(request: Request) -> JSONResponse:
             "created_at": each.created_s,
             "last_at": each.last_s,
         }
-        for each in await store.conversations(client_of(request), query.limit)
+        for each in await store.conversations(_reader_of(request), query.limit)
     ]
     return JSONResponse(ConversationList(object="list", data=data))
 
@@ -85,11 +86,22 @@ async def list_conversations(request: Request) -> JSONResponse:
 async def get_conversation(request: Request) -> Response:
     """Return a stored response and all that continue it, with what each answered."""
     response_id = request.path_params["response_id"]
-    turns = await context_of(request).responses.store.conversation(response_id, client_of(request))
+    turns = await context_of(request).responses.store.conversation(response_id, _reader_of(request))
     if not turns:
         raise NotFound(f"there is no stored response {response_id[:128]!r}")
     # A conversation may be large, so its JSON is made beside the event loop.
     return Response(await asyncio.to_thread(_shown, turns), media_type="application/json")
+
+
+def _reader_of(request: Request) -> str:
+    """Return the client whose conversations a request may read.
+
+    Raise Forbidden for a web page without a token: an allow-listed page may ask models, and would otherwise find
+    everything that the owner has ever asked.
+    """
+    if is_page(request.scope) and GRANT.get() is None:
+        raise Forbidden("a web page needs a token to read conversations")
+    return client_of(request)
 
 
 def _shown(turns: list[ConversationTurn]) -> bytes:

@@ -20,7 +20,7 @@ from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Shape
 from edgeagent.credentials.decision import Peer
 from edgeagent.credentials.grants import GRANT
-from edgeagent.credentials.keys import Scope, add_browser
+from edgeagent.credentials.keys import OWNER, Scope, add_browser
 from edgeagent.credentials.links import LIFE_S
 from edgeagent.errors import ConfigError, Forbidden, InternalError, Unauthorized
 
@@ -56,7 +56,12 @@ class Entry(Shape):
 
 @routes.add("POST /edgeagent/page/link", Scope.ADMIN, "page", answer=Link, fields=LinkBody)
 async def make_link(request: Request) -> JSONResponse:
-    """Make a one-time link, with which a browser gets a token of its own."""
+    """Make a one-time link, with which a browser gets a token of its own. A client's or a browser's token may not."""
+    grant = GRANT.get()
+    if grant is not None and grant.client.label != OWNER.label:
+        # Otherwise a client with the scope admin would get the owner's stored responses and every scope, and a
+        # browser's token would leave others behind when it is removed.
+        raise Forbidden(f"the token of {grant.client.label!r} makes no links; run `edgeagent open` as the owner")
     asked = await read_fields(request, LinkBody)
     secret = context_of(request).links.add(asked.scopes)
     return JSONResponse(Link(path=f"/#link={secret}", expires_in_s=LIFE_S))

@@ -27,11 +27,13 @@ from edgeagent.credentials.keys import Scope
 
 routes = Routes()
 
-# The parser's time grows with the square of some texts, such as brackets, and with the cells of a table. With these
-# limits the worst known text takes 0.1 s of a thread.
+# The parser's time grows with the square of some texts, such as brackets, with the cells of a table, and with the
+# square of the number of block quotes. With these limits the worst known text takes 0.2 s of a thread.
 MAX_CHARS = 8192
 MAX_CELLS = 2000
+MAX_QUOTES = 1000
 MAX_DEPTH = 24
+_MARKS = re.compile(r"[\s>*+\-\d.)]*")
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 _THREAD = ThreadPoolExecutor(1, "markdown")
 
@@ -62,11 +64,20 @@ async def render(request: Request) -> JSONResponse:
 
 
 def tree_of(text: str) -> list[Node] | None:
-    """Return the nodes of a text of at most MAX_CHARS characters; None if it has too many cells of tables."""
+    """Return the nodes of a text of at most MAX_CHARS characters; None if it has too many cells of tables or quotes."""
     lines = text.splitlines()
-    if len(lines) * max((line.count("|") for line in lines), default=0) > MAX_CELLS:
+    num_cells = len(lines) * max((line.count("|") for line in lines), default=0)
+    depth = max((_marks_of(line).count(">") for line in lines), default=0)
+    num_quotes = len(lines) * min(depth, MAX_DEPTH)
+    if num_cells > MAX_CELLS or num_quotes > MAX_QUOTES:
         return None
     return _nodes(_parser().parse(text))
+
+
+def _marks_of(line: str) -> str:
+    """Return the beginning of a line that can have the marks of block quotes and list items."""
+    found = _MARKS.match(line)
+    return found[0] if found else ""
 
 
 @cache

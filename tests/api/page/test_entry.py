@@ -15,7 +15,7 @@ from websockets.typing import Origin
 
 from edgeagent.api.gate.access import TOKEN_SUBPROTOCOL
 from edgeagent.config import Config, ServerConfig
-from edgeagent.credentials.keys import KeyRing, Scope, clients, ensure_token, remove_client
+from edgeagent.credentials.keys import KeyRing, Scope, add_client, clients, ensure_token, remove_client
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
 
@@ -123,6 +123,39 @@ async def test_only_an_admin_makes_links(tmp_path: Path, daemon: Running) -> Non
     await page.enter(await link(daemon, owner, scopes=["infer"]))
     assert (await page.ask("/edgeagent/page/link", {})).status_code == 403
     assert (await page.ask("/edgeagent/page/link", {"scopes": ["all"]})).status_code == 403
+
+
+async def test_no_token_but_the_owners_makes_links(tmp_path: Path, daemon: Running) -> None:
+    page, owner = Page(daemon), ensure_token(tmp_path)
+    await page.enter(await link(daemon, owner))
+    for token in (page.token, add_client(tmp_path, "operator", [Scope.ADMIN])):
+        answer = await daemon.http.post(
+            f"{daemon.url}/edgeagent/page/link", headers={"authorization": f"Bearer {token}"}, json={}
+        )
+        assert (answer.status_code, "makes no links" in answer.text) == (403, True)
+
+
+async def test_a_stranger_sends_no_large_body(daemon: Running) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"secret": "x"}'
+
+    url, headers = f"{daemon.url}/edgeagent/page/token", {"content-type": "application/json"}
+    for content in (b"{" + b" " * 4096, b" " * 100_000, pieces()):
+        assert (await daemon.http.post(url, headers=headers, content=content)).status_code == 413
+    assert (await daemon.http.post(url, headers=headers, content=b'{"secret": "x"}')).status_code == 401
+
+
+async def test_a_page_without_a_token_reads_no_conversations(tmp_path: Path) -> None:
+    allowed = "http://other.example"
+    config = Config(state_dir=tmp_path, server=ServerConfig(allowed_origins=(allowed,)))
+    owner = ensure_token(tmp_path)
+    async with running(FakeBackend(), config, keys=KeyRing(tmp_path)) as daemon:
+        made = await daemon.http.post(f"{daemon.url}/v1/responses", headers={"origin": allowed}, json={"input": "a"})
+        for path in ("", f"/{made.json()['id']}"):
+            url = f"{daemon.url}/edgeagent/conversations{path}"
+            assert (await daemon.http.get(url, headers={"origin": allowed})).status_code == 403
+            shown = {"origin": allowed, "authorization": f"Bearer {owner}"}
+            assert (await daemon.http.get(url, headers=shown)).status_code == 200
 
 
 async def test_the_page_has_the_owners_responses(tmp_path: Path, daemon: Running) -> None:

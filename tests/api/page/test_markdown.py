@@ -104,6 +104,12 @@ def test_too_many_cells_are_not_parsed() -> None:
     assert tree_of(f"{row}\n{'-|' * 19}-\n" + f"{row}\n" * 40) is not None
 
 
+@pytest.mark.parametrize("group", [">>>>\na\na\na\n", "> \na\n", "- > > > \na\n", "1. >>\na\n\n"])
+def test_too_many_quotes_are_not_parsed(group: str) -> None:
+    assert tree_of((group * MAX_CHARS)[:MAX_CHARS]) is None
+    assert tree_of(group * 20) is not None
+
+
 async def test_the_route() -> None:
     async with running(FakeBackend()) as daemon:
         url = f"{daemon.url}/edgeagent/page/markdown"
