@@ -275,3 +275,66 @@ async def test_the_owners_token_is_never_in_the_page(visit: Visit, tmp_path: Pat
     await visit.enter()
     kept = await visit.tab.evaluate("JSON.stringify({...localStorage}) + document.documentElement.outerHTML")
     assert ensure_token(tmp_path) not in kept and "edge_" in kept
+
+
+async def test_a_choice_in_another_tab_ends_no_answer(visit: Visit, backend: FakeBackend) -> None:
+    gate = Gate()
+    backend.script = lambda request: (Started(3, 0), TextDelta("begun"), gate, TextDelta(" and ended"), finished())
+    await visit.enter()
+    await visit.say("question")
+    await gate.reached.wait()
+    other = await visit.tab.context.new_page()
+    await other.goto(visit.daemon.url)
+    await visit.tab.evaluate("addEventListener('storage', () => (window.isTold = true))")
+    await other.evaluate("localStorage.setItem('edgeagent.model', 'fake')")
+    await visit.tab.wait_for_function("() => window.isTold")
+    gate.opened.set()
+    await visit.ended(1)
+    assert await visit.tab.inner_text(".markdown") == "begun and ended"
+
+
+async def test_an_edit_waits_for_the_answer_that_is_made(visit: Visit, backend: FakeBackend) -> None:
+    await visit.enter()
+    await visit.say("one")
+    await visit.ended(1)
+    await visit.tab.click("text=Edit")
+    gate = Gate()
+    backend.script = lambda request: (Started(3, 0), TextDelta("begun"), gate, TextDelta(" and ended"), finished())
+    await visit.say("two")
+    await gate.reached.wait()
+    await visit.tab.fill(".edit textarea", "three")
+    await visit.tab.click(".edit button[type=submit]")
+    gate.opened.set()
+    await visit.tab.wait_for_function("() => document.querySelector('#stop').hidden")
+    assert await visit.tab.inner_text(".turn:last-child .markdown") == "begun and ended"
+    assert await visit.tab.input_value(".edit textarea") == "three"
+
+
+async def test_an_answer_that_is_made_is_deleted_with_its_conversation(visit: Visit, backend: FakeBackend) -> None:
+    gate = Gate()
+    backend.script = lambda request: (Started(3, 0), TextDelta("begun"), gate, finished())
+    await visit.enter()
+    await visit.say("question")
+    await gate.reached.wait()
+    visit.tab.once("dialog", lambda dialog: dialog.accept())
+    async with visit.tab.expect_response(lambda answer: answer.request.method == "DELETE"):
+        await visit.tab.click("#delete")
+    listed = await visit.daemon.http.get(
+        f"{visit.daemon.url}/edgeagent/conversations", headers={"authorization": f"Bearer {visit.token}"}
+    )
+    assert listed.json()["data"] == []
+    visit.faults = [fault for fault in visit.faults if "Delete this conversation" not in fault]
+
+
+async def test_a_malformed_file_leaves_the_conversation(visit: Visit) -> None:
+    await visit.enter()
+    items = [{"type": "message", "content": 5}, {"type": "reasoning", "content": "a"}, {"type": "message"}, 7]
+    items += [{"type": "message", "role": "user", "content": [None]}, {"type": "a_call", "arguments": {"b": 1}}]
+    turns = [{"input": items, "output": items}]
+    file = {"format": "edgeagent-conversation-1", "turns": turns}
+    content = {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
+    await visit.tab.set_input_files("#file", content)
+    await visit.tab.wait_for_selector(".turn")
+    assert await visit.tab.inner_text("#said") == ""
+    await visit.say("one")
+    await visit.tab.wait_for_function("() => document.querySelectorAll('.turn').length === 2")

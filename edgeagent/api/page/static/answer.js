@@ -1,6 +1,7 @@
 // The element of one answer: reasoning and calls folded, text as Markdown, and how it was made.
 
-import { h, milliseconds, number, replace } from "./dom.js";
+import { textOf } from "./conversation.js";
+import { GrowingText, h, milliseconds, number, replace } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
 export class AnswerView {
@@ -17,7 +18,7 @@ export class AnswerView {
   // Shows the output of a response that has ended.
   showWhole(response) {
     for (const item of response.output) {
-      if (item.type === "message") this.grow("text", item.content.map?.((part) => part.text ?? "").join("") ?? item.content);
+      if (item.type === "message") this.grow("text", textOf(item));
       else if (item.type === "reasoning") this.grow("reasoning", (item.content ?? []).map((part) => part.text).join(""));
       else if (item.type.endsWith("_call")) this.grow(`call ${item.name}`, item.arguments ?? item.input ?? "");
       this.close();
@@ -76,7 +77,8 @@ export class AnswerView {
     const label = kind === "reasoning" ? "Reasoning" : `Tool call: ${kind.slice(5)}`;
     const body = h("div", { class: "folded" });
     this.parts.append(h("details", {}, h("summary", {}, label), body));
-    return { kind, add: (text) => body.append(text), finish: () => undefined };
+    const text = new GrowingText(body);
+    return { kind, add: (more) => text.append(more), finish: () => undefined };
   }
 
   close() {

@@ -11,6 +11,7 @@ export class Board {
     this.element = element;
     this.timer = 0;
     this.panels = null;
+    this.isUpdating = false;
   }
 
   show(isShown) {
@@ -48,6 +49,9 @@ export class Board {
   }
 
   async update() {
+    // A slow daemon would otherwise be asked again and again.
+    if (this.isUpdating) return;
+    this.isUpdating = true;
     try {
       const [status, slo, egress, metrics] = await Promise.all([
         ask("/edgeagent/status"),
@@ -68,6 +72,8 @@ export class Board {
     } catch (error) {
       this.said.textContent =
         error.status === 403 ? "This browser may chat, but not see the board: its token lacks the scope admin." : error.message;
+    } finally {
+      this.isUpdating = false;
     }
   }
 

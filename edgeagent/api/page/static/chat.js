@@ -14,12 +14,11 @@ export class Chat {
     this.socket = socket;
     this.conversation = new Conversation();
     this.openId = null; // the id of the conversation in the list
-    this.running = null; // {turn, view, id, isStopped} of the answer that is being made
+    this.running = null; // {turn, view, id, isStopped, isDeleted} of the answer that is being made
     this.typed = ""; // the message whose prompt was computed last
     this.typingTimer = 0;
     this.isFollowing = true; // the end of the transcript stays in view
     this.growth = new ResizeObserver(() => this.follow());
-    this.list();
     this.compose();
   }
 
@@ -63,7 +62,8 @@ export class Chat {
   async fillModels() {
     const select = byId("model");
     const chosen = select.value || localStorage.getItem("edgeagent.model");
-    const { data } = await ask("/v1/models").catch(() => ({ data: [] }));
+    const { data } = await ask("/v1/models").catch(() => ({ data: null }));
+    if (data === null) return;
     const label = (model) => (model.edgeagent?.state === "ready" ? model.id : `${model.id} (${model.edgeagent?.state})`);
     replace(select, ...data.map((model) => h("option", { value: model.id, selected: model.id === chosen }, label(model))));
     select.onchange = () => localStorage.setItem("edgeagent.model", select.value);
@@ -145,11 +145,15 @@ export class Chat {
   async delete() {
     const stored = this.conversation.all.filter((turn) => turn.response?.id);
     if (!confirm("Delete this conversation, with all its branches?")) return;
+    // An answer that is stopped is stored when it ends.
+    if (this.running) this.running.isDeleted = true;
     this.stop();
-    for (const turn of stored) {
-      await ask(`/v1/responses/${turn.response.id}`, { method: "DELETE" }).catch(() => undefined);
-    }
+    for (const turn of stored) await this.remove(turn.response);
     this.show(new Conversation());
+  }
+
+  async remove(response) {
+    await ask(`/v1/responses/${response.id}`, { method: "DELETE" }).catch(() => undefined);
   }
 
   // ---- the transcript
@@ -227,7 +231,7 @@ export class Chat {
         class: "edit",
         onsubmit: (event) => {
           event.preventDefault();
-          if (field.value.trim()) this.answer(turn.parent, [...turn.input.slice(0, -1), userItem(field.value)]);
+          if (field.value.trim() && !this.running) this.answer(turn.parent, [...turn.input.slice(0, -1), userItem(field.value)]);
         },
       },
       field,
@@ -283,7 +287,7 @@ export class Chat {
     this.conversation.instructions = byId("instructions").value.trim();
     const numKept = this.conversation.path.indexOf(parent) + 1;
     const turn = parent.add(new Turn(parent, input));
-    const running = { turn, view: null, id: null, isStopped: false, sentMs: performance.now(), firstMs: undefined };
+    const running = { turn, view: null, id: null, isStopped: false, isDeleted: false, sentMs: performance.now(), firstMs: undefined };
     this.running = running;
     this.typed = "";
     this.draw(numKept);
@@ -304,6 +308,7 @@ export class Chat {
       case "response.failed":
         turn.response = event.response;
         view.end(event.response, running.firstMs);
+        if (running.isDeleted) this.remove(event.response).then(() => this.list());
         this.ended(running, "The answer is complete.");
         return;
       case "error":
@@ -323,7 +328,7 @@ export class Chat {
     const { turn, view } = running;
     this.running = null;
     // The daemon has forgotten the earlier responses, so they are sent whole.
-    if (error.code === "previous_response_not_found" && !options?.isWhole) {
+    if (error.code === "previous_response_not_found" && !options?.isWhole && !running.isStopped) {
       turn.parent.children.splice(turn.parent.children.indexOf(turn), 1);
       return this.answer(turn.parent, turn.input, { isWhole: true });
     }

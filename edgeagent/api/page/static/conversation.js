@@ -139,6 +139,14 @@ export class Conversation {
   }
 }
 
+// Whether an item of a file can be shown.
 function isItem(item) {
-  return typeof item === "object" && item !== null && typeof item.type === "string";
+  if (!isObject(item) || typeof item.type !== "string") return false;
+  const { content } = item;
+  if (typeof content === "string") return item.type === "message";
+  return (content ?? null) === null || (Array.isArray(content) && content.every(isObject));
+}
+
+function isObject(value) {
+  return typeof value === "object" && value !== null;
 }

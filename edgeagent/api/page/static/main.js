@@ -2,7 +2,7 @@
 
 import { Board } from "./board.js";
 import { Chat } from "./chat.js";
-import { enter } from "./session.js";
+import { enter, isTokenKey } from "./session.js";
 import { Socket } from "./socket.js";
 
 const byId = (id) => document.getElementById(id);
@@ -43,13 +43,13 @@ async function arrive() {
   byId("entry-why").textContent = why;
   byId("entry-why").hidden = !why;
   if (socket.state === "connecting") socket.connect();
-  else if (why) showState("locked");
+  else if (why && socket.state !== "open") showState("locked");
   else if (socket.state !== "locked") showView(location.hash === "#board" ? "board" : "chat");
 }
 
 byId("to-chat").addEventListener("click", () => (location.hash = ""));
 byId("to-board").addEventListener("click", () => (location.hash = "board"));
 addEventListener("hashchange", arrive);
-// Another tab got a token.
-addEventListener("storage", () => socket.restart());
+// Another tab got a token, or cleared the storage.
+addEventListener("storage", ({ key }) => isTokenKey(key) && socket.restart());
 arrive();

@@ -20,6 +20,11 @@ export function token() {
   return localStorage.getItem(KEY);
 }
 
+// Whether an event of the storage may have changed the token. Its key is null if all was cleared.
+export function isTokenKey(key) {
+  return key === KEY || key === null;
+}
+
 // Exchanges the secret of a one-time link in the address for a token; returns whether there was one.
 export async function enter() {
   const link = location.hash.match(/^#link=([\w-]+)$/);

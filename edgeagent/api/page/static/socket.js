@@ -76,6 +76,7 @@ export class Socket {
     try {
       await ask("/v1/models");
     } catch (error) {
+      if (this.isOpen) return; // it is back meanwhile
       this.setState(error.isEntryNeeded ? "locked" : "offline");
       if (error.isEntryNeeded) clearTimeout(this.timer);
     }
