@@ -67,6 +67,14 @@ async def test_a_link_opens_the_page_and_a_message_is_answered(visit: Visit) -> 
     await visit.tab.click("#list .entry")
     await visit.ended(2)
     assert await visit.tab.inner_text(".turn:last-child .markdown") == "and four"
+    # A link that was used already does not lock a browser that has a token.
+    await visit.tab.evaluate(f"location.hash = '#link={'x' * 43}'")
+    await visit.tab.wait_for_function("() => document.querySelector('#offline').textContent.includes('already let in')")
+    assert await visit.tab.is_visible("#chat") and not await visit.tab.is_visible("#entry")
+    await visit.tab.click("#to-board")
+    await visit.tab.wait_for_selector("#board:not([hidden])")
+    assert not await visit.tab.is_visible("#offline") and not await visit.tab.is_visible("#entry")
+    visit.faults = [fault for fault in visit.faults if "401" not in fault]
 
 
 async def test_without_a_link_the_page_says_how_to_get_one(visit: Visit) -> None:

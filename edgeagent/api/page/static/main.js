@@ -6,19 +6,25 @@ import { enter, isTokenKey } from "./session.js";
 import { Socket } from "./socket.js";
 
 const byId = (id) => document.getElementById(id);
-const socket = new Socket(showState);
+const socket = new Socket((state) => {
+  showState(state);
+  if (state === "open") chat.connected();
+});
 const chat = new Chat(socket);
 const board = new Board(byId("board"));
+let why = ""; // the link in the address was refused
 
 function showState(state) {
   const isLocked = state === "locked";
   byId("entry").hidden = !isLocked;
   byId("views").hidden = isLocked;
-  byId("offline").hidden = state !== "offline";
-  byId("offline").textContent =
-    state === "offline" ? "The daemon does not answer. This page goes on by itself when it is back." : "";
+  byId("entry-why").textContent = why;
+  byId("entry-why").hidden = !why;
+  const letIn = why && "The link does not work any more, but this browser is already let in.";
+  const said = { offline: "The daemon does not answer. This page goes on by itself when it is back.", open: letIn };
+  byId("offline").textContent = said[state] ?? "";
+  byId("offline").hidden = !said[state];
   showView(isLocked ? "entry" : location.hash === "#board" ? "board" : "chat");
-  if (state === "open") chat.connected();
 }
 
 function showView(view) {
@@ -34,17 +40,14 @@ function showView(view) {
 
 // A link that was opened in this tab, or a view that was chosen.
 async function arrive() {
-  let why = "";
+  why = "";
   try {
     if (await enter()) socket.restart();
   } catch (error) {
     why = error.message;
   }
-  byId("entry-why").textContent = why;
-  byId("entry-why").hidden = !why;
   if (socket.state === "connecting") socket.connect();
-  else if (why && socket.state !== "open") showState("locked");
-  else if (socket.state !== "locked") showView(location.hash === "#board" ? "board" : "chat");
+  else showState(socket.state);
 }
 
 byId("to-chat").addEventListener("click", () => (location.hash = ""));
