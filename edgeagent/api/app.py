@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
@@ -18,7 +19,7 @@ from edgeagent.api.gate.access import with_caller
 from edgeagent.api.gate.body_limit import BodyLimit, InFlight
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.routes import DOCUMENTS, PATHS, ROUTERS
+from edgeagent.api.routes import DOCUMENTS, NEEDS, PATHS, ROUTERS, ROUTES
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_answer, http_status
 from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
@@ -32,7 +33,9 @@ from edgeagent.service.service import Service
 from edgeagent.store.hub.background import Pulls
 from edgeagent.types import GenerateRequest
 
-_PLACES = "/v1/models, /v1/responses, /v1/chat/completions"
+# A path is suggested if it is at least this similar: /v1/chat/completions for /chat/completion.
+_LIKENESS = 0.75
+_PLACES = "/v1/models, /v1/responses, /v1/chat/completions, /v1/messages"
 
 # FastAPI's telemetry would record the texts of exceptions. Environment variables can make it export them.
 _NO_TELEMETRY: TelemetryConfig = {
@@ -143,8 +146,20 @@ def _as_ours(request: Request, error: HTTPException) -> EdgeAgentError:
         case HTTPStatus.NOT_FOUND if path in DOCUMENTS:
             return NotFound(f"{path} needs `edgeagent serve --docs`")
         case HTTPStatus.NOT_FOUND:
-            places = "/api/chat, /api/generate, /api/tags" if path.startswith(OLLAMA_PREFIX) else _PLACES
-            return NotFound(f"there is no {path[:256]}; see {places}")
+            return NotFound(f"there is no {path[:256]}; {_nearest(path)}")
         case HTTPStatus.METHOD_NOT_ALLOWED:
-            return MethodNotAllowed(f"{request.method} is not possible on {path[:256]}")
+            template = PATHS.template_of(path)
+            methods = [route.method for route in ROUTES.values() if route.template == template] or ["GET"]
+            return MethodNotAllowed(f"{request.method} is not possible on {path[:256]}; use {' or '.join(methods)}")
     return InvalidRequest(str(error.detail))
+
+
+def _nearest(path: str) -> str:
+    """Return the path that is meant by one without a route, as a phrase for an error's text."""
+    if path.startswith("/v1/v1/"):
+        return f"the base URL ends in /v1 already, and the client adds it too: without one of them it is {path[3:256]}"
+    is_ollama = path.startswith(OLLAMA_PREFIX)
+    known = [each for each in NEEDS if "{" not in each and (not is_ollama or each.startswith(OLLAMA_PREFIX))]
+    if near := difflib.get_close_matches(path[:64], known, 1, _LIKENESS):
+        return f"did you mean {near[0]}?"
+    return f"see {'/api/chat, /api/generate, /api/tags' if is_ollama else _PLACES}"

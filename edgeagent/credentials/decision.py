@@ -114,21 +114,22 @@ def decide(need: Scope | None, sender: Sender) -> Client | EdgeAgentError:
 
 
 _HOW_TO_SHOW = (
-    "Authorization: Bearer <the content of `token` in the state folder>, or a client's own, which "
-    "`edgeagent token add NAME` makes"
+    "Authorization: Bearer <the content of the file `token` in the state folder, which `edgeagent doctor` names>, or a "
+    "client's own, which `edgeagent token add NAME` makes"
 )
 _MISSING = f"this request needs a token: {_HOW_TO_SHOW}"
 _WRONG = f"this request needs a token, and its key is not one of this daemon; show {_HOW_TO_SHOW}"
 _UNKNOWN = (
     "this token opens nothing here: it was removed or replaced, or it is another daemon's; the owner's is in the file "
-    "`token` in the state folder, and `edgeagent token add NAME` makes one for a client"
+    "`token` in the state folder, which `edgeagent doctor` names, and `edgeagent token add NAME` makes one for a client"
 )
 _ANOTHERS_BROWSER = (
     "this token is that of a browser of the user that the daemon runs as, and another user of this machine shows it"
 )
 _OWNERS = (
     "this is the owner's: ask as the user that the daemon runs as (not from a web page), or show a token "
-    "(Authorization: Bearer <the content of `token` in the state folder>, or a client's own)"
+    "(Authorization: Bearer <the content of the file `token` in the state folder, which `edgeagent doctor` names>, or "
+    "a client's own)"
 )
 
 

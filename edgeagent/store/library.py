@@ -271,6 +271,10 @@ class Library:
             return self.holds(name)
         return self.holds(name) or (isinstance(meaning, CatalogName) and match_entry(meaning) is not None)
 
+    def _names_here(self) -> set[str]:
+        """Return all names of the models on this machine. Raise StoreError if the owner's names cannot be read."""
+        return {*self._own.read().aliases, *(found.name for found in self.found())}
+
     def short_names(self) -> set[str]:
         """Return all known names, except those of models in the hub's cache.
 
@@ -356,7 +360,7 @@ class Library:
             case HubName() as hub_name:
                 return self.find_on_hub(hub_name, wanted=name, draft=draft_of(hub_name.repo))
             case CatalogName() as short:
-                match = match_entry(short) or find_entry(short, self.short_names())
+                match = match_entry(short) or find_entry(short, self._names_here())
                 return self.find_on_hub(match.hub_name, wanted=name, draft=match.entry.draft)
 
     def _owned(self, name: str) -> Found | None:

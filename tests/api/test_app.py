@@ -74,6 +74,19 @@ async def test_errors_have_one_shape(daemon: Running, line: str, status: int, co
     assert "x-evil" not in reply.headers
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("POST /v1/v1/messages", "the base URL ends in /v1 already, and the client adds it too"),
+        ("POST /chat/completion", "there is no /chat/completion; did you mean /v1/chat/completions?"),
+        ("GET /v1/nothing", "see /v1/models, /v1/responses, /v1/chat/completions, /v1/messages"),
+        ("GET /v1/chat/completions", "GET is not possible on /v1/chat/completions; use POST"),
+    ],
+)
+async def test_a_wrong_path_or_method_names_the_right_one(daemon: Running, line: str, message: str) -> None:
+    assert message in str((await ask(daemon, line)).error()["message"])
+
+
 async def test_every_answer_has_its_own_id(daemon: Running) -> None:
     replies = [
         await ask(daemon, line, "X-Request-Id: mine") for line in ("GET /v1/models", "GET /nothing", "GET /health")

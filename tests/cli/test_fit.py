@@ -53,4 +53,4 @@ def test_what_does_not_fit_is_told_with_what_would(run: Run) -> None:
 
 def test_mistakes(run: Run) -> None:
     assert "is not a size such as 8G" in run("fit", "builtin", "--ram", "lots")[2]
-    assert "no model is called" in run("fit", "nothing-like-it")[2]
+    assert "model 'nothing-like-it' not found; known names: builtin" in run("fit", "nothing-like-it")[2]

@@ -14,10 +14,11 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
@@ -276,7 +277,33 @@ def validate(model: type[M], fields: object, path: str = "") -> M:
         return model.model_validate(fields)
     except ValidationError as error:
         details = error.errors(include_url=False)[0]
-        raise _refusal(details, path, frozenset(model.model_fields), _tool_name(fields, details)) from error
+        raise _refusal(details, path, _hint(model, details, path), _tool_name(fields, details)) from error
+
+
+def _hint(model: type[BaseModel], details: ErrorDetails, path: str) -> str:
+    """Return what an error adds about a missing or an unknown field of a body: the name that was meant. "" for others.
+
+    An unknown field without a near name lists the names that are known in its object.
+    """
+    *place, name = details["loc"] or ("",)
+    for part in place:
+        field = model.model_fields.get(str(part))
+        inner = [kind for kind in _types_in(field and field.annotation) if issubclass(kind, BaseModel)]
+        if len(inner) != 1:
+            return ""
+        model = inner[0]
+        path += f".{part}" if path else str(part)
+    known = frozenset(field.alias or each for each, field in model.model_fields.items())
+    prefix = f"{path}." if path else ""
+    match details["type"]:
+        case "extra_forbidden":
+            meant = _meant(prefix, str(name), known)
+            return f"; did you mean {meant}?" if meant else f"; the fields here are {', '.join(sorted(known))}"
+        case "missing":
+            for other in islice(details["input"], MAX_COMPARED):
+                if other not in known and _meant("", other, {str(name)}):
+                    return f", and {prefix}{other[:MAX_SHOWN_NAME_CHARS]} is unknown: did you mean {prefix}{name}?"
+    return ""
 
 
 def _tool_name(fields: Any, details: ErrorDetails) -> str:
@@ -290,11 +317,8 @@ def _tool_name(fields: Any, details: ErrorDetails) -> str:
     return name
 
 
-def _refusal(details: ErrorDetails, path: str, known: frozenset[str], tool: str) -> InvalidRequest:
-    """Return the error for a wrong field in the object at `path`, whose own fields are `known`. `tool`: its name."""
-    meant = ""
-    if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
-        meant = _meant(f"{path}." if path else "", str(details["loc"][0]), known)
+def _refusal(details: ErrorDetails, path: str, hint: str, tool: str) -> InvalidRequest:
+    """Return the error for a wrong field in the object at `path`, with the hint at its end. `tool`: its name."""
     if details["type"].startswith(NO_VARIANT_PREFIX):
         details = _no_variant_details(details)
     for part in details["loc"]:
@@ -308,11 +332,9 @@ def _refusal(details: ErrorDetails, path: str, known: frozenset[str], tool: str)
     demand = _demand(details)
     if demand.startswith("must be") or (demand.startswith("must") and isinstance(value, str)):
         demand = f"{demand}, not {_shown(value)}"
-    elif meant:
-        demand = f"{demand}; did you mean {meant}?"
     error = InvalidToolSchema if _IN_A_TOOL.match(path) else InvalidRequest
     of_tool = f" of tool {tool[:MAX_SHOWN_NAME_CHARS]!r}" if tool else ""
-    return error(f"{path}{of_tool} {demand}", param=path)
+    return error(f"{path}{of_tool} {demand}{hint}", param=path)
 
 
 def _shown(value: object) -> str:
@@ -378,6 +400,7 @@ WARNINGS_KEY = "edgeagent.warnings"
 LOG_EVERY_S = 60.0
 MAX_NAMED = 5
 MAX_SHOWN_NAME_CHARS = 64
+MAX_COMPARED = 64
 # A known name is suggested if it is at least this similar: `max_tokens` for `max_token`, nothing for `max_length`.
 _LIKENESS = 0.75
 
@@ -469,7 +492,7 @@ def _about_unknown(unknown: list[tuple[str, str, frozenset[str]]]) -> FieldWarni
     return FieldWarning(printable(f"unknown fields: {shown}{more}"), f"{counted}{perhaps}")
 
 
-def _meant(prefix: str, name: str, known: frozenset[str]) -> str:
+def _meant(prefix: str, name: str, known: Set[str]) -> str:
     close = difflib.get_close_matches(name[:MAX_SHOWN_NAME_CHARS], sorted(known), 1, _LIKENESS)
     close = close or [each for each in sorted(known) if each.startswith(f"{name}_")]  # without its unit
     return prefix + close[0] if close else ""

@@ -152,15 +152,19 @@ def match_entry(name: CatalogName) -> CatalogMatch | None:
 def find_entry(name: CatalogName, known: Collection[str] | None = None) -> CatalogMatch:
     """Return the result of `match_entry`, or raise ModelNotFound with similar names.
 
-    `known` holds the names of other models, which the error may suggest too. If None, the error mentions only the
-    catalog.
+    `known` holds the names of the models on this machine, which the error suggests too, and lists if no name is
+    similar. If None, the error mentions only the catalog.
     """
     match = match_entry(name)
-    if match is None:
-        near = near_names(str(name), [*sorted(known or ()), "builtin", *sorted(load_catalog())])
-        called = "no model of the catalog is called" if known is None else "no model is called"
-        raise ModelNotFound(f"{called} {name}; {near}", param="model")
-    return match
+    if match is not None:
+        return match
+    names = [*sorted(known or ()), "builtin", *sorted(load_catalog())]
+    if known is None:
+        raise ModelNotFound(f"no model of the catalog is called {name}; {near_names(str(name), names)}", param="model")
+    near = near_names(str(name), names, "those of `edgeagent list --available`", listed=sorted(known))
+    error = ModelNotFound(f"model '{name}' not found; {near}", param="model")
+    error.names_model = True
+    raise error
 
 
 def draft_of(repo: str) -> str | None:

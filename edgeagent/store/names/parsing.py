@@ -22,11 +22,14 @@ _MAX_NEAR = 3
 _MAX_KNOWN = 30
 
 
-def near_names(name: str, known: Collection[str], others: str = "org/repo[:QUANT]") -> str:
+def near_names(
+    name: str, known: Collection[str], others: str = "org/repo[:QUANT]", listed: Collection[str] | None = None
+) -> str:
     """Return suggestions as a phrase for an error's text. If no name is similar, it lists the first of `known`.
 
-    A set is sorted first; other collections keep their order. `others` describes what else can be a name. In an error
-    for a client, it must not mention paths, because clients may not name models by path.
+    `listed` is listed instead, if given. A set is sorted first; other collections keep their order. `others` describes
+    what else can be a name. In an error for a client, it must not mention paths, because clients may not name models by
+    path.
     """
     by_folded = {each.lower().replace(":", "-"): each for each in sorted(known)}
     whole = name.lower().replace(":", "-")
@@ -37,7 +40,8 @@ def near_names(name: str, known: Collection[str], others: str = "org/repo[:QUANT
     near = near or [each for each in by_folded if stem[:4] and each.startswith(stem[:4])][:_MAX_NEAR]
     if near:
         return f"near names: {', '.join(by_folded[each] for each in near)}"
-    shown = sorted(known) if isinstance(known, Set) else list(dict.fromkeys(known))
+    listed = known if listed is None else listed
+    shown = sorted(listed) if isinstance(listed, Set) else list(dict.fromkeys(listed))
     rest = f" and {len(shown) - _MAX_KNOWN} more" if len(shown) > _MAX_KNOWN else ""
     return f"known names: {', '.join(shown[:_MAX_KNOWN])}{rest}, and {others}"
 

@@ -135,7 +135,7 @@ class TestModels:
             unknown, bad = [await post(daemon, "show", model=name) for name in ("buildin", "bad")]
         assert unknown.status_code == 404
         assert (
-            unknown.json()["error"].startswith("model 'buildin' not found: ") and "builtin" in unknown.json()["error"]
+            unknown.json()["error"].startswith("model 'buildin' not found; ") and "builtin" in unknown.json()["error"]
         )
         assert (bad.status_code, "the file ends at byte 4" in bad.json()["error"]) == (422, True)
 

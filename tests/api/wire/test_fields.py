@@ -10,6 +10,7 @@ import pytest
 from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
+from edgeagent.api.openai.chat_body import ChatBody
 from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Query, between, validate
 from edgeagent.api.wire.fields import (
     MAX_INT32,
@@ -233,7 +234,17 @@ class TestEdgeagentBody:
             "edgeagent.rout",
         )
         assert refusal(EdgeagentBody, {"ttft": 1}).message == "ttft is unknown; did you mean ttft_ms?"
-        assert refusal(EdgeagentBody, {"xyz": 1}, "edgeagent").message == "edgeagent.xyz is unknown"
+        listed = (
+            "edgeagent.xyz is unknown; the fields here are adapter, deadline_ms, draft_tokens, itl_ms, max_prompt_to"
+        )
+        assert refusal(EdgeagentBody, {"xyz": 1}, "edgeagent").message.startswith(listed)
+        nested = refusal(ChatBody, {"messages": [{"role": "user", "content": "a"}], "edgeagent": {"ttft": 100}})
+        assert nested.message == "edgeagent.ttft is unknown; did you mean edgeagent.ttft_ms?"
+
+    def test_a_missing_name_is_sought_among_the_unknown_ones(self) -> None:
+        message = "input is required, and inputs is unknown: did you mean input?"
+        assert refusal(Needed, {"other": 1, "inputs": "a"}).message == message
+        assert refusal(Needed, {"other": 1}).message == "input is required"
 
     def test_an_unknown_route_is_refused(self) -> None:
         message = refusal(EdgeagentBody, {"route": "local"}, "edgeagent").message

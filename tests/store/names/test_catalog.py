@@ -90,8 +90,10 @@ def test_an_entry_s_place_on_the_hub() -> None:
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ModelNotFound, match=r"no model of the catalog is called zzz; .* more, and org/repo\[:QUANT\]$"):
         find_entry(CatalogName("zzz"))
-    # The user's own names come first.
-    with pytest.raises(ModelNotFound, match="no model is called zzz; known names: another, mine, builtin"):
+    # Of a user's models, those that are here are listed.
+    with pytest.raises(
+        ModelNotFound, match=r"^model 'zzz' not found; known names: another, mine, and those of `edgeagent"
+    ):
         find_entry(CatalogName("zzz"), {"mine", "another"})
 
 
