@@ -39,6 +39,7 @@ def open_page(
     link = ask(address, "/edgeagent/page/link", "POST", body={"scopes": sorted(scope)})
     url = f"{address.url}{link['path']}"
     typer.echo(url)
+    typer.echo("It opens the page once, within five minutes.", err=True)
     if not print_only and sys.stdout.isatty() and has_display():
         webbrowser.open(url)
 

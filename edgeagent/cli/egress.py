@@ -25,6 +25,7 @@ from edgeagent.errors import ConfigError
 COLUMNS = ("time (UTC)", "remote", "host", "model", "client", "reason", "sent", "tokens in", "out", "outcome")
 MAX_SHOWN = 50
 _RECENTLY = "24h"
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -80,7 +81,7 @@ def _show(all_rows: Sequence[Row], since: str) -> None:
     probes = f"{num_probes} {'probe' if num_probes == 1 else 'probes'} of remotes, without content"
     if not rows:
         left = f"Only {probes}, left" if num_probes else "Nothing has left"
-        typer.echo(f"{left} this machine since {since}.")
+        typer.echo(f"{left} this machine {_period(since)}.")
         return
     typer.echo(table(COLUMNS, [*map(_cells, rows[-MAX_SHOWN:])], left_columns=6, last_left=True))
     outcomes, spent = Counter(map(_outcome, rows)), sum(row.money for row in rows)
@@ -94,7 +95,14 @@ def _show(all_rows: Sequence[Row], since: str) -> None:
     num_tokens = sum(row.num_prompt_tokens + row.num_output_tokens for row in rows)
     sent = f"at most {size_text(sum(row.num_bytes for row in rows))} sent, {num_tokens:,} tokens{money}"
     counts += f"; and {probes}" if num_probes else ""
-    typer.echo(wrapped(f"{requests} since {since}{left_out}: {sent}; {counts}"))
+    typer.echo(wrapped(f"{requests} {_period(since)}{left_out}: {sent}; {counts}"))
+
+
+def _period(since: str) -> str:
+    """Return the time that --since means, in words: in the last 24 hours, or since 2026-11-22."""
+    if since[-1] not in _UNITS:
+        return f"since {since}"
+    return f"in the last {since[:-1]} {_UNITS[since[-1]]}"
 
 
 def _outcome(row: Row) -> str:

@@ -89,6 +89,7 @@ def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, confi
 def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Remove a client's token. It is refused at once, and its connections end."""
     remove_client(settings_of(state_dir, config).state_dir, name)
+    typer.echo(f"Removed the token of {name}.")
 
 
 def _row(client: Client) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def fill(folder: Path, *ages_s: float) -> None:
 
 def test_nothing_has_left(tmp_path: Path, capsys: Output) -> None:
     assert main(["egress", "--state-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "Nothing has left this machine since 24h.\n"
+    assert capsys.readouterr().out == "Nothing has left this machine in the last 24 hours.\n"
     assert main(["egress", "--json", "--state-dir", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == {"rows": []}
 
@@ -43,18 +43,18 @@ def test_rows_are_shown_with_their_sums(tmp_path: Path, capsys: Output) -> None:
     assert len(lines) == 4
     cells = "gpu gpu.example meta/llama kiosk queue_full 2.0 kB 100 50 completed"
     assert lines[1].split()[2:] == cells.split()
-    assert lines[3] == "2 requests since 24h: at most 4.0 kB sent, 300 tokens, 0.1 money; 2 completed"
+    assert lines[3] == "2 requests in the last 24 hours: at most 4.0 kB sent, 300 tokens, 0.1 money; 2 completed"
     assert main(["egress", "--since", "7d", "--state-dir", str(tmp_path)]) == 0
-    assert "owner" in (output := capsys.readouterr().out) and "3 requests since 7d" in output
+    assert "owner" in (output := capsys.readouterr().out) and "3 requests in the last 7 days" in output
     assert main(["egress", "--since", "2100-01-01", "--state-dir", str(tmp_path)]) == 0
-    assert "Nothing has left" in capsys.readouterr().out
+    assert "Nothing has left this machine since 2100-01-01." in capsys.readouterr().out
 
 
 def test_attempts_are_not_counted_as_requests(tmp_path: Path, capsys: Output) -> None:
     fill(tmp_path, 60, 30)
     fill(tmp_path, 20, 10)
     assert main(["egress", "--state-dir", str(tmp_path)]) == 0
-    assert "2 requests in 4 attempts since 24h: at most 8.0 kB sent" in capsys.readouterr().out
+    assert "2 requests in 4 attempts in the last 24 hours: at most 8.0 kB sent" in capsys.readouterr().out
 
 
 def test_all_rows_are_exported_into_a_private_file(tmp_path: Path, capsys: Output) -> None:

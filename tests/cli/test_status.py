@@ -286,12 +286,12 @@ def test_status_shows_what_left_the_machine_if_asked(
     _found(monkeypatch, daemon)
     fill(tmp_path, 60)
     assert main(["status", "--egress", "--state-dir", str(tmp_path)]) == 0
-    assert "1 request since 24h" in capsys.readouterr().out
+    assert "1 request in the last 24 hours" in capsys.readouterr().out
     assert main(["status", "--egress", "--json", "--state-dir", str(tmp_path)]) == 0
     (row,) = json.loads(capsys.readouterr().out)["egress"]
     assert row["host"] == "gpu.example"
     assert main(["status", "--state-dir", str(tmp_path)]) == 0
-    assert "since 24h" not in capsys.readouterr().out
+    assert "in the last 24 hours" not in capsys.readouterr().out
 
 
 def test_without_a_daemon_status_says_so_and_fails(

@@ -29,6 +29,7 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
         {"name": "kiosk", "scopes": ["infer", "models"], "route": None, "tier": None, "is_browser": False}
     ]
     assert main(["token", "remove", "kiosk", *folder]) == 0
+    assert capsys.readouterr().out == "Removed the token of kiosk.\n"
     assert main(["token", "remove", "kiosk", *folder]) == 2
     assert "no client is named 'kiosk'" in capsys.readouterr().err
 
