@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_type_hints
 
 from edgeagent.errors import ModelNotFound, StoreError
 from edgeagent.store.names.parsing import (
+    MAX_KNOWN,
     CatalogName,
     HubName,
     Variant,
@@ -152,8 +153,8 @@ def match_entry(name: CatalogName) -> CatalogMatch | None:
 def find_entry(name: CatalogName, known: Collection[str] | None = None) -> CatalogMatch:
     """Return the result of `match_entry`, or raise ModelNotFound with similar names.
 
-    `known` holds the names of the models on this machine, which the error suggests too, and lists if no name is
-    similar. If None, the error mentions only the catalog.
+    `known` holds the names of the models on this machine, which the error suggests too, and lists. If
+    None, the error mentions only the catalog.
     """
     match = match_entry(name)
     if match is not None:
@@ -161,7 +162,10 @@ def find_entry(name: CatalogName, known: Collection[str] | None = None) -> Catal
     names = [*sorted(known or ()), "builtin", *sorted(load_catalog())]
     if known is None:
         raise ModelNotFound(f"no model of the catalog is called {name}; {near_names(str(name), names)}", param="model")
-    near = near_names(str(name), names, "those of `edgeagent list --available`", listed=sorted(known))
+    here = sorted(known)
+    near = near_names(str(name), names, "those of `edgeagent list --available`", listed=here)
+    if near.startswith("near"):  # a near name of the catalog may not be on this machine
+        near += f"; on this machine: {', '.join(here[:MAX_KNOWN])}"
     error = ModelNotFound(f"model '{name}' not found; {near}", param="model")
     error.names_model = True
     raise error

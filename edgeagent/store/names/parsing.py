@@ -19,7 +19,7 @@ from edgeagent.errors import InvalidRequest, ModelNotFound
 
 _LIKENESS = 0.6
 _MAX_NEAR = 3
-_MAX_KNOWN = 30
+MAX_KNOWN = 30
 
 
 def near_names(
@@ -42,8 +42,8 @@ def near_names(
         return f"near names: {', '.join(by_folded[each] for each in near)}"
     listed = known if listed is None else listed
     shown = sorted(listed) if isinstance(listed, Set) else list(dict.fromkeys(listed))
-    rest = f" and {len(shown) - _MAX_KNOWN} more" if len(shown) > _MAX_KNOWN else ""
-    return f"known names: {', '.join(shown[:_MAX_KNOWN])}{rest}, and {others}"
+    rest = f" and {len(shown) - MAX_KNOWN} more" if len(shown) > MAX_KNOWN else ""
+    return f"known names: {', '.join(shown[:MAX_KNOWN])}{rest}, and {others}"
 
 
 MAX_NAME_CHARS = 1024

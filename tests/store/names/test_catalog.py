@@ -95,6 +95,8 @@ def test_an_unknown_name_lists_the_known() -> None:
         ModelNotFound, match=r"^model 'zzz' not found; known names: another, mine, and those of `edgeagent"
     ):
         find_entry(CatalogName("zzz"), {"mine", "another"})
+    with pytest.raises(ModelNotFound, match=r"'gpt-4o' not found; near names: gpt-oss-20b; on this machine: mine$"):
+        find_entry(CatalogName("gpt-4o"), {"mine"})
 
 
 @pytest.mark.parametrize(
