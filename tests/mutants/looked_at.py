@@ -125,11 +125,6 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "(free_bytes - num_bytes <= limits.min_free_bytes)",
     ): "One byte decides which of two reasons is told.",
     (
-        "edgeagent/engine/cache/disk/store.py",
-        "keep = 0.9 if self._seconds < 1 else 0.5",
-        "(self._seconds <= 1)",
-    ): "Of exactly one second of reading either weight is as good.",
-    (
         "edgeagent/engine/cache/radix_tree.py",
         "if end > first:",
         "(end >= first)",

@@ -35,10 +35,15 @@ class Answer:
         return json.loads(self.body)
 
     def error(self) -> dict[str, Any]:
-        """Return the error, in the shape of either API; fail if the body is not one."""
-        error = self.json()["error"]
+        """Return the error, in the shape of its API; fail if the body is not one."""
+        body = self.json()
+        error = body["error"]
         if isinstance(error, str):
             return {"message": error, "param": None}
+        if body.get("type") == "error":  # Anthropic's
+            assert set(error) == {"type", "message", "details"}
+            details = error["details"]
+            return {"message": error["message"], "param": details["param"], "code": details["error_code"]}
         assert set(error) == {"message", "type", "param", "code"}
         result: dict[str, Any] = error
         return result

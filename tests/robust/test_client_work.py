@@ -364,11 +364,13 @@ LISTS: list[tuple[str, str, object, int, dict[str, Any]]] = [
     ("/v1/responses/input_tokens", "input", CHAT_TURN, MAX_ITEMS, {}),
     ("/api/chat", "messages", CHAT_TURN, MAX_MESSAGES, MODEL),
     ("/api/embed", "input", "x", MAX_INPUTS, MODEL),
+    ("/v1/messages", "messages", CHAT_TURN, MAX_MESSAGES, {**MODEL, "max_tokens": 8}),
+    ("/v1/messages/count_tokens", "messages", CHAT_TURN, MAX_MESSAGES, MODEL),
 ]
 TEXTS: list[tuple[Any, ...]] = [
     ("/tokenize", "content", {}, 200, 400),
     ("/api/generate", "prompt", {**MODEL, "truncate": False, "raw": True}, 400),
-    ("/api/embeddings", "prompt", MODEL, 400),
+    ("/api/embeddings", "prompt", MODEL, 200),  # shortened, as Ollama does
     ("/api/show", "model", {}, 400),
     ("/api/copy", "source", {"destination": "x"}, 400),
     ("/api/pull", "model", {}, 400),
@@ -463,7 +465,7 @@ def members() -> list[Member]:
         member("markdown", MAX_CHARS, posted("/edgeagent/page/markdown", {"text": "[" * MAX_CHARS}), 200),
         member("cells", MAX_CELLS, posted("/edgeagent/page/markdown", {"text": "|\n" * (MAX_CHARS // 2)}), 200),
         member("much markdown", MAX_CHARS, posted("/edgeagent/page/markdown", {"text": "a" * MIB}), 400),
-        member("a long secret", "of a link", posted("/edgeagent/page/token", {"secret": "x" * MIB}), 400),
+        member("a long secret", "of a link", posted("/edgeagent/page/token", {"secret": "x" * MIB}), 413),
         member("a frame", SERVER.max_frame_bytes, framed(frame(FIN | TEXT, b" " * (SERVER.max_frame_bytes + 1))), 1009),
         member(
             "frame with many items",

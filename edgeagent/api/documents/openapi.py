@@ -106,7 +106,7 @@ def _answer(route: Route, components: Components) -> Json:
         return {"description": route.status.phrase}
     content: Json = {}
     if route.text:
-        content[route.text] = {"type": "string"}
+        content |= {media: {"type": "string"} for media in route.text}
     else:
         answer = route.answer
         content["application/json"] = {} if answer is None else components.ref(answer)

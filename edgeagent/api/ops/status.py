@@ -208,7 +208,7 @@ async def stop(request: Request) -> JSONResponse:
     return JSONResponse(Stopping(status="stopping", num_live_requests=num_live), status_code=HTTPStatus.ACCEPTED)
 
 
-@routes.add("GET /metrics", Scope.ADMIN, "daemon", text=TEXT)
+@routes.add("GET /metrics", Scope.ADMIN, "daemon", text=(TEXT,))
 async def get_metrics(request: Request) -> Response:
     """Return every measurement in Prometheus's text format."""
     context = context_of(request)

@@ -40,7 +40,7 @@ _HEADERS = {
 }
 
 
-@routes.add("GET|HEAD /", None, "page", text="text/html")
+@routes.add("GET|HEAD /", None, "page", text=("text/html", TEXT))
 async def get_page(request: Request) -> Response:
     """Return the page to browsers (`Accept: text/html`), and Ollama's greeting to other clients."""
     # Ollama's clients request the greeting first, to find out whether a server runs.
@@ -50,7 +50,7 @@ async def get_page(request: Request) -> Response:
     return answer
 
 
-@routes.add("GET|HEAD /page/{name}", None, "page", text="text/javascript")
+@routes.add("GET|HEAD /page/{name}", None, "page", text=("text/javascript", "text/css", "image/svg+xml"))
 async def get_file(request: Request) -> Response:
     """Return a file of the page: a script, its style or its icon."""
     name = request.path_params["name"]

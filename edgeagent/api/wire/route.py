@@ -27,7 +27,7 @@ class Route:
     The rest is for the documents. `tag`: the API that it belongs to. `body`, `answer`: the type of the JSON in the
     request and in the answer; None if there is no JSON or no type for it. `query`: the type of the query parameters.
     `fields`: the type of fields that may be in the query or in the body. `streams`: the media type of a streamed
-    answer; "" if the route does not stream. `text`: the media type of an answer that is not JSON. `status`: the status
+    answer; "" if the route does not stream. `text`: the media types of an answer that is not JSON. `status`: the status
     of a success. `unavailable`: the type of the answer with status 503. `summary`: one sentence.
     """
 
@@ -41,7 +41,7 @@ class Route:
     query: type[BaseModel] | None = None
     fields: type[BaseModel] | None = None
     streams: str = ""
-    text: str = ""
+    text: tuple[str, ...] = ()
     status: HTTPStatus = HTTPStatus.OK
     unavailable: type | None = None
 
