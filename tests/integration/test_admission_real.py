@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPResponse
 from typing import Any
 from urllib.error import HTTPError
 
+import psutil
 import pytest
 
 from edgeagent.config import DEFAULT_PARALLEL
@@ -27,6 +29,18 @@ def post(daemon: Daemon, path: str, **body: object) -> HTTPResponse:
     return response
 
 
+@contextmanager
+def halted_worker(daemon: Daemon) -> Iterator[None]:
+    """Halt the worker of the daemon's model meanwhile."""
+    children = psutil.Process(daemon.process.pid).children(recursive=True)
+    (worker,) = [each for each in children if "edgeagent.worker.child.process" in each.cmdline()]
+    worker.suspend()
+    try:
+        yield
+    finally:
+        worker.resume()
+
+
 def test_a_full_machine_refuses_what_it_cannot_keep_and_queues_the_rest(daemon: Daemon) -> None:
     measured: dict[str, float] = {}
     for number in itertools.count():  # the daemon learns the worker's rates once a second
@@ -38,6 +52,7 @@ def test_a_full_machine_refuses_what_it_cannot_keep_and_queues_the_rest(daemon: 
         for number in range(DEFAULT_PARALLEL):
             stream = streams.enter_context(post(daemon, "/completion", **LONG | {"prompt": f"Story {number}"}))
             assert stream.readline().startswith(b"data: ")
+        streams.enter_context(halted_worker(daemon))  # so the streams do not end before the others have come
         with pytest.raises(HTTPError) as refused:
             post(daemon, "/v1/responses", input="hi", edgeagent={"ttft_ms": 1})
         waiting = streams.enter_context(post(daemon, "/v1/responses", input="hi", stream=True, max_output_tokens=8))
