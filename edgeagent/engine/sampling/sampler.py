@@ -305,12 +305,12 @@ class Sampler:
         self._floor = np.float32(math.log(params.min_p)) if params.min_p > 0 else None
         # In float32, smaller temperatures give the same result.
         self._sharpness = np.float32(1.0 / max(params.temperature, 1e-20))
-        top_k = 1 if self._is_greedy else params.top_k
         has_own_logits = constraint is not None or self._bias is not None or self._penalties is not None
-        self.num_ranked = 0 if has_own_logits or not 0 < top_k < min(MAX_RANKED + 1, num_vocab) else top_k
-        """How many of the likeliest tokens `draw_rows` needs; 0 if it cannot draw."""
+        is_ranked = 0 < params.top_k < min(MAX_RANKED + 1, num_vocab) and not self._is_greedy and not has_own_logits
+        self.num_ranked = params.top_k if is_ranked else 0
+        """How many of the likeliest tokens `draw_rows` needs; 0 if it cannot draw. A greedy sampler is faster alone."""
         floor = -math.inf if self._floor is None else float(self._floor)
-        self.cuts = (top_k, params.top_p if params.top_p < 1 else math.inf, floor, float(self._sharpness))
+        self.cuts = (params.top_k, params.top_p if params.top_p < 1 else math.inf, floor, float(self._sharpness))
         """For `draw_rows`: top-k, top-p, min-p as a difference of logits, and the factor of the temperature."""
         # Buffers: 0 modified logits, 1 their weights, 2 logits minus the peak and later the weights at the temperature.
         self._rows: dict[int, Floats] = {}
@@ -558,19 +558,19 @@ class Sampler:
 def draw_rows(samplers: Sequence[Sampler], rows: Floats) -> list[int | None]:
     """Draw the next token of each sampler from its row of logits, with one call of numpy for all rows.
 
-    The token is the one that `Sampler.sample` would draw; None if it was not drawn here. That is so if a sampler has a
-    grammar, bias, penalties or no small top-k, and for all samplers if the largest logit of a row is not finite.
-    `rows` has the shape (num_rows, num_vocab).
+    The token is the one that `Sampler.sample` would draw; None if it was not drawn here. That is so if a sampler is
+    greedy, or has a grammar, bias, penalties or no small top-k, and for all samplers if the largest logit of a row is
+    not finite. `rows` has the shape (num_rows, num_vocab).
     """
     own = [place for place, sampler in enumerate(samplers) if sampler.num_ranked]
     tokens: list[int | None] = [None] * len(samplers)
-    if not own:
+    if len(own) < 2:
         return tokens
     k = max(samplers[place].num_ranked for place in own)
-    found = ranked_rows(rows, k)
+    found = ranked_rows(rows if len(own) == len(samplers) else rows[own], k)
     if found is None:
         return tokens
-    ids, values = found if len(own) == len(samplers) else (each[own] for each in found)
+    ids, values = found
     drawing, columns, peaks = [samplers[place] for place in own], np.arange(k), values[:, :1]
     top_k, top_p, floor, sharpness = np.array([sampler.cuts for sampler in drawing]).T[:, :, np.newaxis]
     above = values.astype(np.float64) - peaks

@@ -62,10 +62,6 @@ def ranked_rows(rows: Floats, k: int) -> tuple[Indices, Floats] | None:
     Return None if the largest value of a row is not finite.
     """
     num_rows, num_values = rows.shape
-    if k == 1:
-        ids = rows.argmax(axis=1)[:, np.newaxis]
-        values = np.take_along_axis(rows, ids, axis=1)
-        return (ids, values) if np.isfinite(values).all() else None
     length = num_values // _FOLD
     maxima = _folded(rows) if k <= length else rows
     floors = _floors(maxima, k)
