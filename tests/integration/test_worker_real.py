@@ -154,13 +154,13 @@ async def test_the_workers_refusals_come_back_as_errors(make: Make) -> None:
 
 
 async def collect(backend: LocalBackend, request: GenerateRequest, kill_at: int = -1, number: int = 0) -> list[Step]:
-    """Return an answer's steps; send the worker a signal once this many tokens have arrived."""
+    """Return an answer's steps; send the worker a signal once this many tokens have arrived, with their text."""
     steps: list[Step] = []
     num_tokens = 0
     async for step in steps_of(backend.generate, request):
-        if num_tokens < kill_at <= num_tokens + len(step.tokens):
+        if num_tokens < kill_at <= num_tokens + step.num_delivered:
             os.kill(pid_of(backend), number)
-        num_tokens += len(step.tokens)
+        num_tokens += step.num_delivered
         steps.append(step)
     return steps
 
@@ -170,9 +170,11 @@ async def collect_over_a_death(
 ) -> list[Step]:
     """Return the steps of an answer whose worker died midway; repeat the request if it ended before the signal."""
     while True:
+        killed = pid_of(backend)
         steps = await collect(backend, request, kill_at, number)
         if finished_of(steps).timings.handovers:
             return steps
+        await eventually(lambda pid=killed: backend.models.statuses()[0].pid not in (None, pid))  # type: ignore[misc]
 
 
 def finished_of(steps: list[Step]) -> Finished:

@@ -559,8 +559,8 @@ def draw_rows(samplers: Sequence[Sampler], rows: Floats) -> list[int | None]:
     """Draw the next token of each sampler from its row of logits, with one call of numpy for all rows.
 
     The token is the one that `Sampler.sample` would draw; None if it was not drawn here. That is so if a sampler is
-    greedy, or has a grammar, bias, penalties or no small top-k, and for all samplers if the largest logit of a row is
-    not finite. `rows` has the shape (num_rows, num_vocab).
+    greedy, or has a grammar, bias, penalties or no small top-k, and for all samplers if only one is left, or if the
+    largest logit of a row is not finite. `rows` has the shape (num_rows, num_vocab).
     """
     own = [place for place, sampler in enumerate(samplers) if sampler.num_ranked]
     tokens: list[int | None] = [None] * len(samplers)
