@@ -83,7 +83,7 @@ async def test_what_the_old_file_began_does_not_go_on_with_a_new_one(loaded: Loa
     stream = await loaded.stream("begun")
     loaded.pool.reload("")
     assert isinstance((await stream.end()).error, ModelChanged)
-    assert stream.error is not None and stream.error.num_delivered_tokens == len(stream.tokens)
+    assert stream.error is not None and stream.error.num_delivered_tokens == stream.num_delivered
     assert await loaded.answer() != before, "the new file answers now"
 
 
@@ -95,7 +95,7 @@ async def test_a_truncated_file_costs_its_requests_and_no_more(loaded: Loaded) -
     await stream.end()
     error: EdgeAgentError | None = stream.error
     assert isinstance(error, ModelChanged | ModelLoadFailed), error
-    assert error.num_delivered_tokens == len(stream.tokens)
+    assert error.num_delivered_tokens == stream.num_delivered
     await eventually(lambda: loaded.state is WorkerState.FAILED)
     with pytest.raises(ModelLoadFailed) as refused:
         await loaded.answer()

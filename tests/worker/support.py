@@ -90,6 +90,11 @@ class Record:
         return [token for step in self.steps for token in step.tokens]
 
     @property
+    def num_delivered(self) -> int:
+        """How many tokens have come with their text. The last ones may still wait for the rest of a character."""
+        return sum(step.num_delivered for step in self.steps)
+
+    @property
     def finished(self) -> Finished:
         last = self.deltas[-1]
         assert isinstance(last, Finished), self.error
