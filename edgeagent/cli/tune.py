@@ -343,7 +343,10 @@ def tune(
 
 
 def _search(measuring: _Measuring, seconds: float, only: Sequence[str] | None) -> Profile:
-    """Compare the values of each setting with the best until then, and return the profile."""
+    """Compare the values of each setting with the best until then, and return the profile.
+
+    One value is compared even if the time is over, so that a tuning never ends without a result.
+    """
     from edgeagent.bench.measure import speeds
     from edgeagent.bench.stats import paired_change
     from edgeagent.cli.link import ask
@@ -374,7 +377,7 @@ def _search(measuring: _Measuring, seconds: float, only: Sequence[str] | None) -
         for value, options in setting.values[1:]:
             wanted = {name: each for name, each in best.items() if name not in its_options} | dict(options)
             num_left -= 1
-            if not is_possible(wanted) or time.monotonic() >= began_s + seconds:
+            if not is_possible(wanted) or (trials and time.monotonic() >= began_s + seconds):
                 continue
             measuring.show(f"{setting.name} {value}", int(min(seconds, time.monotonic() - began_s)), int(seconds))
             until_s = time.monotonic() + (began_s + seconds - time.monotonic()) / (num_left + 1)
