@@ -64,7 +64,8 @@ async def watch(
         while True:
             began_s, before_s = clock(), waited_s()
             await asyncio.sleep(STEP_S)
-            late_s.append(max(0.0, clock() - began_s - STEP_S - (waited_s() - before_s)))
+            others_s = waited_s() - before_s  # before the clock: what is taken in between must not hide a block
+            late_s.append(max(0.0, clock() - began_s - STEP_S - others_s))
 
     looking = asyncio.create_task(look())
     await asyncio.sleep(0)  # The first look starts before `act`.
