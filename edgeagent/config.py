@@ -123,6 +123,18 @@ DEFAULT_STATE_DIR = Path(platformdirs.user_state_dir("edgeagent", appauthor=Fals
 NOT_AN_OPTION = "not an option"
 """Marks a field that the program sets itself: no flag, no variable and no file can set it."""
 DEFAULT_PARALLEL = 4
+VOICE_INSTRUCTIONS = (
+    "You are a voice assistant. Your answers are spoken aloud: answer in one or two short sentences, without lists and "
+    "markup."
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address. False for any host name other than localhost."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,14 +181,17 @@ class ServerConfig(Section, frozen=True):
     """Delete a stored response after this many days."""
     drain_s: Annotated[float, Meta(ge=0)] = 10.0
     """Seconds for live requests to finish after a stop. Then writing prompts to disk may take as long again."""
+    wyoming: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    """Also speak Wyoming, for Home Assistant and voice satellites, on this TCP port, usually 10300 (0: a free one)."""
+    wyoming_host: str = "127.0.0.1"
+    """Address for Wyoming, which has neither tokens nor TLS: whoever reaches another address than loopback may ask."""
+    wyoming_instructions: str = VOICE_INSTRUCTIONS
+    """The system prompt of answers over Wyoming. Facts about the home may stand here."""
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the address. False for any host name other than localhost."""
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        """Whether only this machine can reach the address."""
+        return is_loopback(self.host)
 
     @property
     def max_in_flight_bytes(self) -> int:

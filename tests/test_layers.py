@@ -64,6 +64,7 @@ OWNERS: dict[str, set[str]] = {
     "fastapi": {"api"},
     "starlette": {"api"},
     "markdown_it": {"api"},
+    "wyoming": {"api"},
     "pydantic": {"api"},
     "pydantic_core": {"api"},
     # pydantic makes schemas of TypedDict; typing's own works only from Python 3.12.
@@ -131,6 +132,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "ollama": {"openai", "gate", "wire", "context"},
         "ops": {"openai", "gate", "wire", "context"},
         "page": {"responses", "gate", "wire", "context"},
+        "wyoming": {"wire", "context"},
         "documents": {
             *("openai", "responses", "anthropic", "ollama", "llama_server", "ops", "page", "gate", "wire", "routes"),
         },

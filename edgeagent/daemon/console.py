@@ -189,6 +189,10 @@ class ConsoleReporter:
             lines.append(f"reached from other machines at {', '.join(urls)}")
         self._print("\n".join(lines))
 
+    def listening_for_voice(self, url: str) -> None:
+        """Print where Home Assistant and voice satellites reach the daemon."""
+        self._print(f"Wyoming, for Home Assistant and voice satellites: {url}")
+
     def loading(self, model: ModelStatus) -> None:
         """Print the progress: on a terminal one line that later output overwrites, otherwise a line for each 25 %.
 

@@ -30,7 +30,7 @@ from edgeagent.process_settings import (
     share_one_arena,
     switch_threads_often,
 )
-from edgeagent.runtime_file import TOKEN_FILE, Runtime, local_url
+from edgeagent.runtime_file import TOKEN_FILE, Runtime, bracketed, local_url
 from edgeagent.service.service import Service
 from edgeagent.state_files import HISTORY_FILE
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
@@ -167,6 +167,8 @@ async def _run(
             _check_usable(service.models.statuses())
             # The web framework takes half a second to import. In a thread, since the loop starts the worker meanwhile.
             await asyncio.to_thread(importlib.import_module, "edgeagent.daemon.server")
+            if listeners.wyoming is not None:
+                await asyncio.to_thread(importlib.import_module, "edgeagent.api.wyoming.server")
             await _serve(config, service, listeners, keys, reporter, stop, trace)
         finally:
             await _end(service, stop)
@@ -220,6 +222,12 @@ async def _serve(
         watch = asyncio.create_task(_watch(service, reporter, stop))
         if prefixes.are_wanted:
             background.append(asyncio.create_task(prefixes.run()))
+        if listeners.wyoming is not None:
+            from edgeagent.api.wyoming.server import Wyoming
+
+            background.append(asyncio.create_task(Wyoming(app.state.context).serve(listeners.wyoming)))
+            host, port = listeners.wyoming.getsockname()[:2]
+            reporter.listening_for_voice(f"tcp://{bracketed(host)}:{port}")
 
     app = create_app(
         config,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from edgeagent.config import is_loopback
 from edgeagent.daemon.state import ExitCode, StartError
 from edgeagent.keepalive import end_if_vanished
 from edgeagent.runtime_file import bracketed
@@ -252,10 +253,11 @@ def _peer_uid(connection: socket.socket) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The listening sockets. `unix` is None if no Unix socket is configured."""
+    """The listening sockets. `unix` and `wyoming` are None if they are not configured."""
 
     tcp: socket.socket
     unix: socket.socket | None = None
+    wyoming: socket.socket | None = None
 
 
 @contextmanager
@@ -265,6 +267,7 @@ def listening(server: ServerConfig) -> Iterator[Listeners]:
     Raise StartError if a socket cannot be opened, would not be safe, or is not the one of the settings.
     """
     _check_tls(server)
+    _check_wyoming(server)
     with contextlib.ExitStack() as stack:
         given = [stack.enter_context(closing(each)) for each in inherited_sockets()]
         for each in given:
@@ -274,6 +277,9 @@ def listening(server: ServerConfig) -> Iterator[Listeners]:
         yield Listeners(
             tcp or stack.enter_context(closing(bind(server.host, server.port))),
             unix or stack.enter_context(unix_listener(server.unix)),
+            None
+            if server.wyoming is None
+            else stack.enter_context(closing(bind(server.wyoming_host, server.wyoming, "--wyoming"))),
         )
 
 
@@ -320,8 +326,29 @@ def _check_tls(server: ServerConfig) -> None:
         )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raise StartError if the port is taken or not allowed, or the address cannot be used."""
+def _check_wyoming(server: ServerConfig) -> None:
+    if server.wyoming is None:
+        return
+    if server.token_required:
+        raise StartError(
+            "server.token_required wants a token of every client, and the protocol of server.wyoming has none: leave out "
+            "one of the two",
+            ExitCode.WRONG_SETTING,
+        )
+    if not is_loopback(server.wyoming_host):
+        logger.warning(
+            "Wyoming has neither passwords nor encryption: whoever reaches %s port %d may ask the model, and all of it "
+            "can be read on the way; let only Home Assistant and satellites through, for example with a firewall",
+            server.wyoming_host or "every address",
+            server.wyoming,
+        )
+
+
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """Open a listening socket. Raise StartError if the port is taken or not allowed, or the address cannot be used.
+
+    `flag`: the option that sets the port, for the error's text.
+    """
     family, kind, protocol, _, address = _resolved(host, port)
     listener = socket.socket(family, kind, protocol)
     try:
@@ -337,7 +364,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno in (errno.EADDRINUSE, errno.EACCES) and port:
-            raise StartError(_why_port_unavailable(host, port, error.errno), ExitCode.PORT_TAKEN) from error
+            raise StartError(_why_port_unavailable(host, port, error.errno, flag), ExitCode.PORT_TAKEN) from error
         raise StartError(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
 
@@ -350,7 +377,7 @@ def _resolved(host: str, port: int) -> tuple[Any, ...]:
         raise StartError(f"cannot listen on {host!r}: {error.strerror}") from error
 
 
-def _why_port_unavailable(host: str, port: int, number: int) -> str:
+def _why_port_unavailable(host: str, port: int, number: int, flag: str) -> str:
     """Return why a port cannot be bound: it is in use, or it needs more rights. `number` is the error's errno.
 
     On Windows, the text always says that the port is in use, since Windows reports EACCES for that too.
@@ -360,10 +387,10 @@ def _why_port_unavailable(host: str, port: int, number: int) -> str:
         if who.startswith("systemd"):
             return (
                 f"systemd ({who}) listens on {host} port {port}, and starts a service for the first client; see "
-                "`edgeagent service status`, or choose a port with --port (0 takes a free one)"
+                f"`edgeagent service status`, or choose a port with {flag} (0 takes a free one)"
             )
         return (
             f"port {port} on {host} is taken by {who}; stop that program (an edgeagent: `edgeagent stop`, with its "
-            "--state-dir), or choose a port with --port (0 takes a free one)"
+            f"--state-dir), or choose a port with {flag} (0 takes a free one)"
         )
-    return f"port {port} on {host} needs more rights; choose one above 1023 with --port (0 takes a free one)"
+    return f"port {port} on {host} needs more rights; choose one above 1023 with {flag} (0 takes a free one)"

@@ -95,7 +95,7 @@ _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 requests_total = Counter(
     "edgeagent_requests_total",
-    "Requests of clients, by route and outcome: an HTTP status, or how a response on a WebSocket ended.",
+    "Requests of clients, by route and outcome: an HTTP status, or how a response on a WebSocket or Wyoming ended.",
     ["route", "method", "outcome"],
     registry=REGISTRY,
 )

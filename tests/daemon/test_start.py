@@ -28,6 +28,7 @@ HEAVY = (
     "prompt_toolkit",
     "pydantic.v1.main",
     "rich",
+    "wyoming",
 )
 # It does not start a worker, but it is the real router, with all that it imports.
 SCRIPT = """

@@ -66,6 +66,25 @@ def test_other_addresses_need_tls_or_a_word(certificate: tuple[Path, Path]) -> N
         pass
 
 
+def test_wyoming_has_no_token_so_its_host_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with listening(ServerConfig(port=0)) as found:
+        assert found.wyoming is None
+    with listening(ServerConfig(port=0, host="0.0.0.0", plaintext=True, wyoming=0)) as found:
+        assert found.wyoming is not None
+        assert found.wyoming.getsockname()[0] == "127.0.0.1"
+    assert not caplog.records
+    with listening(ServerConfig(port=0, wyoming=0, wyoming_host="0.0.0.0")):
+        assert "Wyoming has neither passwords nor encryption: whoever reaches 0.0.0.0" in caplog.text
+    refused = ServerConfig(port=0, wyoming=0, token_required=True)
+    with pytest.raises(StartError, match="server.token_required wants a token of every client"), listening(refused):
+        pass
+    with listening(ServerConfig(port=0, wyoming=0)) as found, pytest.raises(StartError, match="port with --wyoming"):
+        assert found.wyoming is not None
+        taken = ServerConfig(port=0, wyoming=found.wyoming.getsockname()[1])
+        with listening(taken):
+            pass
+
+
 async def test_other_machines_always_need_the_token() -> None:
     server = ServerConfig(host="0.0.0.0", allowed_hosts=("box.example",), plaintext=True)
     async with running(FakeBackend(), Config(server=server)) as daemon:

@@ -1,0 +1,1 @@
+"""Wyoming, the protocol of Home Assistant and its voice satellites: text in, a spoken answer out."""
