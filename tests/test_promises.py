@@ -16,6 +16,7 @@ DESKTOP, TERMINAL, CACHE = "docs/guides/desktop-app.md", "docs/guides/terminal.m
 VOICE, MODELS, WATCH = "docs/guides/voice-assistant.md", "docs/howto/models.md", "docs/howto/watch.md"
 README, REMOTE, PAGE = "README.md", "docs/remote.md", "docs/howto/page.md"
 ON_KIOSK, ON_DESKTOP = "tests/integration/test_kiosk_guide.py", "tests/integration/test_desktop_guide.py"
+ON_WYOMING = "tests/integration/test_wyoming_real.py"
 FORGOTTEN = f"{ON_KIOSK}::test_nothing_of_a_conversation_is_on_the_disk"
 RESUMED = f"{ON_DESKTOP}::test_an_answer_in_the_background_is_resumed_and_a_conversation_continues_after_a_restart"
 ACCESS = "tests/robust/test_A1_access_table.py::test_every_route_of_the_live_app"
@@ -128,6 +129,7 @@ PROMISES = [
         "tests/api/page/test_files.py::test_the_policy_forbids_what_the_page_does_not_need",
     ),
     (TERMINAL, "With `--forget`, the daemon keeps nothing of any chat there.", FORGOTTEN),
+    (VOICE, "It is kept in memory only.", f"{ON_WYOMING}::test_it_is_one_client_and_leaves_no_conversation_behind"),
     (VOICE, "Nothing of it is sent or stored", "tests/api/responses/socket/test_ahead.py::test_any_other_create"),
     (MODELS, "The token is never an argument, and is never logged", "tests/cli/test_pull.py::test_the_hub_s_token_is"),
     (MODELS, "are never unloaded to make room", "tests/worker/parent/pool/test_many_models.py::test_preloaded_models"),

@@ -331,8 +331,7 @@ def _check_wyoming(server: ServerConfig) -> None:
         return
     if server.token_required:
         raise StartError(
-            "server.token_required wants a token of every client, and the protocol of server.wyoming has none: leave out "
-            "one of the two",
+            "server.token_required wants a token of every client, but those of server.wyoming have none: leave one out",
             ExitCode.WRONG_SETTING,
         )
     if not is_loopback(server.wyoming_host):

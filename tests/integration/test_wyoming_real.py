@@ -77,7 +77,8 @@ async def test_only_the_last_of_several_transcripts_is_answered_to_its_end(port:
     async with client_of(port) as client:
         for text in ("What can you do?", "What can you do?", "What is 7 times 8?"):
             await client.write_event(Transcript(text).event())
-        texts, is_open = [], False
+        texts: list[str] = []
+        is_open = False
         while not (texts and "56" in texts[-1] and not is_open):
             event = await read(client)
             match event.type:

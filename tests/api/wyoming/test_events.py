@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import cast
 
 import pytest
 from wyoming.asr import Transcript
@@ -45,12 +46,12 @@ async def test_what_the_package_writes_is_read() -> None:
 
     sent = Transcript("Grüße 👋", context={"conversation_id": "a"}, language="de").event()
     sent.payload = b"\n{audio"
-    await async_write_event(sent, Writer())  # type: ignore[arg-type]
+    await async_write_event(sent, cast(asyncio.StreamWriter, Writer()))
     found = await read(bytes(written))
     assert found == Event(sent.type, sent.data)
     longest = Transcript("\U0001f44b" * MAX_TEXT_CHARS).event()
     written.clear()
-    await async_write_event(longest, Writer())  # type: ignore[arg-type]
+    await async_write_event(longest, cast(asyncio.StreamWriter, Writer()))
     assert await read(bytes(written)) == longest
 
 
