@@ -32,8 +32,8 @@ ROWS: list[set[str]] = [
     {"config"},
     {"config_sources", "metrics", "runtime_file", "fit"},
     {"credentials", "cache_folder", "remotes"},
-    {"machine_policy", "cache_retention"},
-    {"engine", "text", "store", "egress"},
+    {"machine_policy", "cache_retention", "egress"},
+    {"engine", "text", "store"},
     {"worker"},
     {"quantize"},
     {"backends"},
@@ -102,6 +102,8 @@ OWNERS: dict[str, set[str]] = {
     "filelock": {"store"},
     "prometheus_client": {"metrics"},
     "opentelemetry": {"daemon"},
+    # The session of OpenTelemetry's exporter.
+    "requests": {"daemon"},
     "psutil": {"usable", "runtime_file", "engine", "worker", "daemon", "doctor", "cli"},
     "websockets": {"client", "bench"},
 }

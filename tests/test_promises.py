@@ -17,6 +17,7 @@ VOICE, MODELS, WATCH = "docs/guides/voice-assistant.md", "docs/howto/models.md",
 README, REMOTE, PAGE = "README.md", "docs/remote.md", "docs/howto/page.md"
 ON_KIOSK, ON_DESKTOP = "tests/integration/test_kiosk_guide.py", "tests/integration/test_desktop_guide.py"
 ON_WYOMING = "tests/integration/test_wyoming_real.py"
+ON_WAYS = "tests/integration/test_ways_out.py"
 FORGOTTEN = f"{ON_KIOSK}::test_nothing_of_a_conversation_is_on_the_disk"
 RESUMED = f"{ON_DESKTOP}::test_an_answer_in_the_background_is_resumed_and_a_conversation_continues_after_a_restart"
 ACCESS = "tests/robust/test_A1_access_table.py::test_every_route_of_the_live_app"
@@ -93,7 +94,9 @@ PROMISES = [
         "The worker's environment has no tokens and no secrets.",
         "tests/robust/test_A6_secrets.py::test_the_worker",
     ),
-    (SECURITY, "Nothing leaves the machine unless its owner adds a remote.", f"{ON_KIOSK}::test_nothing_leaves"),
+    (SECURITY, "Nothing leaves the machine unless its owner adds a remote", f"{ON_KIOSK}::test_nothing_leaves"),
+    (SECURITY, "Each of these has a row in the ledger before anything is sent.", f"{ON_WAYS}::test_there_is_a_row"),
+    (WATCH, "Each batch has a row in", f"{ON_WAYS}::test_there_is_a_row"),
     (SERVICE, "Stored responses and cached prompts are there again after the next start.", CACHED),
     (SERVICE, "live requests have `--drain-s` seconds to finish", "tests/robust/test_F19_drain.py::test_what_outlasts"),
     (SERVICE, "| 3 | the port is taken | no, choose another |", "tests/daemon/test_lifecycle.py::test_a_taken_port"),
@@ -138,7 +141,8 @@ PROMISES = [
         "Logs, metrics and traces never contain prompts, answers",
         "tests/robust/test_I6_no_content.py::test_neither_logs",
     ),
-    (REMOTE, "If it cannot be written, nothing is sent.", "tests/egress/test_ledger.py::test_what_cannot_be_written"),
+    (REMOTE, "If it cannot be written, nothing is sent.", f"{ON_WAYS}::test_without_a_ledger_nothing_is_sent"),
+    (REMOTE, "What edgeagent sends for itself has rows too", f"{ON_WAYS}::test_there_is_a_row"),
     (REMOTE, "Without a remote nothing leaves the machine.", f"{ON_KIOSK}::test_nothing_leaves_the_machine"),
     (
         REMOTE,

@@ -152,18 +152,23 @@ def bench(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Measure a server, or two in alternation, and print the report."""
+    """Measure a server, or two in alternation, and print the report. The egress ledger has a row for each URL."""
     import asyncio
 
     from edgeagent.bench.measure import Run
     from edgeagent.bench.scenarios import Workload
     from edgeagent.client import Address
+    from edgeagent.egress import BENCH
+    from edgeagent.egress.ledger import own_requests
 
     with (
+        own_requests(settings_of(state_dir, config).state_dir, BENCH) as begin,
         progress("rounds") as show,
         _address(url, model, state_dir, config, show) as (address, name),
         asyncio.Runner() as runner,
     ):
+        for each in filter(None, (url, against)):
+            begin(each)
         wanted = [(replace(address, token=api_key or address.token), name)]
         if against:
             wanted.append((Address(against, against_api_key), against_model))

@@ -55,7 +55,7 @@ COMMANDS = {
     "token": Command("edgeagent.cli.token:token_app", "Replace the token, or give clients their own."),
     "remote": Command("edgeagent.cli.remote:remote_app", "Add and watch servers that may take requests."),
     "policy": Command("edgeagent.cli.settings:policy_app", "Show what the machine's policy allows."),
-    "egress": Command("edgeagent.cli.egress:egress", "Show which requests left this machine."),
+    "egress": Command("edgeagent.cli.egress:egress", "Show what left this machine."),
     "config": Command("edgeagent.cli.settings:config_app", "Show, check and change the settings."),
     "service": Command("edgeagent.cli.service:service_app", "Run the daemon as a service of this machine."),
     "uninstall-data": Command(

@@ -1,4 +1,4 @@
-"""`edgeagent egress`: shows the requests that left this machine. It reads the ledger's files, without a daemon."""
+"""`edgeagent egress`: shows what left this machine. It reads the ledger's files, without a daemon."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,14 +18,23 @@ from typer import get_text_stream
 
 from edgeagent.cli.display import print_json, size_text, table, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
-from edgeagent.egress import KEPT_DAYS, PROBE, Row
+from edgeagent.egress import BENCH, DOCTOR, ENGINE, KEPT_DAYS, PROBE, PULL, TRACES, Row
 from edgeagent.egress.rows import described, folder_of, purge, read_rows
 from edgeagent.errors import ConfigError
 
 COLUMNS = ("time (UTC)", "remote", "host", "model", "client", "reason", "sent", "tokens in", "out", "outcome")
 MAX_SHOWN = 50
 _RECENTLY = "24h"
-_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+_UNITS = {"m": "minute", "h": "hour", "d": "day"}
+# The reasons of rows that are not listed, with their names.
+_COUNTED = {
+    PROBE: ("probe of remotes", "probes of remotes"),
+    PULL: ("host asked for models", "hosts asked for models"),
+    DOCTOR: ("question of the doctor to the hub", "questions of the doctor to the hub"),
+    ENGINE: ("page asked for a back end", "pages asked for back ends"),
+    BENCH: ("server measured with invented prompts", "servers measured with invented prompts"),
+    TRACES: ("batch of traces", "batches of traces"),
+}
 _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -43,10 +52,11 @@ def egress(
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show which requests left this machine: when, for which client, why, where to, and how much; not their content.
+    """Show what left this machine: when, for which client, why, where to, and how much; not its content.
 
-    Probes of remotes are only counted; --json and --export show each. The rows are in the state folder, private, for 30
-    days.
+    Only requests to remotes are listed. Probes of remotes and what edgeagent sends for itself (pulls, the doctor's
+    question, back ends, benchmarks, traces) are counted; --json and --export show each. The rows are in the state
+    folder, private, for 30 days.
     """
     folder = folder_of(settings_of(state_dir, config).state_dir)
     if sum((as_json, export is not None, is_purge)) > 1:
@@ -76,11 +86,10 @@ def show_recent_egress(state_dir: Path) -> None:
 
 
 def _show(all_rows: Sequence[Row], since: str) -> None:
-    rows = [row for row in all_rows if row.reason != PROBE]
-    num_probes = len(all_rows) - len(rows)
-    probes = f"{num_probes} {'probe' if num_probes == 1 else 'probes'} of remotes, without content"
+    rows = [row for row in all_rows if row.reason not in _COUNTED]
+    others = _counted(row.reason for row in all_rows)
     if not rows:
-        left = f"Only {probes}, left" if num_probes else "Nothing has left"
+        left = f"Only {others}, left" if others else "Nothing has left"
         typer.echo(f"{left} this machine {_period(since)}.")
         return
     typer.echo(table(COLUMNS, [*map(_cells, rows[-MAX_SHOWN:])], left_columns=6, last_left=True))
@@ -94,15 +103,26 @@ def _show(all_rows: Sequence[Row], since: str) -> None:
         requests += f" in {len(rows)} attempts"
     num_tokens = sum(row.num_prompt_tokens + row.num_output_tokens for row in rows)
     sent = f"at most {size_text(sum(row.num_bytes for row in rows))} sent, {num_tokens:,} tokens{money}"
-    counts += f"; and {probes}" if num_probes else ""
+    counts += f"; and {others}" if others else ""
     typer.echo(wrapped(f"{requests} {_period(since)}{left_out}: {sent}; {counts}"))
 
 
+def _counted(reasons: Iterable[str]) -> str:
+    """Return how many rows have a reason that is only counted; "" if there are none."""
+    numbers = Counter(reasons)
+    parts = []
+    for reason, (one, many) in _COUNTED.items():
+        if number := numbers[reason]:
+            parts.append(f"{number} {one if number == 1 else many}")
+    return f"{', '.join(parts)}, without content" if parts else ""
+
+
 def _period(since: str) -> str:
-    """Return the time that --since means, in words: in the last 24 hours, or since 2026-11-22."""
+    """Return the time that --since means, in words: in the last 24 hours, in the last day, or since 2026-11-22."""
     if since[-1] not in _UNITS:
         return f"since {since}"
-    return f"in the last {since[:-1]} {_UNITS[since[-1]]}"
+    number, unit = int(since[:-1]), _UNITS[since[-1]]
+    return f"in the last {unit}" if number == 1 else f"in the last {number} {unit}s"
 
 
 def _outcome(row: Row) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeagent.cli.display import print_json, table, wrapped
-from edgeagent.cli.options import AsJson
+from edgeagent.cli.options import AsJson, settings_of
 from edgeagent.doctor import system
 from edgeagent.doctor.facts import Native
 from edgeagent.doctor.native import ask_native
@@ -58,7 +58,7 @@ def install_backend(
 
     It needs the portable engine. A running daemon uses the new back end for models that it loads afterwards.
     """
-    install(name, find_links)
+    install(name, find_links, settings_of(None, None).state_dir)
     native = ask_native()
     devices = _devices(native, PLUG_INS[name])
     if not devices:

@@ -35,8 +35,8 @@ def doctor(
 ) -> None:
     """Find problems that prevent edgeagent from running on this machine or make it slow, and say what to do.
 
-    It checks llama.cpp, CPU, GPUs, memory, sandbox, folders, port and the running daemon, and changes nothing. Exits
-    with 1 if a check fails.
+    It checks llama.cpp, CPU, GPUs, memory, sandbox, folders, port and the running daemon, and changes nothing. With
+    --network, the egress ledger gets a row. Exits with 1 if a check fails.
     """
     from edgeagent.doctor.checks import examine
     from edgeagent.doctor.gather import gather

@@ -159,7 +159,7 @@ async def _run(
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(log_unhandled)
     stop = StopRequest()
-    with _signals(stop), tracing(config.trace) as trace:
+    with _signals(stop), tracing(config.trace, config.state_dir) as trace:
         watchdog = asyncio.create_task(keep_watchdog())
         service = build(config)
         try:

@@ -1,8 +1,9 @@
 """OpenTelemetry traces of generations, if configured.
 
 The spans are created at the end of a generation, from times that are measured anyway, so they add no cost to a token.
-They have no content, only names, counts and times, under OpenTelemetry's GenAI conventions. Only this module imports
-opentelemetry (the extra `otel`), and only if an endpoint is configured.
+They have no content, only names, counts and times, under OpenTelemetry's GenAI conventions. Each batch has a row in the
+egress ledger before it is sent. Only this module imports opentelemetry and requests (the extra `otel`), and only if an
+endpoint is configured.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edgeagent import __version__
 from edgeagent.api.wire.request_id import REQUEST_ID, TRACE_HEADERS
-from edgeagent.errors import ConfigError
+from edgeagent.egress import TRACES
+from edgeagent.egress.ledger import Ledger, NoRemotes
+from edgeagent.errors import ConfigError, StoreError
 from edgeagent.types import ChatPrompt, GenerateRequest, JsonObjectFormat, JsonSchemaFormat, Timings
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
+    from requests import PreparedRequest, Response, Session
 
     from edgeagent.config import TraceConfig
     from edgeagent.metrics.meter import Meter
@@ -146,8 +151,10 @@ def _nanoseconds(seconds: float) -> int:
 
 
 @contextmanager
-def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
+def tracing(config: TraceConfig, state_dir: Path) -> Iterator[Tracer | None]:
     """Yield the Tracer, or None if no endpoint is configured. Send the last traces at the end, within FLUSH_S.
+
+    Each batch is recorded in the egress ledger in the state folder. If that cannot be written, nothing is sent.
 
     Raise ConfigError if the endpoint is not an HTTP address, or if the extra is not installed.
     """
@@ -158,7 +165,7 @@ def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
         raise ConfigError(f"trace.endpoint is {config.endpoint!r:.200}; give an address such as http://127.0.0.1:4318")
     if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.sdk") is None:
         raise ConfigError("trace.endpoint needs OpenTelemetry; install it with: pip install 'edgeagent[otel]'")
-    provider = _provider(config)
+    provider = _provider(config, state_dir)
     try:
         yield Tracer(provider)
     finally:
@@ -168,7 +175,7 @@ def tracing(config: TraceConfig) -> Iterator[Tracer | None]:
         closing.join(FLUSH_S)
 
 
-def _provider(config: TraceConfig) -> TracerProvider:
+def _provider(config: TraceConfig, state_dir: Path) -> TracerProvider:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -179,6 +186,37 @@ def _provider(config: TraceConfig) -> TracerProvider:
     # With the default sampler, every generation is recorded unless the client's own trace is not sampled.
     resource = Resource({"service.name": "edgeagent", "service.version": __version__})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    exporter = OTLPSpanExporter(endpoint=base if base.endswith(PATH) else base + PATH)
+    endpoint = base if base.endswith(PATH) else base + PATH
+    exporter = OTLPSpanExporter(endpoint=endpoint, session=_recorded_session(state_dir))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
+
+
+def _recorded_session(state_dir: Path) -> Session:
+    """Return an HTTP session that sends a request, a repeated or redirected one too, only if the ledger has its row."""
+    import requests
+
+    class Recorded(requests.Session):
+        def __init__(self) -> None:
+            super().__init__()
+            self._ledger = Ledger(state_dir, NoRemotes())
+
+        def send(self, request: PreparedRequest, **options: Any) -> Response:
+            try:
+                num_bytes = len(request.body) if isinstance(request.body, bytes) else 0
+                row = self._ledger.begin_own(TRACES, str(request.url), num_bytes=num_bytes)
+            except StoreError as error:
+                raise requests.ConnectionError(error.message) from None
+            outcome = "failed"
+            try:
+                answer = super().send(request, **options)
+                outcome = "completed" if answer.ok else "failed"
+                return answer
+            finally:
+                self._ledger.end(row, outcome)
+
+        def close(self) -> None:
+            super().close()
+            self._ledger.close()
+
+    return Recorded()

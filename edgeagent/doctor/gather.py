@@ -1,4 +1,7 @@
-"""Gathers the facts for `edgeagent doctor`. It changes nothing, and uses the network only with `with_network`."""
+"""Gathers the facts for `edgeagent doctor`. It uses the network only with `with_network`.
+
+It changes nothing, except that the egress ledger has a row for the use of the network.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         unknown_tables=tuple(name for name in config.models if not _is_here(name, config)),
         token_problem=token_problem,
         hub=hub_address() if with_network else None,
-        hub_problem=why_unreachable() if with_network else "",
+        hub_problem=why_unreachable(config.state_dir) if with_network else "",
     )
 
 

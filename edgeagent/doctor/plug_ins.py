@@ -14,6 +14,8 @@ from pathlib import Path
 
 from edgeagent.doctor.facts import GpuVendor, Tools
 from edgeagent.doctor.native import installed_bindings
+from edgeagent.egress import ENGINE
+from edgeagent.egress.ledger import own_requests
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 
 PORTABLE = "+portable"
@@ -61,10 +63,11 @@ def install_command(name: str, bindings: str, source: str) -> list[str]:
     return [*pip, "--no-index", "--find-links", source, requirement]
 
 
-def install(name: str, source: str) -> None:
+def install(name: str, source: str, state_dir: Path) -> None:
     """Install a plug-in with pip from a folder or a web page with links to wheels; "" is refused.
 
-    Raise EdgeAgentError if this engine takes no plug-ins, or with pip's message.
+    The egress ledger in the state folder has a row for the page's host. Raise EdgeAgentError if this engine takes no
+    plug-ins, or with pip's message.
     """
     if name not in PLUG_INS:
         raise InvalidRequest(f"there is no back end {name!r}; there are {', '.join(PLUG_INS)}")
@@ -86,7 +89,10 @@ def install(name: str, source: str) -> None:
         # Environments of uv and pipx have no pip.
         options = " ".join(command[6:])
         raise EdgeAgentError(f"this Python has no pip; run: uv pip install --python {sys.executable} {options}")
-    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
+    with own_requests(state_dir, ENGINE, command[-1]) as begin:
+        if "://" in source:
+            begin(source)
+        done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
     if done.returncode == 0:
         return
     if missing := re.search(r"No matching distribution found for (\S+)", done.stderr):

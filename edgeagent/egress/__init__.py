@@ -1,8 +1,9 @@
-"""The egress ledger: one row for whatever was sent from this machine to a remote, without its content.
+"""The egress ledger: one row for whatever was sent from this machine, without its content.
 
-A row stands for one attempt to send a request, or for one probe. It is two lines. The first is written before anything
-is sent, the second at the end, each into the file of the UTC day. `ledger` writes the lines, `rows` reads and purges
-them, and `spending` sums a day's tokens and money.
+A row stands for one attempt to send a request to a remote, for one probe, or for something that edgeagent sends for
+itself (`OWN_REASONS`). It is two lines. The first is written before anything is sent, the second at the end, each into
+the file of the UTC day. `ledger` writes the lines, `rows` reads and purges them, and `spending` sums a day's tokens and
+money.
 """
 
 from __future__ import annotations
@@ -13,6 +14,14 @@ EGRESS_FOLDER = "egress"
 KEPT_DAYS = 30
 PROBE = "probe"
 """The reason in the row of a probe."""
+PULL, DOCTOR, ENGINE, BENCH, TRACES = "pull", "doctor", "engine", "bench", "traces"
+OWN_REASONS = (PULL, DOCTOR, ENGINE, BENCH, TRACES)
+"""The reasons in rows of what edgeagent sends for itself. These rows have no request, client, mode and remote.
+
+A pull, and the doctor's question whether the hub answers, have a row for each host that is asked. A back end that is
+installed from a web page has a row for the page's host, a benchmark one for the server that it measures, and traces one
+for each batch.
+"""
 UNFINISHED = "unfinished"
 """The outcome of a row without a second line, for example because the request still runs or the daemon crashed."""
 
@@ -21,7 +30,7 @@ class Sent(Struct, frozen=True):
     """The fields of a row that are known before anything is sent.
 
     `row` is the row's number. `at` is ISO 8601, UTC. `request` is the request's id; empty for a probe. `client` is
-    empty for the owner. `num_bytes` is the length of the body.
+    empty for the owner. `num_bytes` is the length of the body. `mode` and `remote` are empty for OWN_REASONS.
     """
 
     row: int
@@ -78,7 +87,7 @@ Line = RowStart | RowEnd | Carried
 
 
 class Row(Sent, frozen=True):
-    """A request that was sent to a remote, as it is shown and exported. `ended_at` is empty if its end is unknown."""
+    """Something that was sent, as it is shown and exported. `ended_at` is empty if its end is unknown."""
 
     outcome: str = UNFINISHED
     ended_at: str = ""

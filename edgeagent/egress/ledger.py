@@ -1,6 +1,6 @@
 """Records each request in the ledger before it is sent, and keeps the day's budgets.
 
-The daemon uses this module, and so does `edgeagent remote test`.
+The daemon uses this module, and so do commands that send something themselves.
 
 A line is one write to the page cache, which takes some microseconds. So the line is in the file when the caller
 continues, and it survives a crash of the daemon. A request whose row cannot be written must not be sent, and nothing
@@ -13,15 +13,19 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
+
+import msgspec
 
 from edgeagent import metrics
-from edgeagent.egress import KEPT_DAYS, PROBE, Carried, RowEnd, RowStart
+from edgeagent.egress import KEPT_DAYS, OWN_REASONS, PROBE, Carried, RowEnd, RowStart
 from edgeagent.egress.rows import day_of, delete_old, encoded, file_of, folder_of, read_lines, time_text
 from edgeagent.egress.spending import ALL, Spending, Spent, cost, need_of, tokens_left, why_over_budget
-from edgeagent.errors import ConfigError, RemoteUnavailable
+from edgeagent.errors import ConfigError, EdgeAgentError, RemoteUnavailable, StoreError
 from edgeagent.remotes import Budget, Price, Remote
 from edgeagent.runtime_file import check_private
 from edgeagent.state_files import check_folder
@@ -43,8 +47,16 @@ class Remotes(Protocol):
         ...
 
 
+class NoRemotes:
+    """Finds no remote: for a ledger of what edgeagent sends for itself."""
+
+    def find(self, name: str) -> Remote | None:
+        del name
+        return None
+
+
 class Ledger:
-    """Records, in a state folder, which requests left the machine. Use an instance on one thread only.
+    """Records, in a state folder, what left the machine. Use an instance on one thread at a time.
 
     Each row is appended to the file of its day.
     """
@@ -107,35 +119,56 @@ class Ledger:
         request_id, client, reason = "", "", PROBE
         if not isinstance(permit, ProbePermit):
             request_id, client, reason = permit.request_id, permit.client, permit.reason
-        now_s = self._clock()
         try:
-            self._turn_to(now_s)
+            self._turn_to(self._clock())
             if not is_probe and (why := self._why_over_budget(permit.remote, client, num_prompt_tokens, max_tokens)):
                 backend = remote_backend(permit.remote)
                 raise RemoteUnavailable(f"{backend}: {why}", served_by=backend)
-            row = self._last_row = max(self._last_row + 1, int(now_s * 1e6))
-            line = RowStart(
-                row,
-                time_text(now_s),
-                request_id[:MAX_TEXT],
-                client,
-                permit.mode.value,
-                reason[:MAX_TEXT],
-                permit.remote,
-                host,
-                model[:MAX_TEXT],
-                num_bytes,
-                num_prompt_tokens,
-                max_tokens,
+            row = self._begin(
+                RowStart(
+                    0,
+                    "",
+                    request_id[:MAX_TEXT],
+                    client,
+                    permit.mode.value,
+                    reason[:MAX_TEXT],
+                    permit.remote,
+                    host,
+                    model[:MAX_TEXT],
+                    num_bytes,
+                    num_prompt_tokens,
+                    max_tokens,
+                )
             )
-            self._append(line)
         except (OSError, ConfigError) as error:
             raise RemoteUnavailable(self._troubled(error)) from None
-        self._trouble = ""
-        self._open[row] = line
-        self._spending.add(line, self._price(permit.remote))
         if not is_probe:
             metrics.remote_sent_bytes_total.labels(permit.remote).inc(num_bytes)
+        return row
+
+    def begin_own(self, reason: str, url: str, model: str = "", num_bytes: int = 0) -> int:
+        """Write the row of something that edgeagent is about to send for itself, and return the row's number.
+
+        `reason` is one of OWN_REASONS, `model` what is pulled or measured. The row has the host of `url`, without user
+        and password. Raise StoreError if the row cannot be written. Then nothing may be sent.
+        """
+        assert reason in OWN_REASONS
+        host = urlsplit(url).netloc.rpartition("@")[2]
+        try:
+            return self._begin(RowStart(0, "", "", "", "", reason, "", host[:MAX_TEXT], model[:MAX_TEXT], num_bytes))
+        except (OSError, ConfigError) as error:
+            raise StoreError(self._troubled(error)) from None
+
+    def _begin(self, start: RowStart) -> int:
+        """Number and date a row, and write it. Raise ConfigError or OSError if it cannot be written."""
+        now_s = self._clock()
+        self._turn_to(now_s)
+        row = self._last_row = max(self._last_row + 1, int(now_s * 1e6))
+        line = msgspec.structs.replace(start, row=row, at=time_text(now_s))
+        self._append(line)
+        self._trouble = ""
+        self._open[row] = line
+        self._spending.add(line, self._price(line.remote))
         return row
 
     def end(
@@ -175,7 +208,7 @@ class Ledger:
             self._troubled(error)
         # The tokens were spent even if the line could not be written.
         self._spending.add(line)
-        if start.reason == PROBE:
+        if start.reason == PROBE or not start.remote:
             return
         metrics.remote_requests_total.labels(start.remote, outcome).inc()
         metrics.remote_tokens_total.labels(start.remote, "prompt").inc(num_prompt_tokens)
@@ -267,6 +300,7 @@ class Ledger:
         Raise ConfigError or OSError if the file cannot be opened, or if other users could have read or written it.
         """
         self.close()
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         check_folder(self._folder)
         path = file_of(self._folder, self._day)
@@ -285,11 +319,37 @@ class Ledger:
 
     def _troubled(self, error: OSError | ConfigError) -> str:
         reason = error.message if isinstance(error, ConfigError) else (error.strerror or type(error).__name__)
-        trouble = f"the egress ledger in {self._folder} cannot be kept ({reason}), so nothing is sent to remotes"
+        trouble = f"the egress ledger in {self._folder} cannot be kept ({reason}), so nothing is sent"
         if trouble != self._trouble:
             logger.warning("%s", trouble)
         self._trouble = trouble
         return trouble
+
+
+@contextmanager
+def own_requests(state_dir: Path, reason: str, model: str = "") -> Iterator[Callable[[str], None]]:
+    """Yield a function to call with a URL before anything is sent there. Its first call for a host writes the row.
+
+    The rows end with this context. For `reason`, `model` and the function's error see `Ledger.begin_own`.
+    """
+    ledger, rows = Ledger(state_dir, NoRemotes()), dict[str, int]()
+
+    def begin(url: str) -> None:
+        host = urlsplit(url).netloc
+        if host not in rows:
+            rows[host] = ledger.begin_own(reason, url, model)
+
+    outcome = "cancelled"
+    try:
+        yield begin
+        outcome = "completed"
+    except Exception as error:
+        outcome = error.code if isinstance(error, EdgeAgentError) else "failed"
+        raise
+    finally:
+        for row in rows.values():
+            ledger.end(row, outcome)
+        ledger.close()
 
 
 def _inode(path: Path) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.egress.ledger import Ledger
+from edgeagent.egress import PULL, TRACES
+from edgeagent.egress.ledger import Ledger, NoRemotes
 from edgeagent.remotes import EndpointConfig, Price, Remote
 from edgeagent.remotes.file import RemotesFile, add_remote
 from edgeagent.types import Permit, RouteMode
@@ -90,3 +91,23 @@ def test_a_purge_leaves_no_row(tmp_path: Path, capsys: Output) -> None:
 def test_wrong_options_are_told(options: list[str], message: str, tmp_path: Path, capsys: Output) -> None:
     assert main(["egress", *options, "--state-dir", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_edgeagent_sends_for_itself_is_counted(tmp_path: Path, capsys: Output) -> None:
+    fill(tmp_path, 30)
+    ledger = Ledger(tmp_path, NoRemotes())
+    ledger.begin_own(PULL, "https://user:secret@hub.example:8443/api", "org/model")
+    for _ in range(2):
+        ledger.end(ledger.begin_own(TRACES, "https://collector.example/v1/traces", num_bytes=900), "completed")
+    assert main(["egress", "--since", "1d", "--state-dir", str(tmp_path)]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "1 request in the last day: at most 2.0 kB sent" in output
+    assert output.endswith("1 completed; and 1 host asked for models, 2 batches of traces, without content")
+    assert main(["egress", "--json", "--state-dir", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["host"], row["model"], row["reason"], row["remote"], row["outcome"]) for row in rows[1:]] == [
+        ("hub.example:8443", "org/model", "pull", "", "unfinished"),
+        *[("collector.example", "", "traces", "", "completed")] * 2,
+    ]
+    assert main(["egress", "--since", "1h", "--state-dir", str(tmp_path)]) == 0
+    assert "in the last hour:" in " ".join(capsys.readouterr().out.split())

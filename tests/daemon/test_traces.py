@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -143,8 +144,8 @@ def test_stages_are_in_order_and_the_rest_is_delivery() -> None:
     assert [name for name, _, _ in stages(resumed, 0.0, 1.0)] == ["decode", "deliver"]
 
 
-def test_off_unless_asked_for() -> None:
-    with tracing(Config().trace) as off:
+def test_off_unless_asked_for(tmp_path: Path) -> None:
+    with tracing(Config().trace, tmp_path) as off:
         assert off is None
     # FastAPI depends on OpenTelemetry's API; only the SDK and the exporter are expensive.
     script = "import sys, edgeagent.daemon.server as _; sys.exit('opentelemetry.sdk' in sys.modules)"
@@ -165,24 +166,24 @@ async def test_the_web_framework_s_own_telemetry_is_off(
     provider.shutdown()
 
 
-def test_an_endpoint_that_is_no_address() -> None:
+def test_an_endpoint_that_is_no_address(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"trace\.endpoint is 'localhost:4318'"),
-        tracing(TraceConfig(endpoint="localhost:4318")),
+        tracing(TraceConfig(endpoint="localhost:4318"), tmp_path),
     ):
         pass
 
 
-def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with (
         pytest.raises(ConfigError, match=r"pip install 'edgeagent\[otel\]'"),
-        tracing(TraceConfig(endpoint="http://127.0.0.1:1")),
+        tracing(TraceConfig(endpoint="http://127.0.0.1:1"), tmp_path),
     ):
         pass
 
 
-async def test_spans_reach_a_collector() -> None:
+async def test_spans_reach_a_collector(tmp_path: Path) -> None:
     """Spans go over OTLP/HTTP to a collector that is only a socket; the data names the spans and holds no content."""
     got = asyncio.Event()
     bodies: list[bytes] = []
@@ -199,7 +200,7 @@ async def test_spans_reach_a_collector() -> None:
 
     collector = await asyncio.start_server(collect, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{collector.sockets[0].getsockname()[1]}"
-    collecting = tracing(TraceConfig(endpoint=endpoint))
+    collecting = tracing(TraceConfig(endpoint=endpoint), tmp_path)
     trace = await asyncio.to_thread(collecting.__enter__)
     async with running(FakeBackend(), trace=trace) as server:
         assert await chat(server) == 200

@@ -92,7 +92,7 @@ def make_wheel(folder: Path, version: str = "0.3.36", platform: str = "any", nee
 
 def test_a_plug_in_is_installed_from_a_folder(tmp_path: Path, environment: Path) -> None:
     make_wheel(tmp_path / "wheels")
-    plug_ins.install("vulkan", str(tmp_path / "wheels"))
+    plug_ins.install("vulkan", str(tmp_path / "wheels"), tmp_path / "state")
     assert (environment / "edgeagent_engines/0c1e570/vulkan/libggml-vulkan.so").read_bytes() == b"a library"
 
 
@@ -100,7 +100,7 @@ def test_a_wheel_for_another_machine_is_not_installed(tmp_path: Path, environmen
     make_wheel(tmp_path / "wheels", platform="linux_s390x")
     make_wheel(tmp_path / "wheels", version="0.3.35")
     with pytest.raises(EdgeAgentError, match=r"wheels has no edgeagent-engine-vulkan==0\.3\.36 that fits this machine"):
-        plug_ins.install("vulkan", str(tmp_path / "wheels"))
+        plug_ins.install("vulkan", str(tmp_path / "wheels"), tmp_path / "state")
 
 
 def test_what_a_plug_in_needs_and_the_folder_lacks_is_named(tmp_path: Path, environment: Path) -> None:
@@ -109,22 +109,22 @@ def test_what_a_plug_in_needs_and_the_folder_lacks_is_named(tmp_path: Path, envi
     with pytest.raises(
         EdgeAgentError, match=rf"wheels has no nvidia-cuda-runtime>=13 that fits this machine.*{remedy}"
     ):
-        plug_ins.install("vulkan", str(tmp_path / "wheels"))
+        plug_ins.install("vulkan", str(tmp_path / "wheels"), tmp_path / "state")
 
 
 def test_what_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EdgeAgentError, match="no back end 'opencl'; there are cuda12, cuda13, rocm, vulkan"):
-        plug_ins.install("opencl", "")
+        plug_ins.install("opencl", "", tmp_path / "state")
     monkeypatch.setattr(plug_ins, "installed_bindings", lambda: "0.3.36")
     with pytest.raises(EdgeAgentError, match=r"llama\.cpp was compiled for this machine"):
-        plug_ins.install("vulkan", str(tmp_path))
+        plug_ins.install("vulkan", str(tmp_path), tmp_path / "state")
     monkeypatch.setattr(plug_ins, "installed_bindings", lambda: PORTABLE.bindings)
     with pytest.raises(EdgeAgentError, match="nowhere is not a folder"):
-        plug_ins.install("vulkan", str(tmp_path / "nowhere"))
+        plug_ins.install("vulkan", str(tmp_path / "nowhere"), tmp_path / "state")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     options = rf"--no-index --find-links {re.escape(str(tmp_path))} edgeagent-engine-vulkan==0\.3\.36"
     with pytest.raises(EdgeAgentError, match=rf"run: uv pip install --python \S+ {options}"):
-        plug_ins.install("vulkan", str(tmp_path))
+        plug_ins.install("vulkan", str(tmp_path), tmp_path / "state")
 
 
 def test_no_package_index_is_asked(
@@ -141,7 +141,7 @@ def test_no_package_index_is_asked(
     assert "the back ends are on no package index" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     with pytest.raises(EdgeAgentError, match=r"empty has no edgeagent-engine-vulkan==0\.3\.36"):
-        plug_ins.install("vulkan", str(tmp_path / "empty"))
+        plug_ins.install("vulkan", str(tmp_path / "empty"), tmp_path / "state")
     assert not (environment / "edgeagent_engines").exists()
 
 
@@ -162,7 +162,7 @@ def test_the_list_of_back_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_a_back_end_that_finds_no_device_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "install", lambda name, source: None)
+    monkeypatch.setattr(command, "install", lambda name, source, state_dir: None)
     monkeypatch.setattr(command, "ask_native", lambda: PORTABLE)
     assert main(["engine", "install", "vulkan"]) == 1
     assert "vulkan is installed, but it finds no device" in capsys.readouterr().err

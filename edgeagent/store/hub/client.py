@@ -6,10 +6,13 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from edgeagent.egress import DOCTOR
 from edgeagent.errors import EdgeAgentError, ModelNotFound, StoreError
 from edgeagent.machine_policy import PolicyFile
 from edgeagent.store.hub.cache import COMMIT, SHA256
+from edgeagent.store.hub.session import recorded
 from edgeagent.store.names.parsing import is_file_name
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
@@ -128,7 +131,8 @@ def list_files(repo: str, endpoint: str, token: str | None) -> dict[str, RemoteF
     """Return the repository's GGUF files by name.
 
     A file without a well-formed name, size and sha256 is left out, because it could not be stored safely or verified.
-    Raise the errors of huggingface_hub and its HTTP library, and StoreError if the answer does not come from a hub.
+    Call it within `session.recorded`. Raise the errors of huggingface_hub and its HTTP library, and StoreError if the
+    answer does not come from a hub.
     """
     from huggingface_hub import HfApi
 
@@ -167,15 +171,16 @@ def hub_address() -> str:
     return str(constants.ENDPOINT).rstrip("/")
 
 
-def why_unreachable() -> str:
-    """Return why no model can be pulled: the hub does not answer, or the policy forbids pulls; empty if neither."""
-    from huggingface_hub import get_session
+def why_unreachable(state_dir: Path) -> str:
+    """Return why no model can be pulled; empty if one can.
 
+    The policy forbids pulls, the hub does not answer, or the question cannot be recorded in the state folder's ledger.
+    """
     endpoint = hub_address()
     try:
         PolicyFile().check_pull()
-        with translated("the hub", endpoint):
-            get_session().head(endpoint, timeout=_TIMEOUT_S).raise_for_status()
+        with translated("the hub", endpoint), recorded(state_dir, DOCTOR) as session:
+            session.head(endpoint, timeout=_TIMEOUT_S).raise_for_status()
     except EdgeAgentError as error:
         return error.message
     return ""

@@ -21,11 +21,13 @@ from urllib.parse import urlsplit
 
 from edgeagent import __version__
 from edgeagent.config import StoreConfig
+from edgeagent.egress import PULL
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, StoreError
 from edgeagent.machine_policy import PolicyFile
 from edgeagent.store.file_records import VerifiedFiles, file_sha256
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.client import HubUnreachable, RemoteFile, describe, is_transient, list_files, translated
+from edgeagent.store.hub.session import recorded
 from edgeagent.store.names.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
 from edgeagent.store.names.parsing import BuiltinName, CatalogName, HubName, LocalPath, choose, parse_name, variants
 from edgeagent.units import size_text
@@ -301,6 +303,7 @@ class Puller:
 
         self._cache = HubCache.of(store)
         self._policy = PolicyFile()
+        self._state_dir = state_dir
         self._verified = VerifiedFiles(state_dir)
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._token = token
@@ -311,16 +314,21 @@ class Puller:
     def pull(self, name: str, on_progress: OnProgress | None = None) -> PulledModel:
         """Download the hub's latest version of a model, unless it is on this machine, and return the model.
 
-        If the hub cannot be reached, return the verified version that is on this machine, if there is one.
-        Raise StoreError (disk, network, access, checksum), ModelNotFound, InvalidRequest, or Forbidden (the machine's
-        policy). An exception of `on_progress` ends the pull. If a pull ends early, the downloaded bytes are kept for
-        the next pull. No unverified file is published.
+        If the hub cannot be reached, return the verified version that is on this machine, if there is one. The egress
+        ledger has a row for each host that is asked. If it cannot be written, nothing is sent.
+        Raise StoreError (disk, network, access, checksum, ledger), ModelNotFound, InvalidRequest, or Forbidden (the
+        machine's policy). An exception of `on_progress` ends the pull. If a pull ends early, the downloaded bytes are
+        kept for the next pull. No unverified file is published.
         """
         wish = _wish(name)
         if wish is None:
             builtin = builtin_model()
             return PulledModel("builtin", (builtin.path,), builtin.path.stat().st_size, 0)
         self._policy.check_pull()
+        with recorded(self._state_dir, PULL, wish.name.repo):
+            return self._pull(wish, on_progress)
+
+    def _pull(self, wish: _Wish, on_progress: OnProgress | None) -> PulledModel:
         repo, draft = wish.name.repo, draft_of(wish.name.repo)
         try:
             listed = self._listed(repo)

@@ -233,8 +233,8 @@ export class Board {
   }
 
   showEgress(rows) {
-    const shown = rows.reverse().map((row) => [row.at.replace("T", " ").slice(0, 19), row.remote, row.model, row.outcome, number(row.num_bytes), row.reason]);
-    this.put("egress", shown.length ? table("The last requests to remotes", ["time (UTC)", "remote", "model", "outcome", "bytes", "reason"], shown) : faint("Nothing."));
+    const shown = rows.reverse().map((row) => [row.at.replace("T", " ").slice(0, 19), row.remote || row.host, row.model, row.outcome, number(row.num_bytes), row.reason]);
+    this.put("egress", shown.length ? table("What was sent last", ["time (UTC)", "to", "model", "outcome", "bytes", "reason"], shown) : faint("Nothing."));
   }
 }
 
