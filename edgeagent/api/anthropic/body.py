@@ -38,6 +38,8 @@ from edgeagent.api.wire.fields import (
     TemplateKwargs,
     discriminated_by,
     drafts_of,
+    earlier_as_notes,
+    earlier_notices,
     left_out,
     route_of,
     template_kwargs,
@@ -122,18 +124,19 @@ def _as_blocks(content: object) -> object:
     return content
 
 
+_USER_TAGS = {"text": "#text", "tool_result": "#result"}
+_ANSWER_TAGS = {"text": "#text", "tool_use": "#call", "thinking": "#thinking", "redacted_thinking": "#redacted"}
+_BLOCK_TAGS = _USER_TAGS | _ANSWER_TAGS
 UserBlock = Annotated[
     Annotated[TextBlock, Tag("#text")] | Annotated[ToolResultBlock, Tag("#result")],
-    discriminated_by("type", {"text": "#text", "tool_result": "#result"}),
+    discriminated_by("type", _USER_TAGS),
 ]
 AssistantBlock = Annotated[
     Annotated[TextBlock, Tag("#text")]
     | Annotated[ThinkingBlock, Tag("#thinking")]
     | Annotated[RedactedThinkingBlock, Tag("#redacted")]
     | Annotated[ToolUseBlock, Tag("#call")],
-    discriminated_by(
-        "type", {"text": "#text", "tool_use": "#call", "thinking": "#thinking", "redacted_thinking": "#redacted"}
-    ),
+    discriminated_by("type", _ANSWER_TAGS),
 ]
 Texts = Annotated[
     list[TextBlock],
@@ -263,10 +266,14 @@ class CountTokensBody(Settings):
         *("billing_policy", "context_management", "diagnostics", "fallback_credit_token", "fallbacks", "metadata"),
         *("service_tier", "speed"),
     )
-    notices = (_ignored,)
+    notices = (_ignored, earlier_notices("messages", _BLOCK_TAGS))
 
     model: ModelName
-    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[AnthropicMessage],
+        Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
+        earlier_as_notes(_BLOCK_TAGS),
+    ]
     system: Texts | None = None
     tools: (
         Annotated[

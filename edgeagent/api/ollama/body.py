@@ -1,7 +1,8 @@
 """The bodies of Ollama's API: every field is read once, checked, and converted into edgeagent's types.
 
 Unknown fields and options are ignored. `num_ctx` is ignored too, because the daemon chooses the context length. The
-fields `images`, `template` and `context` are refused unless they are empty; the error names the field.
+fields `images`, `template` and `context` are refused unless they are empty; the error names the field. Images that were
+said before are replaced by a note.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from edgeagent.api.wire.fields import (
     Stops,
     drafts_of,
     hosted_tools,
+    note_for,
+    num_earlier,
     read_schema,
     route_of,
     template_kwargs,
@@ -150,6 +153,29 @@ def _no_images(images: object) -> None:
         raise PydanticCustomError(NOT_SUPPORTED, "images are not supported; only text is")
 
 
+def _earlier_images(messages: object) -> list[int]:
+    """Return the places of the messages with images that come before the one that is to be answered."""
+    earlier = messages[: num_earlier(messages)] if isinstance(messages, list) else []
+    return [index for index, message in enumerate(earlier) if isinstance(message, dict) and message.get("images")]
+
+
+def _with_notes(messages: Any) -> Any:
+    """Put a note in the place of earlier images, as the other APIs do (see `earlier_as_notes`)."""
+    if places := _earlier_images(messages):
+        messages = list(messages)
+        for index in places:
+            message, content = messages[index], messages[index].get("content")
+            if content is None or isinstance(content, str):
+                messages[index] = {**message, "images": None, "content": (content or "") + note_for("image")}
+    return messages
+
+
+def _image_notices(fields: Mapping[str, object]) -> Iterator[str]:
+    if places := _earlier_images(fields.get("messages")):
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"messages[{places[0]}].images{more}: left out, because only text can be read here"
+
+
 class OllamaTool(Settings):
     """A tool of Ollama's API; functions are the only kind."""
 
@@ -196,9 +222,12 @@ class OllamaChatBody(OllamaBody):
     """The body of /api/chat. Without messages, only load the model, or unload it if `keep_alive` is 0."""
 
     without_effect = ("shift",)
-    notices = (_ignored_options, hosted_tools)
+    notices = (_ignored_options, hosted_tools, _image_notices)
 
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
+    messages: (
+        Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), BeforeValidator(_with_notes)]
+        | None
+    ) = None
     tools: Annotated[list[OllamaTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 

@@ -24,6 +24,8 @@ from edgeagent.api.wire.fields import (
     Stops,
     TemplateKwargs,
     discriminated_by,
+    earlier_as_notes,
+    earlier_notices,
     hosted_tools,
     read_schema,
     template_kwargs,
@@ -195,9 +197,11 @@ class ChatBody(ExtendedBody):
         *("audio", "metadata", "modalities", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "response_fields", "safety_identifier", "user", "verbosity", "web_search_options"),
     )
-    notices = (hosted_tools,)
+    notices = (hosted_tools, earlier_notices("messages"))
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), earlier_as_notes()
+    ]
     n: NumChoices | None = None
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None

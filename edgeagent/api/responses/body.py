@@ -31,6 +31,7 @@ from edgeagent.api.wire.fields import (
     Stops,
     TemplateKwargs,
     drafts_of,
+    earlier_notices,
     route_of,
     template_kwargs,
     tool_choice_of,
@@ -134,7 +135,7 @@ class CreateResponseBody(SamplingBody, InputBody):
         # Fields of a WebSocket frame.
         *("stream_id", "type"),
     )
-    notices = (tool_notices, item_notices)
+    notices = (tool_notices, item_notices, earlier_notices("input"))
 
     model: ModelName | None = None
     instructions: str | None = None

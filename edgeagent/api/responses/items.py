@@ -18,7 +18,15 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator,
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.wire.body import Body, Settings, validate
-from edgeagent.api.wire.fields import ROLES, Arguments, Content, Name, OutputContent, discriminated_by
+from edgeagent.api.wire.fields import (
+    ROLES,
+    Arguments,
+    Content,
+    Name,
+    OutputContent,
+    discriminated_by,
+    earlier_as_notes,
+)
 from edgeagent.api.wire.generation import Scored
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.conversation.history import MAX_ITEMS
@@ -351,7 +359,7 @@ InputItem = Annotated[
 ]
 Input = Annotated[
     Annotated[str, Tag("#text")]
-    | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS), Tag("#items")],
+    | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS), earlier_as_notes(), Tag("#items")],
     Discriminator(
         lambda value: {str: "#text", list: "#items"}.get(type(value)),
         custom_error_type="input",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, final
 
 from pydantic import (
@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Settings, between
+from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Notice, Settings, between
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS, TierName
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
@@ -302,12 +302,86 @@ def _output_text_of(content: object) -> str:
     return "".join([_note(part) or _text_of([part]) for part in content])
 
 
-def _note(part: object) -> str:
-    """Return what stands for a part of a tool's result that is not text; "" for text."""
+def note_for(kind: str) -> str:
+    """Return what the model sees instead of a part of this type, such as image_url."""
+    return f"[{kind.removeprefix('input_').removesuffix('_url')[:64]} left out: only text can be read here]"
+
+
+def _note(part: object, kinds: Container[str] = _PART_TAGS) -> str:
+    """Return what stands for a part whose type is none of `kinds`; "" for one of them."""
     match part:
-        case {"type": str(kind)} if kind not in _PART_TAGS:
-            return f"[{kind.removeprefix('input_').removesuffix('_url')[:64]} left out: only text can be read here]"
+        case {"type": str(kind)} if kind not in kinds:
+            return note_for(kind)
     return ""
+
+
+def num_earlier(messages: Sequence[object]) -> int:
+    """Return how many messages come before the one that is to be answered.
+
+    That is the last one, or the one before if the last one is the beginning of its answer.
+    """
+    last = messages[-1] if messages else None
+    is_answer = isinstance(last, dict) and last.get("role") == "assistant"
+    return max(0, len(messages) - (2 if is_answer else 1))
+
+
+def _earlier_parts(messages: object, kinds: Container[str]) -> Iterator[tuple[int, list[int]]]:
+    """Yield each message that has parts which were said before and are of another type than `kinds`, and their places.
+
+    What is new is in the message that is to be answered. A client may join a message that was refused and the next one,
+    so a part between two texts is not new.
+    """
+    if not isinstance(messages, list):
+        return
+    num_before = num_earlier(messages)
+    for index, message in enumerate(messages):
+        match message:
+            case {"role": "user" | "assistant", "content": [*_] as content}:
+                others = [number for number, part in enumerate(content) if _note(part, kinds)]
+                if others and index == num_before:
+                    texts = [number for number, part in enumerate(content) if _has_text(part)]
+                    others = [number for number in others if texts and texts[0] < number < texts[-1]]
+                if others:
+                    yield index, others
+
+
+def _has_text(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(text := part.get("text"), str) and bool(text.strip())
+
+
+def earlier_as_notes(kinds: Container[str] = _PART_TAGS) -> BeforeValidator:
+    """Return a validator of a conversation that puts notes in the place of what cannot be read, such as images.
+
+    Only what was said before is replaced, so that a conversation is not lost by an image in it. What is new is left for
+    the other validators, which refuse it. `kinds` are the types that can be read.
+    """
+
+    def replaced(messages: Any) -> Any:
+        found = dict(_earlier_parts(messages, kinds))
+        if not found:
+            return messages
+        messages = list(messages)
+        for index, places in found.items():
+            content = list(messages[index]["content"])
+            for number in places:
+                content[number] = {"type": "text", "text": _note(content[number], kinds)}
+            messages[index] = {**messages[index], "content": content}
+        return messages
+
+    return BeforeValidator(replaced)
+
+
+def earlier_notices(field: str, kinds: Container[str] = _PART_TAGS) -> Notice:
+    """Return what yields a warning if `earlier_as_notes` replaces parts of the conversation in this field."""
+
+    def notices(fields: Mapping[str, object]) -> Iterator[str]:
+        found = list(_earlier_parts(fields.get(field), kinds))
+        if found:
+            (index, (number, *_)), num_parts = found[0], sum(len(places) for _, places in found)
+            more = f" and {num_parts - 1} more" if num_parts > 1 else ""
+            yield f"{field}[{index}].content[{number}]{more}: left out, because only text can be read here"
+
+    return notices
 
 
 OutputContent = Annotated[str, PlainValidator(_output_text_of, json_schema_input_type=str | list[Part | Json])]
