@@ -72,17 +72,23 @@ def add(
 
 @token_app.command("list")
 def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """List the clients that have a token, and what it allows."""
+    """List the clients that have a token, what it allows, and until when. Only a browser's expires, if it is unused."""
     known = clients(settings_of(state_dir, config).state_dir)
     if as_json:
         print_json([_row(each) for each in known])
         return
     rows = [
-        (client.label, ", ".join(sorted(client.scopes)), client.route or "as the daemon's", client.tier or "any")
+        (
+            client.label,
+            ", ".join(sorted(client.scopes)),
+            client.route or "as the daemon's",
+            client.tier or "any",
+            str(client.expires_on or "never"),
+        )
         for client in known
     ]
-    headings = ("client", "scopes", "route", "highest tier")
-    typer.echo(table(headings, rows, left_columns=4) if rows else "No client has a token of its own.")
+    headings = ("client", "scopes", "route", "highest tier", "expires")
+    typer.echo(table(headings, rows, left_columns=5) if rows else "No client has a token of its own.")
 
 
 @token_app.command("remove")
@@ -94,8 +100,8 @@ def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) ->
 
 def _row(client: Client) -> dict[str, Any]:
     row = {**asdict(client), "name": client.label, "scopes": sorted(client.scopes), "is_browser": bool(client.browser)}
-    del row["browser"]
-    return row
+    del row["browser"], row["used_on"]
+    return {**row, "expires_on": None if client.expires_on is None else str(client.expires_on)}
 
 
 def _made(folder: Path) -> Path:

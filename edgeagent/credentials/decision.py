@@ -120,8 +120,9 @@ _HOW_TO_SHOW = (
 _MISSING = f"this request needs a token: {_HOW_TO_SHOW}"
 _WRONG = f"this request needs a token, and its key is not one of this daemon; show {_HOW_TO_SHOW}"
 _UNKNOWN = (
-    "this token opens nothing here: it was removed or replaced, or it is another daemon's; the owner's is in the file "
-    "`token` in the state folder, which `edgeagent doctor` names, and `edgeagent token add NAME` makes one for a client"
+    "this token opens nothing here: it was removed or replaced, has expired, or is another daemon's; the owner's is in "
+    "the file `token` in the state folder, which `edgeagent doctor` names, and `edgeagent token add NAME` makes one "
+    "for a client"
 )
 _ANOTHERS_BROWSER = (
     "this token is that of a browser of the user that the daemon runs as, and another user of this machine shows it"

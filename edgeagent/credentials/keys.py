@@ -12,9 +12,11 @@ import json
 import logging
 import re
 import secrets
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +29,8 @@ from edgeagent.types import RouteMode, Tier
 CLIENTS_FILE = "clients.json"
 TOKEN_PREFIX = "edge_"  # noqa: S105 distinguishes our tokens from the API keys that OpenAI's clients must send
 MAX_CLIENTS = 1000
+BROWSER_DAYS = 30
+"""A browser's token expires if it was not used for this many days."""
 _LOCK_FILE = "clients.lock"
 _TOKEN_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -49,6 +53,7 @@ class Client:
 
     `route` limits where the client's requests may run, and `tier` is their highest tier; None adds no limit. `browser`:
     the name of a browser of the owner, which has the owner's stored responses and cached prompts; empty for others.
+    `used_on`: the day (UTC) on which a browser last used its token, as far as it is known.
     """
 
     name: str
@@ -56,6 +61,13 @@ class Client:
     route: RouteMode | None = None
     tier: Tier | None = None
     browser: str = ""
+    # It changes nothing that the token allows, so a change of it ends no request.
+    used_on: date | None = field(default=None, compare=False)
+
+    @property
+    def expires_on(self) -> date | None:
+        """The first day (UTC) on which the token is refused, if it is not used before; None for never, or unknown."""
+        return None if self.used_on is None else self.used_on + timedelta(BROWSER_DAYS + 1)
 
     @property
     def label(self) -> str:
@@ -72,7 +84,7 @@ class KeyStatus(StrEnum):
     NONE = "no key"
     FOREIGN = "another key"
     KNOWN = "a known token"
-    UNKNOWN = "an unknown or removed token"
+    UNKNOWN = "an unknown, removed or expired token"
     UNUSABLE = "a token that cannot be checked"
     SEVERAL = "several keys"
 
@@ -111,7 +123,10 @@ class Keys(Protocol):
         ...
 
     def holder(self, token_digest: bytes) -> Client | None:
-        """Return the holder of the token with this digest; None if no valid token has it."""
+        """Return the holder of the token with this digest; None if no valid token has it.
+
+        This counts as a use of a browser's token, so that it does not expire.
+        """
         ...
 
 
@@ -120,8 +135,10 @@ class KeyRing(FollowedFiles[tuple[tuple[bytes, Client], ...]]):
 
     looks_at_every_use = True  # a token that was removed earlier in the same iteration of the event loop opens nothing
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, today: Callable[[], date] = lambda: datetime.now(UTC).date()) -> None:
         super().__init__(state_dir, [state_dir / TOKEN_FILE, state_dir / CLIENTS_FILE], (), time.monotonic)
+        self._today = today
+        self._noted: dict[str, date] = {}  # the days of use that this process has written, by browser
         # Digests of tokens that were valid earlier in this process. A removed token of an older edgeagent can be
         # recognized only here, because it lacks the prefix.
         self._former: dict[bytes, None] = {}
@@ -141,7 +158,19 @@ class KeyRing(FollowedFiles[tuple[tuple[bytes, Client], ...]]):
         for known, client in self._current:
             if hmac.compare_digest(token_digest, known):
                 found = client
-        return found
+        return found if found is None or not found.browser or self._use(found) else None
+
+    def _use(self, browser: Client) -> bool:
+        """Return whether a browser's token has not expired. If so, write the day of its use, once a day."""
+        today = self._today()
+        if browser.expires_on is not None and today >= browser.expires_on:
+            return False
+        # A clock that was set back writes nothing, so a jump to the future and back ends no token.
+        if (browser.used_on is None or browser.used_on < today) and self._noted.get(browser.browser) != today:
+            self._noted[browser.browser] = today
+            # In a thread, since a command may hold the lock of the file.
+            threading.Thread(target=_note_use, args=(self._folder, browser.browser, today), daemon=True).start()
+        return True
 
     def _judge_one(self, token: bytes) -> CheckedKeys:
         wanted = digest(token)
@@ -231,17 +260,37 @@ def add_browser(state_dir: Path, scopes: Iterable[Scope], replaced: str = "") ->
     Raise ConfigError if there are too many clients, or if the clients' file cannot be trusted, read or written.
     """
     name = replaced or f"browser-{secrets.token_hex(4)}"
-    return _add(state_dir, Client(OWNER.name, frozenset(scopes), browser=name))
+    return _add(state_dir, Client(OWNER.name, frozenset(scopes), browser=name, used_on=datetime.now(UTC).date()))
 
 
 def _add(state_dir: Path, client: Client) -> str:
     token = _new_token()
     with changing(state_dir / _LOCK_FILE, "edgeagent token"):
-        others = [entry for entry in _read_clients(state_dir) if entry[0].label != client.label]
+        today = datetime.now(UTC).date()
+        others = [
+            entry
+            for entry in _read_clients(state_dir)
+            if entry[0].label != client.label and (entry[0].expires_on is None or entry[0].expires_on > today)
+        ]
         if len(others) >= MAX_CLIENTS:
             raise ConfigError(f"there are {MAX_CLIENTS} clients; remove one with `edgeagent token remove`")
         _write_clients(state_dir, [*others, (client, digest(token.encode()).hex())])
     return token
+
+
+def _note_use(state_dir: Path, browser: str, day: date) -> None:
+    """Write the day on which a browser used its token, if it still has one."""
+    try:
+        with changing(state_dir / _LOCK_FILE, "edgeagent"):
+            known = _read_clients(state_dir)
+            if any(client.browser == browser and client.used_on != day for client, _ in known):
+                noted = [
+                    (replace(client, used_on=day) if client.browser == browser else client, its)
+                    for client, its in known
+                ]
+                _write_clients(state_dir, noted)
+    except ConfigError as error:
+        logger.warning("the use of a browser's token was not noted, so it may expire too early: %s", error.message)
 
 
 def remove_client(state_dir: Path, name: str) -> None:
@@ -266,6 +315,7 @@ def _write_clients(state_dir: Path, entries: Iterable[tuple[Client, str]]) -> No
     rows = [
         {"name": client.label, "scopes": sorted(client.scopes), "sha256": token_digest}
         | ({"is_browser": True} if client.browser else {})
+        | ({} if client.used_on is None else {"used_on": client.used_on.isoformat()})
         | ({} if client.route is None else {"route": client.route})
         | ({} if client.tier is None else {"tier": client.tier})
         for client, token_digest in entries
@@ -296,6 +346,7 @@ def _read_client(row: object) -> tuple[Client, str]:
             tier = Tier(str(more["tier"])) if "tier" in more else None
             allowed = frozenset(Scope(scope) for scope in scopes)
             is_browser = more.get("is_browser") is True
-            client = Client(OWNER.name if is_browser else name, allowed, route, tier, name if is_browser else "")
-            return client, token_digest
+            browser = name if is_browser else ""
+            used_on = date.fromisoformat(str(more["used_on"])) if "used_on" in more else None
+            return Client(OWNER.name if browser else name, allowed, route, tier, browser, used_on), token_digest
     raise ValueError("a client has a name, scopes and a sha256")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from edgeagent.cli import main
+from edgeagent.credentials.keys import Scope, add_browser
 from edgeagent.runtime_file import TOKEN_FILE
 
 Output = pytest.CaptureFixture[str]
@@ -21,12 +23,19 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
     assert re.fullmatch(r"edge_[\w-]{43}", token)
     assert main(["token", "list", *folder]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "client  scopes         route            highest tier",
-        "kiosk   infer, models  as the daemon's  any",
+        "client  scopes         route            highest tier  expires",
+        "kiosk   infer, models  as the daemon's  any           never",
     ]
     assert main(["token", "list", "--json", *folder]) == 0
     assert json.loads(capsys.readouterr().out) == [
-        {"name": "kiosk", "scopes": ["infer", "models"], "route": None, "tier": None, "is_browser": False}
+        {
+            "name": "kiosk",
+            "scopes": ["infer", "models"],
+            "route": None,
+            "tier": None,
+            "is_browser": False,
+            "expires_on": None,
+        }
     ]
     assert main(["token", "remove", "kiosk", *folder]) == 0
     assert capsys.readouterr().out == "Removed the token of kiosk.\n"
@@ -40,8 +49,8 @@ def test_a_client_may_have_a_route_and_a_highest_tier_of_its_own(tmp_path: Path,
     capsys.readouterr()
     assert main(["token", "list", *folder]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "client  scopes  route       highest tier",
-        "kiosk   infer   local_only  batch",
+        "client  scopes  route       highest tier  expires",
+        "kiosk   infer   local_only  batch         never",
     ]
     assert main(["token", "list", "--json", *folder]) == 0
     listed = json.loads(capsys.readouterr().out)[0]
@@ -50,6 +59,16 @@ def test_a_client_may_have_a_route_and_a_highest_tier_of_its_own(tmp_path: Path,
     assert "realtime" in capsys.readouterr().err
     assert main(["token", "add", "kiosk", "--route", "anywhere", *folder]) == 2
     assert "local_only" in capsys.readouterr().err
+
+
+def test_a_browser_s_token_is_listed_with_its_last_day(tmp_path: Path, capsys: Output) -> None:
+    add_browser(tmp_path, [Scope.INFER])
+    expires_on = str(datetime.now(UTC).date() + timedelta(31))
+    assert main(["token", "list", "--json", "--state-dir", str(tmp_path)]) == 0
+    [browser] = json.loads(capsys.readouterr().out)
+    assert (browser["is_browser"], browser["expires_on"]) == (True, expires_on)
+    assert main(["token", "list", "--state-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith(expires_on)
 
 
 def test_a_token_that_is_replaced_is_told(tmp_path: Path, capsys: Output) -> None:

@@ -9,7 +9,9 @@ import re
 import stat
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -39,12 +41,20 @@ from edgeagent.runtime_file import TOKEN_FILE, write_private
 from edgeagent.state_files import changing
 from edgeagent.types import RouteMode
 from tests.fakes import FakeClock
+from tests.patience import patient
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX modes")
 
 
 def key_status(ring: KeyRing, *tokens: str) -> KeyStatus:
     return ring.judge([token.encode() for token in tokens]).status
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + patient(20)
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_tokens_have_256_random_bits_and_a_prefix(tmp_path: Path) -> None:
@@ -189,6 +199,46 @@ def test_a_browser_is_the_owner_with_a_token_of_its_own(tmp_path: Path) -> None:
     assert len(clients(tmp_path)) == 2
     remove_client(tmp_path, browser.label)
     assert key_status(ring, again) is KeyStatus.UNKNOWN
+
+
+def test_a_browser_s_token_expires_if_it_is_not_used(tmp_path: Path) -> None:
+    """Each day of use is written once, by a thread; a token without a day of use is renewed too."""
+    days = [datetime.now(UTC).date()]
+    token, ring = add_browser(tmp_path, [Scope.INFER]), KeyRing(tmp_path, lambda: days[-1])
+
+    def used_on() -> date | None:
+        return clients(tmp_path)[0].used_on
+
+    def use(after_days: int) -> KeyStatus:
+        days.append(days[-1] + timedelta(after_days))
+        return key_status(ring, token)
+
+    assert use(0) is KeyStatus.KNOWN and used_on() == days[0]
+    for after_days in (29, 30):
+        revision = ring.revision
+        assert use(after_days) is KeyStatus.KNOWN
+        eventually(lambda: used_on() == days[-1])
+        assert key_status(ring, token) is KeyStatus.KNOWN and ring.revision == revision, "a use ends no open request"
+    assert clients(tmp_path)[0].expires_on == days[-1] + timedelta(31)
+    assert use(31) is KeyStatus.UNKNOWN
+    assert use(-31) is KeyStatus.KNOWN, "the clock was wrong for a while"
+    path = tmp_path / "clients.json"
+    rows = json.loads(path.read_text())
+    del rows["clients"][0]["used_on"]
+    path.write_text(json.dumps(rows))
+    assert use(400) is KeyStatus.KNOWN
+    eventually(lambda: used_on() == days[-1])
+
+
+def test_tokens_of_clients_do_not_expire_and_expired_ones_make_room(tmp_path: Path) -> None:
+    token, ring = add_client(tmp_path, "kiosk", [Scope.INFER]), KeyRing(tmp_path, lambda: date(2100, 1, 1))
+    assert key_status(ring, token) is KeyStatus.KNOWN and clients(tmp_path)[0].expires_on is None
+    browser = add_browser(tmp_path, [Scope.INFER])
+    assert key_status(ring, browser) is KeyStatus.UNKNOWN
+    path = tmp_path / "clients.json"
+    path.write_text(path.read_text().replace(str(datetime.now(UTC).date()), "2001-01-01"))
+    add_client(tmp_path, "screen", [Scope.INFER])
+    assert [client.label for client in clients(tmp_path)] == ["kiosk", "screen"]
 
 
 def test_changes_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,12 @@ async def test_what_the_log_names(tmp_path: Path, form: str) -> None:
     text = log.getvalue()
     lines = [line for line in text.splitlines() if "refused (" in line]
     wanted = ["http://evil.example", "http://socket.example", "rebound.example", "http://from.example/"]
-    wanted += ["the token of 'kiosk' over TCP, at /metrics", "an unknown or removed token", "another key", "no key"]
+    wanted += [
+        "the token of 'kiosk' over TCP, at /metrics",
+        "an unknown, removed or expired token",
+        "another key",
+        "no key",
+    ]
     # All unknown tokens count as one subject.
     assert [name for name in wanted if sum(name in line for line in lines) != 1] == []
     assert len(lines) == len(wanted)

@@ -299,7 +299,7 @@ async def test_refusals_are_counted_and_those_of_someone_are_logged(
     assert caplog.messages == [
         "refused (forbidden): the Host 'evil.example', at /v1/models",
         "refused (forbidden): the Host 'other.example', at no route of ours",
-        "refused (invalid_api_key): an unknown or removed token of the user 1001 over loopback, at /v1/models",
+        "refused (invalid_api_key): an unknown, removed or expired token of the user 1001 over loopback, at /v1/models",
     ]
     assert (forbidden._value.get(), invalid._value.get()) == (before[0] + 2, before[1] + 1)
 
