@@ -89,6 +89,7 @@ TO_ITS_DAEMON = "it asks the daemon whose address is in the state folder of this
 PROGRAM = "it starts a program of this machine, which the command names"
 STAYS = {
     "api/gate/security.py": "it reads how addresses are written",
+    "api/wyoming/server.py": LISTENS,
     "cli/browser.py": "it hands the browser an address of this machine",
     "cli/config_edit.py": PROGRAM,
     "cli/link.py": TO_ITS_DAEMON,
