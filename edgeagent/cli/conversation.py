@@ -9,17 +9,17 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TextIO
 
-from rich.cells import cell_len
-
+from edgeagent.cli.chat_state import ChatState, message
 from edgeagent.cli.display import aligned, complain
 from edgeagent.cli.line_reader import LineReader
 from edgeagent.cli.progress import StatusLine
-from edgeagent.client import Answer, Client, Event
-from edgeagent.errors import EdgeAgentError
+from edgeagent.cli.word_wrap import PLAIN, WordWrap
+from edgeagent.client import Answer, Client, Event, function_output
+from edgeagent.errors import EdgeAgentError, ModelNotFound
 
 STAGES = {
     "queue": "waiting for its turn",
@@ -64,110 +64,24 @@ def _accepted(answer: Answer) -> str:
     return f"{answer.timings.get('draft_n_accepted', 0)} of {drafted}" if drafted else "-"
 
 
-_FENCES = ("```", "~~~")
-_TAB_COLUMNS = 8
-_CLEAR_LINE = "\x1b[K"  # from the cursor on
-
-
-class WordWrap:
-    """Wraps one text that arrives in pieces. The text starts at the left edge of the terminal.
-
-    Each piece is shown at once: a word that turns out too long for its line is erased and moves to the next line. Three
-    things stay intact, so only the terminal breaks them: a word longer than a line, code between backticks, and the
-    lines of a fenced code block. A wide character, as in Chinese, begins a word of its own.
-    """
-
-    def __init__(self) -> None:
-        self._output: list[str] = []
-        self._column = 0
-        # The word at the end of the text: the part that is shown, the part that is not, and the columns of both.
-        self._shown = self._unshown = ""
-        self._num_word_columns = 0
-        self._line_start = ""  # the first characters of the line, without leading blanks
-        self._is_block = self._is_span = False
-
-    def wrap(self, text: str, num_columns: int) -> str:
-        """Return what to write to a terminal of this width to show the next piece of the text."""
-        self._output = []
-        for char in text:
-            self._add(char, num_columns)
-        self._show_word()
-        return "".join(self._output)
-
-    def _add(self, char: str, num_columns: int) -> None:
-        if char == "\n":
-            self._end_line()
-            return
-        if len(self._line_start) < len(_FENCES[0]) and (self._line_start or not char.isspace()):
-            self._line_start += char
-        if self._is_block:
-            self._output.append(char)
-        elif char in " \t" and not self._is_span:
-            self._end_word()
-            self._add_blank(char, num_columns)
-        else:
-            self._add_to_word(char, num_columns)
-
-    def _end_line(self) -> None:
-        self._end_word()
-        self._output.append("\n")
-        if self._line_start in _FENCES:
-            self._is_block = not self._is_block
-        self._column, self._line_start, self._is_span = 0, "", False
-
-    def _show_word(self) -> None:
-        self._output.append(self._unshown)
-        self._shown += self._unshown
-        self._unshown = ""
-
-    def _end_word(self) -> None:
-        self._show_word()
-        self._shown, self._num_word_columns = "", 0
-
-    def _add_blank(self, char: str, num_columns: int) -> None:
-        """Add a blank. At the end of a full line it is left out."""
-        if self._column < num_columns - 1:
-            self._output.append(char)
-            width = 1 if char == " " else _TAB_COLUMNS - self._column % _TAB_COLUMNS
-            self._column = min(self._column + width, num_columns - 1)
-
-    def _add_to_word(self, char: str, num_columns: int) -> None:
-        if char == "`":
-            self._is_span = not self._is_span
-        width = cell_len(char)
-        if width > 1:
-            self._end_word()
-        # The last column stays empty: with the cursor behind it, terminals treat a backspace differently.
-        if self._num_word_columns + width >= num_columns:
-            self._is_span = False  # a backtick without a second one must not stop the wrapping
-        elif self._column + width >= num_columns:
-            self._move_word()
-        if self._column + width > num_columns:  # the terminal has broken the word
-            self._column = 0
-        self._unshown += char
-        self._column += width
-        self._num_word_columns += width
-
-    def _move_word(self) -> None:
-        """Move the word to the start of the next line."""
-        erase = "\b" * cell_len(self._shown) + _CLEAR_LINE if self._shown else ""
-        self._output.append(f"{erase}\n")
-        self._shown, self._unshown = "", self._shown + self._unshown
-        self._column = self._num_word_columns
-
-
 HELP = '''\
-/timings   where the time of the last answer went
-/clear     forget the conversation
-/help      this
-/exit      leave (also Ctrl-D)
-"""        begins and ends a question of several lines
-Ctrl-C     cancels an answer, or clears the line'''
+/timings             where the time of the last answer went
+/clear               forget the conversation
+/system [TEXT]       show or change the instructions; `default` removes them
+/model [NAME]        list the models, or go on with another one
+/set [NAME VALUE]    show or change temperature, top_p, max_tokens
+/tools [FILE]        offer the functions of a JSON file to the model; without FILE, no more
+/save FILE           write the conversation to a file
+/load FILE           go on with a saved conversation
+/help                this
+/exit                leave (also Ctrl-D)
+"""                  begins and ends a question of several lines
+Ctrl-C               cancels an answer, or clears the line'''
 HINT = "(Ctrl-C again or Ctrl-D leaves)"
 REMOTE = "remote:"
 QUIET_S = 1.0
 """After this many seconds without an event, the chat asks the daemon for the reason."""
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+DIM = "\x1b[2m"
 # Control characters that a terminal executes. An answer could use them to change the terminal's title, the clipboard or
 # earlier lines.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
@@ -182,7 +96,8 @@ class Chat:
 
     `fields` of the constructor are sent with every request: model, instructions, temperature and others. `wait_reason`
     is called in a thread. It returns what an answer is waiting for, such as "builtin: loading 40%", or "" if no reason
-    is known. The reason is shown only on a terminal.
+    is known. The reason is shown only on a terminal. `find_model` returns the name under which the daemon serves a
+    model, or None. `model_names` returns the names of all that it serves.
     """
 
     def __init__(
@@ -191,12 +106,15 @@ class Chat:
         runner: asyncio.Runner,
         fields: Mapping[str, Any],
         wait_reason: Callable[[], str] = lambda: "",
+        find_model: Callable[[str], str | None] = lambda name: name,
+        model_names: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._wait_reason = wait_reason
+        self._find_model = find_model
+        self._model_names = model_names
         self._client = client
         self._runner = runner
-        self._fields = fields
-        self._last_id: str | None = None
+        self._state = ChatState(fields)
         self._last_answer: Answer | None = None
 
     def answer(self, prompt: str, output: TextIO | None) -> Answer:
@@ -205,11 +123,14 @@ class Chat:
         After a Ctrl-C, the status of the answer is "cancelled". Raise KeyboardInterrupt for a second Ctrl-C. Raise
         EdgeAgentError if the daemon does not answer or the response fails.
         """
-        answer = self._runner.run(self._stream(prompt, output))
+        return self._answer([message("user", prompt)], output)
+
+    def _answer(self, items: list[dict[str, Any]], output: TextIO | None) -> Answer:
+        answer = self._runner.run(self._stream(items, output))
         self._last_answer = answer
         # A cancelled answer is not part of the conversation. The next question follows the last complete answer.
         if answer.status in ("completed", "incomplete") and answer.response_id:
-            self._last_id = answer.response_id
+            self._state.record(items, answer)
         return answer
 
     def repl(self, reader: LineReader) -> None:
@@ -233,41 +154,77 @@ class Chat:
             is_hinted = False
             if prompt in ("/exit", "/quit", "/bye"):
                 return
-            if prompt.startswith("/"):
-                print(self._command(prompt))  # noqa: T201
-            elif prompt:
-                is_hinted = self._turn(prompt)
+            try:
+                if prompt.startswith("/"):
+                    print(self._command(prompt))  # noqa: T201
+                elif prompt:
+                    is_hinted = self._turn(prompt, reader)
+            except EdgeAgentError as error:
+                complain(error.message)
 
-    def _turn(self, prompt: str) -> bool:
+    def _turn(self, prompt: str, reader: LineReader) -> bool:
         """Answer a question. Return whether Ctrl-C cancelled the answer, so that one more Ctrl-C leaves the chat."""
+        before = self._state.last_id, list(self._state.items)
+        status = "failed"
         try:
             answer = self.answer(prompt, sys.stdout)
-        except EdgeAgentError as error:
-            complain(error.message)
+            while answer.tool_calls and answer.status == "completed":
+                answer = self._answer(_typed_results(answer, reader), sys.stdout)
+            status = answer.status
+        except EOFError:
+            print("\n(the question and its calls are forgotten)\n")  # noqa: T201
             return False
-        match answer.status:
+        finally:
+            if status not in ("completed", "incomplete"):
+                self._state.last_id, self._state.items = before  # calls without results cannot be continued
+        match status:
             case "cancelled":
                 print("(cancelled; Ctrl-C again leaves)\n")  # noqa: T201
             case "incomplete":
                 print("(cut off at the token limit)\n")  # noqa: T201
             case _:
                 print()  # noqa: T201
-        return answer.status == "cancelled"
+        return status == "cancelled"
 
     def _command(self, command: str) -> str:
-        match command:
+        name, _, rest = command.partition(" ")
+        rest = rest.strip()
+        match name:
             case "/timings":
                 return stage_table({"last": self._last_answer}) if self._last_answer else "Nothing was answered yet."
             case "/clear":
-                self._last_id = self._last_answer = None
+                self._state.forget()
+                self._last_answer = None
                 return "Forgotten."
+            case "/system":
+                return self._state.set_instructions(rest)
+            case "/model":
+                return self._switch_model(rest)
+            case "/set":
+                return self._state.set_value(rest.split())
+            case "/tools":
+                return self._state.set_tools(rest)
+            case "/save":
+                return self._state.save(rest)
+            case "/load":
+                return self._state.load(rest)
             case "/help" | "/?":
                 return HELP
             case _:
                 return f"There is no command {command}.\n{HELP}"
 
-    async def _stream(self, prompt: str, output: TextIO | None) -> Answer:
-        reply = self._client.respond(prompt, previous_response_id=self._last_id, **self._fields)
+    def _switch_model(self, wanted: str) -> str:
+        if not wanted:
+            return "\n".join(self._model_names()) or "No model is served."
+        name = self._find_model(wanted)
+        if name is None:
+            raise ModelNotFound(f"the daemon does not serve {wanted!r:.80}; /model lists what it serves")
+        self._state.fields["model"] = name
+        return f"The next answer is from {name}."
+
+    async def _stream(self, items: list[dict[str, Any]], output: TextIO | None) -> Answer:
+        state = self._state
+        reply = self._client.respond(state.input_of(items), previous_response_id=state.last_id, **state.fields)
         printer = _Printer(output)
         try:
             async with self._explained(printer):
@@ -277,6 +234,9 @@ class Chat:
             # asyncio.Runner raises this at the first Ctrl-C. A second one raises KeyboardInterrupt and ends the chat.
             await reply.cancel()
             reply.answer.status = "cancelled"
+        except EdgeAgentError:
+            printer.end_style()
+            raise
         printer.finish()
         if output is not None and (place := _remote(reply.answer)):
             print(place, file=sys.stderr)  # noqa: T201
@@ -308,6 +268,19 @@ class Chat:
                     printer.show_wait_reason(reason)
 
 
+def _typed_results(answer: Answer, reader: LineReader) -> list[dict[str, Any]]:
+    """Show the calls of an answer and return the results that the user types. Raise EOFError if the user types none."""
+    results = []
+    for call in answer.tool_calls:
+        print(f"{call.name}({call.arguments})".translate(_CONTROLS))  # noqa: T201
+        print("Type its result:")  # noqa: T201
+        try:
+            results.append(dict(function_output(call.id, reader.read())))
+        except KeyboardInterrupt:
+            raise EOFError from None
+    return results
+
+
 def _remote(answer: Answer) -> str:
     """Return a note with the name of the remote that answered, and the reason; empty if no remote answered."""
     served_by, reason = answer.edgeagent.get("route", ""), answer.edgeagent.get("reason", "")
@@ -325,7 +298,8 @@ class _Printer:
         self._output = output
         self._is_terminal = output is not None and output.isatty()
         self._is_dumb = os.environ.get("TERM") == "dumb"
-        self._wrap = WordWrap()
+        self._is_styled = not self._is_dumb and not os.environ.get("NO_COLOR")
+        self._wrap = WordWrap(is_styled=self._is_styled)
         self._is_dim = False
         self._wrote = False
         self._is_in_line = False
@@ -348,8 +322,16 @@ class _Printer:
                 self._write(event["delta"], dim=True)
 
     def finish(self) -> None:
+        """End the line and the style of the answer."""
         if self._wrote:
             self._write("\n", dim=False)
+            self.end_style()
+
+    def end_style(self) -> None:
+        """Make the terminal's style plain, as it was before the answer."""
+        if self._output is not None and self._is_terminal:
+            self._output.write(self._wrap.end())
+            self._output.flush()
 
     def _write(self, text: str, *, dim: bool) -> None:
         if self._output is None:
@@ -357,7 +339,7 @@ class _Printer:
         if dim != self._is_dim:
             begin, end = ("", "") if self._is_dumb else (DIM, PLAIN)
             self._output.write(begin if dim else f"{end}\n")
-            self._is_dim, self._wrap = dim, WordWrap()
+            self._is_dim, self._wrap = dim, WordWrap(is_styled=self._is_styled and not dim)
         self._output.write(self._shown(text) if self._is_terminal else text)
         self._output.flush()
         self._wrote = True

@@ -165,7 +165,14 @@ def run(
     with _daemon(model, settings, config, records_use=not no_store) as (address, name), asyncio.Runner() as runner:
         client = Client(lambda: address)
         fields = {"model": name, **options, "store": False if no_store else None}
-        chat = Chat(client, runner, fields, partial(load_in_progress, address))
+        chat = Chat(
+            client,
+            runner,
+            fields,
+            partial(load_in_progress, address),
+            partial(_served_name, address),
+            partial(_served_names, address),
+        )
         try:
             if question is None:
                 is_forgotten = no_store or no_history or settings.forget or _is_forgetful(settings)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 from urllib.parse import urlencode
 
 import psutil
@@ -16,7 +18,7 @@ from edgeagent.cli.egress import recent_egress, show_recent_egress
 from edgeagent.cli.link import address_of, ask, daemon_of
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
-from edgeagent.runtime_file import LOCK_FILE, find_daemon, no_daemon
+from edgeagent.runtime_file import LOCK_FILE, Runtime, find_daemon, no_daemon
 from edgeagent.state_files import holder
 from edgeagent.units import load_stage
 
@@ -61,16 +63,27 @@ WithSlo = Annotated[
 ]
 
 
+Watch = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show it again every second until Ctrl-C; with --json, a line each time.")
+]
+WATCH_S = 1.0
+
+
 def status(
     as_json: AsJson = False,
     explain_choices: ExplainChoices = False,
     with_slo: WithSlo = False,
     with_egress: WithEgress = False,
+    watch: Watch = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
     """Show what the daemon runs: models, devices, live requests, tokens per second. Exits with 1 if no daemon runs."""
     state_dir = settings_of(state_dir, config).state_dir
+    if watch:
+        if explain_choices or with_egress:
+            raise typer.BadParameter("--watch shows the status or --slo, without --explain-choices and --egress")
+        _watch(state_dir, as_json=as_json, with_slo=with_slo)
     found = find_daemon(state_dir)
     if found is None and as_json:
         print_json({"running": False})
@@ -79,7 +92,7 @@ def status(
         raise no_daemon(state_dir)
     slo = ask(address_of(found), "/edgeagent/slo") if with_slo else {}
     if with_slo and not as_json:
-        show_slo(slo)
+        typer.echo("\n".join(_slo_lines(slo)))
         return
     report = ask(address_of(found), "/edgeagent/status")
     if as_json:
@@ -92,27 +105,61 @@ def status(
             for line in explained_choices(model):
                 typer.echo(line)
         return
-    up = f"up {duration(report['uptime_s'])}"
-    typer.echo(wrapped(f"edgeagent {report['version']} at {found.url}, process {found.pid}, {up}"))
-    live, connections = report["num_live_requests"], report["num_connections"]
-    counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
-    typer.echo(wrapped(counts + (", stopping" if report["is_draining"] else "")))
-    if report.get("trouble"):
-        typer.echo(wrapped(report["trouble"]))
-    if trouble := report.get("token_trouble"):
-        typer.echo(wrapped(f"every token is refused: {trouble}"))
-    if trouble := report.get("response_trouble"):
-        typer.echo(wrapped(trouble))
-    for advice in report.get("advice") or ():
-        typer.echo(wrapped(advice))
-    for line in _route_lines(report.get("route")):
-        typer.echo(wrapped(line))
-    typer.echo(table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2))
-    for model in report["models"]:
-        for line in _remarks(model):
-            typer.echo(wrapped(line))
+    typer.echo("\n".join(_report_lines(found, report)))
     if with_egress:
         show_recent_egress(state_dir)
+
+
+def _report_lines(found: Runtime, report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that show a daemon's status."""
+    up = f"up {duration(report['uptime_s'])}"
+    yield wrapped(f"edgeagent {report['version']} at {found.url}, process {found.pid}, {up}")
+    live, connections = report["num_live_requests"], report["num_connections"]
+    counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
+    yield wrapped(counts + (", stopping" if report["is_draining"] else ""))
+    if report.get("trouble"):
+        yield wrapped(report["trouble"])
+    if trouble := report.get("token_trouble"):
+        yield wrapped(f"every token is refused: {trouble}")
+    if trouble := report.get("response_trouble"):
+        yield wrapped(trouble)
+    for advice in report.get("advice") or ():
+        yield wrapped(advice)
+    for line in _route_lines(report.get("route")):
+        yield wrapped(line)
+    yield table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2)
+    for model in report["models"]:
+        for line in _remarks(model):
+            yield wrapped(line)
+
+
+def _watch(state_dir: Path, *, as_json: bool, with_slo: bool) -> NoReturn:
+    """Show the daemon's status again and again, also while no daemon runs. Only Ctrl-C ends it."""
+    path = "/edgeagent/slo" if with_slo else "/edgeagent/status"
+
+    def shown() -> str:
+        try:
+            found = find_daemon(state_dir)
+            if found is None:
+                raise no_daemon(state_dir)
+            report = ask(address_of(found), path)
+        except BackendUnavailable as error:
+            return json.dumps({"running": False}) if as_json else wrapped(error.message)
+        if as_json:
+            return json.dumps({"running": True, **report})
+        return "\n".join(_slo_lines(report) if with_slo else _report_lines(found, report))
+
+    if as_json or not sys.stdout.isatty():
+        while True:
+            print(shown(), flush=True)  # noqa: T201
+            time.sleep(WATCH_S)
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(Text(shown()), refresh=True)
+            time.sleep(WATCH_S)
 
 
 SLO_COLUMNS = (
@@ -128,20 +175,15 @@ SLO_COLUMNS = (
 )
 
 
-def show_slo(slo: Mapping[str, Any]) -> None:
-    """Print how many answers kept their latency targets: a row for each window, tier and place."""
+def _slo_lines(slo: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines that show how many answers kept their latency targets: a row for each window, tier and place."""
     targets = ", ".join(
         f"{tier} {seconds_text(target['ttft_ms'])} and {seconds_text(target['itl_ms'])}"
         for tier, target in slo["targets"].items()
     )
-    typer.echo(
-        wrapped(f"targets of the first token and between tokens: {targets}; kept by {slo['objective']:.0%} or more")
-    )
+    yield wrapped(f"targets of the first token and between tokens: {targets}; kept by {slo['objective']:.0%} or more")
     rows = [_slo_row(figures, route) for figures in slo["tiers"] for route in figures["routes"]]
-    if rows:
-        typer.echo(table(SLO_COLUMNS, rows, left_columns=3, last_left=True))
-    else:
-        typer.echo("No answer in the last 24 hours.")
+    yield table(SLO_COLUMNS, rows, left_columns=3, last_left=True) if rows else "No answer in the last 24 hours."
 
 
 def _slo_row(figures: Mapping[str, Any], route: Mapping[str, Any]) -> tuple[str, ...]:

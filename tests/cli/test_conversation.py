@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 import pytest
@@ -20,7 +21,7 @@ from edgeagent.cli.conversation import DIM, HINT, Chat
 from edgeagent.cli.line_reader import PlainReader
 from edgeagent.client import connect
 from tests.cli.conftest import StartStub
-from tests.client.daemon_stub import Act, DaemonStub, sending, text_events
+from tests.client.daemon_stub import Act, DaemonStub, call_events, sending, text_events
 
 
 @pytest.fixture
@@ -219,6 +220,56 @@ def test_ctrl_c_where_nothing_is_typed_hints_and_then_leaves(
     start_chat(stub).repl(Keys(interrupt, "Hi", interrupt, interrupt, "never sent"))
     assert capsys.readouterr().out == f"{HINT}\nok\n\n{HINT}\n\n"
     assert [event["input"] for event in stub.received] == ["Hi"]
+
+
+def test_a_call_is_shown_and_its_result_typed(
+    start_stub: StartStub, start_chat: Callable[..., Chat], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    call = sending(call_events("resp_1", "call_1", "look", '{"at": "\\u001b[2J"}'))
+    stub = start_stub(call, sending(text_events("resp_2", "A cat")), call, sending(text_events("resp_3", "ok")))
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "name": "look", "parameters": {}}]', encoding="utf-8")
+    keys = Keys(f"/tools {tools}", "What is there?", "a cat", "And there?", EOFError(), "Hi", "/exit")
+    start_chat(stub).repl(keys)
+    first, second, third, fourth = stub.received
+    assert first["tools"] == json.loads(tools.read_text(encoding="utf-8"))
+    assert second["input"] == [{"type": "function_call_output", "call_id": "call_1", "output": "a cat"}]
+    assert (second["previous_response_id"], third["previous_response_id"]) == ("resp_1", "resp_2")
+    assert (fourth["input"], fourth["previous_response_id"]) == ("Hi", "resp_2"), "a call without result is forgotten"
+    output = capsys.readouterr().out
+    assert 'look({"at": "\\u001b[2J"})\nType its result:' in output
+    assert "the question and its calls are forgotten" in output
+
+
+def test_a_conversation_changes_its_model_is_saved_and_goes_on(
+    start_stub: StartStub, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    stub = start_stub(*[sending(text_events(f"resp_{number}", "ok")) for number in range(3)])
+    served = {"a": "model-a", "b": "model-b"}
+    path = tmp_path / "chat.json"
+    with asyncio.Runner() as runner:
+        client = connect(stub.url)
+        chat = Chat(client, runner, {"model": "model-a"}, find_model=served.get, model_names=served.values)
+        keys = [
+            "/model",
+            "/model c",
+            "1",
+            "/model b",
+            f"/save {path}",
+            "2",
+            "/set top_p 2",
+            f"/load {path}",
+            "3",
+            "/exit",
+        ]
+        chat.repl(Keys(*keys))
+        runner.run(client.close())
+    captured = capsys.readouterr()
+    assert "model-a\nmodel-b" in captured.out
+    assert "does not serve 'c'" in captured.err and "top_p is a number" in captured.err
+    assert [event["model"] for event in stub.received] == ["model-a", "model-b", "model-b"]
+    assert [event.get("previous_response_id") for event in stub.received] == [None, "resp_0", None]
+    assert [item["content"] for item in stub.received[2]["input"]] == ["1", "ok", "3"]
 
 
 def test_an_answer_cannot_command_the_terminal(start_stub: StartStub, start_chat: Callable[..., Chat]) -> None:

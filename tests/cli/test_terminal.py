@@ -286,10 +286,30 @@ def test_the_command_on_a_terminal_with_the_bundled_model(terminals: list[Termin
     terminal.type("/timings\r")
     terminal.wait_for("computing the prompt")
     terminal.wait_for(">>>")
+    saved = tmp_path / "chat.json"
+    typed = [
+        (f"/save {saved}", "Saved 1 question"),
+        ("/set max_tokens 40", "max_tokens is 40"),
+        ("/model", "builtin"),
+        ("/model builtin", "The next answer is from builtin"),
+        (f"/load {saved}", "Loaded 1 question"),
+        ("Set a timer for five minutes", "(cut off"),  # the saved limit of one token counts again
+        ("/clear", "Forgotten"),
+        ("/set max_tokens default", "model's default"),
+        ("What can you do?", "timers"),
+    ]
+    for text, shown in typed:
+        terminal.type(f"{text}\r")
+        terminal.wait_for(shown)
+        terminal.wait_for(">>>")
     terminal.type(CTRL_D)
     assert terminal.process.wait(WAIT_S) == 0
     lines = (folder / "history").read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if line.startswith("+")] == ["+Hello", "+/timings"]
+    assert [line for line in lines if line.startswith("+")] == [
+        "+Hello",
+        "+/timings",
+        *(f"+{text}" for text, _ in typed),
+    ]
 
     unkept = Terminal(*command, str(tmp_path / "none"), "--no-store", **UNCALIBRATED)
     terminals.append(unkept)
@@ -301,3 +321,19 @@ def test_the_command_on_a_terminal_with_the_bundled_model(terminals: list[Termin
     unkept.type(CTRL_D)
     assert unkept.process.wait(WAIT_S) == 0
     assert not (tmp_path / "none").exists()
+
+
+def test_a_status_that_is_watched_follows_the_daemon(terminals: list[Terminal], tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    watch = Terminal(sys.executable, "-m", "edgeagent", "status", "--watch", "--state-dir", folder)
+    terminals.append(watch)
+    watch.wait_for("serve`")  # the last word, since lines are wrapped
+    serve = Terminal(sys.executable, "-m", "edgeagent", "serve", "--port", "0", "--state-dir", folder, **UNCALIBRATED)
+    terminals.append(serve)
+    serve.wait_for("builtin ready")
+    watch.wait_for("live requests: 0 (of 0 so far)")
+    serve.type(CTRL_C)
+    assert serve.process.wait(WAIT_S) == 0
+    watch.wait_for("serve`")  # the last word, since lines are wrapped
+    watch.type(CTRL_C)
+    assert watch.process.wait(WAIT_S) == 130

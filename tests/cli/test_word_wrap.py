@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from edgeagent.cli.conversation import WordWrap
+from edgeagent.cli.word_wrap import PLAIN, WordWrap
 from tests.examples import examples
 
 CODE = "```python\nresult = one_name(first) + another_name(second)\n```"
@@ -76,3 +76,47 @@ def test_only_blanks_and_line_ends_differ_from_the_text(pieces: list[str], num_c
     words = [word for line in shown for word in line.split()]
     plain = "`" not in text and "一" not in text
     assert not plain or words == text.split()
+
+
+STYLE = re.compile(r"\x1b\[[0-9;]+m")
+BOLD, CODE = "\x1b[0;1m", "\x1b[0;36m"
+
+
+def styled(*pieces: str, num_columns: int = 40) -> str:
+    """Return what a terminal gets for the pieces, to its end."""
+    wrap = WordWrap(is_styled=True)
+    return "".join(wrap.wrap(piece, num_columns) for piece in pieces) + wrap.end()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("## A title\nand text", f"{BOLD}## A title\n{PLAIN}and text"),
+        ("#1 of all", f"{BOLD}#{PLAIN}1 of all"),
+        ("so **very bold** it is", f"so **{BOLD}very bold**{PLAIN} it is"),
+        ("2 ** 3 and 4 * 5", "2 ** 3 and 4 * 5"),
+        ("say `x = **y**` so", f"say {CODE}`x = **y**`{PLAIN} so"),
+        ("not ended **bold", f"not ended **{BOLD}bold{PLAIN}"),
+        ("a\n~~~\n# x\n~~~\nb", f"a\n~~~\n{CODE}# x\n~~~\n{PLAIN}b"),
+    ],
+)
+def test_markdown_has_styles_and_stays_as_it_is(text: str, expected: str) -> None:
+    assert styled(text) == expected
+    assert styled(*text) == expected
+    assert STYLE.sub("", expected) == text
+
+
+def test_a_word_that_moves_keeps_the_styles_within_it() -> None:
+    wrap = WordWrap(is_styled=True)
+    assert wrap.wrap("one two`a", 10) == f"one two{CODE}`a"
+    assert wrap.wrap("b`", 10) == f"\b\b\b\b\b\x1b[K\n{PLAIN}two{CODE}`ab`{PLAIN}"
+
+
+@settings(max_examples=examples(200))
+@given(st.lists(st.text("ab #*`~\n一", max_size=9)), st.integers(3, 12))
+def test_styles_change_no_line(pieces: list[str], num_columns: int) -> None:
+    plain = WordWrap()
+    shown = styled(*pieces, num_columns=num_columns)
+    assert STYLE.sub("", shown) == "".join(plain.wrap(piece, num_columns) for piece in pieces)
+    changes = STYLE.findall(shown)
+    assert not changes or changes[-1] == PLAIN
