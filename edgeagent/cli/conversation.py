@@ -68,11 +68,11 @@ HELP = '''\
 /timings             where the time of the last answer went
 /clear               forget the conversation
 /system [TEXT]       show or change the instructions; `default` removes them
-/model [NAME]        list the models, or go on with another one
+/model [NAME]        list the models, or use another one
 /set [NAME VALUE]    show or change temperature, top_p, max_tokens
 /tools [FILE]        offer the functions of a JSON file to the model; without FILE, no more
 /save FILE           write the conversation to a file
-/load FILE           go on with a saved conversation
+/load FILE           continue a saved conversation
 /help                this
 /exit                leave (also Ctrl-D)
 """                  begins and ends a question of several lines
