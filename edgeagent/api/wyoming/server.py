@@ -109,11 +109,15 @@ class Wyoming:
 
 
 class _Answer(Sink):
-    """The text of an answer while it is generated, and the part of it that is not sent yet."""
+    """The text of an answer while it is generated, and the part of it that is not sent yet.
+
+    `is_begun`: the client has got the beginning of the stream, and must get its end.
+    """
 
     def __init__(self) -> None:
         self.text = ""
         self.end: FinishReason | None = None
+        self.is_begun = False
         self.has_news = asyncio.Event()
         self._unsent = ""
 
@@ -129,7 +133,7 @@ class _Answer(Sink):
         self.has_news.set()
 
     async def next_piece(self) -> str:
-        """Return the text that is not sent yet. Wait for `has_news` first."""
+        """Wait until `has_news` is set, and return the text that is not sent yet."""
         await self.has_news.wait()
         self.has_news.clear()
         piece, self._unsent = self._unsent, ""
@@ -268,14 +272,14 @@ class _Connection:
         generating = asyncio.create_task(self._context.service.generate(request, answer))
         generating.add_done_callback(lambda _: answer.has_news.set())
         try:
-            is_begun = is_over = False
+            is_over = False
             while not is_over:
                 piece = await answer.next_piece()
                 is_over = generating.done()
                 if piece:
-                    start = () if is_begun else (HandledStart(context).event(),)
+                    start = () if answer.is_begun else (HandledStart(context).event(),)
+                    answer.is_begun = True
                     await self._send(*start, HandledChunk(piece).event())
-                    is_begun = True
         finally:
             generating.cancel()
             await asyncio.gather(generating, return_exceptions=True)
@@ -293,4 +297,4 @@ class _Connection:
 
 def _stop(answer: _Answer) -> list[Event]:
     """Return the event that ends the stream of an answer; [] if none has begun."""
-    return [HandledStop().event()] if answer.text else []
+    return [HandledStop().event()] if answer.is_begun else []

@@ -25,6 +25,7 @@ from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.daemon.running import TOKEN
 from tests.owner_key import OwnerKey
 from tests.patience import patient
+from tests.robust.lag import FEW_LOOKS, assert_in_time
 from tests.worker.support import eventually
 
 LAST = ("handled-stop", "not-handled", "error")
@@ -287,6 +288,31 @@ async def test_one_client_too_many_is_told_so() -> None:
         assert b"not valid JSON" in await daemon.raw(b"x\n")
         for _, writer in opened:
             writer.transport.abort()
+
+
+FLOODS = {
+    "pings": b'{"type": "ping"}\n' * 4000,
+    "transcripts": b'{"type": "transcript", "data": {"text": "go on"}}\n' * 1000,
+    "objects": b'{"type": "x", "data": {"a": [' + b"{}," * ((MAX_EVENT_BYTES - 64) // 3) + b"0]}}\n",
+    "data": b'{"type": "x", "data_length": %d}\n' % MAX_EVENT_BYTES
+    + b'{"a": ['
+    + b"1," * ((MAX_EVENT_BYTES - 10) // 2)
+    + b"0]}",
+}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_no_flood_holds_the_loop(flood: str) -> None:
+    async with served(Endless()) as daemon:
+
+        async def send() -> None:
+            _, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+            writer.write(FLOODS[flood])
+            await asyncio.sleep(0.05)
+            writer.transport.abort()
+
+        await assert_in_time(send, FEW_LOOKS)
 
 
 async def test_a_stop_ends_the_connections() -> None:
