@@ -181,8 +181,8 @@ class ServerConfig(Section, frozen=True):
     """Delete a stored response after this many days."""
     drain_s: Annotated[float, Meta(ge=0)] = 10.0
     """Seconds for live requests to finish after a stop. Then writing prompts to disk may take as long again."""
-    wyoming: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    """Also speak Wyoming, for Home Assistant and voice satellites, on this TCP port, usually 10300 (0: a free one)."""
+    wyoming: Annotated[int, Meta(ge=-1, le=65535)] = -1
+    """TCP port for Wyoming, which Home Assistant and voice satellites speak, usually 10300 (0: a free one, -1: off)."""
     wyoming_host: str = "127.0.0.1"
     """Address for Wyoming, which has neither tokens nor TLS: whoever reaches another address than loopback may ask."""
     wyoming_instructions: str = VOICE_INSTRUCTIONS

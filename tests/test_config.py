@@ -298,7 +298,6 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7m")
     monkeypatch.setenv("EDGEAGENT_SERVER__ALLOWED_ORIGINS", "http://7")
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7")
-    monkeypatch.setenv("EDGEAGENT_SERVER__WYOMING", "7")
     sources = load_config().provenance
     assert sources == {option.name: f"environment ({option.variable})" for option in declared_options()}
 

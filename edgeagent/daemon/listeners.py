@@ -278,7 +278,7 @@ def listening(server: ServerConfig) -> Iterator[Listeners]:
             tcp or stack.enter_context(closing(bind(server.host, server.port))),
             unix or stack.enter_context(unix_listener(server.unix)),
             None
-            if server.wyoming is None
+            if server.wyoming < 0
             else stack.enter_context(closing(bind(server.wyoming_host, server.wyoming, "--wyoming"))),
         )
 
@@ -327,7 +327,7 @@ def _check_tls(server: ServerConfig) -> None:
 
 
 def _check_wyoming(server: ServerConfig) -> None:
-    if server.wyoming is None:
+    if server.wyoming < 0:
         return
     if server.token_required:
         raise StartError(
