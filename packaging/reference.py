@@ -56,6 +56,7 @@ def pages() -> dict[str, str]:
         "command-line.md": command_page(),
         "http.md": http_page(),
         "websocket.md": websocket_page(),
+        "realtime.md": realtime_page(),
         "errors.md": errors_page(),
         "metrics.md": metrics_page(),
     }
@@ -228,22 +229,41 @@ def _refs(node: Any) -> Iterator[str]:
 def websocket_page() -> str:
     """Return the page of WebSocket frames and events."""
     document = asyncapi_document()
-    messages, schemas = document["components"]["messages"], document["components"]["schemas"]
-    parts = [
+    head = [
         "# WebSocket",
         "`ws://127.0.0.1:8127/v1/responses` speaks OpenAI's Responses API in WebSocket mode. "
-        "[asyncapi.json](../asyncapi.json) describes it for tools.",
+        "[asyncapi.json](../asyncapi.json) describes it for tools. Another WebSocket speaks the [Realtime "
+        "API](realtime.md).",
         document["info"]["description"],
         "Tools have the flat form of the Responses API, without an object `function`:",
         f"```json\n{_TOOL_EXAMPLE}\n```",
     ]
-    payloads = []
-    for title, operation in (("Frames from the client", "receiveFrames"), ("Events from the daemon", "sendEvents")):
-        names = [ref["$ref"].rpartition("/")[2] for ref in document["operations"][operation]["messages"]]
-        rows = ([f"[`{name}`](#{_anchor(name)})", messages[name]["summary"]] for name in names)
+    return _socket_page("responses", head, document)
+
+
+def realtime_page() -> str:
+    """Return the page of the Realtime API's events."""
+    document = asyncapi_document()
+    head = [
+        "# Realtime API",
+        "`ws://127.0.0.1:8127/v1/realtime`. [asyncapi.json](../asyncapi.json) describes it for tools.",
+        document["channels"]["realtime"]["description"],
+    ]
+    return _socket_page("realtime", head, document)
+
+
+def _socket_page(channel: str, head: list[str], document: Mapping[str, Any]) -> str:
+    """Return the page of a channel: what its frames and events are, and the types in them."""
+    messages, schemas = document["components"]["messages"], document["components"]["schemas"]
+    listed = document["channels"][channel]["messages"]
+    parts, payloads = head, []
+    for title, action in (("Frames from the client", "receive"), ("Events from the daemon", "send")):
+        names = [ref["$ref"].rpartition("/")[2] for ref in document["operations"][f"{channel}.{action}"]["messages"]]
+        found = {name: messages[listed[name]["$ref"].rpartition("/")[2]] for name in names}
+        rows = ([f"[`{name}`](#{_anchor(name)})", message["summary"]] for name, message in found.items())
         parts += [f"## {title}", table(["type", "meaning"], rows)]
-        for name in names:
-            payloads.append(schemas[messages[name]["payload"]["$ref"].rpartition("/")[2]])
+        for name, message in found.items():
+            payloads.append(schemas[message["payload"]["$ref"].rpartition("/")[2]])
             parts += [f"### {name}", *_schema(payloads[-1])]
     parts.append("## Types")
     http = openapi_document()

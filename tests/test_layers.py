@@ -128,6 +128,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "wire": {"context"},
         "gate": {"wire", "context"},
         "responses": {"gate", "wire", "context"},
+        "realtime": {"responses", "gate", "wire", "context"},
         "openai": {"gate", "wire", "context"},
         "llama_server": {"openai", "gate", "wire", "context"},
         "anthropic": {"openai", "gate", "wire", "context"},
@@ -136,7 +137,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "page": {"responses", "gate", "wire", "context"},
         "wyoming": {"wire", "context"},
         "documents": {
-            *("openai", "responses", "anthropic", "ollama", "llama_server", "ops", "page", "gate", "wire", "routes"),
+            *("openai", "responses", "realtime", "anthropic", "ollama", "llama_server", "ops", "page"),
+            *("gate", "wire", "routes"),
         },
     },
     "api.responses": {

@@ -26,7 +26,7 @@ class CheckedApp:
             raise self._faults[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not scope["path"].startswith("/v1"):
+        if not scope["path"].startswith("/v1") or scope["path"] == "/v1/realtime":
             await self.app(scope, receive, send)
             return
         scope.pop(SEND_KEY, None)  # so that all messages pass here

@@ -142,8 +142,9 @@ async def test_the_open_path_says_nothing(locked: Running) -> None:
     assert json.loads(reply.body) == {"status": "ok"}
 
 
-async def test_the_token_among_subprotocols(locked: Running) -> None:
-    url = f"ws://127.0.0.1:{locked.port}/v1/responses"
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/realtime"])
+async def test_the_token_among_subprotocols(locked: Running, path: str) -> None:
+    url = f"ws://127.0.0.1:{locked.port}{path}"
     token = f"openai-insecure-api-key.{TOKEN}"
     async with connect(url, subprotocols=["realtime", token]) as socket:  # type: ignore[list-item]
         assert socket.subprotocol == "realtime"

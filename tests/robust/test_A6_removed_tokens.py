@@ -131,6 +131,20 @@ async def test_a_socket_ends_with_its_token(daemon: Running, tmp_path: Path) -> 
         await events_until(owners, "response.incomplete")
 
 
+async def test_a_realtime_session_ends_with_its_token(daemon: Running, tmp_path: Path) -> None:
+    token = add_client(tmp_path, "kiosk", [Scope.INFER])
+    async with connect(f"ws://127.0.0.1:{daemon.port}/v1/realtime", additional_headers=bearer(token)) as socket:
+        apart = {"conversation": "none", "input": [{"type": "message", "role": "user", "content": "x"}]}
+        await socket.send(json.dumps({"type": "response.create", "response": apart}))
+        await events_until(socket, "response.output_text.delta")
+        remove_client(tmp_path, "kiosk")
+        assert (await events_until(socket, "response.done"))["response"]["status"] in ("incomplete", "cancelled")
+        assert (await events_until(socket, "error"))["error"]["code"] == "invalid_api_key"
+        with pytest.raises(ConnectionClosed):
+            await events_until(socket, "never")
+        assert (socket.close_code, socket.close_reason) == (1008, "the token has ended")
+
+
 async def test_work_in_the_background_ends_with_its_token(daemon: Running, tmp_path: Path) -> None:
     token = add_client(tmp_path, "kiosk", [Scope.INFER])
     body = {"input": "x", "background": True}

@@ -92,8 +92,11 @@ def test_broken_bodies(caller: Caller, body: bytes, route: str) -> None:
         assert answer.error()["message"].isprintable()
 
 
-async def test_on_a_socket() -> None:
-    async with running(FakeBackend()) as daemon, connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/realtime"])
+async def test_on_a_socket(path: str) -> None:
+    async with running(FakeBackend()) as daemon, connect(f"ws://127.0.0.1:{daemon.port}{path}") as socket:
+        if path == "/v1/realtime":
+            assert json.loads(await socket.recv())["type"] == "session.created"
         for name, body in BAD.items():
             try:
                 text = body.decode()
@@ -103,5 +106,6 @@ async def test_on_a_socket() -> None:
             event = json.loads(await socket.recv())
             assert (event["type"], event["status"]) == ("error", 400), name
         # The same socket still serves requests.
-        await socket.send(json.dumps({"type": "response.create", "model": "fake", "input": "hi"}))
+        asked = {"instructions": "hi"} if path == "/v1/realtime" else None
+        await socket.send(json.dumps({"type": "response.create", "model": "fake", "input": "hi", "response": asked}))
         assert json.loads(await socket.recv())["type"] == "response.created"

@@ -97,6 +97,22 @@ async def say_everything(server: Running) -> None:
             ends = ("response.completed", "response.failed", "response.incomplete", "error")
             while json.loads(await asyncio.wait_for(socket.recv(), patient(60)))["type"] not in ends:
                 pass
+    async with connect(f"{server.url.replace('http', 'ws')}/v1/realtime", additional_headers=headers) as socket:
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": CANARY}], "id": CANARY}
+        events: list[dict[str, Any]] = [
+            {"type": "session.update", "session": {"instructions": CANARY, "model": CREATE["model"], CANARY: CANARY}},
+            *({"type": "conversation.item.create", "item": each} for each in (item, *spoilt(item))),
+            *({"type": "conversation.item.delete", "item_id": each} for each in (f"{CANARY}2", CANARY)),
+            {
+                "type": "response.create",
+                "response": {"input": [item], "metadata": {CANARY: CANARY}},
+                "event_id": CANARY,
+            },
+        ]
+        for event in events:
+            await socket.send(json.dumps(event))
+        while json.loads(await asyncio.wait_for(socket.recv(), patient(60)))["type"] != "response.done":
+            pass
 
 
 @pytest.mark.parametrize("form", ["console", "json"])

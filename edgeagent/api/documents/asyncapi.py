@@ -1,4 +1,4 @@
-"""The AsyncAPI document of the WebSocket: every frame that a client may send, and every event that it gets."""
+"""The AsyncAPI document of the WebSockets: every frame that a client may send, and every event that it gets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing_extensions import TypedDict
 
 from edgeagent import __version__
 from edgeagent.api.documents.components import Components, kind_of
+from edgeagent.api.realtime.body import CLIENT_EVENTS, MAX_EVENT_BYTES, MAX_ITEMS
+from edgeagent.api.realtime.events import RealtimeError, RealtimeItem, RealtimeResponse, RealtimeSession
+from edgeagent.api.realtime.session import MAX_APART
 from edgeagent.api.responses.body import CreateResponseBody
 from edgeagent.api.responses.event_json import RequiredInput, ResponseBody, SteerEcho, SteerError
 from edgeagent.api.responses.items import InputMessage, OutputItem, OutputText, ReasoningText
@@ -58,6 +61,7 @@ class ResponseProcessed(Body):
 
 
 CLIENT_FRAMES = (ResponseCreate, ResponseCancel, ResponseSteer, ResponseProcessed)
+REALTIME_FRAMES = tuple(CLIENT_EVENTS.values())
 
 
 _PLACE = Annotated[
@@ -69,11 +73,23 @@ _WAIT = Annotated[Wait, Field(description="Only if it waits for other requests, 
 
 def _event(kind: str, says: str, **fields: Any) -> type:
     """Return the type of an event for the documents. Every event has its number, and its lane if that has a name."""
-    name = "".join(word.capitalize() for word in re.split(r"[._]", kind))
+    name = _name_of(kind)
     name = name if kind.count(".") == 1 else name.removeprefix("Response")
     common = {"sequence_number": int, "stream_id": NotRequired[str], "edgeagent": NotRequired[_PLACE]}
+    return _type(name, kind, says, common | fields)
+
+
+def _realtime(kind: str, says: str, **fields: Any) -> type:
+    return _type(f"Realtime{_name_of(kind)}Event", kind, says, {"event_id": str} | fields)
+
+
+def _name_of(kind: str) -> str:
+    return "".join(word.capitalize() for word in re.split(r"[._]", kind))
+
+
+def _type(name: str, kind: str, says: str, fields: Json) -> type:
     make: Any = TypedDict  # mypy wants the fields to stand here
-    event: type = make(name, common | {"type": Literal[kind]} | fields)
+    event: type = make(name, {"type": Literal[kind]} | fields)
     event.__doc__ = says
     event.__pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[attr-defined]
     return event
@@ -140,6 +156,49 @@ SERVER_EVENTS = (
 )
 """The types of all events. Tests compare the events that are sent with them."""
 
+_OF_RESPONSE: Json = {"response_id": str, "output_index": int}
+_IN_RESPONSE: Json = {**_OF_RESPONSE, "item_id": str}
+_IN_TEXT: Json = {**_IN_RESPONSE, "content_index": int}
+_ADDED: Json = {"previous_item_id": str | None, "item": RealtimeItem}
+
+REALTIME_SERVER_EVENTS = (
+    _realtime("session.created", "The first event: the settings of the session.", session=RealtimeSession),
+    _realtime("session.updated", "The settings have changed.", session=RealtimeSession),
+    _realtime("conversation.item.added", "An item is in the conversation. One of a response is empty yet.", **_ADDED),
+    _realtime("conversation.item.done", "An item has its final content.", **_ADDED),
+    _realtime("conversation.item.retrieved", "An item that was asked for.", item=RealtimeItem),
+    _realtime("conversation.item.deleted", "An item is no longer in the conversation.", item_id=str),
+    _realtime("response.created", "The response exists; this is its first event.", response=RealtimeResponse),
+    _realtime("response.output_item.added", "An item begins.", **_OF_RESPONSE, item=RealtimeItem),
+    _realtime("response.content_part.added", "A message's text begins.", **_IN_TEXT, part=Json),
+    _realtime("response.output_text.delta", "More text.", **_IN_TEXT, delta=str),
+    _realtime("response.output_text.done", "The whole text.", **_IN_TEXT, text=str),
+    _realtime("response.content_part.done", "A message's text ends.", **_IN_TEXT, part=Json),
+    _realtime(
+        "response.function_call_arguments.delta", "More of a call's arguments.", **_IN_RESPONSE, call_id=str, delta=str
+    ),
+    _realtime(
+        "response.function_call_arguments.done",
+        "A call's whole arguments.",
+        **_IN_RESPONSE,
+        call_id=str,
+        name=str,
+        arguments=str,
+    ),
+    _realtime("response.output_item.done", "An item ends; this is its final form.", **_OF_RESPONSE, item=RealtimeItem),
+    _realtime(
+        "response.done", "The response is over, whatever its status. It has the items.", response=RealtimeResponse
+    ),
+    _realtime(
+        "error",
+        "An event of the client was refused, for example a `response.create` whose response was never created. "
+        "`status` is the status that HTTP would have.",
+        status=int,
+        error=RealtimeError,
+    ),
+)
+"""The types of all events of the Realtime API."""
+
 _DESCRIPTION = """\
 OpenAI's Responses API in WebSocket mode. Text frames of one JSON object each, both ways.
 
@@ -155,11 +214,45 @@ The token, where one is needed, is in the Authorization header, or for browsers 
 the protocol, 1003 a frame is binary, 1008 too many requests wait or the token has ended, 1009 a message is too large, \
 1011 a bug, 1013 the client does not read, or clients send too much at once."""
 
+_REALTIME_DESCRIPTION = f"""\
+OpenAI's Realtime API with text. `?model=NAME` in the address chooses the model. Token, headers and close codes are \
+those of `/v1/responses`.
+
+The session keeps one conversation, until the socket closes; nothing of it is stored. `response.create` answers it, \
+one response at a time. With `conversation: "none"`, up to {MAX_APART} responses may run beside it. Each ends in \
+`response.done`, or in `error` if it was never created.
+
+Prompts are computed ahead: when the settings change, and when an item is added at the end. With \
+`edgeagent: {{"ahead": true}}` in the settings, the answer begins too.
+
+Audio is refused: each event `input_audio_buffer.*` with an error (`append` once), and so are the modality `audio` and \
+parts of items with audio or images. An event has at most {MAX_EVENT_BYTES:,} bytes, and the conversation {MAX_ITEMS} \
+items."""
+
+
+_ALSO = "Also served at /v1, for clients that use their base URL as it is."
+
 
 def asyncapi_document() -> Json:
     """Return the AsyncAPI 3 document."""
     components = Components()
-    messages = {kind_of(frame): _message(frame, components) for frame in (*CLIENT_FRAMES, *SERVER_EVENTS)}
+    channels, operations, messages = {}, {}, {}
+    for name, prefix, received, sent, address, description in (
+        ("responses", "", CLIENT_FRAMES, SERVER_EVENTS, "/v1/responses", _ALSO),
+        ("realtime", "realtime.", REALTIME_FRAMES, REALTIME_SERVER_EVENTS, "/v1/realtime", _REALTIME_DESCRIPTION),
+    ):
+        refs = {}
+        for frame in (*received, *sent):
+            messages[f"{prefix}{kind_of(frame)}"] = _message(frame, components)
+            refs[kind_of(frame)] = {"$ref": f"#/components/messages/{prefix}{kind_of(frame)}"}
+        channels[name] = {
+            "address": address,
+            "description": description,
+            "messages": refs,
+            "bindings": {"ws": {"method": "GET"}},
+        }
+        operations[f"{name}.receive"] = _operation(name, "receive", received)
+        operations[f"{name}.send"] = _operation(name, "send", sent)
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -176,18 +269,8 @@ def asyncapi_document() -> Json:
                 "security": [{"$ref": "#/components/securitySchemes/token"}],
             }
         },
-        "channels": {
-            "responses": {
-                "address": "/v1/responses",
-                "description": "Also served at /v1, for clients that use their base URL as it is.",
-                "messages": {kind: {"$ref": f"#/components/messages/{kind}"} for kind in messages},
-                "bindings": {"ws": {"method": "GET"}},
-            }
-        },
-        "operations": {
-            "receiveFrames": _operation("receive", CLIENT_FRAMES),
-            "sendEvents": _operation("send", SERVER_EVENTS),
-        },
+        "channels": channels,
+        "operations": operations,
         "components": {
             "messages": messages,
             "schemas": components.schemas,
@@ -204,10 +287,10 @@ def _message(frame: type, components: Components) -> Json:
     }
 
 
-def _operation(action: str, frames: tuple[type, ...]) -> Json:
+def _operation(channel: str, action: str, frames: tuple[type, ...]) -> Json:
     kinds = (kind_of(frame) for frame in frames)
     return {
         "action": action,
-        "channel": {"$ref": "#/channels/responses"},
-        "messages": [{"$ref": f"#/channels/responses/messages/{kind}"} for kind in kinds],
+        "channel": {"$ref": f"#/channels/{channel}"},
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{kind}"} for kind in kinds],
     }

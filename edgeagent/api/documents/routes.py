@@ -44,7 +44,7 @@ def _page(http: Json, socket: Json) -> str:
     for path, methods in http["paths"].items():
         for method, operation in methods.items():
             parts.append(_entry(f"{method.upper()} {path}", operation["summary"], operation))
-    parts += ["<h2>WebSocket /v1/responses</h2>", _paragraphs(socket["info"]["description"])]
+    parts += ["<h2>WebSocket</h2>", _paragraphs(socket["info"]["description"])]
     for name, message in socket["components"]["messages"].items():
         parts.append(_entry(name, message["summary"], message))
     parts.append("<h2>Schemas</h2>")

@@ -321,7 +321,7 @@ def read_create(fields: Json) -> ResponseCreate:
     if sum(isinstance(item, ReferenceItem) for item in items) > MAX_REFERENCES:
         raise InvalidRequest(f"input holds more than {MAX_REFERENCES} references; send the items", param="input")
     offered = offered_tools(body.tools or ())
-    choice, output = _read_choice(body.tool_choice, offered.tools), _read_format(body.text)
+    choice, output = read_choice(body.tool_choice, offered.tools), _read_format(body.text)
     # The headers are known only now. The request may be made later, in another client's context.
     latency = asked_latency(body.service_tier, body.edgeagent)
     # Items and tools are kept in types of our own. Pydantic models of them would be large, and slow to free.
@@ -350,7 +350,8 @@ def _refuse_unsupported(body: CreateResponseBody, fields: Json) -> None:
         raise NotSupported("stored prompt templates are not supported; send instructions and input", param="prompt")
 
 
-def _read_choice(raw: str | Json | None, tools: tuple[Tool, ...]) -> ToolChoice:
+def read_choice(raw: str | Json | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    """Return the checked field `tool_choice`; raise InvalidRequest."""
     match raw:
         case None:
             return ToolChoice()

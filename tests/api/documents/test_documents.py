@@ -14,7 +14,13 @@ import jsonschema_rs
 import pytest
 
 from edgeagent.api.documents.__main__ import documents
-from edgeagent.api.documents.asyncapi import CLIENT_FRAMES, SERVER_EVENTS, asyncapi_document
+from edgeagent.api.documents.asyncapi import (
+    CLIENT_FRAMES,
+    REALTIME_FRAMES,
+    REALTIME_SERVER_EVENTS,
+    SERVER_EVENTS,
+    asyncapi_document,
+)
 from edgeagent.api.documents.components import kind_of
 from edgeagent.api.documents.openapi import openapi_document
 from edgeagent.api.responses.socket import outbox
@@ -36,7 +42,7 @@ def test_the_files_are_up_to_date(name: str) -> None:
 
 
 def test_every_route_is_described() -> None:
-    assert {route.template for route in ROUTES.values()} | {"/v1", *DOCUMENTS} == set(NEEDS)
+    assert {route.template for route in ROUTES.values()} | {"/v1", "/v1/realtime", *DOCUMENTS} == set(NEEDS)
     for path, methods in openapi_document()["paths"].items():
         for method, operation in methods.items():
             assert operation["summary"].endswith("."), (method, path)
@@ -86,12 +92,15 @@ def _sent_kinds() -> Iterator[str]:
 
 def test_every_frame_and_event_is_described() -> None:
     described = {kind_of(frame) for frame in (*CLIENT_FRAMES, *SERVER_EVENTS)}
+    realtime = {kind_of(frame) for frame in (*REALTIME_FRAMES, *REALTIME_SERVER_EVENTS)}
     # The code builds the names response.queued and response.in_progress from the response's status.
-    named = set(_sent_kinds()) - {"response.compaction", "response.input_tokens"}
-    assert named <= described, named - described
+    named = set(_sent_kinds()) - {"response.compaction", "response.input_tokens", "response.input"}
+    assert named <= described | realtime, named - described - realtime
     assert described - named <= {"response.queued", "response.in_progress", "response.processed", "error"}
-    listed = asyncapi_document()["channels"]["responses"]["messages"]
-    assert set(listed) == described
+    assert {kind for kind in realtime - named if kind.startswith("response.")} == set()
+    channels = asyncapi_document()["channels"]
+    assert set(channels["responses"]["messages"]) == described
+    assert set(channels["realtime"]["messages"]) == realtime
 
 
 def _refs(node: Any) -> Iterator[str]:

@@ -99,15 +99,18 @@ class Connection:
         self._responses, self._store = context.responses, context.responses.store
         self._partition = client_of(websocket)
         self._context = copy_context()  # that of the client, with the grant of its token
-        self._session = Session(
-            context.service,
-            self._store.new_history(),
-            default_model=websocket.query_params.get("model"),
-            partition=self._partition,
-        )
+        self._session = self._new_session()
         # The requests, by id. Each is kept until its task has ended and its terminal event is written.
         self._requests: dict[str, LaneTurn | UndeliveredResponse] = {}
         self._ahead: dict[AheadAnswer, asyncio.Task[None]] = {}
+
+    def _new_session(self) -> Session:
+        return Session(
+            self._service,
+            self._store.new_history(),
+            default_model=self._websocket.query_params.get("model"),
+            partition=self._partition,
+        )
 
     async def run(self) -> None:
         """Accept the socket, serve it until it closes, and end its tasks.
@@ -161,12 +164,16 @@ class Connection:
             if text is None:
                 self._perform([Close(UNSUPPORTED_DATA, "text frames only")])
             else:
-                frame = await run_inline_or_in_thread(len(text), partial(read_frame, text))
-                if isinstance(frame, CreateFrame) and frame.warning:
-                    warnings_for(self._websocket).log.write(frame.warning)
-                self._perform(self._session.receive(frame))
+                self._perform(await self._receive(text))
             # Many frames may have arrived at once. `receive` does not let others run while there are more.
             await asyncio.sleep(0)
+
+    async def _receive(self, text: str) -> list[Action]:
+        """Return the actions that answer a frame."""
+        frame = await run_inline_or_in_thread(len(text), partial(read_frame, text))
+        if isinstance(frame, CreateFrame) and frame.warning:
+            warnings_for(self._websocket).log.write(frame.warning)
+        return self._session.receive(frame)
 
     async def _write(self) -> None:
         """Write what is in the outbox."""

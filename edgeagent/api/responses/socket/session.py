@@ -190,7 +190,8 @@ MAX_REFUSALS = 1024
 class Session:
     """The session of one connection.
 
-    `default_model` is the model that the client's URL names. A model that a create names takes precedence.
+    `default_model` is the model that the client's URL names. A model that a create names takes precedence. `translate`
+    replaces the actions that each method returns by others: a protocol with other events passes it.
     """
 
     def __init__(
@@ -202,6 +203,7 @@ class Session:
         partition: str = "",
         make_id: NewId = new_id,
         clock: Callable[[], float] = time.time,
+        translate: Callable[[list[Action]], list[Action]] = list,
     ) -> None:
         self._service = service
         self._history = history
@@ -217,6 +219,7 @@ class Session:
         self._is_closed = False
         self._num_waiting_bytes = 0
         self._actions: list[Action] = []
+        self._translate = translate
 
     def receive(self, frame: Frame) -> list[Action]:
         """Return the actions that answer a frame."""
@@ -306,7 +309,7 @@ class Session:
             self._send_error(revoked(), None)
             self._actions.append(Close(POLICY_VIOLATION, "the token has ended"))
         taken, self._actions = self._actions, []
-        return taken
+        return self._translate(taken)
 
     def _create(self, frame: CreateFrame) -> None:
         try:

@@ -166,7 +166,7 @@ async def test_a_foreign_page_is_refused_before_the_upgrade(address: str) -> Non
     assert caught.value.response.status_code == 403
 
 
-@pytest.mark.parametrize("path", ["/v1/", "/v1/responses/", "/v1/realtime", "/"])
+@pytest.mark.parametrize("path", ["/v1/", "/v1/responses/", "/v1/realtime/", "/"])
 async def test_another_path_is_not_found_and_not_forbidden(address: str, path: str) -> None:
     with pytest.raises(InvalidStatus) as caught:
         await connect(f"ws://{address}{path}")

@@ -1,0 +1,287 @@
+"""A Realtime client's events: every field is read once, checked and converted.
+
+Audio is refused. Settings of audio have no effect, because there is no audio that they could change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import AfterValidator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from edgeagent.api.responses.body import (
+    CreateResponseBody,
+    Metadata,
+    Reasoning,
+    ResponseCreate,
+    ResponsesEdgeagent,
+    read_choice,
+)
+from edgeagent.api.responses.items import InputCall, InputCallOutput, InputMessage, InputReference
+from edgeagent.api.responses.tools import ResponsesTool, offered_tools
+from edgeagent.api.wire.body import NOT_SUPPORTED, FieldWarning, Settings, parse_object, validate, warning_about
+from edgeagent.api.wire.fields import (
+    MAX_TOOLS,
+    Count,
+    HostedTool,
+    ModelName,
+    Name,
+    SamplingBody,
+    discriminated_by,
+    hosted_tools,
+    tools_by_type,
+)
+from edgeagent.api.wire.latency import asked_latency
+from edgeagent.api.wire.shape import Json
+from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, PayloadTooLarge
+from edgeagent.types import TextFormat
+
+MAX_EVENT_BYTES = 1_000_000
+"""The largest event of a client. It gets its items back, and clients take frames of at most 1 MiB."""
+MAX_ITEMS = 2048
+"""The most items of a conversation, and of a response's `input`."""
+
+NO_AUDIO = 'audio is neither heard nor spoken here; send text, and output_modalities ["text"]'
+
+
+def _text_only(modalities: list[str]) -> list[str]:
+    if modalities != ["text"]:
+        raise PydanticCustomError(NOT_SUPPORTED, NO_AUDIO)
+    return modalities
+
+
+def _refuse_prompt(prompt: object) -> NoReturn:
+    del prompt
+    raise PydanticCustomError(NOT_SUPPORTED, "stored prompt templates are not supported; send instructions")
+
+
+class RealtimeEdgeagent(ResponsesEdgeagent):
+    """The field `edgeagent` of a session or a response."""
+
+    ahead: Annotated[
+        bool | None,
+        Field(
+            description="Also begin the answer when an item is added. A `response.create` that asks for the same gets "
+            "it at once, any other drops it."
+        ),
+    ] = None
+
+
+class ResponseSettings(SamplingBody):
+    """What a session asks of all its responses, and what `response.create` changes for one. All may be null."""
+
+    without_effect = ("audio", "expires_at", "id", "include", "object", "tracing")
+    notices = (hosted_tools,)
+
+    output_modalities: Annotated[list[Name], AfterValidator(_text_only)] | None = None
+    instructions: str | None = None
+    tools: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[ResponsesTool, Tag("#function")] | Annotated[HostedTool, Tag("#hosted")],
+                    tools_by_type("function"),
+                ]
+            ],
+            Field(fail_fast=True, max_length=MAX_TOOLS),
+        ]
+        | None
+    ) = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Count | Literal["inf"] | None = None
+    reasoning: Reasoning | None = None
+    prompt: Annotated[Json, AfterValidator(_refuse_prompt)] | None = None
+    edgeagent: RealtimeEdgeagent | None = None
+
+
+class SessionSettings(ResponseSettings):
+    """The settings of a session. `store: false` keeps its prompts out of the cache on disk."""
+
+    type: Literal["realtime"] = "realtime"
+    model: ModelName | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+
+
+class RealtimeCallOutput(InputCallOutput):
+    """The result of a call that is in the conversation. Images and files in it are replaced by a note."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+
+
+_TAGS = {
+    "message": "#message",
+    "function_call": "#call",
+    "function_call_output": "#output",
+    "item_reference": "#reference",
+}
+RealtimeInput = Annotated[
+    Annotated[InputMessage, Tag("#message")]
+    | Annotated[InputCall, Tag("#call")]
+    | Annotated[RealtimeCallOutput, Tag("#output")]
+    | Annotated[InputReference, Tag("#reference")],
+    discriminated_by("type", _TAGS, default="message"),
+]
+
+
+class ResponseParams(ResponseSettings):
+    """What one response is asked for, besides the session's settings.
+
+    With `input`, the response answers these items instead of the conversation. With `conversation: "none"`, its output
+    is not added to the conversation, and it may run beside others.
+    """
+
+    conversation: Literal["auto", "none"] | None = None
+    input: Annotated[list[RealtimeInput], Field(fail_fast=True, max_length=MAX_ITEMS)] | None = None
+    metadata: Metadata | None = None
+
+
+class ClientEvent(Settings):
+    """An event of a client. An error that it causes has its `event_id`."""
+
+    event_id: Name | None = None
+
+
+class SessionUpdate(ClientEvent):
+    """Change the settings that are sent. Null and an empty value clear one. The answer is `session.updated`."""
+
+    type: Literal["session.update"]
+    session: SessionSettings
+
+
+class ItemCreate(ClientEvent):
+    """Add an item to the conversation. At its end, the prompt is computed at once, if no response is under way."""
+
+    type: Literal["conversation.item.create"]
+    previous_item_id: Annotated[
+        Name | None, Field(description='The item before it; "root": none. Without it, the item comes last.')
+    ] = None
+    item: RealtimeInput
+
+
+class ItemRetrieve(ClientEvent):
+    """Ask for an item."""
+
+    type: Literal["conversation.item.retrieve"]
+    item_id: Name
+
+
+class ItemDelete(ClientEvent):
+    """Remove an item from the conversation."""
+
+    type: Literal["conversation.item.delete"]
+    item_id: Name
+
+
+class ItemTruncate(ClientEvent):
+    """Shorten an item's audio. Refused, because no item has audio: delete it, and create a shorter one."""
+
+    type: Literal["conversation.item.truncate"]
+    item_id: Name
+
+
+class RealtimeResponseCreate(ClientEvent):
+    """Answer the conversation, or the items in `input`."""
+
+    type: Literal["response.create"]
+    response: ResponseParams | None = None
+
+
+class RealtimeResponseCancel(ClientEvent):
+    """Cancel a response, which then ends in `response.done` with the status cancelled."""
+
+    type: Literal["response.cancel"]
+    response_id: Annotated[
+        Name | None, Field(description="Without it, cancel the response that answers the conversation.")
+    ] = None
+
+
+CLIENT_EVENTS: dict[str, type[ClientEvent]] = {
+    "session.update": SessionUpdate,
+    "conversation.item.create": ItemCreate,
+    "conversation.item.retrieve": ItemRetrieve,
+    "conversation.item.delete": ItemDelete,
+    "conversation.item.truncate": ItemTruncate,
+    "response.create": RealtimeResponseCreate,
+    "response.cancel": RealtimeResponseCancel,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An event as it was read. `event_id`: the client's name for it.
+
+    `event`: its checked fields, or why it is refused. `settings`: those that the event changes, by name; None clears a
+    setting. `warning` is about fields without effect among them. `is_append`: it is one of many pieces of audio.
+    """
+
+    event: ClientEvent | EdgeAgentError
+    event_id: str | None = None
+    settings: Json = field(default_factory=dict)
+    warning: FieldWarning | None = None
+    is_append: bool = False
+
+
+def read_event(text: str) -> Received:
+    """Return the event in a frame. It has no side effects, so a large frame can be read in a thread."""
+    fields: Json = {}
+    try:
+        if len(text.encode()) > MAX_EVENT_BYTES:
+            raise PayloadTooLarge(f"an event has at most {MAX_EVENT_BYTES} bytes; split it into several items")
+        fields = parse_object(text, "an event must be a JSON object with a type")
+        event = validate(_class_of(fields.get("type")), fields)
+    except EdgeAgentError as error:
+        return Received(error, _event_id(fields), is_append=fields.get("type") == "input_audio_buffer.append")
+    match event:
+        case SessionUpdate(session=session):
+            raw = fields["session"]
+            settings = {name: getattr(session, name) for name in SessionSettings.model_fields if name in raw}
+            return Received(event, event.event_id, settings, warning_about(SessionSettings, raw))
+        case RealtimeResponseCreate(response=ResponseParams() as params):
+            raw = fields["response"]
+            names = (name for name in ResponseParams.model_fields if raw.get(name) is not None)
+            settings = {name: getattr(params, name) for name in names}
+            return Received(event, event.event_id, settings, warning_about(ResponseParams, raw))
+    return Received(event, event.event_id)
+
+
+def _event_id(fields: Json) -> str | None:
+    event_id = fields.get("event_id")
+    return event_id[:512] if isinstance(event_id, str) else None
+
+
+def _class_of(kind: object) -> type[ClientEvent]:
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"type is required: send one of {', '.join(CLIENT_EVENTS)}", param="type")
+    if kind.startswith(("input_audio_buffer.", "output_audio_buffer.")):
+        raise NotSupported(f"{kind[:64]}: {NO_AUDIO}", param="type")
+    if kind not in CLIENT_EVENTS:
+        raise InvalidRequest(f"unknown type {kind[:64]!r}; send one of {', '.join(CLIENT_EVENTS)}", param="type")
+    return CLIENT_EVENTS[kind]
+
+
+def create_of(settings: Mapping[str, Any], place: str, warning: FieldWarning | None = None) -> ResponseCreate:
+    """Return the create, without items, that checked settings ask for; raise InvalidRequest.
+
+    The fields are those of the Responses API. `place`: the object that the settings were sent in, for the error.
+    """
+    own = {name: settings.get(name) for name in CreateResponseBody.model_fields if name not in ("input", "tools")}
+    if own["max_output_tokens"] == "inf":
+        own["max_output_tokens"] = None
+    body = CreateResponseBody().model_copy(update=own)
+    try:
+        offered = offered_tools(settings.get("tools") or ())
+        choice = read_choice(body.tool_choice, offered.tools)
+        return ResponseCreate(body, (), offered, choice, TextFormat(), asked_latency(None, body.edgeagent), warning)
+    except InvalidRequest as error:
+        if error.param and not error.param.startswith("x-"):  # a header's name stays
+            error.message, error.param = (
+                error.message.replace(error.param, f"{place}.{error.param}", 1),
+                f"{place}.{error.param}",
+            )
+        raise

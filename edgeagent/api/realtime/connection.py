@@ -1,0 +1,47 @@
+"""The Realtime API over a WebSocket: a connection of the Responses API that speaks other events."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import WebSocket
+
+from edgeagent.api.context import context_of
+from edgeagent.api.realtime.body import read_event
+from edgeagent.api.realtime.session import RealtimeSession
+from edgeagent.api.responses.socket.connection import Connection
+from edgeagent.api.responses.socket.session import Action, Session
+from edgeagent.api.wire.body import run_inline_or_in_thread, warnings_for
+from edgeagent.api.wire.route import Routes
+from edgeagent.credentials.keys import Scope
+
+routes = Routes()
+
+
+@routes.add_socket("/v1/realtime", Scope.INFER)
+async def serve_realtime(websocket: WebSocket) -> None:
+    """Serve one client of the Realtime API until it disconnects."""
+    await RealtimeConnection(websocket, context_of(websocket)).run()
+
+
+class RealtimeConnection(Connection):
+    """One client's socket. What it has read goes to a RealtimeSession, and all else to the session in that."""
+
+    def _new_session(self) -> Session:
+        self._realtime = RealtimeSession(
+            self._service,
+            self._store.new_history(),
+            default_model=self._websocket.query_params.get("model"),
+            partition=self._partition,
+        )
+        return self._realtime.session
+
+    async def _serve(self) -> None:
+        self._perform(self._realtime.open())
+        await super()._serve()
+
+    async def _receive(self, text: str) -> list[Action]:
+        received = await run_inline_or_in_thread(len(text), partial(read_event, text))
+        if received.warning is not None:
+            warnings_for(self._websocket).log.write(received.warning)
+        return self._realtime.receive(received)

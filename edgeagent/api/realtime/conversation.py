@@ -1,0 +1,117 @@
+"""The conversation of a Realtime session: the items that the client sees, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from edgeagent.api.realtime.body import MAX_ITEMS
+from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, Transcript
+from edgeagent.conversation.items import CallItem, CallOutputItem, Item
+from edgeagent.errors import InvalidRequest
+
+ROOT = "root"
+
+
+class DuplicateItem(InvalidRequest):
+    """The conversation of a Realtime session has an item with this id already."""
+
+    code = "item_create_duplicate_item_id"
+
+
+class UnknownItemToDelete(InvalidRequest):
+    """The conversation of a Realtime session has no item with this id, so it cannot be deleted."""
+
+    code = "item_delete_invalid_item_id"
+
+
+class UnknownItemToRetrieve(InvalidRequest):
+    """The conversation of a Realtime session has no item with this id, so it cannot be retrieved."""
+
+    code = "item_retrieve_invalid_item_id"
+
+
+class UnknownItemToTruncate(InvalidRequest):
+    """The conversation of a Realtime session has no item with this id, so it cannot be truncated."""
+
+    code = "item_truncate_invalid_item_id"
+
+
+class Entry(NamedTuple):
+    """An item of the conversation. `shown`: its JSON. `item`: None if the model does not see it, or not yet."""
+
+    shown: Json
+    item: Item | None
+
+
+class RealtimeConversation:
+    """The items by id, in order. Those of a response that is under way are among them."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._num_bytes = 0
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The items that the model sees."""
+        return tuple([entry.item for entry in self._entries.values() if entry.item is not None])
+
+    def after(self, ids: Sequence[str]) -> tuple[Item, ...] | None:
+        """Return the items that follow those with these ids; None if the conversation does not begin with them."""
+        items = self.items
+        return items[len(ids) :] if [item.id for item in items[: len(ids)]] == list(ids) else None
+
+    def find(self, item_id: str) -> Entry | None:
+        return self._entries.get(item_id)
+
+    def check(self, item: Item) -> None:
+        """Raise InvalidRequest if a client's item cannot be added."""
+        if item.id in self._entries:
+            raise DuplicateItem(f"Error adding item: an item with id '{item.id}' already exists.", param="item.id")
+        if isinstance(item, CallOutputItem) and not any(self._is_call(each, item.call_id) for each in self.items):
+            message = f"no function_call with the call_id {item.call_id[:128]!r} is in the conversation"
+            raise InvalidRequest(message, param="item.call_id")
+        if len(self._entries) >= MAX_ITEMS or self._num_bytes + _size(item) > MAX_CONVERSATION_BYTES:
+            most = f"at most {MAX_ITEMS} items and {MAX_CONVERSATION_BYTES >> 20} MiB"
+            raise InvalidRequest(f"the conversation is too long ({most}); delete items", param="item")
+
+    def insert(self, entry: Entry, previous_id: str | None = None) -> str | None:
+        """Add an item behind the item `previous_id` (ROOT: as the first; None: as the last).
+
+        Return the id of the item before it; None if it is the first. Raise InvalidRequest if `previous_id` is unknown.
+        """
+        names = [*self._entries]
+        if previous_id is None:
+            previous_id = names[-1] if names else ROOT
+        if previous_id != ROOT and previous_id not in self._entries:
+            message = (
+                f"there is no item {previous_id[:128]!r}; name another, or root, or none to add the item at the end"
+            )
+            raise InvalidRequest(message, param="previous_item_id")
+        place = 0 if previous_id == ROOT else names.index(previous_id) + 1
+        following = {name: self._entries.pop(name) for name in names[place:]}
+        self._entries |= {entry.shown["id"]: entry, **following}
+        self._num_bytes += _size(entry.item)
+        return names[place - 1] if place else None
+
+    def complete(self, entry: Entry) -> None:
+        """Replace a response's item by its final form, unless it was deleted."""
+        if entry.shown["id"] in self._entries:
+            self._entries[entry.shown["id"]] = entry
+            self._num_bytes += _size(entry.item)
+
+    def remove(self, item_id: str) -> None:
+        """Remove an item; raise UnknownItemToDelete."""
+        if item_id not in self._entries:
+            message = f"Error deleting item: the item with id '{item_id}' does not exist."
+            raise UnknownItemToDelete(message, param="item_id")
+        self._num_bytes -= _size(self._entries.pop(item_id).item)
+
+    @staticmethod
+    def _is_call(item: Item, call_id: str) -> bool:
+        return isinstance(item, CallItem) and item.call_id == call_id
+
+
+def _size(item: Item | None) -> int:
+    return 0 if item is None else Transcript().extended((item,)).num_bytes

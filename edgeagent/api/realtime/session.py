@@ -1,0 +1,288 @@
+"""One Realtime client's session without the socket: its events in, the connection's actions out.
+
+It has the settings and the conversation. Each response is a create of a session of the Responses API, which runs it:
+those of the conversation on its default lane, others on lanes of their own. The events of that session are translated.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgeagent.api.realtime.body import (
+    ItemCreate,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+    RealtimeInput,
+    RealtimeResponseCancel,
+    RealtimeResponseCreate,
+    Received,
+    ResponseParams,
+    SessionUpdate,
+    create_of,
+)
+from edgeagent.api.realtime.conversation import (
+    Entry,
+    RealtimeConversation,
+    UnknownItemToRetrieve,
+    UnknownItemToTruncate,
+)
+from edgeagent.api.realtime.events import AskedResponse, shown_error, shown_item, shown_session
+from edgeagent.api.responses.body import ResponseCreate
+from edgeagent.api.responses.events import TERMINAL, NewId, new_id
+from edgeagent.api.responses.items import InputReference, to_items, with_id
+from edgeagent.api.responses.socket.frames import CreateFrame, OtherFrame
+from edgeagent.api.responses.socket.outbox import POLICY_VIOLATION, Close, Send
+from edgeagent.api.responses.socket.session import Action, End, Session
+from edgeagent.api.wire.errors import http_status
+from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.history import ConnectionHistory
+from edgeagent.conversation.items import Item, ReasoningItem, ReferenceItem
+from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, Overloaded
+from edgeagent.service.service import Service
+
+MAX_APART = 8
+"""The most responses outside of the conversation that run at once."""
+
+
+class ActiveResponse(InvalidRequest):
+    """A response answers the conversation of a Realtime session already. Wait for it, or cancel it."""
+
+    code = "conversation_already_has_active_response"
+
+
+class NoActiveResponse(InvalidRequest):
+    """The Realtime session has no such response under way, so none is cancelled."""
+
+    code = "response_cancel_not_active"
+
+
+class RealtimeSession:
+    """The session of one connection. `session` is that of the Responses API: the connection reports to it.
+
+    `default_model` is the model that the client's URL names. A model in the settings takes precedence.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        history: ConnectionHistory,
+        *,
+        default_model: str | None = None,
+        partition: str = "",
+        make_id: NewId = new_id,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.session = Session(
+            service,
+            history,
+            default_model=default_model,
+            partition=partition,
+            make_id=make_id,
+            clock=clock,
+            translate=self._translated,
+        )
+        self._service = service
+        self._history = history
+        self._default_model = default_model
+        self._make_id = make_id
+        self._id, self._conversation_id = make_id("sess"), make_id("conv")
+        self._event_prefix, self._num_events = f"event_{secrets.token_hex(6)}", 0
+        self._settings: Json = {"truncation": "auto"}
+        self._conversation = RealtimeConversation()
+        self._plain: ResponseCreate | None = None  # what the settings ask for; None before `open`
+        # By lane: the responses that were asked for and have not ended, in order.
+        self._asked: defaultdict[str | None, deque[AskedResponse]] = defaultdict(deque)
+        # The last response that answered the conversation, and the ids of its items, with those before it.
+        self._last: tuple[str, Sequence[str]] = ("", ())
+        self._is_audio_refused = False
+
+    def open(self) -> list[Action]:
+        """Return the actions that begin the session. It is closed if a header of the handshake is wrong."""
+        try:
+            self._plain = create_of(self._settings, "session")
+        except EdgeAgentError as error:
+            return [self._error(error, None), Close(POLICY_VIOLATION, "a header of the handshake is wrong")]
+        return [self._event("session.created", session=self._shown_session(self._plain))]
+
+    def receive(self, received: Received) -> list[Action]:
+        """Return the actions that answer a client's event."""
+        if received.is_append:
+            # One error says it. Clients send fifty of these events in a second.
+            is_refused, self._is_audio_refused = self._is_audio_refused, True
+            if is_refused:
+                return []
+        try:
+            return self._answer(received)
+        except EdgeAgentError as error:
+            return [self._error(error, received.event_id)]
+
+    def _answer(self, received: Received) -> list[Action]:
+        match received.event:
+            case EdgeAgentError() as error:
+                return [self._error(error, received.event_id)]
+            case SessionUpdate():
+                settings = {**self._settings, **received.settings}
+                self._plain = create_of(settings, "session", received.warning)
+                self._settings = settings
+                return [self._event("session.updated", session=self._shown_session(self._plain)), *self._begin_ahead()]
+            case ItemCreate() as sent:
+                return self._add(sent)
+            case ItemDelete(item_id=item_id):
+                self._conversation.remove(item_id)
+                return [self._event("conversation.item.deleted", item_id=item_id)]
+            case ItemRetrieve(item_id=item_id):
+                entry = self._conversation.find(item_id)
+                if entry is None:
+                    message = f"Error retrieving item: the item with id '{item_id}' does not exist."
+                    raise UnknownItemToRetrieve(message, param="item_id")
+                return [self._event("conversation.item.retrieved", item=entry.shown)]
+            case ItemTruncate(item_id=item_id):
+                if self._conversation.find(item_id) is None:
+                    message = f"Error truncating item: the item with id '{item_id}' does not exist."
+                    raise UnknownItemToTruncate(message, param="item_id")
+                raise NotSupported("no item has audio to truncate; delete the item, and create a shorter one")
+            case RealtimeResponseCreate(response=params):
+                return self._respond(received, params or ResponseParams())
+            case RealtimeResponseCancel(response_id=response_id):
+                return self._cancel(response_id)
+        raise AssertionError(f"an event without an answer: {received.event!r:.80}")
+
+    def _shown_session(self, create: ResponseCreate) -> Json:
+        model = self._settings.get("model") or self._default_model
+        if model is None:
+            try:
+                model = self._service.models.default()
+            except EdgeAgentError:
+                model = None  # a response will be refused with the reason
+        return {**shown_session(self._id, model, create)}
+
+    def _add(self, sent: ItemCreate) -> list[Action]:
+        if isinstance(sent.item, InputReference):
+            raise InvalidRequest("a reference can only be in the input of response.create; send the item", param="item")
+        item = with_id(to_items([sent.item])[0], self._make_id)
+        self._conversation.check(item)
+        shown = shown_item(item)
+        previous_id = self._conversation.insert(Entry(shown, item), sent.previous_item_id)
+        told: list[Action] = [
+            self._event(f"conversation.item.{kind}", previous_item_id=previous_id, item=shown)
+            for kind in ("added", "done")
+        ]
+        # An item in the middle may be followed by others, and the prompt is computed from there on.
+        return [*told, *self._begin_ahead()] if sent.previous_item_id is None else told
+
+    def _begin_ahead(self) -> list[Action]:
+        """Compute the prompt so far, if no response is under way. The next create on the lane ends that."""
+        assert self._plain is not None, "the session is open"
+        create = self._continued(self._plain)
+        if self._active is not None or not (create.items or create.previous_id or create.body.instructions):
+            return []
+        create = replace(create, body=create.body.model_copy(update={"generate": False}))
+        return self._ask(None, AskedResponse(is_hidden=True), create)
+
+    def _respond(self, received: Received, params: ResponseParams) -> list[Action]:
+        is_apart = params.conversation == "none"
+        if not is_apart and (active := self._active) is not None:
+            raise ActiveResponse(
+                f"Conversation already has an active response in progress: {active.id or 'it is about to begin'}. "
+                "Wait until the response is finished before creating a new one."
+            )
+        create = self._plain
+        if received.settings or create is None:
+            create = create_of({**self._settings, **received.settings}, "response", received.warning)
+        if params.input is None:
+            create = self._continued(create)
+        else:
+            create = replace(create, items=tuple(self._resolved(params.input)))
+        if not (create.items or create.previous_id or create.body.instructions):
+            raise InvalidRequest("the conversation is empty: create an item, or send input", param="response.input")
+        conversation_id = None if is_apart else self._conversation_id
+        asked = AskedResponse(received.event_id, conversation_id)
+        return self._ask(self._free_lane() if is_apart else None, asked, create)
+
+    def _cancel(self, response_id: str | None) -> list[Action]:
+        for lane, asked in self._under_way():
+            if asked.id == response_id if response_id else lane is None:
+                return self.session.receive(OtherFrame({"type": "response.cancel", "stream_id": lane}))
+        raise NoActiveResponse("Cancellation failed: no active response found", param=response_id and "response_id")
+
+    @property
+    def _active(self) -> AskedResponse | None:
+        """The response that answers the conversation, if one is under way."""
+        return next((asked for lane, asked in self._under_way() if lane is None), None)
+
+    def _under_way(self) -> Iterator[tuple[str | None, AskedResponse]]:
+        return ((lane, each) for lane, asked in self._asked.items() for each in asked if not each.is_hidden)
+
+    def _free_lane(self) -> str:
+        for lane in map(str, range(MAX_APART)):
+            if not self._asked[lane]:
+                return lane
+        raise Overloaded(f"{MAX_APART} responses run outside of the conversation already; wait until one ends")
+
+    def _continued(self, create: ResponseCreate) -> ResponseCreate:
+        """Return a create that answers the conversation. It continues the last response that did, if it can."""
+        previous_id, ids = self._last
+        new = self._conversation.after(ids) if self._history.remembers(previous_id) else None
+        if new is None:
+            return replace(create, items=self._conversation.items)
+        return create.succeeded_by(previous_id, new)
+
+    def _resolved(self, sent: Sequence[RealtimeInput]) -> Iterator[Item]:
+        """Yield the items of an input. A reference to none of the conversation's items is left to the other session."""
+        for item in to_items([*sent]):
+            entry = self._conversation.find(item.id) if isinstance(item, ReferenceItem) else None
+            yield with_id(item, self._make_id) if entry is None or entry.item is None else entry.item
+
+    def _ask(self, lane: str | None, asked: AskedResponse, create: ResponseCreate) -> list[Action]:
+        self._asked[lane].append(asked)
+        return self.session.receive(CreateFrame(create, lane, is_named=lane is not None, num_bytes=0))
+
+    def _translated(self, actions: Iterable[Action]) -> list[Action]:
+        """Return actions of the session of the Responses API with the events of this API. Nothing is stored."""
+        made: list[Action] = []
+        for action in actions:
+            match action:
+                case Send():
+                    made += self._told(action)
+                case End(live):
+                    asked = self._asked[live.lane.name][0]
+                    items = (*live.turn.conversation.items, *live.turn.events.items)
+                    if asked.is_hidden or asked.conversation_id is not None:
+                        self._last = live.id, [item.id for item in items if not isinstance(item, ReasoningItem)]
+                    if not asked.is_hidden:  # of a hidden one no terminal event is written
+                        made.append(End(live, None))
+                case _:
+                    made.append(action)
+        return made
+
+    def _told(self, send: Send) -> list[Send]:
+        event = send.event
+        responses = self._asked[event.get("stream_id")]
+        if event["type"] == "error":
+            asked = responses.popleft() if responses else AskedResponse()
+            return [] if asked.is_hidden else [self._error_event(event["status"], event["error"], asked.event_id)]
+        asked = responses[0]
+        if event["type"] in TERMINAL:
+            responses.popleft()
+        events = [] if asked.is_hidden else asked.events(event, self._conversation)
+        return [replace(send, event=self._numbered(each)) for each in events]
+
+    def _error(self, error: EdgeAgentError, event_id: str | None) -> Send:
+        return self._error_event(http_status(error), error, event_id)
+
+    def _error_event(self, status: int, error: EdgeAgentError | Json, event_id: str | None) -> Send:
+        return self._event("error", status=status, error=shown_error(error, event_id))
+
+    def _event(self, kind: str, **fields: Any) -> Send:
+        return Send(self._numbered({"type": kind, **fields}))
+
+    def _numbered(self, event: Json) -> Json:
+        self._num_events += 1
+        event["event_id"] = f"{self._event_prefix}_{self._num_events}"
+        return event
