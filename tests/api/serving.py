@@ -80,15 +80,15 @@ class Server(uvicorn.Server):
         yield
 
 
-def _by_type(union: Any) -> dict[str, Any]:
+def models_by_type(union: Any) -> dict[str, Any]:
     models: dict[str, Any] = {}
     for model in get_args(get_args(union)[0]):
         models[get_args(model.model_fields["type"].annotation)[0]] = model
     return models
 
 
-_WS_MODELS = _by_type(ResponsesServerEvent)
-_SSE_MODELS = _by_type(ResponseStreamEvent)
+_WS_MODELS = models_by_type(ResponsesServerEvent)
+_SSE_MODELS = models_by_type(ResponseStreamEvent)
 
 
 def validate_event(event: dict[str, Any]) -> None:

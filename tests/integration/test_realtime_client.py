@@ -20,9 +20,15 @@ from tests.patience import patient
 from tests.present import present
 
 SYSTEM = "You are a helpful assistant."
-STORY = "Tell me everything that you can do, one thing after another."
 SCHEMA: Any = {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]}
 SET_TIMER: Any = {"type": "function", "name": "set_timer", "description": "Set a timer.", "parameters": SCHEMA}
+# An answer that does not end for a while.
+NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 900, "maxItems": 900}
+COUNT = {"type": "object", "properties": {"numbers": NUMBERS}, "required": ["numbers"]}
+ENDLESS: Any = {
+    "tools": [{"type": "function", "name": "count", "description": "Count.", "parameters": COUNT}],
+    "tool_choice": "required",
+}
 # The client has no parameter for a temperature.
 GREEDY: Any = {"type": "realtime", "output_modalities": ["text"], "instructions": SYSTEM, "temperature": 0}
 
@@ -135,18 +141,18 @@ async def test_a_tool_is_called_and_its_result_read(talk: Talk) -> None:
 
 
 async def test_it_is_cancelled_and_the_session_goes_on(talk: Talk) -> None:
-    await talk.say(STORY)
-    await talk.connection.response.create()
-    await talk.until("response.output_text.delta")
+    await talk.say("Good morning!")
+    await talk.connection.response.create(response=ENDLESS)
+    await talk.until("response.function_call_arguments.delta")
     await talk.connection.response.create(event_id="second")
     while (event := await talk.next()).type != "error":
-        assert event.type == "response.output_text.delta"
+        assert event.type == "response.function_call_arguments.delta"
     assert (event.error.code, event.error.event_id) == ("conversation_already_has_active_response", "second")
     await talk.connection.response.cancel()
     response = await talk.done()
     assert response.status == "cancelled" and present(response.status_details).reason == "client_cancelled"
     [item] = present(response.output)
-    assert item.type == "message" and item.status == "incomplete"
+    assert item.type == "function_call" and item.status == "incomplete"
     await talk.connection.response.cancel(event_id="late")
     error = await talk.error()
     assert (error.code, error.event_id) == ("response_cancel_not_active", "late")
@@ -157,8 +163,8 @@ async def test_it_is_cancelled_and_the_session_goes_on(talk: Talk) -> None:
 
 
 async def test_responses_outside_of_the_conversation_run_beside_it(talk: Talk) -> None:
-    await talk.say(STORY)
-    await talk.connection.response.create()
+    await talk.say("Good morning!")
+    await talk.connection.response.create(response=ENDLESS)
     main = (await talk.until("response.created")).response.id
     asked: Any = {
         "conversation": "none",
@@ -169,11 +175,8 @@ async def test_responses_outside_of_the_conversation_run_beside_it(talk: Talk) -
     }
     await talk.connection.response.create(response=asked)
     aside = await talk.done()
-    if aside.id == main:
-        aside = await talk.done()
-    else:
-        await talk.connection.response.cancel(response_id=main)
-        assert (await talk.done()).id == main
+    await talk.connection.response.cancel(response_id=main)
+    assert (await talk.done()).id == main
     assert (aside.conversation_id, aside.metadata) == (None, {"topic": "aside"})
     [item] = present(aside.output)
     await talk.connection.conversation.item.retrieve(item_id=present(item.id), event_id="gone")

@@ -100,7 +100,7 @@ async def say_everything(server: Running) -> None:
     async with connect(f"{server.url.replace('http', 'ws')}/v1/realtime", additional_headers=headers) as socket:
         item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": CANARY}], "id": CANARY}
         events: list[dict[str, Any]] = [
-            {"type": "session.update", "session": {"instructions": CANARY, "model": CREATE["model"], CANARY: CANARY}},
+            {"type": "session.update", "session": {"instructions": CANARY, CANARY: CANARY}},
             *({"type": "conversation.item.create", "item": each} for each in (item, *spoilt(item))),
             *({"type": "conversation.item.delete", "item_id": each} for each in (f"{CANARY}2", CANARY)),
             {

@@ -41,7 +41,7 @@ from edgeagent.types import TextFormat
 
 MAX_EVENT_BYTES = 1_000_000
 """The largest event of a client. It gets its items back, and clients take frames of at most 1 MiB."""
-MAX_ITEMS = 2048
+MAX_ITEMS = 1024
 """The most items of a conversation, and of a response's `input`."""
 
 NO_AUDIO = 'audio is neither heard nor spoken here; send text, and output_modalities ["text"]'

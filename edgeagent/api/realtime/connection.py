@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import WebSocket
 
 from edgeagent.api.context import context_of
-from edgeagent.api.realtime.body import read_event
+from edgeagent.api.realtime.body import ItemCreate, ItemRetrieve, SessionUpdate, read_event
 from edgeagent.api.realtime.session import RealtimeSession
 from edgeagent.api.responses.socket.connection import Connection
 from edgeagent.api.responses.socket.session import Action, Session
@@ -42,6 +42,8 @@ class RealtimeConnection(Connection):
 
     async def _receive(self, text: str) -> list[Action]:
         received = await run_inline_or_in_thread(len(text), partial(read_event, text))
+        if isinstance(received.event, ItemCreate | ItemRetrieve | SessionUpdate):
+            await self._outbox.wait_for_room()  # what they send comes back
         if received.warning is not None:
             warnings_for(self._websocket).log.write(received.warning)
         return self._realtime.receive(received)

@@ -72,7 +72,7 @@ class RealtimeConversation:
         if isinstance(item, CallOutputItem) and not any(self._is_call(each, item.call_id) for each in self.items):
             message = f"no function_call with the call_id {item.call_id[:128]!r} is in the conversation"
             raise InvalidRequest(message, param="item.call_id")
-        if len(self._entries) >= MAX_ITEMS or self._num_bytes + _size(item) > MAX_CONVERSATION_BYTES:
+        if len(self._entries) >= MAX_ITEMS or self._num_bytes + num_bytes_of(item) > MAX_CONVERSATION_BYTES:
             most = f"at most {MAX_ITEMS} items and {MAX_CONVERSATION_BYTES >> 20} MiB"
             raise InvalidRequest(f"the conversation is too long ({most}); delete items", param="item")
 
@@ -92,26 +92,27 @@ class RealtimeConversation:
         place = 0 if previous_id == ROOT else names.index(previous_id) + 1
         following = {name: self._entries.pop(name) for name in names[place:]}
         self._entries |= {entry.shown["id"]: entry, **following}
-        self._num_bytes += _size(entry.item)
+        self._num_bytes += num_bytes_of(entry.item)
         return names[place - 1] if place else None
 
     def complete(self, entry: Entry) -> None:
         """Replace a response's item by its final form, unless it was deleted."""
         if entry.shown["id"] in self._entries:
             self._entries[entry.shown["id"]] = entry
-            self._num_bytes += _size(entry.item)
+            self._num_bytes += num_bytes_of(entry.item)
 
     def remove(self, item_id: str) -> None:
         """Remove an item; raise UnknownItemToDelete."""
         if item_id not in self._entries:
             message = f"Error deleting item: the item with id '{item_id}' does not exist."
             raise UnknownItemToDelete(message, param="item_id")
-        self._num_bytes -= _size(self._entries.pop(item_id).item)
+        self._num_bytes -= num_bytes_of(self._entries.pop(item_id).item)
 
     @staticmethod
     def _is_call(item: Item, call_id: str) -> bool:
         return isinstance(item, CallItem) and item.call_id == call_id
 
 
-def _size(item: Item | None) -> int:
+def num_bytes_of(item: Item | None) -> int:
+    """Return roughly the memory that an item takes; 0 for none."""
     return 0 if item is None else Transcript().extended((item,)).num_bytes

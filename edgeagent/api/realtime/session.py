@@ -10,8 +10,11 @@ import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+from pydantic_core import to_json
 
 from edgeagent.api.realtime.body import (
     ItemCreate,
@@ -31,6 +34,7 @@ from edgeagent.api.realtime.conversation import (
     RealtimeConversation,
     UnknownItemToRetrieve,
     UnknownItemToTruncate,
+    num_bytes_of,
 )
 from edgeagent.api.realtime.events import AskedResponse, shown_error, shown_item, shown_session
 from edgeagent.api.responses.body import ResponseCreate
@@ -108,7 +112,7 @@ class RealtimeSession:
             self._plain = create_of(self._settings, "session")
         except EdgeAgentError as error:
             return [self._error(error, None), Close(POLICY_VIOLATION, "a header of the handshake is wrong")]
-        return [self._event("session.created", session=self._shown_session(self._plain))]
+        return [self._settings_event("session.created", self._plain)]
 
     def receive(self, received: Received) -> list[Action]:
         """Return the actions that answer a client's event."""
@@ -130,7 +134,7 @@ class RealtimeSession:
                 settings = {**self._settings, **received.settings}
                 self._plain = create_of(settings, "session", received.warning)
                 self._settings = settings
-                return [self._event("session.updated", session=self._shown_session(self._plain)), *self._begin_ahead()]
+                return [self._settings_event("session.updated", self._plain), *self._begin_ahead()]
             case ItemCreate() as sent:
                 return self._add(sent)
             case ItemDelete(item_id=item_id):
@@ -141,7 +145,7 @@ class RealtimeSession:
                 if entry is None:
                     message = f"Error retrieving item: the item with id '{item_id}' does not exist."
                     raise UnknownItemToRetrieve(message, param="item_id")
-                return [self._event("conversation.item.retrieved", item=entry.shown)]
+                return [self._event("conversation.item.retrieved", num_bytes_of(entry.item), item=entry.shown)]
             case ItemTruncate(item_id=item_id):
                 if self._conversation.find(item_id) is None:
                     message = f"Error truncating item: the item with id '{item_id}' does not exist."
@@ -153,15 +157,6 @@ class RealtimeSession:
                 return self._cancel(response_id)
         raise AssertionError(f"an event without an answer: {received.event!r:.80}")
 
-    def _shown_session(self, create: ResponseCreate) -> Json:
-        model = self._settings.get("model") or self._default_model
-        if model is None:
-            try:
-                model = self._service.models.default()
-            except EdgeAgentError:
-                model = None  # a response will be refused with the reason
-        return {**shown_session(self._id, model, create)}
-
     def _add(self, sent: ItemCreate) -> list[Action]:
         if isinstance(sent.item, InputReference):
             raise InvalidRequest("a reference can only be in the input of response.create; send the item", param="item")
@@ -170,7 +165,7 @@ class RealtimeSession:
         shown = shown_item(item)
         previous_id = self._conversation.insert(Entry(shown, item), sent.previous_item_id)
         told: list[Action] = [
-            self._event(f"conversation.item.{kind}", previous_item_id=previous_id, item=shown)
+            self._event(f"conversation.item.{kind}", num_bytes_of(item), previous_item_id=previous_id, item=shown)
             for kind in ("added", "done")
         ]
         # An item in the middle may be followed by others, and the prompt is computed from there on.
@@ -279,8 +274,16 @@ class RealtimeSession:
     def _error_event(self, status: int, error: EdgeAgentError | Json, event_id: str | None) -> Send:
         return self._event("error", status=status, error=shown_error(error, event_id))
 
-    def _event(self, kind: str, **fields: Any) -> Send:
-        return Send(self._numbered({"type": kind, **fields}))
+    def _event(self, kind: str, num_bytes: int = 0, **fields: Any) -> Send:
+        return Send(self._numbered({"type": kind, **fields}), num_bytes=num_bytes)
+
+    def _settings_event(self, kind: str, create: ResponseCreate) -> Send:
+        model = self._settings.get("model") or self._default_model
+        if model is None:
+            with suppress(EdgeAgentError):  # a response will be refused with the reason
+                model = self._service.models.default()
+        session = shown_session(self._id, model, create)
+        return self._event(kind, len(to_json(session)), session=session)
 
     def _numbered(self, event: Json) -> Json:
         self._num_events += 1

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from edgeagent.api.realtime.body import MAX_EVENT_BYTES, MAX_ITEMS
+from edgeagent.api.realtime.body import MAX_EVENT_BYTES, MAX_ITEMS, read_event
 from edgeagent.api.realtime.session import MAX_APART
+from edgeagent.api.responses.socket.outbox import Send
 from edgeagent.api.wire.request_id import OWN_HEADERS
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import ContextLengthExceeded, ModelNotFound, Overloaded, WorkerCrashed
@@ -28,6 +29,14 @@ def done(events: list[Json]) -> Json:
     assert events[-1]["type"] == "response.done"
     response: Json = events[-1]["response"]
     return response
+
+
+def test_what_an_event_repeats_counts_until_it_is_written(client: RealtimeClient) -> None:
+    text = "x" * 10_000
+    item = json.dumps({"type": "conversation.item.create", "item": message(text, id="a")})
+    asked = json.dumps({"type": "conversation.item.retrieve", "item_id": "a"})
+    sent = [action for each in (item, asked) for action in client.realtime.receive(read_event(each))]
+    assert [action.num_bytes > len(text) for action in sent if isinstance(action, Send)] == [True, True, True]
 
 
 def test_the_first_event_has_the_settings(client: RealtimeClient) -> None:

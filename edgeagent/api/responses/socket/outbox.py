@@ -25,13 +25,14 @@ class Send:
 
     `request_id`: the request that the event belongs to; empty if it belongs to none. `at_s`: when the engine computed
     the step that the event reports (time.monotonic); 0 if there is no such step. `is_terminal`: the event is the last
-    one of its request.
+    one of its request. `num_bytes`: the memory of what the event repeats, if it may be large.
     """
 
     event: Json
     request_id: str = ""
     at_s: float = 0.0
     is_terminal: bool = False
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Outbox:
 
     def push(self, entry: Send | Close) -> None:
         """Add an entry at the end."""
-        num_bytes = _cost(entry.event) if isinstance(entry, Send) else 0
+        num_bytes = _cost(entry.event) + entry.num_bytes if isinstance(entry, Send) else 0
         self._entries.append((entry, num_bytes))
         self._num_bytes += num_bytes
         if self._num_bytes > MAX_PENDING_BYTES:

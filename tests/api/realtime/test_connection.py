@@ -1,0 +1,110 @@
+"""Real sockets that speak the Realtime API, against a server with a scripted backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from edgeagent.api.responses.socket.outbox import Close, Outbox, Send
+from edgeagent.api.wire.shape import Json
+from edgeagent.types import TextDelta
+from tests.api.realtime.realtime_client import check_event, kinds, message
+from tests.api.serving import serve
+from tests.backends.fake import FakeBackend, Gate, finished
+from tests.daemon.running import running
+
+
+@pytest.fixture
+async def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture
+async def address(backend: FakeBackend) -> AsyncIterator[str]:
+    async with serve(backend) as address:
+        yield f"ws://{address}/v1/realtime"
+
+
+async def send(socket: ClientConnection, kind: str, **fields: object) -> None:
+    await socket.send(json.dumps({"type": kind, **fields}))
+
+
+async def receive(socket: ClientConnection) -> Json:
+    event: Json = json.loads(await socket.recv())
+    check_event(event)
+    return event
+
+
+async def until(socket: ClientConnection, kind: str) -> list[Json]:
+    events = [await receive(socket)]
+    while events[-1]["type"] != kind:
+        events.append(await receive(socket))
+    return events
+
+
+async def test_the_address_names_the_model() -> None:
+    backend = FakeBackend(models=("one", "two"))
+    async with serve(backend) as address, connect(f"ws://{address}/v1/realtime?model=two") as socket:
+        assert (await receive(socket))["session"]["model"] == "two"
+        await send(socket, "response.create", response={"instructions": "Greet."})
+        (*_, done) = await until(socket, "response.done")
+        assert done["response"]["status"] == "completed"
+        assert done["response"]["edgeagent"]["stages_ms"]["delivery"] >= 0
+    assert [request.model for request in backend.requests] == ["two"]
+
+
+async def test_what_is_computed_ahead_ends_before_the_response(address: str, backend: FakeBackend) -> None:
+    gate = Gate()
+    backend.script = lambda request: [gate] if request.prefill_only else [TextDelta("yes"), finished()]
+    async with connect(address) as socket:
+        await send(socket, "conversation.item.create", item=message("hi"))
+        await until(socket, "conversation.item.done")
+        await gate.reached.wait()
+        await send(socket, "response.create")
+        events = await until(socket, "response.done")
+        assert kinds(events)[0] == "response.created" and len({event["event_id"] for event in events}) == len(events)
+    ahead, asked = backend.requests
+    assert ahead.prefill_only and not asked.prefill_only and backend.closed == [ahead.id]
+
+
+async def test_a_client_that_reads_late_gets_all_and_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sends comes back, so no more is read of it until it reads."""
+    pending: list[int] = []
+    push = Outbox.push
+
+    def noted(outbox: Outbox, entry: Send | Close) -> None:
+        push(outbox, entry)
+        pending.append(outbox._num_bytes)
+
+    monkeypatch.setattr(Outbox, "push", noted)
+    text = "x" * 900_000
+    async with (
+        running(FakeBackend()) as daemon,
+        connect(f"ws://127.0.0.1:{daemon.port}/v1/realtime", max_queue=1) as socket,
+    ):
+
+        async def talk() -> None:
+            for number in range(40):
+                await send(socket, "conversation.item.create", item=message(text, id=f"{number}"))
+                await send(socket, "conversation.item.delete", item_id=f"{number}")
+
+        talking = asyncio.create_task(talk())
+        await asyncio.sleep(0.3)
+        events = [json.loads(await socket.recv()) for _ in range(1 + 3 * 40)]
+        await talking
+    assert [event["item"]["id"] for event in events[1::3]] == [f"{number}" for number in range(40)]
+    assert max(pending) < 4 * len(text)
+
+
+async def test_bytes_are_refused(address: str) -> None:
+    async with connect(address) as socket:
+        await receive(socket)
+        await socket.send(b"{}")
+        with pytest.raises(ConnectionClosed):
+            await receive(socket)
+        assert socket.close_code == 1003
