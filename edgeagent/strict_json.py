@@ -11,7 +11,7 @@ from edgeagent.errors import InvalidRequest
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_VALUES = 250_000
-# An object costs ten times what a number costs. 4,096 messages with parts and calls, or 128 tools with 60 fields each,
+# An object costs ten times what a number costs. 4,096 messages with parts and calls, or 512 tools with 60 fields each,
 # have fewer.
 MAX_JSON_OBJECTS = 32_768
 MAX_INTEGER = 2**63 - 1

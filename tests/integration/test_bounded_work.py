@@ -95,7 +95,10 @@ PAIRS = {"type": "object", "patternProperties": {f"^a{index}[a-z]*$": {} for ind
 FORKS: dict[str, Any] = {"allOf": [{"anyOf": [{"properties": {f"{x}{n}": {}}} for x in "ab"]} for n in range(14)]}
 CHAIN = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}", "required": ["a"]} for index in range(MAX_CHAIN + 2)}
 NAMES: dict[str, Any] = {"allOf": [{"anyOf": [{"properties": {f"p{n}": {}}}]} for n in range(1_200)], "properties": {}}
-BIG = {"type": "object", "properties": {"a": {"enum": [f"{n:030}" for n in range(MAX_GRAMMAR_CHARS // 128 // 32)]}}}
+BIG = {
+    "type": "object",
+    "properties": {"a": {"enum": [f"{n:030}" for n in range(MAX_GRAMMAR_CHARS // MAX_TOOLS // 32)]}},
+}
 
 MEMBERS = (
     Member("patterns joined for one text", _format({"allOf": _patterns(MAX_JOINED + 1)}), "joins more than 4 patterns"),

@@ -33,7 +33,7 @@ from edgeagent.units import seconds_of
 MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_MESSAGES = 4096
-MAX_TOOLS = 128
+MAX_TOOLS = 512
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_SCHEMA_BYTES = 64 << 10

@@ -28,7 +28,7 @@ from edgeagent.text.tool_format import (
 from edgeagent.text.vocabulary import Vocabulary, control_tokens
 from edgeagent.types import Tool, ToolChoice
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -41,13 +41,15 @@ def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...
     names = [tool.name for tool in tools]
     if len(tools) > MAX_TOOLS:
         raise InvalidToolSchema(f"{len(tools)} tools; at most {MAX_TOOLS}", param="tools")
-    for index, name in enumerate(names):
+    known = set[str]()
+    for name in names:
         if not _NAME.fullmatch(name):
             raise InvalidToolSchema(
                 f"tool name {name[:130]!r} is invalid: use 1 to 128 letters, digits and _ . : / -", param="tools"
             )
-        if name in names[:index]:
+        if name in known:
             raise InvalidToolSchema(f"two tools are called {name!r}", param="tools")
+        known.add(name)
     if choice.mode == "none":
         return ()
     for name in choice.names:

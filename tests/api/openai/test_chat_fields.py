@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.api.wire.fields import MAX_TOOLS
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
@@ -213,7 +214,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     (_say({"role": "assistant", "tool_calls": "x"}), "messages[0].tool_calls"),
     ({"tools": "x"}, "tools"),
     ({"tools": [5]}, "tools[0]"),
-    ({"tools": [WEATHER] * 129}, "tools"),
+    ({"tools": [WEATHER] * (MAX_TOOLS + 1)}, "tools"),
 ]
 BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
