@@ -72,7 +72,8 @@ OWNERS: dict[str, set[str]] = {
     # From the extra `keyring`; only owners who keep a key there need it.
     "keyring": {"remotes"},
     "platformdirs": {"config", "config_sources"},
-    "httpx": {"bench"},
+    # Only for answers in the background, so applications that ask for none do not load it.
+    "httpx": {"client", "bench"},
     # httpx's own transport, without httpx's cookies, redirects and variables: see backends.remote.
     "httpcore": {"backends"},
     # The values of `types` and the options are msgspec structs; code that makes changed copies needs msgspec.structs.
@@ -80,6 +81,7 @@ OWNERS: dict[str, set[str]] = {
         "config",
         "config_sources",
         "runtime_file",
+        "client",
         "types",
         "metrics",
         "remotes",

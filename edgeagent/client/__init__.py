@@ -1,12 +1,29 @@
-"""An async WebSocket client for applications. It depends on the wire protocol, not on the daemon's code.
+"""A WebSocket client for applications. It depends on the wire protocol, not on the daemon's code.
 
 async with edgeagent.client.connect() as client:
-    async for event in client.respond("Turn the light on"):
+    async for sentence in client.respond("Turn the light on").sentences():
         ...
+
+`edgeagent.client.sync` has the same names without `await`.
 """
 
 from edgeagent.client.address import Address
 from edgeagent.client.answer import Answer, Event, function_output
-from edgeagent.client.connection import Client, Reply, connect
+from edgeagent.client.connection import Client, connect
+from edgeagent.client.conversation import Conversation
+from edgeagent.client.reply import Reply
+from edgeagent.client.sentences import Sentences
+from edgeagent.client.tools import Tool
 
-__all__ = ["Address", "Answer", "Client", "Event", "Reply", "connect", "function_output"]
+__all__ = [
+    "Address",
+    "Answer",
+    "Client",
+    "Conversation",
+    "Event",
+    "Reply",
+    "Sentences",
+    "Tool",
+    "connect",
+    "function_output",
+]

@@ -29,10 +29,22 @@ class Address:
     @property
     def websocket_url(self) -> str:
         """The URL of /v1/responses over WebSocket."""
-        base = self.url.rstrip("/").removesuffix("/responses").removesuffix("/v1")
+        base = self._base
         if base.startswith("http"):
             base = "ws" + base.removeprefix("http")
         return f"{base}/v1/responses"
+
+    @property
+    def http_url(self) -> str:
+        """The URL of /v1 over HTTP."""
+        base = self._base
+        if base.startswith("ws"):
+            base = "http" + base.removeprefix("ws")
+        return f"{base}/v1"
+
+    @property
+    def _base(self) -> str:
+        return self.url.rstrip("/").removesuffix("/responses").removesuffix("/v1")
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS context that checks the daemon's certificate; None if the URL does not use TLS.

@@ -11,6 +11,8 @@ from edgeagent.types import ToolCall
 
 Event = Mapping[str, Any]
 """One event as it came over the wire."""
+TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+"""The types of the events that end a response."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.http11 import Response
 
 from edgeagent.client.address import Address, address_of_daemon, is_loopback
-from edgeagent.client.answer import Answer, Event
+from edgeagent.client.answer import TERMINAL, Answer, Event
+from edgeagent.client.conversation import Conversation
+from edgeagent.client.reply import MAX_ROUNDS, RETRY_DELAYS_S, OneReader, Received, Reply
+from edgeagent.client.tools import ToolLike, split_tools
 from edgeagent.errors import (
     BackendUnavailable,
     EdgeAgentError,
@@ -30,8 +33,6 @@ from edgeagent.errors import (
 )
 
 OPEN_TIMEOUT_S = 10.0
-CANCEL_TIMEOUT_S = 5.0
-RETRY_DELAYS_S = (0.1, 0.5, 2.0)
 # Close codes of RFC 6455 (7.4.1) and the IANA registry for protocol and policy errors, which a retry would repeat.
 FINAL_CLOSE_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 
@@ -46,9 +47,12 @@ class Client:
     """
 
     def __init__(self, locate: Callable[[], Address]) -> None:
-        self._locate = locate
+        self.locate = locate
         self._socket: ClientConnection | None = None
         self._reply: Reply | None = None
+        self._reader = OneReader()
+        # So many prefills were sent whose end was not read. Their events come before those of the next reply.
+        self._num_prefills = 0
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -65,12 +69,12 @@ class Client:
         If `connect` got no URL, also raise ConfigError if the daemon's token file or the configuration is wrong.
         """
         if self._socket is None:
-            self._socket = await _open(await asyncio.to_thread(self._locate))
+            self._socket = await _open(await asyncio.to_thread(self.locate))
 
     async def close(self) -> None:
         """Disconnect. If a response is still running on this connection, the daemon cancels it."""
         if self._socket is not None:
-            socket, self._socket = self._socket, None
+            socket, self._socket, self._num_prefills = self._socket, None, 0
             await socket.close()
 
     def respond(
@@ -79,38 +83,79 @@ class Client:
         *,
         previous_response_id: str | None = None,
         instructions: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[ToolLike] | None = None,
+        max_rounds: int = MAX_ROUNDS,
+        background: bool = False,
         **fields: object,
     ) -> Reply:
         """Return a response as an async iterator of events. Nothing is sent before the first event is awaited.
 
         `message` is text or a list of input items. `fields` are further fields of response.create (model, temperature,
         max_output_tokens, tool_choice, text, store ...).
+
+        Functions among `tools` are called when the model asks for it, and a further response answers their output: the
+        iterator goes on with its events. There are at most `max_rounds` responses, and the last of several may call
+        nothing. If a response calls a tool that is not a function, it is the last one, and the caller answers its
+        calls.
+
+        With `background`, the daemon goes on without a connection. The iterator gets the events that it missed as soon
+        as the daemon can be reached again, for example after sleep.
         """
+        definitions, functions = split_tools(tools) if tools is not None else (None, {})
         request = {
             "type": "response.create",
             "input": message,
             "previous_response_id": previous_response_id,
             "instructions": instructions,
-            "tools": tools,
+            "tools": definitions,
+            "background": background or None,
             **fields,
         }
-        return Reply(self, {name: value for name, value in request.items() if value is not None})
+        return Reply(self, {name: value for name, value in request.items() if value is not None}, functions, max_rounds)
 
     async def ask(self, message: Input, **fields: Any) -> Answer:
         """Send a message, wait for the end, and return the whole answer. Raise the response's error if it failed."""
         return await self.respond(message, **fields).finish()
 
-    async def begin(self, reply: Reply) -> None:
-        """Cancel the running reply, connect if needed, and send the new reply's request. For use by Reply only.
+    async def prefill(self, message: Input = (), *, ahead: bool = False, **fields: Any) -> None:
+        """Let the daemon compute a prompt, and return before it has. `message` and `fields` are those of `respond`.
 
-        Raise the errors of `open` and `send`.
+        With `ahead`, it also begins the answer. The next reply gets this one if it asks for the same. While a reply
+        runs, nothing is sent. Raise the errors of `open`; the daemon's errors come with the next reply.
         """
+        request = dict(self.respond(message, **fields).request)
+        if not message:
+            del request["input"]
+        if ahead:
+            request["edgeagent"] = {**request.get("edgeagent", {}), "ahead": True}
+        for attempt in range(2):
+            if self._reply is not None and not self._reply.answer.is_finished:
+                return
+            try:
+                await self.open()
+                # Each prefill ends the one before it at once, so this does not wait for a computation.
+                while self._num_prefills > 1:
+                    await self._reader.read(self._receive)
+                self._num_prefills += 1
+                await self.send({**request, "generate": False})
+                return
+            except BackendUnavailable:
+                # The connection may have been lost long ago.
+                if attempt:
+                    raise
+
+    def conversation(
+        self, previous_response_id: str | None = None, *, tools: Sequence[ToolLike] | None = None, **fields: Any
+    ) -> Conversation:
+        """Return a conversation: a new one, or the one that a response belongs to. `fields` are those of `respond`."""
+        return Conversation(self, previous_response_id, tools or (), fields)
+
+    async def begin(self, reply: Reply) -> None:
+        """Cancel the running reply, and connect if needed. For use by Reply only. Raise the errors of `open`."""
         if self._reply is not None and self._reply is not reply:
             await self._reply.cancel()
         self._reply = reply
         await self.open()
-        await self.send(reply.request)
 
     async def send(self, event: Event) -> None:
         """Send one event on the open connection. For use by Reply only.
@@ -125,21 +170,37 @@ class Client:
         except ConnectionClosed as closed:
             raise self._lost(closed) from None
 
-    async def receive(self) -> dict[str, Any]:
-        """Return the next event of the open connection. For use by Reply only.
+    async def receive(self) -> Received | None:
+        """Return the next event of the running reply. For use by Reply only.
 
-        Raise BackendUnavailable or PayloadTooLarge if the connection is lost.
+        Return None if another task was reading, and has read something. Raise BackendUnavailable or PayloadTooLarge if
+        the connection is lost.
         """
+        return await self._reader.read(self._receive_own)
+
+    @property
+    def has_prefills(self) -> bool:
+        """Whether the events of a prefill are still to be read."""
+        return self._num_prefills > 0
+
+    async def _receive_own(self) -> Received:
+        while self._num_prefills:
+            await self._receive()
+        return await self._receive()
+
+    async def _receive(self) -> Received:
         if self._socket is None:
             raise _closed_under_response()
         try:
-            event: dict[str, Any] = json.loads(await self._socket.recv())
+            event: Received = json.loads(await self._socket.recv())
         except ConnectionClosed as closed:
             raise self._lost(closed) from None
+        if self._num_prefills and event.get("type") in TERMINAL:
+            self._num_prefills -= 1
         return event
 
     def _lost(self, closed: ConnectionClosed) -> EdgeAgentError:
-        self._socket = None
+        self._socket, self._num_prefills = None, 0
         code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
         if code == 1009:
             return PayloadTooLarge(f"the message is larger than the daemon accepts ({reason or 'close code 1009'})")
@@ -148,80 +209,6 @@ class Client:
             f"the daemon closed the connection (code {code}{because})",
             retry_after_s=None if code in FINAL_CLOSE_CODES else RETRY_DELAYS_S[0],
         )
-
-
-class Reply:
-    """One response as it arrives: an async iterator over its events. `answer` holds the result so far.
-
-    If the connection is lost before the daemon begins to answer, the client reconnects and sends the request again. If
-    the connection is lost later, the error is raised, since delivered events cannot be taken back. After the terminal
-    event of a failed response, the iterator raises the response's error.
-    """
-
-    def __init__(self, client: Client, request: Mapping[str, Any]) -> None:
-        self.request = request
-        self.answer = Answer()
-        self._client = client
-        self._is_sent = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        if self.answer.is_finished:
-            if self.answer.error is not None:
-                raise self.answer.error
-            raise StopAsyncIteration
-        event = await self._next_event()
-        self.answer.add(event)
-        return event
-
-    async def finish(self) -> Answer:
-        """Read the remaining events and return the answer. Raise the response's error if it failed."""
-        async for _ in self:
-            pass
-        return self.answer
-
-    async def cancel(self) -> Answer:
-        """Cancel the response at the daemon, and return `answer`. An answer that has finished is not changed.
-
-        If the daemon does not confirm this within CANCEL_TIMEOUT_S, or if the connection is lost, the connection is
-        closed and the status is "cancelled".
-        """
-        if self.answer.is_finished:
-            return self.answer
-        if not self._is_sent:
-            self.answer.status = "cancelled"
-            return self.answer
-        try:
-            async with asyncio.timeout(CANCEL_TIMEOUT_S):
-                await self._client.send({"type": "response.cancel", **self._named()})
-                while not self.answer.is_finished:
-                    self.answer.add(await self._client.receive())
-        except (TimeoutError, EdgeAgentError):
-            # When the connection closes, the daemon cancels all that still runs on it.
-            await self._client.close()
-            self.answer.status = "cancelled"
-        return self.answer
-
-    def _named(self) -> dict[str, str]:
-        return {"response_id": self.answer.response_id} if self.answer.response_id else {}
-
-    async def _next_event(self) -> dict[str, Any]:
-        for delay in (*RETRY_DELAYS_S, None):
-            try:
-                if not self._is_sent:
-                    await self._client.begin(self)
-                    self._is_sent = True
-                return await self._client.receive()
-            except BackendUnavailable as lost:
-                # Give up if no retries are left, if the error would repeat, or if part of the answer was delivered.
-                if delay is None or lost.retry_after_s is None or self.answer.response_id is not None:
-                    self.answer.status, self.answer.error = "failed", lost
-                    raise
-            self._is_sent = False
-            await asyncio.sleep(delay)
-        raise AssertionError("the last attempt returns or raises")
 
 
 def _encoded(event: Event) -> bytes:

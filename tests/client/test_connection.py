@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from edgeagent.client import connect, connection, function_output
+from edgeagent.client import reply as reply_module
 from edgeagent.errors import (
     BackendUnavailable,
     ContextLengthExceeded,
@@ -22,7 +23,7 @@ from tests.client.daemon_stub import call_events, closing, running_stub, sending
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "RETRY_DELAYS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(reply_module, "RETRY_DELAYS_S", (0.0, 0.0, 0.0))
 
 
 async def test_yields_every_event_and_adds_them_up() -> None:
@@ -94,7 +95,7 @@ async def test_retries_end() -> None:
     async with running_stub(*[closing(1012)] * 9) as stub, connect(stub.url) as client:
         with pytest.raises(BackendUnavailable, match="code 1012: because"):
             await client.ask("Hi")
-    assert len(stub.received) == 1 + len(connection.RETRY_DELAYS_S)
+    assert len(stub.received) == 1 + len(reply_module.RETRY_DELAYS_S)
 
 
 async def test_nothing_is_repeated_once_the_answer_began() -> None:
@@ -195,7 +196,7 @@ async def test_a_new_request_cancels_the_one_before() -> None:
 
 
 async def test_a_daemon_that_ignores_a_cancel_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "CANCEL_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(reply_module, "CANCEL_TIMEOUT_S", 0.02)
     script = [sending(text_events("resp_1", "a", "b")[:2]), sending([]), sending(text_events("resp_2", "next"))]
     async with running_stub(*script) as stub, connect(stub.url) as client:
         reply = client.respond("Hi")

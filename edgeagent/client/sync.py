@@ -1,0 +1,186 @@
+"""The client without `await`: the same names, for programs without an event loop.
+
+with edgeagent.client.sync.connect() as client:
+    for text in client.respond("Turn the light on").texts():
+        ...
+
+The connection lives in a thread of its own, so it stays open between calls. A reply may be read in one thread, and
+cancelled in another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from edgeagent.client import connection, conversation, reply
+from edgeagent.client.answer import Answer
+from edgeagent.client.connection import Input
+
+Result = TypeVar("Result")
+
+
+class _Loop:
+    """An event loop in a thread. `run` waits for a coroutine that runs there."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="edgeagent.client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def each(self, items: AsyncIterator[Result]) -> Iterator[Result]:
+        """Yield what an async iterator yields."""
+        end = object()
+
+        async def following() -> Any:
+            return await anext(items, end)
+
+        while (item := self.run(following())) is not end:
+            yield item
+
+    def stop(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class Client:
+    """As `edgeagent.client.Client`. Use it as a context manager, or call `close`, after which it cannot be used."""
+
+    def __init__(self, client: connection.Client) -> None:
+        self._client = client
+        self._loop = _Loop()
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """As `edgeagent.client.Client.open`."""
+        self._loop.run(self._client.open())
+
+    def close(self) -> None:
+        """Disconnect, and end the thread. If a response is still running, the daemon cancels it."""
+        try:
+            self._loop.run(self._client.close())
+        finally:
+            self._loop.stop()
+
+    def respond(self, message: Input, **fields: Any) -> Reply:
+        """As `edgeagent.client.Client.respond`."""
+        return Reply(self._client.respond(message, **fields), self._loop)
+
+    def ask(self, message: Input, **fields: Any) -> Answer:
+        """As `edgeagent.client.Client.ask`."""
+        return self._loop.run(self._client.ask(message, **fields))
+
+    def prefill(self, message: Input = (), *, ahead: bool = False, **fields: Any) -> None:
+        """As `edgeagent.client.Client.prefill`."""
+        self._loop.run(self._client.prefill(message, ahead=ahead, **fields))
+
+    def conversation(self, previous_response_id: str | None = None, **fields: Any) -> Conversation:
+        """As `edgeagent.client.Client.conversation`."""
+        return Conversation(self._client.conversation(previous_response_id, **fields), self._loop)
+
+
+class Reply:
+    """As `edgeagent.client.Reply`: an iterator over the events. Several threads may use it."""
+
+    def __init__(self, reply: reply.Reply, loop: _Loop) -> None:
+        self._reply = reply
+        self._loop = loop
+
+    @property
+    def answer(self) -> Answer:
+        """The result so far."""
+        return self._reply.answer
+
+    @property
+    def rounds(self) -> list[Answer]:
+        """The answers whose calls of functions are answered."""
+        return self._reply.rounds
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._loop.each(self._reply)
+
+    def texts(self) -> Iterator[str]:
+        """As `edgeagent.client.Reply.texts`."""
+        return self._loop.each(self._reply.texts())
+
+    def sentences(self) -> Iterator[str]:
+        """As `edgeagent.client.Reply.sentences`."""
+        return self._loop.each(self._reply.sentences())
+
+    def finish(self) -> Answer:
+        """As `edgeagent.client.Reply.finish`."""
+        return self._loop.run(self._reply.finish())
+
+    def cancel(self) -> Answer:
+        """As `edgeagent.client.Reply.cancel`."""
+        return self._loop.run(self._reply.cancel())
+
+
+class Conversation:
+    """As `edgeagent.client.Conversation`."""
+
+    def __init__(self, conversation: conversation.Conversation, loop: _Loop) -> None:
+        self._conversation = conversation
+        self._loop = loop
+
+    @property
+    def words(self) -> str:
+        """The message so far."""
+        return self._conversation.words
+
+    @property
+    def response_id(self) -> str | None:
+        """The id of the last answer; None before the first one."""
+        return self._conversation.response_id
+
+    def append(self, words: str) -> None:
+        """As `edgeagent.client.Conversation.append`."""
+        self._loop.run(self._conversation.append(words))
+
+    def replace_tail(self, words: str) -> None:
+        """As `edgeagent.client.Conversation.replace_tail`."""
+        self._loop.run(self._conversation.replace_tail(words))
+
+    def prefill(self) -> None:
+        """As `edgeagent.client.Conversation.prefill`."""
+        self._loop.run(self._conversation.prefill())
+
+    def ahead(self) -> None:
+        """As `edgeagent.client.Conversation.ahead`."""
+        self._loop.run(self._conversation.ahead())
+
+    def commit(self, message: Input | None = None, **fields: Any) -> Reply:
+        """As `edgeagent.client.Conversation.commit`."""
+        return Reply(self._loop.run(self._conversation.commit(message, **fields)), self._loop)
+
+    def cancel(self) -> Answer | None:
+        """As `edgeagent.client.Conversation.cancel`."""
+        return self._loop.run(self._conversation.cancel())
+
+
+def connect(
+    url: str | None = None, token: str | None = None, state_dir: Path | None = None, *, start: bool = False
+) -> Client:
+    """As `edgeagent.client.connect`."""
+    return Client(connection.connect(url, token, state_dir, start=start))
