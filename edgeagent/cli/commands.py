@@ -34,6 +34,7 @@ COMMANDS = {
     "open": Command("edgeagent.cli.browser:open_page", "Open the daemon's page in the browser."),
     "run": Command("edgeagent.cli.run:run", "Chat with a model, or answer one prompt."),
     "status": Command("edgeagent.cli.status:status", "Show what the daemon runs, and how fast."),
+    "address": Command("edgeagent.cli.address:address", "Print the daemon's address, for applications."),
     "health": Command("edgeagent.cli.status:health", "Say whether the daemon can answer."),
     "stop": Command("edgeagent.cli.status:stop", "Stop the daemon; live requests may finish first."),
     "reload": Command("edgeagent.cli.status:reload", "Load a model again, also if it crashed too often."),

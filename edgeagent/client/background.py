@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -24,54 +24,76 @@ _BUSY = (429, 503)
 
 
 class Background:
-    """One response in the background. `events` creates it and yields its events, each once, across lost connections."""
+    """One response in the background. `next` creates it, and returns its events, each once, across lost connections."""
 
     def __init__(self, locate: Callable[[], Address], request: Mapping[str, Any]) -> None:
         self._locate = locate
         self._request = {name: value for name, value in request.items() if name != "type"} | {"stream": True}
         self._id: str | None = None
         self._after = -1
+        self._reached_at_s = time.monotonic()
+        self._http: httpx.AsyncClient | None = None
+        self._lines: AsyncIterator[str] | None = None
 
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the events. A refusal is an event `error`, as on the WebSocket.
+    async def next(self) -> dict[str, Any]:
+        """Return the next event. A refusal is an event `error`, as on the WebSocket.
 
         Raise BackendUnavailable if the daemon cannot be reached for REACH_S, or ConfigError as `Client.open` does.
         """
-        reached_at_s = time.monotonic()
         while True:
             try:
-                async with await self._http() as http, self._stream(http) as reply:
-                    if reply.status_code in _BUSY and self._id is not None:
-                        raise httpx.NetworkError(f"HTTP {reply.status_code}")
-                    if reply.is_error:
-                        yield {"type": "error", "error": _error(await reply.aread(), reply.status_code)}
-                        return
-                    async for line in reply.aiter_lines():
-                        if not line.startswith("data: {"):
-                            continue
-                        reached_at_s = time.monotonic()
-                        event: dict[str, Any] = json.loads(line.removeprefix("data: "))
-                        self._after = event.get("sequence_number", self._after)
-                        if self._id is None and "response" in event:
-                            self._id = event["response"]["id"]
-                        yield event
-                        if event["type"] in TERMINAL:
-                            return
+                event = await self._read()
             except (httpx.TransportError, BackendUnavailable) as lost:
-                if time.monotonic() - reached_at_s > REACH_S:
+                if time.monotonic() - self._reached_at_s > REACH_S:
                     raise BackendUnavailable(f"the daemon cannot be reached again: {lost}") from None
+                event = None
+            if event is None or event["type"] in TERMINAL:
+                await self.close()
+            if event is not None:
+                return event
             await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Disconnect. The response goes on."""
+        http, self._http, self._lines = self._http, None, None
+        if http is not None:
+            await http.aclose()
+
+    async def _read(self) -> dict[str, Any] | None:
+        """Return the next event of this connection, or of a new one; None if it ends."""
+        if self._lines is None:
+            self._http = await self._connected()
+            if self._id is None:
+                request = self._http.build_request("POST", "responses", json=self._request)
+            else:
+                query = {"stream": "true", "starting_after": self._after}
+                request = self._http.build_request("GET", f"responses/{self._id}", params=query)
+            reply = await self._http.send(request, stream=True)
+            if reply.status_code in _BUSY and self._id is not None:
+                return None
+            if reply.is_error:
+                return {"type": "error", "error": _error(await reply.aread(), reply.status_code)}
+            self._lines = reply.aiter_lines()
+        async for line in self._lines:
+            self._reached_at_s = time.monotonic()
+            if line.startswith("data: {"):
+                event: dict[str, Any] = json.loads(line.removeprefix("data: "))
+                self._after = event.get("sequence_number", self._after)
+                if self._id is None and "response" in event:
+                    self._id = event["response"]["id"]
+                return event
+        return None
 
     async def cancel(self) -> None:
         """Cancel the response, which then ends with an event. Raise BackendUnavailable if the daemon is not there."""
         if self._id is not None:
             try:
-                async with await self._http() as http:
+                async with await self._connected() as http:
                     await http.post(f"responses/{self._id}/cancel")
             except httpx.TransportError as lost:
                 raise BackendUnavailable(f"the daemon cannot be reached: {lost}", retry_after_s=RETRY_S) from None
 
-    async def _http(self) -> httpx.AsyncClient:
+    async def _connected(self) -> httpx.AsyncClient:
         address = await asyncio.to_thread(self._locate)
         return httpx.AsyncClient(
             base_url=address.http_url,
@@ -80,11 +102,6 @@ class Background:
             timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
             trust_env=not is_loopback(address.http_url),
         )
-
-    def _stream(self, http: httpx.AsyncClient) -> Any:
-        if self._id is None:
-            return http.stream("POST", "responses", json=self._request)
-        return http.stream("GET", f"responses/{self._id}", params={"stream": "true", "starting_after": self._after})
 
 
 def _error(body: bytes, status: int) -> dict[str, Any]:

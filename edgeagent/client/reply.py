@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from edgeagent.client.answer import Answer, function_output
@@ -65,7 +65,6 @@ class Reply:
         self._is_sent = False
         self._is_cancelled = False
         self._background: Background | None = None
-        self._background_events: AsyncGenerator[Received, None] | None = None
         self._background_reader = OneReader()
 
     def __aiter__(self) -> Self:
@@ -176,15 +175,9 @@ class Reply:
             from edgeagent.client.background import Background
 
             self._background = Background(self._client.locate, self.request)
-            self._background_events = self._background.events()
             self._is_sent = True
-        assert self._background_events is not None
         try:
-            return await self._background_reader.read(self._background_events.__anext__)
-        except StopAsyncIteration:
-            # The task that read before was cancelled. The events go on behind the last one.
-            self._background_events = self._background.events()
-            return None
+            return await self._background_reader.read(self._background.next)
         except EdgeAgentError as lost:
             self.answer.status, self.answer.error = "failed", lost
             raise
