@@ -373,6 +373,7 @@ export class Reply {
     try {
       const { value } = await this.#background.next();
       if (value) this.answer.add(value);
+      if (this.answer.isFinished) await this.#background.return();
       return value;
     } catch (lost) {
       throw this.#fail(lost);

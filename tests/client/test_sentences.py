@@ -1,4 +1,4 @@
-"""The splitter of sentences, by its table of cases. tests/clients/own_client.mjs runs the same table in JavaScript."""
+"""The splitter of sentences, by its table of cases. tests/integration/test_client_js.py runs it in JavaScript."""
 
 from __future__ import annotations
 

@@ -1,0 +1,137 @@
+// The cases of test_client_js.py: each is a line with its name, when it has passed.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+
+import { EdgeagentError, Sentences, connect } from "../../packaging/js/edgeagent.js";
+
+const { URL_, CUTTING_URL, LOCKED_URL, TOKEN, STATE_DIR, COMMAND } = process.env;
+const GREEDY = { temperature: 0, max_output_tokens: 40 };
+const CAPABILITIES = "What can you do?";
+const sleep = (milliseconds) => new Promise((wake) => setTimeout(wake, milliseconds));
+
+async function collected(items) {
+  const all = [];
+  for await (const item of items) all.push(item);
+  return all;
+}
+
+const cases = {
+  sentences() {
+    const table = JSON.parse(readFileSync(new URL("../client/sentences.json", import.meta.url), "utf8"));
+    for (const [name, text, expected] of table) {
+      for (const parts of [[text], [...text]]) {
+        const splitter = new Sentences();
+        assert.deepEqual([...parts.flatMap((part) => splitter.add(part)), ...splitter.end()], expected, name);
+      }
+    }
+  },
+
+  async ahead() {
+    const client = connect({ url: URL_ });
+    const expected = (await client.ask(CAPABILITIES, GREEDY)).text;
+    let numAhead = 0;
+    for (let attempt = 0; attempt < 10 && !numAhead; attempt++) {
+      const talk = client.conversation(GREEDY);
+      await talk.prefill();
+      await talk.append("What ");
+      await talk.replaceTail("can I do");
+      await talk.replaceTail("can you do?");
+      assert.equal(talk.words, CAPABILITIES);
+      await talk.ahead();
+      await sleep(200 * attempt);
+      const reply = await talk.commit();
+      assert.deepEqual(await collected(reply.sentences()), [expected]);
+      assert.equal(talk.responseId, reply.answer.responseId);
+      numAhead = reply.answer.edgeagent.ahead_tokens ?? 0;
+    }
+    assert(numAhead > 0);
+    await client.close();
+  },
+
+  async interrupted() {
+    const client = connect({ url: `${URL_}/v1` });
+    const talk = client.conversation({ temperature: 0 });
+    const reply = await talk.commit(CAPABILITIES, { max_output_tokens: 1000 });
+    let text = "";
+    let begin;
+    const begun = new Promise((done) => (begin = done));
+    const reading = (async () => {
+      for await (const part of reply.texts()) {
+        text += part;
+        begin();
+      }
+    })();
+    await begun;
+    await talk.append("never ");
+    assert.equal(await talk.cancel(), reply.answer);
+    await reading;
+    assert(["cancelled", "completed"].includes(reply.answer.status) && reply.answer.text.startsWith(text));
+    await talk.append("mind. Hello!");
+    const again = await talk.commit();
+    assert.equal(again.request.previous_response_id, reply.answer.responseId);
+    assert((await again.finish()).text);
+    await client.close();
+  },
+
+  async tools() {
+    const called = [];
+    const set_timer = {
+      name: "set_timer",
+      description: "Set a timer.",
+      parameters: { type: "object", properties: { minutes: { type: "integer" } }, required: ["minutes"] },
+      run: ({ minutes }) => (called.push(minutes), { ok: true }),
+    };
+    const client = connect({ url: URL_ });
+    for (const background of [false, true]) {
+      const reply = client.respond("Set a timer for 7 minutes.", { tools: [set_timer], background, ...GREEDY });
+      const answer = await reply.finish();
+      assert.equal(reply.rounds[0].toolCalls[0].name, "set_timer");
+      assert(answer.text && answer.status === "completed");
+    }
+    assert.deepEqual(called, [7, 7]);
+    const { run: _, ...definition } = set_timer;
+    const answer = await client.ask("Set a timer for 7 minutes.", { tools: [definition], ...GREEDY });
+    assert.equal(answer.toolCalls[0].arguments, '{"minutes": 7}');
+    await client.close();
+  },
+
+  async background() {
+    const client = connect({ url: CUTTING_URL });
+    const reply = client.respond(CAPABILITIES, { background: true, ...GREEDY });
+    const numbers = (await collected(reply)).map((event) => event.sequence_number);
+    assert.deepEqual(numbers, [...new Set(numbers)].sort((one, other) => one - other));
+    const kept = await (await fetch(`${URL_}/v1/responses/${reply.answer.responseId}`)).json();
+    assert.equal(reply.answer.text, kept.output[0].content[0].text);
+    const cancelled = connect({ url: URL_ }).respond(CAPABILITIES, { background: true, temperature: 0 });
+    const events = cancelled[Symbol.asyncIterator]();
+    assert.equal((await events.next()).value.type, "response.created");
+    assert(["cancelled", "completed"].includes((await cancelled.cancel()).status));
+    assert((await events.next()).done);
+  },
+
+  async errors() {
+    const failing = (code) => (error) => error instanceof EdgeagentError && error.code === code;
+    const client = connect({ url: URL_ });
+    await assert.rejects(client.ask("Hi", { model: "none" }), failing("model_not_found"));
+    const unknown = { background: true, previous_response_id: "resp_none" };
+    await assert.rejects(client.ask("Hi", unknown), failing("previous_response_not_found"));
+    await client.close();
+    assert.throws(() => connect({ WebSocket: null }), /experimental-websocket/);
+    await assert.rejects(connect({ url: LOCKED_URL }).open(), failing("invalid_api_key"));
+    await assert.rejects(connect({ url: "http://127.0.0.1:9" }).open(), /edgeagent serve/);
+    await assert.rejects(connect({ command: "no-such-program" }).open(), failing("backend_unavailable"));
+  },
+
+  async located() {
+    for (const options of [{ url: LOCKED_URL, token: TOKEN }, { stateDir: STATE_DIR, command: COMMAND }]) {
+      const client = connect(options);
+      assert((await client.ask("Hello!", GREEDY)).text);
+      await client.close();
+    }
+  },
+};
+
+for (const [name, run] of Object.entries(cases)) {
+  await run();
+  console.log(name);
+}
