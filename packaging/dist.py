@@ -8,12 +8,15 @@ folder, and compares them.
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -141,6 +144,22 @@ def make_python(target: Path) -> None:
     _run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", str(target.resolve()))
 
 
+def make_js(target: Path) -> None:
+    """Make the npm package of the client for JavaScript, as `npm pack` would: its files, in the folder `package`."""
+    folder = ROOT / "packaging" / "js"
+    manifest = json.loads((folder / "package.json").read_text(encoding="utf-8"))
+    files = [folder / name for name in ("package.json", "README.md", *manifest["files"])]
+    _remove(target, "edgeagent-client-*.tgz")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for file in sorted([*files, ROOT / "LICENSE"]):
+            entry = tarfile.TarInfo(f"package/{file.name}")
+            entry.size, entry.mtime = file.stat().st_size, int(os.environ["SOURCE_DATE_EPOCH"])
+            with file.open("rb") as content:
+                archive.addfile(entry, content)
+    (target / f"edgeagent-client-{manifest['version']}.tgz").write_bytes(gzip.compress(packed.getvalue(), mtime=0))
+
+
 def make_engine(target: Path) -> None:
     """Copy the portable engine and its plug-ins; build the engine if there is none for this machine."""
     version = pinned_bindings((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -240,6 +259,7 @@ def _run(*command: str) -> str:
 
 PARTS: tuple[Part, ...] = (
     Part("python", make_python),
+    Part("js", make_js),
     Part("engine", make_engine, _no_engine),
     Part("offline", make_offline),
     Part("deb", make_deb, _no_deb),

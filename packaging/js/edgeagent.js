@@ -189,7 +189,7 @@ export class Client {
   // A WebSocket does not say why it was refused; HTTP does.
   async #refusal(url) {
     try {
-      const { error } = await (await this.fetch("models", { signal: AbortSignal.timeout(CANCEL_TIMEOUT_MS) })).json();
+      const { error } = await (await this._fetch("models", { signal: AbortSignal.timeout(CANCEL_TIMEOUT_MS) })).json();
       if (error) return wireError(error);
     } catch {}
     return unavailable(`no daemon answers at ${url}, or it refuses this web page; start one with \`edgeagent serve\``);
@@ -233,24 +233,24 @@ export class Client {
   }
 
   // The rest is for Reply.
-  get hasPrefills() {
+  get _hasPrefills() {
     return this.#turns.includes(null);
   }
 
-  async begin(reply) {
+  async _begin(reply) {
     if (this.#reply && this.#reply !== reply) await this.#reply.cancel();
     this.#reply = reply;
     await this.open();
   }
 
-  create(request) {
+  _create(request) {
     this.#send({ type: "response.create", ...request });
     const turn = new Turn();
     this.#turns.push(turn);
     return turn;
   }
 
-  cancel(fields) {
+  _cancel(fields) {
     this.#send({ type: "response.cancel", ...fields });
   }
 
@@ -259,7 +259,7 @@ export class Client {
     this.#socket.send(JSON.stringify(frame));
   }
 
-  async fetch(path, { headers, ...options } = {}) {
+  async _fetch(path, { headers, ...options } = {}) {
     const { base, token } = await this.#find();
     const all = { ...headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
     return await fetch(`${base}/v1/${path}`, { ...options, headers: all });
@@ -340,10 +340,10 @@ export class Reply {
   async #cancel() {
     const answer = this.answer;
     // Without an id, a cancel is for what runs on the connection: that may still be a prefill.
-    while (!answer.responseId && (this.#background || this.#client.hasPrefills)) await this.#nextEvent();
+    while (!answer.responseId && (this.#background || this.#client._hasPrefills)) await this.#nextEvent();
     const response_id = answer.responseId ?? undefined;
-    if (this.#background) await this.#client.fetch(`responses/${response_id}/cancel`, { method: "POST" });
-    else this.#client.cancel({ response_id });
+    if (this.#background) await this.#client._fetch(`responses/${response_id}/cancel`, { method: "POST" });
+    else this.#client._cancel({ response_id });
     while (!answer.isFinished) await this.#nextEvent();
   }
 
@@ -389,9 +389,9 @@ export class Reply {
     for (const delay of [...RETRY_DELAYS_MS, null]) {
       try {
         if (!this.#turn) {
-          await this.#client.begin(this);
+          await this.#client._begin(this);
           if (this.#isCancelled) return;
-          this.#turn = this.#client.create(this.request);
+          this.#turn = this.#client._create(this.request);
         }
         while (!this.answer.isFinished) {
           const event = this.#turn.take();
@@ -422,13 +422,13 @@ export class Reply {
       try {
         const followed = `responses/${id}?stream=true&starting_after=${after}`;
         const reply = await (id === null
-          ? this.#client.fetch("responses", {
+          ? this.#client._fetch("responses", {
               method: "POST",
               headers: { "content-type": "application/json" },
               body: JSON.stringify({ ...this.request, stream: true }),
               signal: silence.signal,
             })
-          : this.#client.fetch(followed, { signal: silence.signal }));
+          : this.#client._fetch(followed, { signal: silence.signal }));
         if (!reply.ok && (id === null || ![429, 503].includes(reply.status))) {
           const body = await reply.json().catch(() => null);
           yield { type: "error", error: body?.error ?? { message: `HTTP ${reply.status}: is that an edgeagent?` } };

@@ -1,4 +1,4 @@
-// What a TypeScript application writes: `tsc --strict` must take it (see types_of_own_client.py).
+// What a TypeScript application writes: `tsc --strict` must take it (see own_types.py).
 import { type Answer, EdgeagentError, Sentences, connect, functionOutput, locate } from "edgeagent-client";
 
 export async function use(): Promise<string> {

@@ -38,6 +38,7 @@ CLIENTS = {
     "anthropic-node": ("anthropic_node.mjs", PACKAGES),
     "ai sdk": ("ai_sdk.mjs", PACKAGES),
     "ollama-js": ("ollama_js.mjs", PACKAGES),
+    "our own types": ("own_types.py", PACKAGES),
     "codex": ("codex_cli.py", PACKAGES),
     "instructor": ("instructor_client.py", SHARED),
     "llama-index": ("llama_index_client.py", SHARED),

@@ -2,7 +2,9 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 
-import { EdgeagentError, Sentences, connect } from "../../packaging/js/edgeagent.js";
+import * as edgeagent from "../../packaging/js/edgeagent.js";
+
+const { EdgeagentError, Sentences, connect } = edgeagent;
 
 const { URL_, CUTTING_URL, LOCKED_URL, TOKEN, STATE_DIR, COMMAND } = process.env;
 const GREEDY = { temperature: 0, max_output_tokens: 40 };
@@ -23,6 +25,17 @@ const cases = {
         const splitter = new Sentences();
         assert.deepEqual([...parts.flatMap((part) => splitter.add(part)), ...splitter.end()], expected, name);
       }
+    }
+  },
+
+  types() {
+    const declared = readFileSync(new URL("../../packaging/js/edgeagent.d.ts", import.meta.url), "utf8");
+    const names = [...declared.matchAll(/^export declare (?:class|function) (\w+)/gm)].map(([, name]) => name);
+    assert.deepEqual(names.sort(), Object.keys(edgeagent).sort());
+    for (const [, name, body] of declared.matchAll(/^export declare class (\w+)[^{]*\{\n(.*?)^\}/gms)) {
+      const methods = [...body.matchAll(/^  (?:get )?(\w+)\(/gm)].map(([, method]) => method);
+      const real = Object.getOwnPropertyNames(edgeagent[name].prototype).filter((method) => method[0] !== "_");
+      assert.deepEqual([...new Set(["constructor", ...methods])].sort(), real.sort(), name);
     }
   },
 
