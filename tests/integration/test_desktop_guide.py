@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +13,56 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from websockets.sync.client import connect
 
+from edgeagent.client.sync import Client, Conversation, Reply
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.integration.test_readme_examples import node
+from tests.patience import patient
 
-GUIDE = (Path(__file__).parents[2] / "docs/guides/desktop-app.md").read_text()
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs/guides/desktop-app.md").read_text(encoding="utf-8")
+VOICE = (ROOT / "docs/guides/voice-assistant.md").read_text(encoding="utf-8")
 
 
-def test_the_python_example_is_a_script(daemon: Daemon) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
-    environment = {**os.environ, "EDGEAGENT_STATE_DIR": str(daemon.state_dir)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=90)
+def blocks(language: str) -> list[str]:
+    """Return the examples of the two guides that use our clients."""
+    return [code for guide in (GUIDE, VOICE) for code in re.findall(rf"```{language}\n(.*?)```", guide, re.S)]
+
+
+def environment(daemon: Daemon) -> dict[str, str]:
+    """Return the variables with which the examples find this daemon, and the program `edgeagent`."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "EDGEAGENT_STATE_DIR": str(daemon.state_dir), "PATH": path}
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=range(len(blocks("python"))))
+def test_the_python_examples_are_scripts(daemon: Daemon, code: str) -> None:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment(daemon), capture_output=True, text=True, timeout=patient(90))
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("code", blocks("javascript"), ids=range(len(blocks("javascript"))))
+def test_the_javascript_examples_are_scripts(daemon: Daemon, code: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "packaging" / "js", tmp_path / "node_modules" / "edgeagent-client")
+    script = tmp_path / "example.mjs"
+    script.write_text(code, encoding="utf-8")
+    command = [*node(), str(script)]
+    done = subprocess.run(command, env=environment(daemon), capture_output=True, text=True, timeout=patient(90))
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_both_languages_have_each_example() -> None:
+    assert len(blocks("python")) == len(blocks("javascript")) == 3
+
+
+@pytest.mark.parametrize("owner", [Client, Conversation, Reply])
+def test_the_table_has_every_method(owner: type) -> None:
+    names = {name for name in vars(owner) if not name.startswith("_")} - {"open", "close", "words", "rounds"}
+    for name in names:
+        assert re.search(rf"^\| .*`{owner.__name__.lower()}\.{name}\b", GUIDE, re.M), name
 
 
 def test_another_language_finds_the_daemon_by_its_file(daemon: Daemon) -> None:
