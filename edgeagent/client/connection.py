@@ -94,7 +94,7 @@ class Client:
         max_output_tokens, tool_choice, text, store ...).
 
         Functions among `tools` are called when the model asks for it, and a further response answers their output: the
-        iterator goes on with its events. There are at most `max_rounds` responses, and the last of several may call
+        iterator yields its events too. There are at most `max_rounds` responses, and the last of several may call
         nothing. If a response calls a tool that is not a function, it is the last one, and the caller answers its
         calls.
 

@@ -614,8 +614,8 @@ export class Sentences {
     const word = before.split(/[\s(["'“„«/-]/).at(-1).toLowerCase();
     if (TITLE.test(word) || /^(?:[\p{L}\p{N}_]\.)+[\p{L}\p{N}_]$/u.test(word)) return ["a.m", "p.m"].includes(word);
     if (word.length === 1 && word !== word.toUpperCase()) return ["i", "я"].includes(word);
-    if (BEFORE_NUMBER.test(word)) return !/^\p{Nd}/u.test(following);
-    if (/^\p{Nd}{1,2}$/u.test(word)) {
+    if (BEFORE_NUMBER.test(word)) return !/^\p{Decimal_Number}/u.test(following);
+    if (/^\p{Decimal_Number}{1,2}$/u.test(word)) {
       if (before.trim() === word) return false;
       if (following.length < NUM_LETTERS && !isEnd) return null;
       return !MONTH.test(following.toLowerCase());
