@@ -71,15 +71,16 @@ class Reply:
         return self
 
     async def __anext__(self) -> Received:
-        event = None
-        while event is None:
+        while True:
             if self.answer.is_finished:
                 if self.answer.error is not None:
                     raise self.answer.error
                 if not await self._begin_round():
                     raise StopAsyncIteration
             event = await self._next_event()
-        return event
+            # What comes after a cancel is only added to the answer.
+            if event is not None and not self._is_cancelled:
+                return event
 
     async def texts(self) -> AsyncIterator[str]:
         """Yield the text as it arrives. Raise the response's error if it fails."""

@@ -296,7 +296,8 @@ export class Reply {
         if (!(await this.#beginRound())) return;
       }
       const event = await this.#nextEvent();
-      if (event) yield event;
+      // What comes after a cancel is only added to the answer.
+      if (event && !this.#isCancelled) yield event;
     }
   }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -126,8 +127,9 @@ async def test_a_conversation_goes_on_after_its_connection_was_cut(daemon: Daemo
     with cutting_proxy(daemon.port, 6000) as proxy:
         client = connect(proxy.url)
         talk = client.conversation(**GREEDY)
-        with pytest.raises(BackendUnavailable):
-            for _ in range(20):
+        # A message whose answer has not begun is sent again; another one fails.
+        while proxy.num_connections == 1:
+            with suppress(BackendUnavailable):
                 await (await talk.commit(CAPABILITIES)).finish()
         assert talk.response_id is None or talk.response_id.startswith("resp_")
         await talk.append("Hel")
