@@ -128,7 +128,7 @@ async def test_a_conversation_goes_on_after_its_connection_was_cut(daemon: Daemo
         client = connect(proxy.url)
         talk = client.conversation(**GREEDY)
         # A message whose answer has not begun is sent again; another one fails.
-        while proxy.num_connections == 1:
+        while proxy.num_connections < 2:
             with suppress(BackendUnavailable):
                 await (await talk.commit(CAPABILITIES)).finish()
         assert talk.response_id is None or talk.response_id.startswith("resp_")
