@@ -66,7 +66,7 @@ class Background:
             if self._id is None:
                 request = self._http.build_request("POST", "responses", json=self._request)
             else:
-                query = {"stream": "true", "starting_after": self._after}
+                query: dict[str, str | int] = {"stream": "true", "starting_after": self._after}
                 request = self._http.build_request("GET", f"responses/{self._id}", params=query)
             reply = await self._http.send(request, stream=True)
             if reply.status_code in _BUSY and self._id is not None:

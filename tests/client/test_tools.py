@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import jsonschema
+import jsonschema_rs
 import pytest
 
 from edgeagent.client.tools import Tool, split_tools
@@ -47,7 +47,7 @@ def test_the_schema_is_that_of_the_hints() -> None:
     assert schema["required"] == ["place", "color"]
     assert schema["properties"]["level"] == {"type": "integer", "description": "Percent"}
     assert schema["properties"]["mode"] == {"enum": ["fast", "slow"]}
-    check = jsonschema.Draft202012Validator(schema)
+    check = jsonschema_rs.validator_for(schema)
     assert check.is_valid({"place": {"room": "x"}, "color": "red"})
     assert not check.is_valid({"place": {"room": "x"}, "color": "green"})
     assert not check.is_valid({"place": {"room": "x"}, "color": "red", "other": 1})
