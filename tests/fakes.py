@@ -70,6 +70,7 @@ class FakeRunner:
         self.num_sequences = num_sequences
         self.max_batch = max_batch
         self.max_outputs = max_outputs
+        self.max_branches = 5 if memory_kind is MemoryKind.FULL_ATTENTION else 1
         self.row_cost = 0.5
         self.min_prompt_chunk = 1
         self.attention_tile = 0
@@ -104,6 +105,7 @@ class FakeRunner:
         assert 0 < sum(len(part.tokens) for part in slices) <= self.max_batch
         assert len({part.seq_id for part in slices}) == len(slices)
         assert sum(part.num_logits for part in slices) <= self.max_outputs
+        assert sum(part.places[0].end for part in slices if part.places) <= self.max_branches
         if self.refuse_next:
             self.refuse_next = False
             raise OutOfCells
@@ -119,6 +121,17 @@ class FakeRunner:
             held = self._sequences[part.seq_id]
             assert part.start == len(held), f"sequence {part.seq_id} holds {len(held)} positions, got {part.start}"
             first_logits = len(part.tokens) - part.num_logits
+            branches = [list(held) for _ in range(part.places[0].end if part.places else 0)]
+            for offset, (token, place) in enumerate(zip(part.tokens, part.places, strict=False)):
+                before = branches[place.first]
+                for branch in reversed(branches[place.first : place.end]):
+                    assert len(branch) == part.start + place.depth and branch == before
+                    branch.append(computed(int(token), self._adapter))
+                self.num_tokens_computed += 1
+                if offset >= first_logits:
+                    self._outputs.append(self._logits_after(before))
+            if part.places:
+                continue
             for offset, token in enumerate(part.tokens):
                 held.append(computed(int(token), self._adapter))
                 self.num_tokens_computed += 1

@@ -52,8 +52,8 @@ class Admission:
         for other in running:
             if other.is_apart or other.shifts:
                 continue
-            if other.spec.cache_partition == sequence.spec.cache_partition and other.num_computed < other.num_prompt:
-                shared = common_length(other.tokens[: other.num_prompt], wanted)
+            if other.spec.cache_partition == sequence.spec.cache_partition and other.num_computed < other.prompt_end:
+                shared = common_length(other.tokens[: other.prompt_end], wanted)
                 if shared > max(other.num_computed, best[0] if best else 0):
                     best = shared, other
         if best is None:
@@ -77,7 +77,7 @@ class Admission:
         for only_live in (False, True):
             started_s = self._clock()
             found = self._find(sequence, only_live=only_live)
-            if is_alone or self._prefixes.cells.fits(len(sequence.tokens) + 1, found.cell_prefix):
+            if is_alone or self._prefixes.cells.fits(sequence.num_needed, found.cell_prefix):
                 sequence.restoring = self._prefixes.claim(sequence.tokens, found)
                 if sequence.restoring is not None:
                     sequence.is_apart, sequence.shifts = False, []  # a preempted sequence is computed as a whole
@@ -92,7 +92,7 @@ class Admission:
         """Whether a waiting sequence would fit into the cells if the running `others` gave up theirs."""
         ids = {other.seq_id for other in others}
         return any(
-            self._prefixes.cells.fits(len(sequence.tokens) + 1, found.cell_prefix, without=ids)
+            self._prefixes.cells.fits(sequence.num_needed, found.cell_prefix, without=ids)
             for found in (self._find(sequence, only_live=only_live) for only_live in (False, True))
         )
 
@@ -183,8 +183,8 @@ class Admission:
     def _plan_shift(self, sequence: Sequence) -> None:
         """Choose the cells of the earlier prompt that are moved, if any may be."""
         found, spec = sequence.divergence, sequence.spec
-        is_exact = spec.is_exact or spec.prefill_only or spec.delivered or spec.pin  # a pinned prefix is kept
-        if found is None or is_exact or not self._runner.can_shift:
+        is_exact = spec.is_exact or spec.prefill_only or spec.pin  # a pinned prefix is kept
+        if found is None or is_exact or spec.delivered or spec.choices is not None or not self._runner.can_shift:
             return
         sequence.shifts = self._prefixes.shifts(found, sequence.num_prompt)
         for run in sequence.shifts:

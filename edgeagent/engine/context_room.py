@@ -16,10 +16,12 @@ def output_room(spec: SequenceSpec, context_length: int, num_trained: int) -> in
     """
     num_prompt = len(spec.prompt)
     room = context_length - num_prompt
-    if room < (0 if spec.prefill_only else 1):
+    least = 0 if spec.prefill_only else 1 if spec.choices is None else spec.choices.longest
+    if room < least:
+        longest = "" if spec.choices is None else f" and its longest choice {least}"
         raise ContextLengthExceeded(
-            f"The prompt has {num_prompt} tokens, but the context holds {context_length}. "
-            f"Shorten the prompt, or {longer_context(num_prompt + 1, num_trained)}.",
+            f"The prompt has {num_prompt} tokens{longest}, but the context holds {context_length}. "
+            f"Shorten the prompt, or {longer_context(num_prompt + max(1, least), num_trained)}.",
             param="input",
             served_by="local",
         )

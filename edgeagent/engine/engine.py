@@ -105,6 +105,7 @@ class Engine:
             self.cost_model,
             max_outputs=runner.max_outputs,
             row_cost=runner.row_cost,
+            max_branches=runner.max_branches,
             clock=clock,
         )
         self._costs = StepCosts(runner, self._prefixes, itl_budget_s)
@@ -414,7 +415,7 @@ class Engine:
         self._num_steps += 1
         self.current_step.record(was_interrupted=False)
         step_s = batch.ended_s - batch.started_s
-        self._unsaved += [(part.sequence, part.sequence.num_computed) for part in batch.parts]
+        self._unsaved += [(part.sequence, part.sequence.num_computed) for part in batch.parts if part.tree is None]
         outputs += self._verify_all(batch.parts, batch.started_s)
         if batch.plain_s is not None:
             self.proposals.note_step(len(batch.parts), step_s, batch.plain_s)
@@ -496,7 +497,11 @@ class Engine:
             if len(running) < len(in_steps):
                 waiting += [sequence for sequence in in_steps if sequence not in running]
             num_others = int(self._side.may_compute)
+            choosing = self._limit_trees(running)
             parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, num_others, waiting)
+            if not parts and choosing:
+                self._preempt_last()  # not even one choice fits beside the others
+                continue
             if self._reserve(parts):
                 return parts
             if self.proposals.withdraw() and self._reserve(parts := without_drafts(parts)):
@@ -505,8 +510,17 @@ class Engine:
             self._preempt_last()
         return []
 
+    def _limit_trees(self, running: Items[Sequence]) -> list[Sequence]:
+        """Limit the trees of the sequences that are to compute one to the cells that are left, and return these."""
+        choosing = [sequence for sequence in running if sequence.is_choosing]
+        if choosing:
+            num_left = self._prefixes.cells.num_available - sum(not sequence.is_choosing for sequence in running)
+            for sequence in choosing:
+                sequence.tree_room = num_left
+        return choosing
+
     def _reserve(self, parts: Items[BatchPart]) -> bool:
-        return self._prefixes.cells.reserve(sum(part.num_tokens + len(part.drafts) for part in parts))
+        return self._prefixes.cells.reserve(sum(part.size for part in parts))
 
     def _take_side_chunks(self) -> list[Output]:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""

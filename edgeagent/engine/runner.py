@@ -24,10 +24,22 @@ Logits = NDArray[np.float32]
 CUTTABLE = (MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW)
 
 
+class Place(NamedTuple):
+    """Where a token of a tree is: `depth` positions behind the tree's start, in the branches first ≤ number < end."""
+
+    depth: int
+    first: int
+    end: int
+
+
 class Slice(NamedTuple):
     """Consecutive tokens of one sequence in a batch: tokens[i] goes to position start + i.
 
     The last `num_logits` tokens give logits. The last `num_drafts` tokens are drafts: `Runner.rewind` can remove them.
+
+    If there are `places`, one for each token, the tokens are a tree instead, whose branches follow the sequence. A
+    token comes after the tokens before it in its branches. The sequence itself does not change, and the branches are
+    forgotten after the batch. The branches of all slices of a batch are at most `Runner.max_branches`.
     """
 
     seq_id: int
@@ -35,6 +47,7 @@ class Slice(NamedTuple):
     tokens: Sequence[int]
     num_logits: int
     num_drafts: int = 0
+    places: Sequence[Place] = ()
 
 
 class DecodeCancelled(Exception):
@@ -54,6 +67,7 @@ class Runner(Protocol):
     num_sequences: int
     max_batch: int
     max_outputs: int  # the most tokens of a batch that may give logits
+    max_branches: int  # the most branches of trees in a batch; see Slice
     row_cost: float  # what a row of logits costs in addition to its token, as a multiple of a token's cost
     max_rewind: int  # the most tokens of a sequence that `rewind` can take back; 0: no drafts are possible
     attention_tile: int  # how many tokens of one sequence attention computes at once; 0: no batch is padded

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
+from edgeagent.engine.choices import Tree, grow
 from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape, TimeShare
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Rank, Sequence
@@ -75,6 +76,7 @@ class BatchPart(NamedTuple):
     - Usually these are the last known token and the drafts; none if the prompt continues in a later step.
     - If log probabilities of the prompt are requested, these are all tokens. The first `num_scored` rows are for those
       log probabilities, and the others for sampling.
+    - If there is a `tree` of choices, it is all that is computed, and the last `num_scored` of its tokens have rows.
     """
 
     sequence: Sequence
@@ -82,18 +84,25 @@ class BatchPart(NamedTuple):
     drafts: tuple[int, ...]
     num_logits: int
     num_scored: int
+    tree: Tree | None = None
+
+    @property
+    def size(self) -> int:
+        """How many tokens of the batch belong to this part."""
+        return self.num_tokens + len(self.drafts) if self.tree is None else len(self.tree.tokens)
 
     @property
     def num_pairs(self) -> float:
         """How many pairs of tokens attention computes for this part; see StepShape."""
-        num_tokens = self.num_tokens + len(self.drafts)
-        return float(num_tokens * self.sequence.num_computed)
+        return float(self.size * self.sequence.num_computed)
 
     @property
     def slice(self) -> Slice:
         """The tokens in the form that the runner takes."""
         assert self.sequence.seq_id is not None
         start = self.sequence.num_computed
+        if self.tree is not None:
+            return Slice(self.sequence.seq_id, start, self.tree.tokens, self.num_logits, 0, self.tree.places)
         tokens = self.sequence.tokens[start : start + self.num_tokens]
         tokens.extend(self.drafts)
         return Slice(self.sequence.seq_id, start, tokens, self.num_logits, len(self.drafts))
@@ -104,6 +113,23 @@ def _part_of(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) 
     num_sampled = 1 + len(drafts) if completes else 0
     num_logits = num_tokens + len(drafts) if sequence.is_scoring else num_sampled
     return BatchPart(sequence, num_tokens, drafts, num_logits, num_logits - num_sampled)
+
+
+def _tree_of(sequence: Sequence, *limits: tuple[int, int, int]) -> Tree | None:
+    """Return the tree of a sequence's next choices; None if there is no room.
+
+    `limits`: the most tokens, rows and branches. If nothing fits, the next limits are tried: a tree cannot be split,
+    so at least one choice is computed although it takes longer than the step should.
+    """
+    choices, roots = sequence.spec.choices, sequence.tokens[sequence.num_computed :]
+    assert choices is not None
+    num_done = len(sequence.choice_scores)
+    for max_tokens, max_rows, max_branches in limits if limits[0][0] > 0 else ():
+        most = min(max_tokens, sequence.tree_room)
+        tree = grow(choices, num_done, roots, max_tokens=most, max_rows=max_rows, max_branches=max_branches)
+        if tree is not None:
+            return tree
+    return None
 
 
 def without_drafts(parts: Items[BatchPart]) -> list[BatchPart]:
@@ -174,7 +200,7 @@ def waits_too_long(sequence: Sequence, now_s: float) -> bool:
 class Scheduler:
     """Plans batches of at most `max_batch` tokens and `max_outputs` rows of logits (`max_batch` if None).
 
-    `row_cost`: see Runner.
+    `row_cost` and `max_branches`: see Runner.
     """
 
     def __init__(
@@ -185,9 +211,11 @@ class Scheduler:
         *,
         max_outputs: int | None = None,
         row_cost: float = 0.0,
+        max_branches: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_batch = max_batch
+        self._max_branches = max_branches
         self._max_outputs = max_batch if max_outputs is None else max_outputs
         self._row_cost = row_cost
         self._itl_budget_s = itl_budget_s
@@ -261,7 +289,7 @@ class Scheduler:
             if part.sequence.is_decoding:
                 streams.append(part)
             else:
-                self.record_prompt(part.sequence, part.num_tokens)
+                self.record_prompt(part.sequence, part.size)
         if streams:
             shape = StepShape(len(streams), num_cells, sum(part.num_pairs for part in streams))
             self._batch_time.spend(self._cost_model.predict(shape) or 0.0)
@@ -314,7 +342,17 @@ class Scheduler:
         # Decoding sequences and drafts need rows of logits, and each prompt one for its last token. Scoring uses the
         # rest.
         num_spare = self._max_outputs - sum(part.num_logits for part in parts) - len(prompts)
+        num_branches = self._max_branches
         for sequence in prompts:
+            if sequence.is_choosing:
+                num_rows = min(num_spare, self._most_rows(room)) if decoding else num_spare
+                num_left = self._max_batch - sum(part.size for part in parts)
+                tree = _tree_of(sequence, (room, num_rows, num_branches), (num_left, num_spare, min(num_branches, 1)))
+                if tree is not None:
+                    parts.append(BatchPart(sequence, 0, (), tree.num_rows, tree.num_rows, tree))
+                    room, num_spare = room - len(tree.tokens), num_spare - tree.num_rows
+                    num_branches -= len(tree.paths)
+                continue
             num_tokens = min(sequence.num_until_chunk_end, room)
             if sequence.is_scoring:
                 num_tokens = min(num_tokens, num_spare, self._most_scored(room, is_alone=not decoding))
@@ -336,9 +374,11 @@ class Scheduler:
 
         `room`: how many prompt tokens could be computed without them. `is_alone`: no sequence decodes.
         """
-        if is_alone:
-            return MAX_SCORED
-        return min(MAX_SCORED, max(_MIN_SCORED, int(room / (1 + self._row_cost))))
+        return MAX_SCORED if is_alone else min(MAX_SCORED, self._most_rows(room))
+
+    def _most_rows(self, room: int) -> int:
+        """Return how many tokens with rows of logits take the time of `room` tokens without, but at least a few."""
+        return max(_MIN_SCORED, int(room / (1 + self._row_cost)))
 
     def _most_prompt_tokens(
         self, prompts: Items[Sequence], others: Items[Sequence], base: StepShape, num_turns: int

@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from edgeagent.engine.cache.block import CachePriority, Importance
 from edgeagent.engine.cache.cached_prefix import Divergence, Restoring, Run
+from edgeagent.engine.choices import Choices
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
 
@@ -108,6 +109,7 @@ class SequenceSpec:
     - `token_s`: the longest time that may pass from one output token to the next. If None, the engine's budget in the
       tiers REALTIME and INTERACTIVE, and any time in the tier BATCH.
     - `is_ahead`: the sequence is computed ahead of a request that may never come, so its rank is AHEAD.
+    - `choices`: compute the log probability of each of these texts behind the prompt, and generate nothing.
     """
 
     id: str
@@ -134,6 +136,7 @@ class SequenceSpec:
     due_s: float = math.inf
     token_s: float | None = None
     is_ahead: bool = False
+    choices: Choices | None = None
 
     @property
     def rank(self) -> Rank:
@@ -184,6 +187,8 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     num_scored: int = 0  # prompt tokens whose log probability was returned
+    choice_scores: list[float] = field(default_factory=list)  # log probabilities of the choices so far, in their order
+    tree_room: int = 0  # the most cells that a tree of choices may take in the next step
     num_drafted: int = 0
     num_accepted: int = 0
     marks: Marks = field(default_factory=Marks)
@@ -280,7 +285,7 @@ class Sequence:
         """
         if self.min_prompt_chunk == 1:
             return False
-        start, end = 0, self.num_prompt
+        start, end = 0, self.prompt_end
         if position >= end:
             around = self.batch_ends.around(position)
             if around is None:
@@ -300,7 +305,7 @@ class Sequence:
     @property
     def num_until_chunk_end(self) -> int:
         """How many tokens to compute until a chunk or output batch (see replay) must end, or until the last token."""
-        end = len(self.tokens)
+        end = len(self.tokens) if self.spec.choices is None else self.prompt_end
         index = bisect.bisect_right(self.chunk_ends, self.num_computed)
         if index < len(self.chunk_ends):
             end = min(end, self.chunk_ends[index])
@@ -308,6 +313,21 @@ class Sequence:
         if batch_end is not None:
             end = min(end, batch_end)
         return end - self.num_computed
+
+    @property
+    def prompt_end(self) -> int:
+        """Where the part of the prompt ends that stays in the sequence. Only trees of choices compute the rest."""
+        return self.num_prompt if self.spec.choices is None else max(0, self.num_prompt - self.min_prompt_chunk)
+
+    @property
+    def is_choosing(self) -> bool:
+        """Whether the next step computes a tree of choices."""
+        return self.spec.choices is not None and self.num_computed >= self.prompt_end
+
+    @property
+    def num_needed(self) -> int:
+        """How many cells the sequence must have room for when it starts."""
+        return len(self.tokens) + (1 if self.spec.choices is None else self.spec.choices.longest)
 
     @property
     def is_boosted(self) -> bool:

@@ -28,7 +28,7 @@ class StepCosts:
 
     def shape(self, parts: Items[BatchPart]) -> StepShape:
         """Return the shape of a batch."""
-        num_tokens = sum(part.num_tokens + len(part.drafts) for part in parts)
+        num_tokens = sum(part.size for part in parts)
         # Rows of logits that score a prompt count as tokens: otherwise their time would be attributed to the chunks of
         # other prompts.
         num_tokens += round(self._runner.row_cost * sum(part.num_scored for part in parts))

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.choices import Tree, score_tree
 from edgeagent.engine.runner import Logits, Runner
 from edgeagent.engine.sampling.sampler import Logprob, draw_rows, score
 from edgeagent.engine.scheduler import BatchPart
@@ -26,6 +27,7 @@ class Output:
 
     `prompt_logprobs`: the log probabilities of the prompt tokens that this step scored, in order. The first token of a
     prompt has none. `end_logprob`: that of the token that ended the text, which is not among `tokens`.
+    `choice_logprobs`: those of the sequence's choices, when all are computed.
     """
 
     sequence: Sequence
@@ -33,6 +35,7 @@ class Output:
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     end_logprob: Logprob | None = None
+    choice_logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
     error: EdgeAgentError | None = None
 
@@ -77,6 +80,9 @@ class Verifier:
         Errors are not raised, but returned in the output.
         """
         sequence, output = part.sequence, Output(part.sequence)
+        if part.tree is not None:
+            self._choose(sequence, part.tree, row, output)
+            return output
         try:
             if part.num_scored:
                 self._score(part, row, output)
@@ -110,6 +116,21 @@ class Verifier:
                 logits = self._runner.logits(row + position - first)
                 output.prompt_logprobs.append(score(logits, sequence.tokens[position], num_top))
                 sequence.num_scored = position
+
+    def _choose(self, sequence: Sequence, tree: Tree, row: int, output: Output) -> None:
+        """Add the log probabilities of a tree's choices to the sequence. After the last choice, the sequence ends."""
+        choices, scores, now_s = sequence.spec.choices, sequence.choice_scores, self._clock()
+        assert choices is not None
+        try:
+            scores += score_tree(tree, choices, len(scores), lambda index: self._runner.logits(row + index))
+        except EdgeAgentError as error:
+            output.error = error
+            return
+        sequence.advanced_s = now_s
+        if len(scores) == len(choices.tokens):
+            sequence.marks.first_token_s = sequence.marks.last_token_s = now_s
+            output.choice_logprobs = tuple(score for _, score in sorted(zip(choices.order, scores, strict=True)))
+            output.finish_reason = FinishReason.STOP
 
     def _sample(self, part: BatchPart, row: int, output: Output, drawn: Items[int | None]) -> FinishReason | None:
         """Draw tokens, add them to the sequence and `output`, and return why the sequence ended; None if it continues.

@@ -50,6 +50,11 @@ class Slots:
         return self._cells.num_used
 
     @property
+    def num_available(self) -> int:
+        """Cells that no live sequence holds. Idle prefixes in them can be evicted."""
+        return self._cells.num_cells - self._cells.num_held(dict.fromkeys(self._live))
+
+    @property
     def idle_ids(self) -> tuple[int, ...]:
         """Ids of the idle sequences, least recently used first."""
         return tuple(self._idle)

@@ -118,6 +118,9 @@ def _num_to_round(num_tokens: int, padding: WeightPadding, micro_batch: int) -> 
 # llama.cpp allows 256 sequences per context. With attention, an idle sequence takes no extra memory. With recurrent
 # memory it takes a whole state, so idle states are kept in host memory if possible.
 _NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
+# With full attention, the branches of a tree have sequences of their own, as many as have rows of logits in any case.
+# Windows and states take memory for each sequence, so their branches are computed one at a time, in the spare sequence.
+_NUM_BRANCHES = MAX_SCORED - 1
 _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
 _MAX_ROW_COST = 64.0  # for models that consist of little more than a vocabulary
@@ -197,6 +200,9 @@ class LlamaRunner:
         self.num_threads = config.threads or num_usable_cores()
         self.num_sequences = num_sequences_of(model, config)
         self._spare = self.num_sequences  # an additional sequence, for tokens that are not kept
+        has_branches = model.memory_kind is MemoryKind.FULL_ATTENTION
+        self.max_branches = _NUM_BRANCHES if has_branches else 1
+        self._first_branch = self._spare + has_branches
         self.min_prompt_chunk = 2 if model.num_gpu_layers == 0 and model.memory_kind in CUTTABLE else 1
         self._can_fill = can_fill(model)
         self.is_blocking = model.num_gpu_layers == 0
@@ -224,7 +230,7 @@ class LlamaRunner:
         cells, like = num_cells or num_cells_of(self.model, config), None if self._like is None else self._like.params
         params = make_params(self.model, config, cells, self.attention.flash, like)
         params.n_batch, params.n_ubatch = config.batch, self.attention.micro_batch
-        params.n_seq_max = self.num_sequences + 1
+        params.n_seq_max = self._first_branch + self.max_branches
         # Rows of logits to allocate. llama.cpp's default is n_batch of them, 300 MB at a vocabulary of 150,000.
         num_sampled = max(self.num_sequences, config.num_parallel * (1 + config.draft_tokens))
         self.max_outputs = min(num_sampled + MAX_SCORED, config.batch)
@@ -238,21 +244,22 @@ class LlamaRunner:
 
     def _make_batch(self) -> None:
         # The arrays live as long as the runner; a decode only fills them. seq_id is an array of pointers, each to its
-        # own element of one array of ids.
+        # own element of one array of ids, or, for a token of several branches, to the first of their ids.
         size = self.max_batch
         self._tokens = np.zeros(size, np.int32)
         self._positions = np.zeros(size, np.int32)
         self._seq_ids = np.zeros(size, np.int32)
         self._flags = np.zeros(size, np.int8)
-        ones = np.ones(size, np.int32)
-        pointers = self._seq_ids.ctypes.data + np.arange(size, dtype=np.uint64) * 4
+        self._num_ids = np.ones(size, np.int32)
+        self._own_pointers = self._seq_ids.ctypes.data + np.arange(size, dtype=np.uint64) * 4
+        self._pointers = self._own_pointers.copy()
+        self._branch_ids = np.arange(self._first_branch, self._first_branch + self.max_branches, dtype=np.int32)
         self._batch = lib.llama_batch()
         self._batch.token = self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         self._batch.pos = self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        self._batch.n_seq_id = ones.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        self._batch.seq_id = pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+        self._batch.n_seq_id = self._num_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._batch.seq_id = self._pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self._batch.logits = self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
-        self._batch_arrays = (ones, pointers)
         self._outputs: list[int | Logits] = []  # rows of llama.cpp's buffer, or copies of rows that it has overwritten
         self._row = ctypes.c_float * self.num_vocab
         self._views: dict[int, Logits] = {}
@@ -321,18 +328,25 @@ class LlamaRunner:
 
     def _decode_at_once(self, slices: Sequence[Slice], min_tokens: int) -> dict[int, list[int | Logits]]:
         """Compute slices in one call of llama_decode. Return, by seq_id, which tokens of the batch have logits."""
-        at = 0
+        at = num_branches = 0
         rows: dict[int, list[int | Logits]] = {}
         for part in slices:
             end = at + len(part.tokens)
             self._tokens[at:end] = part.tokens
-            self._positions[at:end] = np.arange(part.start, part.start + end - at)
-            self._seq_ids[at:end] = part.seq_id
+            if part.places:
+                num_branches += self._branch_off(part, at, num_branches)
+            else:
+                self._positions[at:end] = np.arange(part.start, part.start + end - at)
+                self._seq_ids[at:end] = part.seq_id
             self._flags[at : end - part.num_logits] = 0
             self._flags[end - part.num_logits : end] = 1
             rows[part.seq_id] = [*range(end - part.num_logits, end)]
             at = end
         status = self._compute(at, min_tokens)
+        for branch in range(num_branches):
+            self.clear(self._first_branch + branch)
+        if num_branches:
+            self._num_ids[:at], self._pointers[:at] = 1, self._own_pointers[:at]
         if status == _OUT_OF_CELLS:
             raise OutOfCells
         if status == 2:
@@ -340,6 +354,23 @@ class LlamaRunner:
         if status != 0:
             raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
         return rows
+
+    def _branch_off(self, part: Slice, at: int, first: int) -> int:
+        """Begin the branches of a slice's tree, whose tokens are at `at` in the batch. Return the number of branches.
+
+        `first`: how many branches the batch has so far.
+        """
+        places, num_branches = np.array(part.places, np.int32), part.places[0].end
+        for branch in range(num_branches if part.start else 0):
+            # Not `copy`: that would cut each branch, at the end of a sequence that already ends there.
+            if not self._past.put_in_place(part.seq_id):
+                raise InternalError("llama.cpp could not copy the state of a sequence")
+            lib.llama_memory_seq_cp(self._memory, part.seq_id, self._first_branch + first + branch, -1, -1)
+        end = at + len(places)
+        self._positions[at:end] = part.start + places[:, 0]
+        self._num_ids[at:end] = places[:, 2] - places[:, 1]
+        self._pointers[at:end] = self._branch_ids.ctypes.data + 4 * (first + places[:, 1]).astype(np.uint64)
+        return num_branches
 
     def _compute(self, num_tokens: int, min_tokens: int) -> int:
         """Decode the batch's first `num_tokens`, with padding if it is useful and fits. Return llama.cpp's status."""

@@ -261,13 +261,18 @@ def score(logits: Floats, token: int, num_top: int) -> Logprob:
 
     Raise InternalError if the largest logit is not finite.
     """
-    peak = peak_of(logits)
-    log_total = float(peak) + math.log(total_of(np.exp(logits - peak)))
+    total = log_total(logits)
     top: tuple[Logprob, ...] = ()
     if num_top > 0:
         ids = ranked(logits, min(num_top, len(logits)))
-        top = tuple(Logprob(int(i), float(logits[i]) - log_total) for i in ids)
-    return Logprob(token, float(logits[token]) - log_total, top)
+        top = tuple(Logprob(int(i), float(logits[i]) - total) for i in ids)
+    return Logprob(token, float(logits[token]) - total, top)
+
+
+def log_total(logits: Floats) -> float:
+    """Return the log of the sum of the exponentials of logits; raise InternalError if the largest is not finite."""
+    peak = peak_of(logits)
+    return float(peak) + math.log(total_of(np.exp(logits - peak)))
 
 
 class Sampler:

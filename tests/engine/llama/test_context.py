@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.choices import Choices, grow
 from edgeagent.engine.costs.cost_model import FLASH_TILE
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
@@ -64,6 +65,34 @@ class TestMemory:
         # The source has not changed.
         assert runner.length(1) == 20
         assert np.array_equal(expected, feed(runner, 1, 20, TOKENS[20:]))
+
+    def test_a_tree_is_computed_as_each_branch_alone(self, runner: LlamaRunner) -> None:
+        """The sequence stays as it was, and so do its neighbour's numbers and those of the next tree."""
+        choices = Choices(((11, 12, 13), (11, 14), (11, 14, 15), (16,)), (3,))
+        alone = []
+        for tokens in choices.tokens:
+            runner.clear(0)
+            feed(runner, 0, 0, TOKENS[:30])
+            runner.decode([Slice(0, 30, [*TOKENS[30:32], *tokens], len(tokens) + 1)])
+            alone.append([runner.logits(index).copy() for index in range(len(tokens) + 1)])
+        runner.clear(0)
+        expected = feed(runner, 0, 0, TOKENS)
+        feed(runner, 1, 0, TOKENS[:30])
+        num_done = 0
+        while num_done < len(choices.tokens):
+            limits = {"max_tokens": 40, "max_rows": 32, "max_branches": min(3, runner.max_branches)}
+            tree = grow(choices, num_done, TOKENS[30:32], **limits)
+            assert tree is not None
+            neighbour = Slice(2, 0, TOKENS[5:8], 1)
+            runner.decode([Slice(1, 30, tree.tokens, tree.num_rows, places=tree.places), neighbour])
+            for number, path in zip(choices.order[num_done:], tree.paths, strict=False):
+                for row, index in zip(alone[number], [0, *(index - 1 for index in path)], strict=True):
+                    assert np.abs(row - runner.logits(index)).max() < 1e-4
+            runner.clear(2)
+            num_done += len(tree.paths)
+        assert runner.length(1) == 30
+        assert np.array_equal(expected, feed(runner, 1, 30, TOKENS[30:]))
+        assert all(runner.length(branch) == 0 for branch in range(2, runner.params.n_seq_max))
 
     def test_a_cut_is_exact_or_refused(self, runner: LlamaRunner) -> None:
         expected = feed(runner, 0, 0, TOKENS)
