@@ -12,6 +12,7 @@ from edgeagent.api.openai import completions, embeddings, models
 from edgeagent.api.ops import cache, remotes, status
 from edgeagent.api.page import conversations, entry, files, markdown
 from edgeagent.api.realtime import connection as realtime
+from edgeagent.api.responses import choose
 from edgeagent.api.responses import routes as responses
 from edgeagent.api.responses.socket import connection
 from edgeagent.api.wire.route import Route
@@ -19,7 +20,7 @@ from edgeagent.credentials.keys import Scope
 
 _MODULES = (
     *(completions, embeddings, completion, tools),
-    *(responses, connection, realtime, messages),
+    *(responses, connection, realtime, choose, messages),
     *(files, entry, conversations, markdown),
     *(models, ollama_chat, ollama_embed, ollama_models, status, cache, remotes),
 )

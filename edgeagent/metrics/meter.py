@@ -13,6 +13,7 @@ from collections.abc import Callable
 from edgeagent import metrics
 from edgeagent.errors import ModelNotFound
 from edgeagent.types import (
+    ChoiceScores,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -197,6 +198,8 @@ class Meter(Sink):
     def _finish(self, step: Step, finished: Finished) -> Step:
         """Return the last step, with the verdict."""
         self.finished = finished
+        if self.first_s is None and any(type(delta) is ChoiceScores for delta in step.deltas):
+            self._observe_first(step)
         first_s = (self.first_s or time.monotonic()) - self.began_s
         is_due = self.first_s is not None or first_s > self._target.first_token_s
         if is_due and self._target != NO_TARGET:

@@ -9,6 +9,7 @@ from edgeagent import metrics
 from edgeagent.router.policy import Route
 from edgeagent.types import (
     AnswerSoFar,
+    ChoiceScores,
     Delta,
     Finished,
     FinishReason,
@@ -30,7 +31,7 @@ from edgeagent.types import (
     replace,
 )
 
-_CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta)
+_CONTENT = (TextDelta, ReasoningDelta, ToolCallStarted, ToolCallDelta, ChoiceScores)
 FOR_ROUTER = frozenset({Started, Queued, Interrupted, Finished})
 
 
@@ -145,6 +146,8 @@ class Delivery:
                     self._reasonings.append(text)
                 case ToolCallStarted() | ToolCallDelta():
                     self._has_calls = True
+                case ChoiceScores():
+                    pass
                 case PromptProgress() | PromptText() | Started() | Queued() | Interrupted() | Finished():
                     continue
             if self._first_token_s is None:

@@ -221,6 +221,16 @@ class ToolCallDelta(Struct, frozen=True, tag="args"):
     arguments: str
 
 
+class ChoiceScores(Struct, frozen=True, tag="scores"):
+    """How likely the texts in `choices` are as the whole answer, and how many tokens they have together.
+
+    `logprobs`: the natural log of each one's probability, in the order of the request.
+    """
+
+    logprobs: tuple[float, ...]
+    num_tokens: int
+
+
 class Finished(Struct, frozen=True, tag="finished"):
     """The last delta of an answer. An answer that fails has no Finished delta: it ends with an exception.
 
@@ -233,7 +243,7 @@ class Finished(Struct, frozen=True, tag="finished"):
     stop: str = ""
 
 
-Output = PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta
+Output = PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | ChoiceScores
 Delta = Started | Queued | Interrupted | Output | Finished
 
 

@@ -209,6 +209,7 @@ class GenerateRequest(Struct, frozen=True):
     adapter: the adapter to compute with, "" for none. It is set when the request is given to a worker. Until then only
     `model` names the adapter.
     num_hops: how many other edgeagents forwarded the request.
+    choices: compute how likely each of these texts is as the whole answer, and generate nothing. Empty: generate.
     draft_tokens: how many tokens to draft at each step, within the engine's limit (0: none; None: the engine chooses).
     is_whole: the client gets the answer as a whole, so its steps may come a moment later, several at once.
     max_prompt_tokens: the longest prompt that its tier allows (None: no limit). `need` may have a smaller limit.
@@ -223,6 +224,7 @@ class GenerateRequest(Struct, frozen=True):
     format: OutputFormat = TextFormat()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     logprobs: int | None = None
     tier: Tier = Tier.INTERACTIVE
     timeout_s: float | None = None

@@ -43,6 +43,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "ToolMessage": {"role": "tool", "content": "1"},
     "ChatBody": {"messages": [{"role": "user", "content": "hi"}]},
     "CompletionBody": {"prompt": "hi"},
+    "ChooseBody": {"input": "hi", "choices": ["a", "b"]},
     "CountTokensBody": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "ContextManagement": {"type": "compaction"},
     "DetokenizeBody": {"tokens": [1]},

@@ -28,6 +28,7 @@ from edgeagent.conversation.compaction import num_input_tokens
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import (
+    ChoiceScores,
     Delta,
     Finished,
     Interrupted,
@@ -211,7 +212,7 @@ class MessageEvents(AnswerWriter):
             case Finished():
                 yield from self._close()
                 yield self._last(delta)
-            case Started() | Queued() | Interrupted() | PromptProgress() | PromptText():
+            case Started() | Queued() | Interrupted() | PromptProgress() | PromptText() | ChoiceScores():
                 pass
 
     def _start(self, started: Started) -> Json:

@@ -192,12 +192,14 @@ def with_caller(request: GenerateRequest, config: Config, ceiling: Tier | None) 
     They are the strictest route mode, the highest tier (`ceiling` is that of the machine's policy), and the budgets of
     its tier. Its `warnings` say how it was changed.
 
-    A request with `prefill_only` or `is_ahead` runs on this machine, because it fills this machine's cache. A request
-    that was forwarded MAX_HOPS times runs here too. Otherwise two edgeagents could forward it to each other forever.
+    A request with `prefill_only` or `is_ahead` runs on this machine, because it fills this machine's cache; so does one
+    with `choices`, for which no remote has a route. A request that was forwarded MAX_HOPS times runs here too.
+    Otherwise two edgeagents could forward it to each other forever.
     """
     grant, num_hops = GRANT.get(), NUM_HOPS.get()
     client = grant.client if grant is not None else OWNER
-    here = RouteMode.LOCAL_ONLY if request.prefill_only or request.is_ahead or num_hops >= MAX_HOPS else None
+    is_for_here = request.prefill_only or request.is_ahead or bool(request.choices)
+    here = RouteMode.LOCAL_ONLY if is_for_here or num_hops >= MAX_HOPS else None
     route = strictest(client.route, here, request.route)
     request = replace(request, route=route, client=request.cache.partition, num_hops=num_hops)
     targets = targets_of(config)

@@ -19,6 +19,7 @@ from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import event
 from edgeagent.strict_json import load_generated
 from edgeagent.types import (
+    ChoiceScores,
     Delta,
     Finished,
     FinishReason,
@@ -126,7 +127,7 @@ class ChatSoFar(ChoiceSoFar):
                 self.finished = delta
             case Started():
                 self.started = self.started or delta
-            case PromptProgress() | PromptText() | Queued() | Interrupted():
+            case PromptProgress() | PromptText() | ChoiceScores() | Queued() | Interrupted():
                 pass
 
 
@@ -245,7 +246,7 @@ class ChatChunks(Chunks):
                 return [self._ended(last, choice)]
             case PromptProgress():
                 return [{**self._chunk(index, {}), "prompt_progress": self._progress[index].prompt_progress(delta)}]
-            case Started() | PromptText() | Queued() | Interrupted():
+            case Started() | PromptText() | ChoiceScores() | Queued() | Interrupted():
                 return []
 
     def _chunk(

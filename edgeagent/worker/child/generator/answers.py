@@ -19,6 +19,7 @@ from edgeagent.text.output.stream import OutputStream
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import (
     CacheMiss,
+    ChoiceScores,
     Delta,
     Finished,
     FinishReason,
@@ -139,6 +140,8 @@ class Answers:
         if news.progress is not None:
             deltas.append(PromptProgress(news.progress))
         deltas += self._echo(request.prepared, output)
+        if output.choice_logprobs and (choices := sequence.spec.choices) is not None:
+            deltas.append(ChoiceScores(output.choice_logprobs, sum(map(len, choices.tokens))))
         if output.tokens:
             deltas += stream.feed(output.tokens, [self._with_piece(logprob) for logprob in output.logprobs])
         # A step with drafts may return tokens after a stop string; they are not part of the answer.

@@ -47,6 +47,7 @@ from edgeagent.types import (
     TextQuery,
 )
 from edgeagent.worker.child.generator.block_keys import BlockKeys
+from edgeagent.worker.child.generator.choosing import read_choices
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec
@@ -311,7 +312,8 @@ class Host:
             max_prompt=request.longest_prompt,
             is_open=request.is_ahead and request.prefill_only,
         )
-        check_budget(request, len(prompt.tokens))
+        choices = read_choices(request, prompt, self._vocabulary) if request.choices else None
+        check_budget(request, len(prompt.tokens) + (0 if choices is None else sum(map(len, choices.tokens))))
         if not prompt.tokens:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
         chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
@@ -352,6 +354,8 @@ class Host:
         spec = make_spec(request, prompt, sampler, delivered, num_scored, adapter)
         if earlier is not None:
             spec = earlier.extend(spec)
+        if choices is not None:
+            spec = replace(spec, choices=choices)
         render_ms = (time.monotonic() - started_s) * 1000
         warnings = constraint.warnings if isinstance(constraint, Constraint) else ()
         return PreparedRequest(spec, output, render_ms, echo, prompt.num_dropped_items, warnings, earlier, respelling)
