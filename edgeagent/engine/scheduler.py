@@ -348,11 +348,14 @@ class Scheduler:
                 num_rows = min(num_spare, self._most_rows(room)) if decoding else num_spare
                 num_left = self._max_batch - sum(part.size for part in parts)
                 tree = _tree_of(sequence, (room, num_rows, num_branches), (num_left, num_spare, min(num_branches, 1)))
-                if tree is not None:
+                is_due = sequence.num_computed >= sequence.prompt_end
+                if tree is not None and (is_due or len(tree.paths) == sequence.num_unscored):
                     parts.append(BatchPart(sequence, 0, (), tree.num_rows, tree.num_rows, tree))
                     room, num_spare = room - len(tree.tokens), num_spare - tree.num_rows
                     num_branches -= len(tree.paths)
-                continue
+                    continue
+                if is_due:
+                    continue
             num_tokens = min(sequence.num_until_chunk_end, room)
             if sequence.is_scoring:
                 num_tokens = min(num_tokens, num_spare, self._most_scored(room, is_alone=not decoding))

@@ -83,6 +83,11 @@ def partition_of(partition: str, adapter: str) -> str:
     return f"{partition}\n{adapter}" if adapter else partition
 
 
+# Up to this many last tokens of a prompt are computed with its choices, if these fit into one step: two would take
+# longer. They are not kept, so a later prompt with the same end computes them again.
+_MAX_ROOTS = 32
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
     """A request to the engine.
@@ -321,8 +326,13 @@ class Sequence:
 
     @property
     def is_choosing(self) -> bool:
-        """Whether the next step computes a tree of choices."""
-        return self.spec.choices is not None and self.num_computed >= self.prompt_end
+        """Whether the next step may compute a tree of choices. Before `prompt_end`, it must be that of all choices."""
+        return self.spec.choices is not None and self.num_pending <= _MAX_ROOTS
+
+    @property
+    def num_unscored(self) -> int:
+        """How many choices are left to compute."""
+        return 0 if self.spec.choices is None else len(self.spec.choices.tokens) - len(self.choice_scores)
 
     @property
     def num_needed(self) -> int:

@@ -132,6 +132,20 @@ def test_a_cached_prefix_is_used_and_left_as_it_was() -> None:
     assert [token for output in outputs for token in output.tokens] == naive(prompt, 5)[0][:2]
 
 
+@pytest.mark.parametrize(("num_new", "num_steps"), [(20, 1), (40, 2)])
+def test_a_short_end_of_the_prompt_is_computed_with_all_choices(num_new: int, num_steps: int) -> None:
+    runner = FakeRunner()
+    engine, prompt = make_engine(runner), list(range(1, 41))
+    choices = Choices(((3, 4), (3, 5), (6,)), ENDS)
+    choose(engine, "first", prompt, choices)
+    run(engine)
+    longer = [*prompt[:39], *range(1, num_new + 1)]
+    num_decodes = runner.num_decodes
+    choose(engine, "second", longer, choices)
+    check_scores(run(engine)["second"], longer, choices)
+    assert runner.num_decodes - num_decodes == num_steps
+
+
 def test_the_longest_choice_must_fit_behind_the_prompt() -> None:
     engine = make_engine(FakeRunner(num_cells=48))
     with pytest.raises(ContextLengthExceeded, match="The prompt has 46 tokens and its longest choice 3, but"):
