@@ -52,7 +52,7 @@ def test_python(daemon: Daemon, code: str) -> None:
 
 
 def test_enough_python_is_run() -> None:
-    assert len(PYTHON) == 4
+    assert len(PYTHON) == 5
 
 
 def node() -> list[str]:

@@ -279,9 +279,8 @@ def create_of(settings: Mapping[str, Any], place: str, warning: FieldWarning | N
         choice = read_choice(body.tool_choice, offered.tools)
         return ResponseCreate(body, (), offered, choice, TextFormat(), asked_latency(None, body.edgeagent), warning)
     except InvalidRequest as error:
-        if error.param and not error.param.startswith("x-"):  # a header's name stays
-            error.message, error.param = (
-                error.message.replace(error.param, f"{place}.{error.param}", 1),
-                f"{place}.{error.param}",
-            )
+        name = error.param
+        if name and not name.startswith("x-"):  # a header's name stays
+            error.param = f"{place}.{name}"
+            error.message = error.message.replace(name, error.param, 1)
         raise

@@ -173,9 +173,10 @@ class RealtimeSession:
 
     def _begin_ahead(self) -> list[Action]:
         """Compute the prompt so far, if no response is under way. The next create on the lane ends that."""
-        assert self._plain is not None, "the session is open"
+        if self._plain is None or self._active is not None:
+            return []
         create = self._continued(self._plain)
-        if self._active is not None or not (create.items or create.previous_id or create.body.instructions):
+        if not (create.items or create.previous_id or create.body.instructions):
             return []
         create = replace(create, body=create.body.model_copy(update={"generate": False}))
         return self._ask(None, AskedResponse(is_hidden=True), create)

@@ -68,6 +68,7 @@ class RealtimeClient:
 
     def take(self, actions: list[Action]) -> list[Json]:
         events: list[Json] = []
+        fetching: list[str | None] = []
         for action in actions:
             match action:
                 case Start(live):
@@ -82,7 +83,7 @@ class RealtimeClient:
                     assert stored is None, "nothing is stored"
                     self.ended.append(live.id)
                 case Fetch(lane):
-                    events += self.take(self.session.fetched(lane, StoreResult()))
+                    fetching.append(lane)
                 case Close(code):
                     self.closed.append(code)
                 case BeginAhead():
@@ -96,6 +97,8 @@ class RealtimeClient:
                     self.event_ids.add(event["event_id"])
                     events.append(event)
         self.events += events
+        for lane in fetching:
+            events += self.take(self.session.fetched(lane, StoreResult()))
         return events
 
     def send(self, kind: str, **fields: Any) -> list[Json]:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
+from agents import function_tool
+from agents.realtime import RealtimeAgent, RealtimeRunner
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from edgeagent.api.responses.socket.outbox import Close, Outbox, Send
 from edgeagent.api.wire.shape import Json
-from edgeagent.types import TextDelta
+from edgeagent.types import (
+    ChatPrompt,
+    Delta,
+    FinishReason,
+    GenerateRequest,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+)
 from tests.api.realtime.realtime_client import check_event, kinds, message
 from tests.api.serving import serve
 from tests.backends.fake import FakeBackend, Gate, finished
@@ -99,6 +111,48 @@ async def test_a_client_that_reads_late_gets_all_and_takes_little_memory(monkeyp
         await talking
     assert [event["item"]["id"] for event in events[1::3]] == [f"{number}" for number in range(40)]
     assert max(pending) < 4 * len(text)
+
+
+async def test_the_runner_of_openai_agents_calls_its_tools_and_gets_the_answer(backend: FakeBackend) -> None:
+    minutes: list[int] = []
+
+    @function_tool
+    def set_timer(minutes_: int) -> str:
+        """Set a timer."""
+        minutes.append(minutes_)
+        return "It is set."
+
+    def answer(request: GenerateRequest) -> Iterator[Delta]:
+        yield Started(1, 0)
+        if request.prefill_only:
+            yield finished(output=0)
+        elif not minutes:
+            yield from (ToolCallStarted(0, "call_1", "set_timer"), ToolCallDelta(0, '{"minutes_":5}'))
+            yield finished(FinishReason.TOOL_CALLS)
+        else:
+            yield from (TextDelta("The timer "), TextDelta("is set."), finished())
+
+    backend.script = answer
+    settings: Any = {"model_name": "fake", "output_modalities": ["text"]}
+    runner = RealtimeRunner(RealtimeAgent(name="timer", tools=[set_timer]), config={"model_settings": settings})
+    async with running(backend) as daemon:
+        url = f"ws://127.0.0.1:{daemon.port}/v1/realtime"
+        async with await runner.run(model_config={"api_key": "unused", "url": url}) as session, asyncio.timeout(30):
+            await session.send_message("Set a timer for 5 minutes.")
+            num_ends = 0
+            async for event in session:
+                assert event.type != "error", event
+                num_ends += event.type == "agent_end"
+                if num_ends == 2:
+                    break
+            said = [getattr(item, "content", None) for item in session._history]
+    assert minutes == [5] and "The timer is set." in str(said[-1])
+    assert prompt_texts(backend.requests[-1])[-1] == "It is set."
+
+
+def prompt_texts(request: GenerateRequest) -> list[str]:
+    assert isinstance(request.prompt, ChatPrompt)
+    return [each.content for each in request.prompt.messages]
 
 
 async def test_bytes_are_refused(address: str) -> None:

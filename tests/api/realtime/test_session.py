@@ -237,6 +237,7 @@ class TestSettings:
         finally:
             OWN_HEADERS.reset(token)
         assert error_of(client.opening)["param"] == "x-edgeagent-tier" and client.closed == [1008]
+        assert kinds(client.say()) == ["conversation.item.added", "conversation.item.done"]
 
 
 class TestAudio:
