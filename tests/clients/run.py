@@ -48,7 +48,7 @@ CLIENTS = {
     "lm-eval": ("lm_eval_client.py", HERE / "requirements-lm-eval.txt"),
     "aider": ("aider_cli.py", HERE / "requirements-aider.txt"),
     "home assistant": ("home_assistant_client.py", HERE / "requirements-home-assistant.txt"),
-    "home assistant's ollama": ("home_assistant_ollama.py", HERE / "requirements-agents.txt"),
+    "home assistant's ollama": ("home_assistant_ollama.py", HERE / "requirements-home-assistant-ollama.txt"),
     "shell-gpt": ("shell_gpt_cli.py", HERE / "requirements-shell-gpt.txt"),
 }
 """The script of each client, and the file that pins its environment."""
