@@ -363,6 +363,19 @@ def pods_inside(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **template} for template in templates]
 
 
+def digests() -> str:
+    """Digests: the image of each container."""
+    images = {
+        image
+        for file in sorted(HERE.rglob("*.yaml"))
+        for image in re.findall(r"^\s*(?:- )?image: (\S+)$", file.read_text(encoding="utf-8"), re.M)
+    }
+    by_tag = sorted(image for image in images if not re.search(r"@sha256:[0-9a-f]{64}$", image))
+    if by_tag:
+        raise LeftOut(f"only a registry knows the digests of {', '.join(by_tag)}; pin those that you have checked")
+    return f"{len(images)} images"
+
+
 def queries_of_manifests() -> Iterator[str]:
     """Yield the queries of alerting rules and autoscalers."""
     for _, found in rendered():
@@ -415,6 +428,7 @@ CHECKS = (
     systemd,
     ray_serve,
     engine_arguments,
+    digests,
 )
 
 if __name__ == "__main__":

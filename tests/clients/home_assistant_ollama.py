@@ -1,8 +1,8 @@
 """Home Assistant's Ollama integration: the calls of its client code, with its library.
 
 Its releases since 2024.4, which have this integration, need a newer Python than the oldest that edgeagent supports. The
-library has the version that the integration's manifest required when this was written, 0.6.2. The model lists, the messages with a tool's result and the stream are read as its
-conversation entity reads them.
+library has the version that the integration's manifest required when this was written, 0.6.2. The model lists, the
+messages with a tool's result and the stream are read as its conversation entity reads them.
 """
 
 from __future__ import annotations

@@ -211,9 +211,18 @@ class TestEverywhere:
                 continue
             text = file.read_text(encoding="utf-8")
             for image in re.findall(r"^\s*(?:- )?image: (\S+)$", text, re.M):
-                assert re.search(r":v?\d+\.\d+\.\d+", image), f"{file.name}: {image}"
+                assert re.search(r":v?\d+\.\d+\.\d+|@sha256:[0-9a-f]{64}$", image), f"{file.name}: {image}"
             for package in re.findall(r"pip install ([^\n#|`]+)", text):
                 assert all("==" in word for word in package.split()), f"{file.name}: {package}"
+
+    def test_images_without_a_digest_are_named(self, check: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
+        with pytest.raises(check.LeftOut, match=r"digests of caddy:[\d.]+-alpine, vllm/vllm-openai:v[\d.]+, vllm"):
+            check.digests()
+        for page in ("README.md", "k8s/README.md", "compose/README.md"):
+            assert re.search(r"pin the\s+digests", (CLUSTER / page).read_text(encoding="utf-8")), page
+        monkeypatch.setattr(check, "HERE", tmp_path)
+        (tmp_path / "pod.yaml").write_text(f"  - image: caddy@sha256:{'0' * 64}\n")
+        assert check.digests() == "1 images"
 
     def test_one_version_of_each_part(self) -> None:
         text = "\n".join(
