@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -20,9 +19,6 @@ import pytest
 from edgeagent.cli import main
 from edgeagent.runtime_file import find_daemon
 from tests.patience import patient
-
-# An environment from before the package was needed lacks it.
-collect_ignore = [] if find_spec("wyoming") else ["test_wyoming_real.py"]
 
 START_TIMEOUT_S = patient(60.0)
 KILLED = -signal.SIGKILL if os.name == "posix" else 1
