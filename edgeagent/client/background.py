@@ -14,7 +14,8 @@ from edgeagent.client.address import Address, is_loopback
 from edgeagent.client.answer import TERMINAL
 from edgeagent.errors import BackendUnavailable
 
-# After sleep, a network needs some seconds.
+# How long to try to reach the daemon: at first, and again. After sleep, a network needs some seconds.
+FIRST_REACH_S = 3.0
 REACH_S = 60.0
 RETRY_S = 0.5
 CONNECT_TIMEOUT_S = 10.0
@@ -38,14 +39,15 @@ class Background:
     async def next(self) -> dict[str, Any]:
         """Return the next event. A refusal is an event `error`, as on the WebSocket.
 
-        Raise BackendUnavailable if the daemon cannot be reached for REACH_S, or ConfigError as `Client.open` does.
+        Raise BackendUnavailable if the daemon cannot be reached for FIRST_REACH_S, later for REACH_S, or ConfigError as
+        `Client.open` does.
         """
         while True:
             try:
                 event = await self._read()
             except (httpx.TransportError, BackendUnavailable) as lost:
-                if time.monotonic() - self._reached_at_s > REACH_S:
-                    raise BackendUnavailable(f"the daemon cannot be reached again: {lost}") from None
+                if time.monotonic() - self._reached_at_s > (FIRST_REACH_S if self._id is None else REACH_S):
+                    raise BackendUnavailable(f"the daemon cannot be reached: {lost}") from None
                 event = None
             if event is None or event["type"] in TERMINAL:
                 await self.close()

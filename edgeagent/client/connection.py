@@ -129,20 +129,26 @@ class Client:
         if ahead:
             request["edgeagent"] = {**request.get("edgeagent", {}), "ahead": True}
         for attempt in range(2):
-            if self._reply is not None and not self._reply.answer.is_finished:
-                return
             try:
                 await self.open()
                 # Each prefill ends the one before it at once, so this does not wait for a computation.
                 while self._num_prefills > 1:
                     await self._reader.read(self._receive)
-                self._num_prefills += 1
-                await self.send({**request, "generate": False})
+                if self._reply is None or self._reply.answer.is_finished:
+                    await self._send_prefill({**request, "generate": False})
                 return
             except BackendUnavailable:
                 # The connection may have been lost long ago.
                 if attempt:
                     raise
+
+    async def _send_prefill(self, request: Event) -> None:
+        self._num_prefills += 1
+        try:
+            await self.send(request)
+        except InvalidRequest:
+            self._num_prefills -= 1
+            raise
 
     def conversation(
         self, previous_response_id: str | None = None, *, tools: Sequence[ToolLike] | None = None, **fields: Any

@@ -32,6 +32,10 @@ class _Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgeagent.client", daemon=True)
         self._thread.start()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._loop.is_closed()
+
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -46,10 +50,18 @@ class _Loop:
             yield item
 
     def stop(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """End the thread. What other threads wait for is cancelled."""
+
+        async def cancel_all() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.run(cancel_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 class Client:
@@ -78,10 +90,11 @@ class Client:
 
     def close(self) -> None:
         """Disconnect, and end the thread. If a response is still running, the daemon cancels it."""
-        try:
-            self._loop.run(self._client.close())
-        finally:
-            self._loop.stop()
+        if not self._loop.is_closed:
+            try:
+                self._loop.run(self._client.close())
+            finally:
+                self._loop.stop()
 
     def respond(self, message: Input, **fields: Any) -> Reply:
         """As `edgeagent.client.Client.respond`."""

@@ -5,7 +5,9 @@ const DEFAULT_URL = "http://127.0.0.1:8127";
 const MAX_ROUNDS = 8;
 const CANCEL_TIMEOUT_MS = 5000;
 const RETRY_DELAYS_MS = [100, 500, 2000];
-// In the background: how long to try to reach the daemon again, and how long it may send nothing (it pings every 5 s).
+// In the background: how long to try to reach the daemon, at first and again, and how long it may send nothing (it pings
+// every 5 s).
+const FIRST_REACH_MS = 3000;
 const REACH_MS = 60_000;
 const RETRY_MS = 500;
 const SILENCE_MS = 20_000;
@@ -453,7 +455,8 @@ export class Reply {
           }
         }
       } catch (lost) {
-        if (Date.now() - reachedAt > REACH_MS) throw unavailable(`the daemon cannot be reached again: ${lost.message}`);
+        const reachMs = id === null ? FIRST_REACH_MS : REACH_MS;
+        if (Date.now() - reachedAt > reachMs) throw unavailable(`the daemon cannot be reached: ${lost.message}`);
       } finally {
         clearTimeout(timer);
         silence.abort();

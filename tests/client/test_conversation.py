@@ -86,6 +86,13 @@ async def test_a_prefill_that_fails_does_not_harm_the_reply(failed: Act) -> None
         assert not client.has_prefills
 
 
+async def test_a_prefill_that_is_not_unicode_is_refused_before_it_is_sent() -> None:
+    async with running_stub(sending(text_events("resp_1", "ok"))) as stub, connect(stub.url) as client:
+        with pytest.raises(InvalidRequest, match="surrogate"):
+            await client.prefill("a\ud800")
+        assert (await client.ask("Hello")).text == "ok"
+
+
 async def test_the_words_wait_while_a_reply_runs() -> None:
     async with running_stub(sending(created("resp_1")), sending(text_events("resp_1")[1:])) as stub:
         client = connect(stub.url)

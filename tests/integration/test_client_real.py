@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edgeagent.client import Client, connect
+from edgeagent.client import Client, background, connect
 from edgeagent.client import sync as sync_client
 from edgeagent.errors import BackendUnavailable, ResponseNotFound
 from tests.cutting_proxy import cutting_proxy
@@ -114,6 +114,14 @@ async def test_a_background_answer_that_was_cut_goes_on_where_it_was(daemon: Dae
             await client.ask("x", background=True, previous_response_id="resp_none")
 
 
+async def test_in_the_background_an_absent_daemon_is_an_error(
+    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "FIRST_REACH_S", 0.0)
+    with pytest.raises(BackendUnavailable, match="cannot be reached"):
+        await connect(f"http://127.0.0.1:{unused_tcp_port}").ask("Hi", background=True)
+
+
 async def test_a_background_answer_is_cancelled(daemon: Daemon) -> None:
     reply = connect(daemon.url).respond(CAPABILITIES, background=True, temperature=0)
     event = await anext(reply)
@@ -159,6 +167,26 @@ def test_without_await_the_names_are_the_same(daemon: Daemon) -> None:
         stopping.join()
         assert reply.answer.is_finished and reply.rounds == []
         assert talk.response_id == reply.answer.response_id and talk.words == ""
+
+
+def test_a_client_that_is_closed_lets_no_thread_wait(daemon: Daemon) -> None:
+    client = sync_client.connect(state_dir=daemon.state_dir)
+    events = iter(client.respond(CAPABILITIES, temperature=0, max_output_tokens=1000))
+    next(events)
+    ends: list[object] = []
+
+    def read() -> None:
+        try:
+            ends.append(list(events))
+        except BaseException as error:
+            ends.append(error)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    client.close()
+    client.close()
+    reading.join(patient(10))
+    assert len(ends) == 1
 
 
 def test_a_thread_of_a_client_without_await_ends(daemon: Daemon, unused_tcp_port: int) -> None:
