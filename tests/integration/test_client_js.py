@@ -1,4 +1,4 @@
-"""packaging/js/edgeagent.js in Node.js, with a real daemon and the bundled model."""
+"""packaging/js/edgeagent.js with a real daemon and model: in Node.js, and in Deno and Bun if they are here."""
 
 from __future__ import annotations
 
@@ -25,8 +25,18 @@ PACKAGE = ROOT / "packaging" / "js"
 CASES = Path(__file__).with_name("client_js.mjs")
 
 
-def test_every_case(daemon: Daemon, tmp_path: Path) -> None:
-    command = [*node(), str(CASES)]
+def command_of(runtime: str) -> list[str]:
+    """Return the command that runs a script."""
+    if runtime == "node":
+        return node()
+    if (found := shutil.which(runtime)) is None:
+        pytest.skip(f"no {runtime} here")
+    return [found, "run", "-A"] if runtime == "deno" else [found]
+
+
+@pytest.mark.parametrize("runtime", ["node", "deno", "bun"])
+def test_every_case(daemon: Daemon, tmp_path: Path, runtime: str) -> None:
+    command = [*command_of(runtime), str(CASES)]
     program = Path(sys.executable).with_name("edgeagent.exe" if os.name == "nt" else "edgeagent")
     with (
         serving(tmp_path / "state", "builtin", "--token-required") as locked,
