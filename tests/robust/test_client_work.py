@@ -26,6 +26,7 @@ from edgeagent.api.llama_server.completion import MAX_FILES
 from edgeagent.api.openai.embeddings import MAX_DOCUMENTS, MAX_INPUTS
 from edgeagent.api.openai.text_body import MAX_PROMPTS
 from edgeagent.api.page.markdown import MAX_CELLS, MAX_CHARS
+from edgeagent.api.realtime.body import MAX_ITEMS as REALTIME_ITEMS
 from edgeagent.api.responses.body import MAX_REFERENCES
 from edgeagent.api.responses.socket.lanes import MAX_NAMED_LANES
 from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING
@@ -169,9 +170,9 @@ class Socket:
     opened: socket.socket
 
     @classmethod
-    def open(cls, daemon: Daemon) -> Socket:
+    def open(cls, daemon: Daemon, path: str = RESPONSES) -> Socket:
         opened = connected(daemon)
-        opened.sendall(f"GET {RESPONSES} HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\n{HANDSHAKE}".encode())
+        opened.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\n{HANDSHAKE}".encode())
         answer = b""
         while not answer.endswith(b"\r\n\r\n"):
             answer += opened.recv(1)
@@ -291,6 +292,27 @@ def lanes(daemon: Daemon) -> set[Outcome]:
             target=quietly, args=(client.opened, b"".join(created(stream_id=f"l{n}") for n in range(300))), daemon=True
         ).start()
         return {event["type"] for event in islice(filter(terminal, client.events()), 300)}
+
+
+def realtime_storm(daemon: Daemon) -> Outcome:
+    """Change a conversation and its settings again and again, and ask for responses to as many items as may be."""
+    client = Socket.open(daemon, "/v1/realtime")
+    with closing(client.opened):
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
+        events: list[dict[str, Any]] = [
+            {"type": "response.create", "response": {"conversation": "none", "input": [item] * REALTIME_ITEMS}}
+        ] * 20
+        for number in range(300):
+            events += (
+                {"type": "conversation.item.create", "item": {**item, "id": f"i{number}"}},
+                {"type": "conversation.item.delete", "item_id": f"i{number // 2}"},
+                {"type": "session.update", "session": {"instructions": "x" * number}},
+            )
+        events.append({"type": "conversation.item.retrieve", "item_id": "i299", "event_id": "last"})
+        storm = b"".join(text(json.dumps(event)) for event in events)
+        threading.Thread(target=quietly, args=(client.opened, storm), daemon=True).start()
+        ends = ("conversation.item.retrieved", "close")
+        return str(next(event for event in client.events() if event["type"] in ends)["type"])
 
 
 def references_to_copies(daemon: Daemon) -> Outcome | set[Outcome]:
@@ -481,6 +503,7 @@ def members() -> list[Member]:
         member("cancels", MAX_REFUSALS, cancel_storm, "response.completed", "response.incomplete", "error"),
         member("steers", MAX_STEERS, steer_storm, "response.incomplete", "response.completed"),
         member("lanes", MAX_NAMED_LANES, lanes, "response.completed", "response.incomplete", "error", "close"),
+        member("realtime", REALTIME_ITEMS, realtime_storm, "conversation.item.retrieved"),
         member("half-open sockets", SERVER.max_connections, half_open, "opened"),
     ]
 

@@ -52,6 +52,8 @@ from edgeagent.service.service import Service
 
 MAX_APART = 8
 """The most responses outside of the conversation that run at once."""
+MAX_NEW_AHEAD = 64
+"""A prompt with more new items is not computed ahead. Otherwise each small event could make a long prompt anew."""
 
 
 class ActiveResponse(InvalidRequest):
@@ -176,7 +178,7 @@ class RealtimeSession:
         if self._plain is None or self._active is not None:
             return []
         create = self._continued(self._plain)
-        if not (create.items or create.previous_id or create.body.instructions):
+        if not (create.items or create.previous_id or create.body.instructions) or len(create.items) > MAX_NEW_AHEAD:
             return []
         create = replace(create, body=create.body.model_copy(update={"generate": False}))
         return self._ask(None, AskedResponse(is_hidden=True), create)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edgeagent.api.realtime.body import MAX_EVENT_BYTES, MAX_ITEMS, read_event
-from edgeagent.api.realtime.session import MAX_APART
+from edgeagent.api.realtime.session import MAX_APART, MAX_NEW_AHEAD
 from edgeagent.api.responses.socket.outbox import Send
 from edgeagent.api.wire.request_id import OWN_HEADERS
 from edgeagent.api.wire.shape import Json
@@ -170,6 +170,19 @@ class TestAhead:
         assert client.last.id == request_id
         client.finish(request_id)
         assert [text for _, text in client.prompt(client.respond())] == ["hi", "and this", "yes"]
+
+    def test_a_long_conversation_that_changed_in_the_middle_is_not_computed_ahead(self, client: RealtimeClient) -> None:
+        for index in range(MAX_NEW_AHEAD + 1):
+            client.send("conversation.item.create", item=message(str(index), id=f"i{index}"))
+        ahead = client.last
+        assert client.prompt(ahead.id)[-1] == ("user", str(MAX_NEW_AHEAD)), "each continues the one before"
+        client.send("conversation.item.delete", item_id="i5")
+        client.say("a")
+        client.say("b")
+        assert client.last is ahead
+        client.finish(client.respond())
+        client.say("c")
+        assert client.last.prefill_only and client.prompt(client.last.id)[-1] == ("user", "c")
 
     def test_a_failure_ahead_is_not_told(self, client: RealtimeClient) -> None:
         client.say()
