@@ -354,6 +354,29 @@ class TierConfig(Section, frozen=True, omit_defaults=True):
     """Budget: the longest answer, in tokens. It then ends with the reason `length`."""
 
 
+class KioskConfig(Section, frozen=True):
+    """The kiosk: what its page says, and what its visitors may ask. No visitor can change any of it."""
+
+    flag_prefix: ClassVar[str] = "kiosk-"
+
+    title: str = "Ask me"
+    """The heading of the page."""
+    attract: str = "Touch a question, or ask your own."
+    """What the page says while nobody uses it."""
+    questions: Strings = ()
+    """Questions that a visitor can touch."""
+    keyboard: Strings = ()
+    """Rows of keys on the screen, e.g. qwertyuiop,asdfghjkl,zxcvbnm (default: no keys, for a kiosk with a keyboard)."""
+    instructions: str = ""
+    """The system prompt."""
+    model: str = ""
+    """The model that answers, named as for --model (default: the default model)."""
+    max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_INT32)] = 400
+    """The longest answer, in tokens."""
+    idle_reset_s: Annotated[float, Meta(ge=5, le=3600)] = 60.0
+    """Seconds without a touch or a key until the conversation is forgotten."""
+
+
 class LogConfig(Section, frozen=True):
     """Logging; never holds prompts or answers."""
 
@@ -394,6 +417,7 @@ class Config(Section, frozen=True):
     load: LoadConfig = LoadConfig()
     cache: CacheConfig = CacheConfig()
     store: StoreConfig = StoreConfig()
+    kiosk: KioskConfig = KioskConfig()
     log: LogConfig = LogConfig()
     trace: TraceConfig = TraceConfig()
     models: dict[str, ModelConfig] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from edgeagent.config import Config
 from edgeagent.conversation.compaction import EarlySummaries
 from edgeagent.conversation.items import ItemFormat
 from edgeagent.conversation.store import FILE, ResponseStore, stored_limits
-from edgeagent.credentials.keys import Keys
+from edgeagent.credentials.keys import Keys, Scope
 from edgeagent.credentials.links import Links
 from edgeagent.metrics.slo import SloLedger
 from edgeagent.service.live_service import LiveService
@@ -76,10 +77,11 @@ class Context:
     """The values that all routes of one daemon share.
 
     `stop` asks the daemon to finish its live requests and end. `trouble` returns what is wrong with the daemon itself,
-    or None. `slo` is the ledger of latency targets. `links`: the one-time links for browsers. `in_flight` counts the
-    bytes that clients have sent; the server counts its frames there too. `connections`: those that clients have open;
-    the server adds and removes them. `started_at_s` is the daemon's start by time.monotonic, and `started_unix_s` the
-    same by time.time.
+    or None. `slo` is the ledger of latency targets. `links`: the one-time links for browsers, with the scopes of their
+    tokens. `kiosk_links`: those for the page of a kiosk, with its token. `in_flight` counts the bytes that clients have
+    sent; the server counts its frames there too. `connections`: those that clients have open; the server adds and
+    removes them. `kiosk_pages`: how many pages of the kiosk each client shows. `started_at_s` is the daemon's start by
+    time.monotonic, and `started_unix_s` the same by time.time.
     """
 
     config: Config
@@ -92,8 +94,10 @@ class Context:
     pulls: Pulls
     in_flight: InFlight
     slo: SloLedger
-    links: Links = field(default_factory=Links)
+    links: Links[frozenset[Scope]] = field(default_factory=Links)
+    kiosk_links: Links[str] = field(default_factory=Links)
     connections: set[Any] = field(default_factory=set)
+    kiosk_pages: Counter[str] = field(default_factory=Counter)
     started_at_s: float = field(default_factory=time.monotonic)
     started_unix_s: int = field(default_factory=lambda: int(time.time()))
 

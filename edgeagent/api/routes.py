@@ -10,7 +10,7 @@ from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import models as ollama_models
 from edgeagent.api.openai import completions, embeddings, models
 from edgeagent.api.ops import cache, remotes, status
-from edgeagent.api.page import conversations, entry, files, markdown
+from edgeagent.api.page import conversations, entry, files, kiosk, markdown
 from edgeagent.api.realtime import connection as realtime
 from edgeagent.api.responses import choose
 from edgeagent.api.responses import routes as responses
@@ -21,7 +21,7 @@ from edgeagent.credentials.keys import Scope
 _MODULES = (
     *(completions, embeddings, completion, tools),
     *(responses, connection, realtime, choose, messages),
-    *(files, entry, conversations, markdown),
+    *(files, entry, conversations, markdown, kiosk),
     *(models, ollama_chat, ollama_embed, ollama_models, status, cache, remotes),
 )
 _TABLES = [module.routes for module in _MODULES]

@@ -32,6 +32,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("edgeagent.cli.serve:serve", "Serve a model until stopped."),
     "open": Command("edgeagent.cli.browser:open_page", "Open the daemon's page in the browser."),
+    "kiosk": Command("edgeagent.cli.kiosk:kiosk", "Show the kiosk's page, full-screen, and keep it alive."),
     "run": Command("edgeagent.cli.run:run", "Chat with a model, or answer one prompt."),
     "status": Command("edgeagent.cli.status:status", "Show what the daemon runs, and how fast."),
     "address": Command("edgeagent.cli.address:address", "Print the daemon's address, for applications."),

@@ -22,8 +22,8 @@ Scopes = Annotated[
     list[Scope],
     typer.Option(
         "--scope",
-        metavar="infer|models|admin",
-        help="What the client may do; repeat it for several: infer, models (fetch, delete and name them), admin.",
+        metavar="infer|models|admin|kiosk",
+        help="What the client may do; repeat it for several: infer, models (fetch, delete, name them), admin, kiosk.",
     ),
 ]
 Route = Annotated[

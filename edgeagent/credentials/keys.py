@@ -40,11 +40,15 @@ logger = logging.getLogger(__name__)
 
 
 class Scope(StrEnum):
-    """What a token allows. INFER: to generate. MODELS: to fetch and remove models. ADMIN: to administer the daemon."""
+    """What a token allows. INFER: to generate. MODELS: to fetch and remove models. ADMIN: to administer the daemon.
+
+    KIOSK: to ask as a visitor of the kiosk, whose prompt the owner has pinned. No scope includes another.
+    """
 
     INFER = "infer"
     MODELS = "models"
     ADMIN = "admin"
+    KIOSK = "kiosk"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 from edgeagent.backends.base import Models
+from edgeagent.errors import ModelNotFound, NotSupported, WorkerCrashed
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import GenerateRequest, ModelStatus, RemoteStatus, Sink
+from edgeagent.types import GenerateRequest, ModelStatus, PurgeCache, RemoteStatus, Sink, WorkerState
 
 
 class Service(Protocol):
@@ -33,3 +35,16 @@ class Service(Protocol):
 def status_of(models: Models, name: str) -> ModelStatus | None:
     """Return the status of a model; None if it is not served. `name`: the result of `find` or `locate`."""
     return next((status for status in models.statuses() if name in status.names), None)
+
+
+async def purge_memory(service: Service, client: str | None) -> None:
+    """Delete the cached prompts of one client, or of all clients if `client` is None, in the models' processes.
+
+    Running requests continue, and leave no prompt. Errors of Models.ask are raised, except for models that are a
+    remote's, or gone by then.
+    """
+    for status in service.models.statuses():
+        if status.state is WorkerState.READY:
+            # A remote's model has no cache here. The memory of a worker that has ended is gone.
+            with suppress(NotSupported, ModelNotFound, WorkerCrashed):
+                await service.models.ask(status.name, PurgeCache(client))

@@ -10,8 +10,8 @@ INFER = frozenset({Scope.INFER})
 
 
 def test_a_link_is_used_once() -> None:
-    links = Links(FakeClock())
-    first, second = links.add([Scope.INFER]), links.add(Scope)
+    links: Links[frozenset[Scope]] = Links(FakeClock())
+    first, second = links.add(INFER), links.add(frozenset(Scope))
     assert first != second and len(first) == 43
     assert links.use("wrong") is links.use("") is None
     assert (links.use(first), links.use(first)) == (INFER, None)
@@ -20,7 +20,7 @@ def test_a_link_is_used_once() -> None:
 
 def test_a_link_ends_by_itself() -> None:
     clock = FakeClock()
-    links = Links(clock)
+    links: Links[frozenset[Scope]] = Links(clock)
     early = links.add(INFER)
     clock.now_s += LIFE_S / 2
     late = links.add(INFER)
@@ -29,6 +29,6 @@ def test_a_link_ends_by_itself() -> None:
 
 
 def test_too_many_links_end_the_oldest() -> None:
-    links = Links(FakeClock())
+    links: Links[frozenset[Scope]] = Links(FakeClock())
     made = [links.add(INFER) for _ in range(MAX_LINKS + 1)]
     assert [links.use(secret) for secret in made] == [None] + [INFER] * MAX_LINKS

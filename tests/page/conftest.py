@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,14 @@ class Visit:
     faults: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that show the owner's token."""
+        return {"authorization": f"Bearer {self.token}"}
+
     async def enter(self) -> None:
         """Open the page with a one-time link, and wait until it is ready."""
-        headers = {"authorization": f"Bearer {self.token}"}
-        made = await self.daemon.http.post(f"{self.daemon.url}/edgeagent/page/link", headers=headers, json={})
+        made = await self.daemon.http.post(f"{self.daemon.url}/edgeagent/page/link", headers=self.headers, json={})
         await self.tab.goto(self.daemon.url + made.json()["path"])
         await self.tab.wait_for_selector("#message")
         await self.tab.wait_for_function("() => document.querySelector('#model').options.length > 0")
@@ -82,10 +87,19 @@ def size() -> tuple[int, int]:
 
 @pytest.fixture
 async def visit(browser: Any, backend: FakeBackend, tmp_path: Path, size: tuple[int, int]) -> AsyncIterator[Visit]:
+    async with visiting(browser, backend, Config(state_dir=tmp_path), size) as found:
+        yield found
+
+
+@asynccontextmanager
+async def visiting(
+    browser: Any, backend: FakeBackend, config: Config, size: tuple[int, int], **options: Any
+) -> AsyncIterator[Visit]:
     """A new tab, and a daemon. At the end nothing may have gone wrong in the tab, and nothing left the daemon."""
-    token = ensure_token(tmp_path)
-    async with running(backend, Config(state_dir=tmp_path), keys=KeyRing(tmp_path)) as daemon:
-        context = await browser.new_context(viewport={"width": size[0], "height": size[1]})
+    folder = config.state_dir
+    token = ensure_token(folder)
+    async with running(backend, config, keys=KeyRing(folder)) as daemon:
+        context = await browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
         tab = await context.new_page()
         found = Visit(tab, daemon, token)
         tab.on("pageerror", lambda error: found.faults.append(str(error)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -25,19 +24,14 @@ from edgeagent.errors import (
     BackendUnavailable,
     InternalError,
     InvalidRequest,
-    ModelNotFound,
-    NotSupported,
-    WorkerCrashed,
 )
 from edgeagent.service.client_sink import Ending
-from edgeagent.service.service import Service
+from edgeagent.service.service import Service, purge_memory
 from edgeagent.types import (
     CachePolicy,
     FinishReason,
     GenerateRequest,
-    PurgeCache,
     TextPrompt,
-    WorkerState,
     replace,
 )
 
@@ -48,11 +42,7 @@ async def purge_cache(service: Service, folder: Path, client: str | None) -> Non
     Running requests continue. `folder` is the cache's folder on disk. Raise InternalError if a file in it cannot be
     removed. Errors of Models.ask are raised too, except for models that are a remote's, or gone by then.
     """
-    for status in service.models.statuses():
-        if status.state is WorkerState.READY:
-            # A remote's model has no cache here. The memory of a worker that has ended is gone.
-            with suppress(NotSupported, ModelNotFound, WorkerCrashed):
-                await service.models.ask(status.name, PurgeCache(client))
+    await purge_memory(service, client)
     try:
         # This also deletes blocks that no worker has: those of other models, settings and processes.
         await asyncio.to_thread(cache_folder.purge, folder, client)

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from edgeagent.api.context import context_of
-from edgeagent.api.gate.access import PEER_KEY
+from edgeagent.api.gate.access import PEER_KEY, header_tokens
 from edgeagent.api.wire.body import Body, OwnerBody, read_fields, read_valid
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Shape
@@ -25,6 +25,8 @@ from edgeagent.credentials.links import LIFE_S
 from edgeagent.errors import ConfigError, Forbidden, InternalError, Unauthorized
 
 routes = Routes()
+
+_UNSTORED = {"cache-control": "no-store"}
 
 
 class LinkBody(OwnerBody):
@@ -63,8 +65,18 @@ async def make_link(request: Request) -> JSONResponse:
         # browser's token would leave others behind when it is removed.
         raise Forbidden(f"the token of {grant.client.label!r} makes no links; run `edgeagent open` as the owner")
     asked = await read_fields(request, LinkBody)
-    secret = context_of(request).links.add(asked.scopes)
+    secret = context_of(request).links.add(frozenset(asked.scopes))
     return JSONResponse(Link(path=f"/#link={secret}", expires_in_s=LIFE_S))
+
+
+@routes.add("POST /edgeagent/kiosk/link", Scope.KIOSK, "page", answer=Link)
+async def make_kiosk_link(request: Request) -> JSONResponse:
+    """Make a one-time link, with which the page of a kiosk gets the token that asks for the link."""
+    # A browser's command line can be read by other users, so the token itself is not on it.
+    if GRANT.get() is None:
+        raise Forbidden("a kiosk's link is made with the kiosk's token; `edgeagent kiosk` does that")
+    secret = context_of(request).kiosk_links.add(header_tokens(request.scope)[0].decode())
+    return JSONResponse(Link(path=f"/kiosk#link={secret}", expires_in_s=LIFE_S))
 
 
 @routes.add("POST /edgeagent/page/token", None, "page", body=EntryBody, answer=Entry)
@@ -72,6 +84,9 @@ async def enter(request: Request) -> JSONResponse:
     """Exchange the secret of a one-time link for a token. A browser that shows its earlier token replaces it."""
     asked = await read_valid(request, EntryBody)
     context = context_of(request)
+    # The browser of a kiosk may be another user's. Its token allows less than that user may do without one.
+    if (token := context.kiosk_links.use(asked.secret)) is not None:
+        return JSONResponse(Entry(token=token), headers=_UNSTORED)
     if not context.config.server.is_token_needed and await _is_another_users(request):
         raise Forbidden("this link is for a browser of the user that the daemon runs as")
     scopes = context.links.use(asked.secret)
@@ -83,7 +98,7 @@ async def enter(request: Request) -> JSONResponse:
         token = await asyncio.to_thread(add_browser, context.config.state_dir, scopes, replaced)
     except ConfigError as error:
         raise InternalError(error.message) from None
-    return JSONResponse(Entry(token=token), headers={"cache-control": "no-store"})
+    return JSONResponse(Entry(token=token), headers=_UNSTORED)
 
 
 async def _is_another_users(request: Request) -> bool:

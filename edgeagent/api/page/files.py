@@ -50,6 +50,12 @@ async def get_page(request: Request) -> Response:
     return answer
 
 
+@routes.add("GET|HEAD /kiosk", None, "page", text=("text/html",))
+async def get_kiosk(request: Request) -> Response:
+    """Return the page of a kiosk. `edgeagent kiosk` opens it with a token that allows nothing else."""
+    return _file(request, "kiosk.html")
+
+
 @routes.add("GET|HEAD /page/{name}", None, "page", text=("text/javascript", "text/css", "image/svg+xml"))
 async def get_file(request: Request) -> Response:
     """Return a file of the page: a script, its style or its icon."""

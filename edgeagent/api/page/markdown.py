@@ -56,6 +56,7 @@ class Markdown(Shape):
 
 
 @routes.add("POST /edgeagent/page/markdown", Scope.INFER, "page", body=MarkdownBody, answer=Markdown)
+@routes.add("POST /edgeagent/kiosk/markdown", Scope.KIOSK, "page", body=MarkdownBody, answer=Markdown)
 async def render(request: Request) -> JSONResponse:
     """Return Markdown as a tree of elements. The text has at most 8192 characters."""
     text = (await read_valid(request, MarkdownBody)).text

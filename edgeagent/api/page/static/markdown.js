@@ -1,15 +1,16 @@
 // Shows a model's Markdown. The daemon parses each whole block; this file builds its elements.
 
-import { GrowingText, h, plain } from "./dom.js";
-import { ask } from "./session.js";
+import { button, GrowingText, h, plain } from "./dom.js";
+import { ask, isKiosk } from "./session.js";
 
 const MAX_CHARS = 8000; // of one request; the daemon refuses more than 8192
 const MAX_KEPT = 500;
 const ELEMENTS = new Set(
   "p h1 h2 h3 h4 h5 h6 blockquote ul ol li em strong s table thead tbody tr th td a code pre hr br".split(" "),
 );
+const PATH = isKiosk ? "/edgeagent/kiosk/markdown" : "/edgeagent/page/markdown";
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
-const kept = new Map();
+let kept = new Map();
 
 function build(node) {
   if (typeof node === "string") return document.createTextNode(plain(node));
@@ -41,13 +42,13 @@ function link(href, inside) {
   } catch {
     return h("span", {}, ...inside);
   }
-  if (!SCHEMES.has(url.protocol)) return h("span", {}, ...inside);
+  if (isKiosk || !SCHEMES.has(url.protocol)) return h("span", {}, ...inside);
   return h("a", { href: url.href, title: plain(url.href), target: "_blank", rel: "noopener noreferrer" }, ...inside);
 }
 
 function code(language, inside) {
   const text = h("code", {}, ...inside);
-  const copy = h("button", { type: "button", class: "quiet copy", onclick: () => copyText(copy, text.textContent) }, "Copy");
+  const copy = isKiosk ? null : button("Copy", () => copyText(copy, text.textContent), { class: "quiet copy" });
   const head = h("div", { class: "code-head" }, h("span", {}, language ?? ""), copy);
   return h("div", { class: "code" }, head, h("pre", { tabindex: 0, "aria-label": "Code", role: "region" }, text));
 }
@@ -65,11 +66,17 @@ export async function copyText(pressed, text) {
 
 // Returns the nodes of a text, or null if it must be shown as it is.
 async function parsed(text) {
-  if (kept.has(text)) return kept.get(text);
-  const { nodes } = await ask("/edgeagent/page/markdown", { body: { text } });
-  kept.set(text, nodes);
-  if (kept.size > MAX_KEPT) kept.delete(kept.keys().next().value);
+  const known = kept; // another one after forgetTexts
+  if (known.has(text)) return known.get(text);
+  const { nodes } = await ask(PATH, { body: { text } });
+  known.set(text, nodes);
+  if (known.size > MAX_KEPT) known.delete(known.keys().next().value);
   return nodes;
+}
+
+// Forgets the texts that were shown.
+export function forgetTexts() {
+  kept = new Map();
 }
 
 const LIST_ITEM = /^(?:[-*+]|\d{1,9}[.)])\s/;

@@ -2,6 +2,9 @@
 
 const KEY = "edgeagent.token";
 
+// The page for visitors: it has no links and no clipboard, and its token ends with its tab.
+export const isKiosk = location.pathname === "/kiosk";
+
 export class ApiError extends Error {
   constructor(status, message, code) {
     super(message);
@@ -17,7 +20,7 @@ export class ApiError extends Error {
 
 // It is read each time: another tab may have got a newer one.
 export function token() {
-  return localStorage.getItem(KEY);
+  return (isKiosk && sessionStorage.getItem(KEY)) || localStorage.getItem(KEY);
 }
 
 // Whether an event of the storage may have changed the token. Its key is null if all was cleared.
@@ -29,9 +32,9 @@ export function isTokenKey(key) {
 export async function enter() {
   const link = location.hash.match(/^#link=([\w-]+)$/);
   if (!link) return false;
-  history.replaceState(null, "", "/");
+  history.replaceState(null, "", location.pathname);
   const answer = await ask("/edgeagent/page/token", { body: { secret: link[1] } });
-  localStorage.setItem(KEY, answer.token);
+  (isKiosk ? sessionStorage : localStorage).setItem(KEY, answer.token);
   return true;
 }
 

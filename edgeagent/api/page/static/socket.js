@@ -3,13 +3,17 @@
 import { ask, token } from "./session.js";
 
 const FIRST_WAIT_MS = 300;
-const LONGEST_WAIT_MS = 5000;
+const CHAT = { path: "/v1/responses", probe: "/v1/models", longestWaitMs: 5000 };
 const TERMINAL = new Set(["response.completed", "response.incomplete", "response.failed", "error"]);
 
 export class Socket {
-  // `onState` is called with "open", "offline" or "locked" (the token opens nothing).
-  constructor(onState) {
+  // `onState` is called with "open", "offline" or "locked" (the token opens nothing). `probe`: a path that the token
+  // opens if it opens the socket at `path`.
+  constructor(onState, { path, probe, longestWaitMs } = CHAT) {
     this.onState = onState;
+    this.path = path;
+    this.probe = probe;
+    this.longestWaitMs = longestWaitMs;
     this.pending = [];
     this.state = "connecting";
     this.waitMs = FIRST_WAIT_MS;
@@ -28,7 +32,7 @@ export class Socket {
     const held = token();
     if (!held) return this.setState("locked");
     const scheme = location.protocol === "https:" ? "wss:" : "ws:";
-    const socket = new WebSocket(`${scheme}//${location.host}/v1/responses`, [
+    const socket = new WebSocket(`${scheme}//${location.host}${this.path}`, [
       "edgeagent",
       `openai-insecure-api-key.${held}`,
     ]);
@@ -71,10 +75,10 @@ export class Socket {
     this.socket = null;
     for (const take of this.pending.splice(0)) take({ type: "lost" });
     this.timer = setTimeout(() => this.connect(), this.waitMs);
-    this.waitMs = Math.min(2 * this.waitMs, LONGEST_WAIT_MS);
+    this.waitMs = Math.min(2 * this.waitMs, this.longestWaitMs);
     // A browser does not say why a handshake failed.
     try {
-      await ask("/v1/models");
+      await ask(this.probe);
     } catch (error) {
       if (this.isOpen) return; // it is back meanwhile
       this.setState(error.isEntryNeeded ? "locked" : "offline");
