@@ -362,7 +362,7 @@ class KioskConfig(Section, frozen=True):
     title: str = "Ask me"
     """The heading of the page."""
     attract: str = "Touch a question, or ask your own."
-    """What the page says while nobody uses it."""
+    """What the page says before a visitor asks."""
     questions: Strings = ()
     """Questions that a visitor can touch."""
     keyboard: Strings = ()

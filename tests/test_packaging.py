@@ -84,6 +84,20 @@ def test_systemd_understands_the_units(tmp_path: Path, folder: str, flags: list[
     assert not [line for line in lines if "edgeagent." in line and not re.search(newer, line)]
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_understands_the_kiosks_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "edgeagent-kiosk.service"
+    text = (ROOT / "packaging/kiosk/edgeagent-kiosk.service").read_text("utf-8")
+    # The programs need not be on this machine.
+    unit.write_text(re.sub(r"/usr/bin/(cage|edgeagent|chvt)\b", sys.executable, text), "utf-8")
+    answer = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True)
+    lines = (answer.stdout + answer.stderr).splitlines()
+    # The daemon's unit may not be installed here.
+    assert not [line for line in lines if "edgeagent-kiosk" in line and "edgeagent.service not found" not in line]
+    policy = json.loads((ROOT / "packaging/kiosk/chromium-policy.json").read_text("utf-8"))
+    assert policy["URLBlocklist"] == ["*"] and all(url.endswith("/kiosk") for url in policy["URLAllowlist"])
+
+
 @pytest.fixture
 def setup_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return packaging/setup_env.py with its files under a temporary folder and no CMAKE_ARGS set."""

@@ -30,6 +30,20 @@ PROMISES = [
     (KIOSK, "makes every program show a token, also on loopback", f"{ON_KIOSK}::test_every_program_needs_a_token"),
     (KIOSK, "Nothing of them is on the disk, also after a power cut", FORGOTTEN),
     (KIOSK, "What earlier runs kept is deleted at the start.", FORGOTTEN),
+    (KIOSK, "Nothing of a visitor is written to the disk", "tests/page/test_kiosk_kills.py::test_all_comes_back"),
+    (KIOSK, "and there are no tools", "tests/api/page/test_kiosk.py::test_a_visitor_sets_nothing_of_the_owners"),
+    (
+        KIOSK,
+        "The page's token opens the page's own paths only",
+        "tests/page/test_kiosk.py::test_a_visitor_with_the_token_reaches_nothing_else",
+    ),
+    (
+        KIOSK,
+        "the daemon deletes the cached prompts too",
+        "tests/api/page/test_kiosk.py::test_a_visitor_asks_with_the_owners_settings_and_leaves_nothing",
+    ),
+    (KIOSK, "The page has no links, no menu", "tests/page/test_kiosk.py::test_there_is_no_way_out"),
+    (KIOSK, "`edgeagent kiosk` starts the browser again", "tests/page/test_kiosk_kills.py::test_all_comes_back"),
     (
         KIOSK,
         "A client can continue only its own.",

@@ -39,12 +39,19 @@ _FLAGS = (
 BrowserCommand = Annotated[
     str, typer.Option("--browser", metavar="COMMAND", help="A Chromium, with further flags (default: the first found).")
 ]
-Name = Annotated[str, typer.Option("--name", help="The client that the kiosk is; each kiosk of a daemon has its own.")]
-Url = Annotated[str, typer.Option("--url", help="The daemon's address, for a user who is not the daemon's.")]
+Name = Annotated[
+    str,
+    typer.Option("--name", metavar="NAME", help="The client that the kiosk is; each kiosk of a daemon has its own."),
+]
+Url = Annotated[
+    str, typer.Option("--url", metavar="URL", help="The daemon's address, for a user who is not the daemon's.")
+]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        "--token-file", help="With --url: the file that has what `edgeagent token add --scope kiosk` printed."
+        "--token-file",
+        metavar="FILE",
+        help="With --url: the file that has what `edgeagent token add --scope kiosk` printed.",
     ),
 ]
 
@@ -59,8 +66,8 @@ def kiosk(
 ) -> None:
     """Show the kiosk's page in a full-screen browser until stopped, and start it again whenever the page is gone.
 
-    As the user of the daemon, it makes the kiosk's token anew at each start. What the browser keeps is in a folder of
-    the session, which is in memory, and is deleted with each browser.
+    As the user of the daemon, it replaces the kiosk's token at each start. What the browser keeps is in a folder
+    of the session, which is in memory, and is deleted with each browser.
     """
     command = _browser(browser)
     token = _read(token_file) if token_file is not None else ""

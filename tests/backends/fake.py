@@ -178,6 +178,7 @@ class FakeBackend:
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         """Answer like a model whose tokens are the code points of the text."""
         self.queries.append(query)
+        self._notify()
         self.find(name)
         await asyncio.sleep(0)
         has_pieces = True
@@ -255,7 +256,7 @@ class FakeBackend:
         return len(self._live)
 
     async def until(self, condition: Callable[[FakeBackend], bool]) -> None:
-        """Return once `condition` holds; it is checked whenever a request begins, ends or is cancelled."""
+        """Return once `condition` holds; it is checked when a query or a request begins, ends or is cancelled."""
         while not condition(self):
             await self._changed.wait()
 

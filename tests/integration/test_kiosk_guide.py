@@ -104,7 +104,7 @@ def run(command: str, daemon: Daemon, **environment: str) -> str:
 def test_every_program_needs_a_token_of_its_own_and_the_watchdog_has_one(kiosk: Daemon) -> None:
     assert httpx.get(f"{kiosk.url}/ready").status_code == 401
     assert httpx.get(f"{kiosk.url}/health").status_code == 200
-    add, watchdog = (command.strip() for command in blocks("text"))
+    _, add, watchdog = (command.strip() for command in blocks("text"))
     [add_watchdog] = re.findall("`(edgeagent token add watchdog.*?)`", GUIDE)
     token = run(add, kiosk).strip()
     headers = {"Authorization": f"Bearer {token}"}

@@ -33,7 +33,7 @@ from tests.backends.fake import FakeBackend
 from tests.robust.test_A1_every_route import concrete, every_route
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "access.md").read_text(encoding="utf-8")
-SCOPES = [frozenset(some) for size in range(4) for some in combinations(Scope, size)]
+SCOPES = [frozenset(some) for size in range(len(Scope) + 1) for some in combinations(Scope, size)]
 OWN, OTHER, UNTOLD = User(0, is_own=True), User(1001), User()
 PORT = 8127
 LINK, CONVERSATIONS = "/edgeagent/page/link", "/edgeagent/conversations"
@@ -94,7 +94,7 @@ NAMES = {"as its client": "kiosk", "as the owner": "", "as `uid:N`": "uid:1001",
 
 
 def test_the_decision_is_the_documents_table() -> None:
-    """All of 4 needs × 3 listeners × 3 users × what is shown × page or not."""
+    """All of 5 needs × 3 listeners × 3 users × what is shown × page or not."""
     num = 0
     for case in cases():
         client = Client("kiosk", case.scopes) if case.key_status is KeyStatus.KNOWN else None
@@ -117,7 +117,7 @@ def test_the_decision_is_the_documents_table() -> None:
                 assert verdict.name == NAMES[expected.partition(", ")[2]], (case, need)
             if row_of(case, need) in (8, 9, 10):
                 assert verdict.scopes == {Scope.INFER}
-    assert num == 4 * 3 * 3 * 2 * (len(KeyStatus) - 1 + len(SCOPES))
+    assert num == 5 * 3 * 3 * 2 * (len(KeyStatus) - 1 + len(SCOPES))
 
 
 class FixedPeer:

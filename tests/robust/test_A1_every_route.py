@@ -25,7 +25,7 @@ from tests.robust.raw import PAGE, get, upgrade
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OPEN = {"/health", "/", "/page/{name}", "/edgeagent/page/token"}
+OPEN = {"/health", "/", "/kiosk", "/page/{name}", "/edgeagent/page/token"}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -21,7 +21,7 @@ from tests.robust.test_A1_every_route import concrete, every_route
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHOICES = [frozenset(some) for size in range(4) for some in combinations(Scope, size)]
+CHOICES = [frozenset(some) for size in range(len(Scope) + 1) for some in combinations(Scope, size)]
 TOKENS: dict[frozenset[Scope], str] = {}
 
 

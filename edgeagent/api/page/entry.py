@@ -22,7 +22,7 @@ from edgeagent.credentials.decision import Peer
 from edgeagent.credentials.grants import GRANT
 from edgeagent.credentials.keys import OWNER, Scope, add_browser
 from edgeagent.credentials.links import LIFE_S
-from edgeagent.errors import ConfigError, Forbidden, InternalError, Unauthorized
+from edgeagent.errors import ConfigError, Forbidden, InternalError, InvalidRequest, Unauthorized
 
 routes = Routes()
 
@@ -74,7 +74,7 @@ async def make_kiosk_link(request: Request) -> JSONResponse:
     """Make a one-time link, with which the page of a kiosk gets the token that asks for the link."""
     # A browser's command line can be read by other users, so the token itself is not on it.
     if GRANT.get() is None:
-        raise Forbidden("a kiosk's link is made with the kiosk's token; `edgeagent kiosk` does that")
+        raise InvalidRequest("a kiosk's link is made with the kiosk's token; `edgeagent kiosk` shows it")
     secret = context_of(request).kiosk_links.add(header_tokens(request.scope)[0].decode())
     return JSONResponse(Link(path=f"/kiosk#link={secret}", expires_in_s=LIFE_S))
 

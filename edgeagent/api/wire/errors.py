@@ -182,7 +182,8 @@ def error_codes() -> dict[str, type[EdgeAgentError]]:
     classes = list(WIRE_FORMS)
     for cls in classes:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
-        classes += [child for child in ours if child not in classes]
+        # By name, because the order in which modules are imported changes.
+        classes += sorted((child for child in ours if child not in classes), key=lambda child: child.__qualname__)
     return {cls.code: cls for cls in classes}
 
 

@@ -4,6 +4,7 @@ import { ask, token } from "./session.js";
 
 const FIRST_WAIT_MS = 300;
 const CHAT = { path: "/v1/responses", probe: "/v1/models", longestWaitMs: 5000 };
+const PROBE_MS = 3000; // systemd takes connections while the daemon starts
 const TERMINAL = new Set(["response.completed", "response.incomplete", "response.failed", "error"]);
 
 export class Socket {
@@ -78,7 +79,7 @@ export class Socket {
     this.waitMs = Math.min(2 * this.waitMs, this.longestWaitMs);
     // A browser does not say why a handshake failed.
     try {
-      await ask(this.probe);
+      await ask(this.probe, { signal: AbortSignal.timeout(PROBE_MS) });
     } catch (error) {
       if (this.isOpen) return; // it is back meanwhile
       this.setState(error.isEntryNeeded ? "locked" : "offline");
