@@ -9,6 +9,7 @@ async with edgeagent.client.connect() as client:
 
 from edgeagent.client.address import Address
 from edgeagent.client.answer import Answer, Event, function_output
+from edgeagent.client.choice import Chance, Choice
 from edgeagent.client.connection import Client, connect
 from edgeagent.client.conversation import Conversation
 from edgeagent.client.reply import Reply
@@ -18,6 +19,8 @@ from edgeagent.client.tools import Tool
 __all__ = [
     "Address",
     "Answer",
+    "Chance",
+    "Choice",
     "Client",
     "Conversation",
     "Event",

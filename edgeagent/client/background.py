@@ -64,7 +64,7 @@ class Background:
     async def _read(self) -> dict[str, Any] | None:
         """Return the next event of this connection, or of a new one; None if it ends."""
         if self._lines is None:
-            self._http = await self._connected()
+            self._http = await connected(self._locate)
             if self._id is None:
                 request = self._http.build_request("POST", "responses", json=self._request)
             else:
@@ -74,7 +74,7 @@ class Background:
             if reply.status_code in _BUSY and self._id is not None:
                 return None
             if reply.is_error:
-                return {"type": "error", "error": _error(await reply.aread(), reply.status_code)}
+                return {"type": "error", "error": refusal_of(await reply.aread(), reply.status_code)}
             self._lines = reply.aiter_lines()
         async for line in self._lines:
             self._reached_at_s = time.monotonic()
@@ -90,23 +90,25 @@ class Background:
         """Cancel the response, which then ends with an event. Raise BackendUnavailable if the daemon is not there."""
         if self._id is not None:
             try:
-                async with await self._connected() as http:
+                async with await connected(self._locate) as http:
                     await http.post(f"responses/{self._id}/cancel")
             except httpx.TransportError as lost:
                 raise BackendUnavailable(f"the daemon cannot be reached: {lost}", retry_after_s=RETRY_S) from None
 
-    async def _connected(self) -> httpx.AsyncClient:
-        address = await asyncio.to_thread(self._locate)
-        return httpx.AsyncClient(
-            base_url=address.http_url,
-            headers={"Authorization": f"Bearer {address.token}"} if address.token else {},
-            verify=address.tls() or True,
-            timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
-            trust_env=not is_loopback(address.http_url),
-        )
+
+async def connected(locate: Callable[[], Address], silence_s: float = SILENCE_S) -> httpx.AsyncClient:
+    """Return an HTTP client of the daemon's /v1, which waits up to `silence_s` for the next bytes."""
+    address = await asyncio.to_thread(locate)
+    return httpx.AsyncClient(
+        base_url=address.http_url,
+        headers={"Authorization": f"Bearer {address.token}"} if address.token else {},
+        verify=address.tls() or True,
+        timeout=httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S),
+        trust_env=not is_loopback(address.http_url),
+    )
 
 
-def _error(body: bytes, status: int) -> dict[str, Any]:
+def refusal_of(body: bytes, status: int) -> dict[str, Any]:
     """Return the error object of a refusal; a made one if the body is none of the daemon's."""
     try:
         error = json.loads(body)["error"]

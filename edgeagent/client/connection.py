@@ -20,6 +20,7 @@ from websockets.http11 import Response
 
 from edgeagent.client.address import Address, address_of_daemon, is_loopback
 from edgeagent.client.answer import TERMINAL, Answer, Event
+from edgeagent.client.choice import Choice, choose
 from edgeagent.client.conversation import Conversation
 from edgeagent.client.reply import MAX_ROUNDS, RETRY_DELAYS_S, OneReader, Received, Reply
 from edgeagent.client.tools import ToolLike, split_tools
@@ -155,6 +156,24 @@ class Client:
     ) -> Conversation:
         """Return a conversation: a new one, or the one that a response belongs to. `fields` are those of `respond`."""
         return Conversation(self, previous_response_id, tools or (), fields)
+
+    async def classify(
+        self,
+        message: Input,
+        choices: Sequence[str | Mapping[str, str]],
+        *,
+        instructions: str | None = None,
+        calibrate: bool = False,
+        **fields: object,
+    ) -> Choice:
+        """Return which of the `choices` is the likeliest answer, and how likely each is. Nothing is generated.
+
+        A choice is a text that the model could write as its whole answer, or an object with its `id` and `text`.
+        `fields` are further fields of the daemon's `/edgeagent/choose`, such as model and previous_response_id. The
+        running reply goes on. Raise the daemon's error or those of `open`.
+        """
+        request = {"input": message, "choices": choices, "instructions": instructions, "calibrate": calibrate, **fields}
+        return await choose(self.locate, {name: value for name, value in request.items() if value is not None})
 
     async def begin(self, reply: Reply) -> None:
         """Cancel the running reply, and connect if needed. For use by Reply only. Raise the errors of `open`."""

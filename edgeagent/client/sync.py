@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from edgeagent.client import connection, conversation, reply
 from edgeagent.client.answer import Answer
+from edgeagent.client.choice import Choice
 from edgeagent.client.connection import Input
 
 Result = TypeVar("Result")
@@ -107,6 +108,10 @@ class Client:
     def prefill(self, message: Input = (), *, ahead: bool = False, **fields: Any) -> None:
         """As `edgeagent.client.Client.prefill`."""
         self._loop.run(self._client.prefill(message, ahead=ahead, **fields))
+
+    def classify(self, message: Input, choices: Sequence[str | Mapping[str, str]], **fields: Any) -> Choice:
+        """As `edgeagent.client.Client.classify`."""
+        return self._loop.run(self._client.classify(message, choices, **fields))
 
     def conversation(self, previous_response_id: str | None = None, **fields: Any) -> Conversation:
         """As `edgeagent.client.Client.conversation`."""

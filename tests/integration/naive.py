@@ -72,6 +72,7 @@ class Naive:
     """A plain loop in its own context: the whole prefix in chunks, without a cache."""
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
+        self.model = model
         config = replace(config, parallel=2, batch=2 * CHUNK, ctx=config.ctx + 2 * CHUNK)
         self._router = Router(model)
         self._runner = WatchedRunner(model, config, self._router)

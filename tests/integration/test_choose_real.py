@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from edgeagent.client import connect, sync
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
+from edgeagent.errors import InvalidRequest
 from tests.integration.conftest import Daemon
 from tests.patience import patient
 
@@ -130,6 +132,23 @@ def test_plain_texts_are_their_own_ids_and_spell_no_control_tokens(daemon: Daemo
     assert {each["id"] for each in chosen["probabilities"]} == set(texts)
     assert chosen["choice"] == texts[0]
     assert logprobs(chosen)["<|im_end|>"] < -10
+
+
+async def test_the_python_client_classifies(daemon: Daemon) -> None:
+    async with connect(daemon.url) as client:
+        found = await client.classify("Where is the pool?", CHOICES, instructions=HOTEL, calibrate=True)
+        assert (found.id, found.chances[0].text) == ("pool", ANSWERS["pool"])
+        assert found.chances[0].empty_logprob is not None
+        assert math.fsum(chance.probability for chance in found.chances) == pytest.approx(1.0)
+        assert found.body["usage"]["choice_tokens"] > 0
+        with pytest.raises(InvalidRequest, match="the same id") as refused:
+            await client.classify("Thanks!", ["a", "a"])
+        assert refused.value.param == "choices[1]"
+
+
+def test_it_does_without_an_event_loop(daemon: Daemon) -> None:
+    with sync.connect(daemon.url) as client:
+        assert client.classify("Thanks!", list(ANSWERS.values()), instructions=HOTEL).id == ANSWERS["thanks"]
 
 
 def refusals() -> list[tuple[dict[str, Any], str, str]]:

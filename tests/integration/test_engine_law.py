@@ -9,6 +9,7 @@ loop's; the allowed distance is that between two plain runs (naive.py).
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
@@ -24,9 +26,11 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.cache.block_table import make_table
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.choices import Choices
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.sampling.sampler import log_total
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
 from edgeagent.engine.speculation.acceptance import Ending
@@ -37,7 +41,7 @@ from edgeagent.engine.speculation.proposals import MODEL, Drafters
 from edgeagent.types import MemoryKind, Tier, replace
 from tests.conftest import TinyModel
 from tests.fakes import ALWAYS, FakeClock, FakeTier
-from tests.integration.naive import EXACT_FLOOR, FLOOR, Asked, Naive, Recorder, check
+from tests.integration.naive import EXACT_FLOOR, FACTOR, FLOOR, Asked, Naive, Recorder, Rows, check
 from tests.integrity import check_integrity
 from tests.models import MEMORIES, make_tiny_model
 from tests.peer.shelf import TWINS, make_model
@@ -65,6 +69,29 @@ class Setup:
         blocks = make_table(self.model.memory_kind, config, Keyring(b"", SECRET), below)
         prefixes = PrefixStore(runner, blocks, clock=FakeClock())
         return Engine(runner, max_running=4, prefixes=prefixes, clock=FakeClock())
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Choices behind a prompt, and the log probabilities that the engine gave them."""
+
+    prompt: list[int]
+    choices: Choices
+    logprobs: tuple[float, ...]
+
+    def check(self, naive: Naive, floor: float) -> None:
+        """Compare with a plain loop that computes each choice alone, as far as two plain runs agree."""
+        for tokens, logprob in zip(self.choices.tokens, self.logprobs, strict=True):
+            recorder = Recorder(naive.model)
+            recorder.rows = [np.zeros(1, np.float32)] * (len(tokens) + 1)  # as many rows are compared
+            asked = Asked(self.prompt, len(tokens), recorder, list(tokens))
+            plain, beside = (self._of(run.rows, tokens) for run in (naive.run(asked), naive.run_beside_another(asked)))
+            assert abs(logprob - plain) <= FACTOR * abs(plain - beside) + floor * (len(tokens) + 1)
+
+    def _of(self, rows: Rows, tokens: Items[int]) -> float:
+        scores = [float(row[token]) - log_total(row) for row, token in zip(rows, tokens, strict=False)]
+        ends = np.logaddexp.reduce(rows[-1][list(self.choices.ends)].astype(np.float64))
+        return math.fsum(scores) + float(ends) - log_total(rows[-1])
 
 
 ExactModel = Callable[[MemoryKind | str], Path]
@@ -130,11 +157,14 @@ def run_schedule(
     num_steps: int,
     known: list[list[int]] | None = None,
     below: FakeTier | None = None,
+    chosen: list[Chosen] | None = None,
 ) -> list[Asked]:
     """Run an engine through a random schedule; return the requests that were not cancelled, with their output.
 
-    New prompts share prefixes with those in `known`, to which they are added. Blocks `below` are damaged sometimes.
+    New prompts share prefixes with those in `known`, to which they are added. Blocks `below` are damaged sometimes. If
+    there is a list `chosen`, some requests have choices, and it gets their results.
     """
+    choosing: dict[str, SequenceSpec] = {}
     known = [] if known is None else known
     known.append([rng.randrange(10, 250) for _ in range(60)])
     known.append([rng.randrange(10, 250) for _ in range(550)])
@@ -165,6 +195,14 @@ def run_schedule(
                 is_ahead=urgency.random() < 0.1,
             )
             engine.add(spec)
+        if chosen is not None and step < num_steps and step % 9 == 0:
+            base = rng.choice(known)
+            prompt = base[-400 : rng.randrange(1, len(base) + 1)] or base[:3]
+            texts = {tuple(rng.randrange(10, 13) for _ in range(rng.randrange(1, 5))) for _ in range(8)}
+            choices = Choices(tuple(texts), (3, 4))
+            name = f"c{step}"
+            choosing[name] = SequenceSpec(name, prompt, Recorder(model), tier=rng.choice(list(Tier)), choices=choices)
+            engine.add(choosing[name])
         if asked and rng.random() < 0.05:
             victim = rng.choice(list(asked))
             if engine.cancel(victim) is not None:
@@ -178,6 +216,11 @@ def run_schedule(
         for output in engine.step():
             assert output.error is None
             name = output.sequence.id
+            if name in choosing:
+                found = output.sequence.spec.choices
+                if output.is_last and chosen is not None and found is not None:
+                    chosen.append(Chosen(list(choosing.pop(name).prompt), found, output.choice_logprobs))
+                continue
             asked[name].output.extend(output.tokens)
             if output.finish_reason is not None:
                 assert name not in done
@@ -187,6 +230,7 @@ def run_schedule(
         check_integrity(engine)
         step += 1
     assert done == asked.keys()
+    assert not choosing
     return list(asked.values())
 
 
@@ -213,7 +257,11 @@ def check_one_life(setup: Setup, seed: int, host_bytes: int) -> None:
     runner = setup.runner()
     engine = setup.engine(runner, None, host_bytes)
     naive = Naive(setup.model, setup.config)
-    asked = run_schedule(setup.model, engine, runner, random.Random(seed), 120)
+    chosen: list[Chosen] = []
+    asked = run_schedule(setup.model, engine, runner, random.Random(seed), 120, chosen=chosen)
+    for each in chosen[::4]:
+        each.check(naive, floor_of(setup.config))
+    assert len(chosen) > 5
     assert len(asked) > 5
     assert any(each.output for each in asked)
     check(asked, naive, floor_of(setup.config))

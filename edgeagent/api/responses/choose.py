@@ -42,7 +42,6 @@ from edgeagent.types import (
     ChatPrompt,
     ChoiceScores,
     Finished,
-    FinishReason,
     GenerateRequest,
     Sink,
     Started,
@@ -238,7 +237,7 @@ async def _score(service: Service, requests: Sequence[GenerateRequest]) -> list[
                 group.create_task(service.generate(request, sink))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    if any(sink.finished is None or sink.finished.reason is FinishReason.CANCELLED for sink in sinks):
+    if any(sink.finished is None or sink.scores is None for sink in sinks):
         raise BackendUnavailable("nothing was chosen: the daemon is stopping, or the request was cancelled")
     return sinks
 
