@@ -106,7 +106,8 @@ def score_tree(tree: Tree, choices: Choices, num_done: int, logits: Callable[[in
     together. `num_done`: as it was for `grow`. `logits` returns a row of the tree's logits. Raise InternalError if the
     largest logit of a row is not finite.
     """
-    totals = [log_total(logits(row)) for row in range(tree.num_rows)]
+    room = np.empty_like(logits(0))
+    totals = [log_total(logits(row), room) for row in range(tree.num_rows)]
     scores = []
     for number, path in zip(choices.order[num_done:], tree.paths, strict=False):
         rows = [0, *(index - tree.num_roots + 1 for index in path)]
