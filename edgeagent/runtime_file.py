@@ -53,6 +53,7 @@ class Runtime(Struct, frozen=True):
     token: str | None = None
     certificate: str | None = None
     forgets: bool = False
+    network_urls: tuple[str, ...] = ()
 
 
 def bracketed(host: str) -> str:

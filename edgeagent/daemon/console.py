@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -173,11 +173,8 @@ class ConsoleReporter:
         self._passing = ""
         self._shown: dict[str, float] = {}
 
-    def listening(self, runtime: Runtime, token_file: Path | None, urls: Sequence[str] = ()) -> None:
-        """Print the addresses. If clients need a token, `token_file` holds it; otherwise None.
-
-        `urls` are the URLs at which other machines reach the daemon.
-        """
+    def listening(self, runtime: Runtime, token_file: Path | None) -> None:
+        """Print the addresses. If clients need a token, `token_file` holds it; otherwise None."""
         socket_url = f"ws{runtime.url.removeprefix('http')}/v1/responses"
         where = f"edgeagent {runtime.version} listening on {runtime.url}"
         token = f"clients need the token in {token_file}" if token_file else ""
@@ -185,8 +182,8 @@ class ConsoleReporter:
             lines = [where, f"  WebSocket: {socket_url}", *([f"  {token}"] if token else [])]
         else:
             lines = [f"{where} ({socket_url})" + (f"; {token}" if token else "")]
-        if urls:
-            lines.append(f"reached from other machines at {', '.join(urls)}")
+        if runtime.network_urls:
+            lines.append(f"reached from other machines at {', '.join(runtime.network_urls)}")
         self._print("\n".join(lines))
 
     def listening_for_voice(self, url: str) -> None:

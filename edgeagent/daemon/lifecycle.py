@@ -217,7 +217,7 @@ async def _serve(
         notify(f"READY=1\nSTATUS=listening on {runtime.url}")
         background.append(asyncio.create_task(publication.keep_published()))
         background.append(asyncio.create_task(slo_file.keep_saved()))
-        reporter.listening(runtime, token_file, external_urls(listeners.tcp, runtime.url.partition(":")[0]))
+        reporter.listening(runtime, token_file)
         # Start the watch only now, so that the first printed line says where the daemon listens.
         watch = asyncio.create_task(_watch(service, reporter, stop))
         if prefixes.are_wanted:
@@ -263,7 +263,16 @@ def _runtime(config: Config, listener: socket.socket) -> Runtime:
     certificate = str(server.tls_certificate.absolute()) if server.tls_certificate else None
     url = local_url(server.host, port, is_encrypted=certificate is not None)
     started_at_s = psutil.Process().create_time()
-    return Runtime(os.getpid(), started_at_s, port, url, __version__, certificate=certificate, forgets=config.forget)
+    return Runtime(
+        os.getpid(),
+        started_at_s,
+        port,
+        url,
+        __version__,
+        certificate=certificate,
+        forgets=config.forget,
+        network_urls=tuple(external_urls(listener, url.partition(":")[0])),
+    )
 
 
 async def _watch(service: StartableService, reporter: ConsoleReporter, stop: StopRequest) -> None:

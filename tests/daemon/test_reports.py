@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from edgeagent.daemon.console import ConsoleReporter, LogReporter
 from edgeagent.runtime_file import Runtime
@@ -27,7 +28,8 @@ def test_the_lines(streams: tuple[io.StringIO, io.StringIO]) -> None:
     reporter = ConsoleReporter(out, err)
     reporter.listening(RUNTIME, None)
     reporter.listening(RUNTIME, Path("state", "token"))
-    reporter.listening(RUNTIME, None, ["http://192.0.2.2:8127", "http://[2001:db8::2]:8127"])
+    elsewhere = ("http://192.0.2.2:8127", "http://[2001:db8::2]:8127")
+    reporter.listening(structs.replace(RUNTIME, network_urls=elsewhere), None)
     reporter.ready(ModelStatus("m", WorkerState.READY, 1.0, INFO))
     reporter.failed(ModelStatus("m", WorkerState.FAILED))
     reporter.stopping(0)
