@@ -72,7 +72,7 @@ def add(
 
 @token_app.command("list")
 def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """List the clients that have a token, what it allows, and until when. Only a browser's expires, if it is unused."""
+    """List the clients that have a token. It says what each allows, and until when: a browser's expires unused."""
     known = clients(settings_of(state_dir, config).state_dir)
     if as_json:
         print_json([_row(each) for each in known])
