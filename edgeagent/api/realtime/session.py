@@ -53,7 +53,7 @@ from edgeagent.service.service import Service
 MAX_APART = 8
 """The most responses outside of the conversation that run at once."""
 MAX_NEW_AHEAD = 64
-"""A prompt with more new items is not computed ahead. Otherwise each small event could make a long prompt anew."""
+"""A prompt with more new items is not computed ahead. Otherwise each small event could make a long prompt again."""
 
 
 class ActiveResponse(InvalidRequest):
