@@ -58,6 +58,7 @@ OWNERS: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli", "bench"},
     "prompt_toolkit": {"cli"},
+    "segno": {"cli"},
     "uvicorn": {"daemon"},
     "uvloop": {"daemon"},
     "httptools": {"daemon"},

@@ -217,6 +217,7 @@ OTHERS = (
         "It changes nothing",
         "The mode, and nothing prevented it",
         "forbids nothing",
+        "lights, timer, music or nothing",
     ),
     *(
         "If nothing else can serve a request",

@@ -15,6 +15,7 @@ from edgeagent.api.responses.body import ResponseCreate, read_create
 from edgeagent.api.responses.events import ResponseEvents, events_after, new_response
 from edgeagent.api.responses.items import item_body, read_items
 from edgeagent.api.responses.open_items import StringReader
+from edgeagent.api.wire.fields import MAX_TOOLS
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallOutputItem
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
@@ -142,8 +143,8 @@ def test_what_another_server_runs_is_left_out_and_named() -> None:
 
 
 def test_too_many_functions_and_two_of_one_name_are_refused() -> None:
-    many = [{**SPAWN, "name": f"f{index}"} for index in range(100)]
-    with pytest.raises(InvalidRequest, match="there are 200"):
+    many = [{**SPAWN, "name": f"f{index}"} for index in range(MAX_TOOLS)]
+    with pytest.raises(InvalidRequest, match=f"there are {2 * MAX_TOOLS}"):
         read(tools=[{**AGENTS, "tools": many}, {**AGENTS, "name": "more", "tools": many}])
     with pytest.raises(InvalidToolSchema, match=r"agents\.spawn"):
         read(tools=[AGENTS, {**SPAWN, "name": "agents.spawn"}])
