@@ -217,7 +217,7 @@ OTHERS = (
         "It changes nothing",
         "The mode, and nothing prevented it",
         "forbids nothing",
-        *("lights, timer, music or nothing", '"nothing"}], "edgeagent"'),
+        *("lights, timer, music or nothing", "Nothing is generated", '"nothing"}], "edgeagent"'),
     ),
     *(
         "If nothing else can serve a request",
