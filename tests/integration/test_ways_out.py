@@ -86,6 +86,7 @@ WAYS = {
 # The modules that could, and why nothing leaves by them.
 LISTENS = "it listens, and talks to the systemd of this machine"
 TO_ITS_DAEMON = "it asks the daemon whose address is in the state folder of this machine"
+APPLICATION = "it is an application's client, which gives the address; commands give it their daemon's"
 PROGRAM = "it starts a program of this machine, which the command names"
 STAYS = {
     "api/gate/security.py": "it reads how addresses are written",
@@ -97,7 +98,10 @@ STAYS = {
     "cli/service.py": PROGRAM,
     "cli/temporary.py": PROGRAM,
     "cli/uninstall.py": PROGRAM,
-    "client/connection.py": "it is an application's client, which gives the address; commands give it their daemon's",
+    "cli/kiosk.py": PROGRAM,
+    "client/background.py": APPLICATION,
+    "client/choice.py": APPLICATION,
+    "client/connection.py": APPLICATION,
     "client/start.py": PROGRAM,
     "daemon/lifecycle.py": LISTENS,
     "daemon/listeners.py": LISTENS,
