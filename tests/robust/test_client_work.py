@@ -487,6 +487,7 @@ def members() -> list[Member]:
         member("markdown", MAX_CHARS, posted("/edgeagent/page/markdown", {"text": "[" * MAX_CHARS}), 200),
         member("cells", MAX_CELLS, posted("/edgeagent/page/markdown", {"text": "|\n" * (MAX_CHARS // 2)}), 200),
         member("much markdown", MAX_CHARS, posted("/edgeagent/page/markdown", {"text": "a" * MIB}), 400),
+        member("markdown for a kiosk", MAX_CHARS, posted("/edgeagent/kiosk/markdown", {"text": "[" * MAX_CHARS}), 200),
         member("a long secret", "of a link", posted("/edgeagent/page/token", {"secret": "x" * MIB}), 413),
         member("a frame", SERVER.max_frame_bytes, framed(frame(FIN | TEXT, b" " * (SERVER.max_frame_bytes + 1))), 1009),
         member(
