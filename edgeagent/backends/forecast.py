@@ -83,7 +83,8 @@ class _Live:
     """A request from its acceptance to its end.
 
     `num_bytes`: those of its prompt behind the prefix that is probably cached.
-    `num_tokens`: its uncached prompt tokens, estimated until it `has_slot`. `waits`: no slot was free for it.
+    `num_tokens`: its uncached prompt tokens, estimated until it `has_slot`, and those of its choices. `waits`: no slot
+    was free for it.
     `began_s`: since when no other prompt is computed before its own, as far as is known. `is_overtaken`: a later
     request got its first token before, so a part of this one's prompt may have been computed before `began_s`.
     `advanced_s`: when its latest token came.
@@ -155,6 +156,11 @@ class _Line:
         weight /= (fixed + each * size) ** 2
         terms = 1.0, size, size * size, seen, size * seen
         self._sums = [old + weight * term for old, term in zip(self._sums, terms, strict=True)]
+
+
+def _num_choice_tokens(request: GenerateRequest) -> float:
+    """Return about how many tokens a request's choices have, which are computed behind its prompt."""
+    return _FIRST_TOKENS_PER_BYTE * sum(map(len, request.choices))
 
 
 def _bucket(size: float) -> int:
@@ -234,11 +240,12 @@ class Forecast:
         live = self._prompts.get(request.id)
         if live is not None and not live.has_slot:
             live.has_slot = True
-            live.num_tokens = float(max(1, started.num_prompt_tokens - started.num_cached_tokens))
+            num_computed = float(max(1, started.num_prompt_tokens - started.num_cached_tokens))
+            live.num_tokens = num_computed + _num_choice_tokens(request)
             if live.waits:
                 live.began_s = now_s
             if not started.num_dropped_items:
-                self._uncached.learn(max(1, live.num_bytes), live.num_tokens)
+                self._uncached.learn(max(1, live.num_bytes), num_computed)
         if started.num_prompt_tokens and not started.num_dropped_items:
             num_bytes = prompt_bytes(request) if live is None else live.prompt_bytes
             self._tokens.learn(max(1, num_bytes), started.num_prompt_tokens)
@@ -438,8 +445,8 @@ class Forecast:
             due_s,
             self.num_bytes(request),
             num_bytes,
-            self._num_uncached(num_bytes),
-            1 if request.prefill_only else request.max_tokens,
+            self._num_uncached(num_bytes) + _num_choice_tokens(request),
+            1 if request.prefill_only or request.choices else request.max_tokens,
             now_s,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from edgeagent.client.address import Address
@@ -53,5 +53,11 @@ async def choose(locate: Callable[[], Address], request: Mapping[str, Any]) -> C
         raise BackendUnavailable(f"the daemon cannot be reached: {lost}") from None
     if reply.is_error:
         raise wire_error(refusal_of(reply.content, reply.status_code))
-    body = json.loads(reply.content)
-    return Choice(body["choice"], tuple(Chance(**each) for each in body["probabilities"]), body)
+    return choice_of(json.loads(reply.content))
+
+
+def choice_of(body: Mapping[str, Any]) -> Choice:
+    """Return what the daemon's answer says. Fields of a later daemon are only in its `body`."""
+    names = [field.name for field in fields(Chance)]
+    known = ({name: each[name] for name in names if name in each} for each in body["probabilities"])
+    return Choice(body["choice"], tuple(Chance(**each) for each in known), body)

@@ -320,3 +320,17 @@ def test_a_prompt_that_is_too_long_fills_no_queue() -> None:
     forecast.context_length = 2048
     forecast.accept(chat("long", "x" * 8 * MAX_WAITING_TOKENS, partition="a"), 0.0)
     assert not forecast.is_full(chat("new", "x" * 8 * MAX_WAITING_TOKENS, partition="a"), 64)
+
+
+def test_choices_are_computed_with_their_prompt_and_nothing_follows_them() -> None:
+    forecast = forecast_at()
+    asked, choosing = chat("a", "x" * 400), replace(chat("b", "y" * 400), choices=("z" * 400, "w" * 400))
+    alone_s = first_token_s(forecast, asked)
+    assert first_token_s(forecast, choosing) == about(alone_s + 0.2)
+    for number in range(PARALLEL):
+        forecast.accept(replace(choosing, id=str(number)), 0.0)
+    # Each of the four takes 0.3 s, and then its slot is free at once.
+    assert first_token_s(forecast, asked) < 4 * (alone_s + 0.2) + 2 * alone_s + 0.1
+    forecast.start(replace(choosing, id="0"), Started(101, 0), 0.0)
+    forecast.start(replace(choosing, id="1"), Started(1, 0), 0.0)
+    assert first_token_s(forecast, asked) > 2 * alone_s + 4 * 0.2

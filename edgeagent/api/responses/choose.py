@@ -83,6 +83,9 @@ class ChooseBody(InputBody):
     model: ModelName | None = None
     instructions: str | None = None
     previous_response_id: Annotated[Name, Field(min_length=1)] | None = None
+    store: Annotated[
+        bool | None, Field(description="False: the prompt is not kept on disk. Nothing else is stored in any case.")
+    ] = None
     choices: Annotated[
         list[_AnyChoice],
         Field(
@@ -256,7 +259,10 @@ def probabilities_of(logprobs: Sequence[float], empty: Sequence[float] | None = 
     the same order as contextual calibration with W = diag(P(c | x0))^-1 and b = 0: Zhao et al. 2021, "Calibrate Before
     Use: Improving Few-Shot Performance of Language Models".
     """
-    scores = logprobs if empty is None else [each - before for each, before in zip(logprobs, empty, strict=True)]
+    scores = list(logprobs)
+    for index, before in enumerate(empty or ()):
+        if logprobs[index] > _MIN_LOGPROB:  # what the model can never write is not likely because of that
+            scores[index] -= before
     weights = [math.exp(score - max(scores)) for score in scores]
     return [weight / math.fsum(weights) for weight in weights]
 

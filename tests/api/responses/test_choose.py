@@ -63,6 +63,18 @@ def test_a_choice_that_is_likely_after_an_empty_input_too_counts_less() -> None:
     assert probabilities_of(logprobs, empty) == pytest.approx([0.2, 0.8])
 
 
+def test_what_can_never_be_written_is_not_chosen_because_of_calibration() -> None:
+    assert probabilities_of([-9999.0, -30.0], [-9999.0, -20.0]) == pytest.approx([0.0, 1.0])
+
+
+@pytest.mark.parametrize("store", [None, True, False])
+async def test_the_prompt_is_not_kept_on_disk_if_nothing_is_to_be_stored(store: bool | None) -> None:
+    backend = FakeBackend()
+    async with serve(backend) as address, httpx.AsyncClient() as http:
+        await http.post(f"http://{address}/edgeagent/choose", json=BODY | {"store": store})
+    assert [request.cache.persist for request in backend.requests] == 2 * [store is not False]
+
+
 def test_very_unlikely_texts_have_probabilities_too() -> None:
     assert probabilities_of([-9999.0, -9999.0, -12000.0]) == [0.5, 0.5, 0.0]
 
