@@ -111,8 +111,20 @@ export declare class Client {
   ask(input: Input, fields?: Fields): Promise<Answer>;
   /** Let the daemon compute a prompt; with `ahead`, also begin the answer. While a reply runs, do nothing. */
   prefill(input?: Input, fields?: Fields & { ahead?: boolean }): Promise<void>;
+  /**
+   * Return which of the choices is the likeliest answer, and how likely each is. Nothing is generated. A choice is a text
+   * that the model could write as its whole answer. `fields` are those of the daemon's `/edgeagent/choose`.
+   */
+  classify(input: Input, choices: (string | { id: string; text: string })[], fields?: Fields): Promise<Choice>;
   /** Return a new conversation, or the one that the response `previous_response_id` belongs to. */
   conversation(fields?: Fields): Conversation;
+}
+
+/** The id of the likeliest choice, all choices with the likeliest first, and the daemon's whole answer. */
+export interface Choice {
+  id: string;
+  chances: { id: string; text: string; probability: number; logprob: number; empty_logprob?: number }[];
+  body: Record<string, any>;
 }
 
 /** One response as it arrives, with those that answer its calls. It is read once, in one of these ways. */

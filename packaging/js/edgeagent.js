@@ -191,7 +191,7 @@ export class Client {
   // A WebSocket does not say why it was refused; HTTP does.
   async #refusal(url) {
     try {
-      const { error } = await (await this._fetch("models", { signal: AbortSignal.timeout(CANCEL_TIMEOUT_MS) })).json();
+      const { error } = await (await this._fetch("v1/models", { signal: AbortSignal.timeout(CANCEL_TIMEOUT_MS) })).json();
       if (error) return wireError(error);
     } catch {}
     return unavailable(`no daemon answers at ${url}, or it refuses this web page; start one with \`edgeagent serve\``);
@@ -234,6 +234,22 @@ export class Client {
     return new Conversation(this, previous_response_id, fields);
   }
 
+  async classify(input, choices, fields = {}) {
+    let reply;
+    try {
+      reply = await this._fetch("edgeagent/choose", {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({ input, choices, ...fields }),
+      });
+    } catch (error) {
+      throw error instanceof EdgeagentError ? error : unavailable(`the daemon cannot be reached: ${error.message}`);
+    }
+    const body = await reply.json().catch(() => null);
+    if (!reply.ok) throw wireError(body?.error ?? { message: `HTTP ${reply.status}: is that an edgeagent?` });
+    return { id: body.choice, chances: body.probabilities, body };
+  }
+
   // The rest is for Reply.
   get _hasPrefills() {
     return this.#turns.includes(null);
@@ -264,7 +280,7 @@ export class Client {
   async _fetch(path, { headers, ...options } = {}) {
     const { base, token } = await this.#find();
     const all = { ...headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
-    return await fetch(`${base}/v1/${path}`, { ...options, headers: all });
+    return await fetch(`${base}/${path}`, { ...options, headers: all });
   }
 }
 
@@ -345,7 +361,7 @@ export class Reply {
     // Without an id, a cancel is for what runs on the connection: that may still be a prefill.
     while (!answer.responseId && (this.#background || this.#client._hasPrefills)) await this.#nextEvent();
     const response_id = answer.responseId ?? undefined;
-    if (this.#background) await this.#client._fetch(`responses/${response_id}/cancel`, { method: "POST" });
+    if (this.#background) await this.#client._fetch(`v1/responses/${response_id}/cancel`, { method: "POST" });
     else this.#client._cancel({ response_id });
     while (!answer.isFinished) await this.#nextEvent();
   }
@@ -423,9 +439,9 @@ export class Reply {
       const silence = new AbortController();
       let timer = setTimeout(() => silence.abort(), SILENCE_MS);
       try {
-        const followed = `responses/${id}?stream=true&starting_after=${after}`;
+        const followed = `v1/responses/${id}?stream=true&starting_after=${after}`;
         const reply = await (id === null
-          ? this.#client._fetch("responses", {
+          ? this.#client._fetch("v1/responses", {
               method: "POST",
               headers: { "content-type": "application/json" },
               body: JSON.stringify({ ...this.request, stream: true }),

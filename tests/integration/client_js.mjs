@@ -61,6 +61,17 @@ const cases = {
     await client.close();
   },
 
+  async classified() {
+    const client = connect({ url: URL_ });
+    const choices = ["lights", "timer", { id: "none", text: "nothing" }];
+    const choice = await client.classify("Set a timer for five minutes", choices, { calibrate: true });
+    assert.deepEqual(choice.chances.map(({ id }) => id).sort(), ["lights", "none", "timer"]);
+    assert.equal(choice.id, choice.chances[0].id);
+    assert(Math.abs(choice.chances.reduce((sum, { probability }) => sum + probability, 0) - 1) < 1e-6);
+    await assert.rejects(client.classify("hi", ["one"]), (error) => error instanceof EdgeagentError && error.param === "choices");
+    await client.close();
+  },
+
   async interrupted() {
     const client = connect({ url: `${URL_}/v1` });
     const talk = client.conversation({ temperature: 0 });
