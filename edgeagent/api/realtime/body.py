@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.responses.body import (
@@ -92,7 +92,12 @@ class ResponseSettings(SamplingBody):
     ) = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Count | Literal["inf"] | None = None
+    max_output_tokens: Annotated[
+        Count | None,
+        BeforeValidator(
+            lambda count: None if count == "inf" else count, json_schema_input_type=Count | Literal["inf"] | None
+        ),
+    ] = None
     reasoning: Reasoning | None = None
     prompt: Annotated[Json, AfterValidator(_refuse_prompt)] | None = None
     edgeagent: RealtimeEdgeagent | None = None
@@ -271,8 +276,7 @@ def create_of(settings: Mapping[str, Any], place: str, warning: FieldWarning | N
     The fields are those of the Responses API. `place`: the object that the settings were sent in, for the error.
     """
     own = {name: settings.get(name) for name in CreateResponseBody.model_fields if name not in ("input", "tools")}
-    if own["max_output_tokens"] == "inf":
-        own["max_output_tokens"] = None
+    own["truncation"] = own["truncation"] or "auto"
     body = CreateResponseBody().model_copy(update=own)
     try:
         offered = offered_tools(settings.get("tools") or ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from edgeagent.api.realtime.body import MAX_ITEMS
@@ -57,16 +56,23 @@ class RealtimeConversation:
         """The items that the model sees."""
         return tuple([entry.item for entry in self._entries.values() if entry.item is not None])
 
-    def after(self, ids: Sequence[str]) -> tuple[Item, ...] | None:
-        """Return the items that follow those with these ids; None if the conversation does not begin with them."""
+    def after(self, begin: tuple[Item, ...]) -> tuple[Item, ...] | None:
+        """Return the items that follow these; None if the conversation does not begin with them.
+
+        Their texts are compared too: an item may have been deleted, and another one created with its id.
+        """
         items = self.items
-        return items[len(ids) :] if [item.id for item in items[: len(ids)]] == list(ids) else None
+        return items[len(begin) :] if items[: len(begin)] == begin else None
 
     def find(self, item_id: str) -> Entry | None:
         return self._entries.get(item_id)
 
     def check(self, item: Item) -> None:
         """Raise InvalidRequest if a client's item cannot be added."""
+        if item.id == ROOT:
+            raise InvalidRequest(
+                f"item.id: {ROOT} names the place before the first item; send another", param="item.id"
+            )
         if item.id in self._entries:
             raise DuplicateItem(f"Error adding item: an item with id '{item.id}' already exists.", param="item.id")
         if isinstance(item, CallOutputItem) and not any(self._is_call(each, item.call_id) for each in self.items):
@@ -97,9 +103,9 @@ class RealtimeConversation:
 
     def complete(self, entry: Entry) -> None:
         """Replace a response's item by its final form, unless it was deleted."""
-        if entry.shown["id"] in self._entries:
+        if (old := self._entries.get(entry.shown["id"])) is not None:
             self._entries[entry.shown["id"]] = entry
-            self._num_bytes += num_bytes_of(entry.item)
+            self._num_bytes += num_bytes_of(entry.item) - num_bytes_of(old.item)
 
     def remove(self, item_id: str) -> None:
         """Remove an item; raise UnknownItemToDelete."""

@@ -190,7 +190,8 @@ class AskedResponse:
             self._open = self._output[event["item"]["id"]] = _shown(event["item"])
             # A call that was cut off has no result, so the model does not see it.
             is_seen = self._open["type"] == "message" or self._open["status"] == "completed"
-            conversation.complete(Entry(self._open, item_of(event["item"]) if is_seen else None))
+            if self.conversation_id is not None:
+                conversation.complete(Entry(self._open, item_of(event["item"]) if is_seen else None))
             return [*self._of_conversation("conversation.item.done"), self._of_item(kind)]
         if kind in TERMINAL:
             return [{"type": "response.done", "response": self._response(event["response"])}]

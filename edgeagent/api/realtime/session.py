@@ -21,6 +21,7 @@ from edgeagent.api.realtime.body import (
     ItemDelete,
     ItemRetrieve,
     ItemTruncate,
+    RealtimeEdgeagent,
     RealtimeInput,
     RealtimeResponseCancel,
     RealtimeResponseCreate,
@@ -39,16 +40,19 @@ from edgeagent.api.realtime.conversation import (
 from edgeagent.api.realtime.events import AskedResponse, shown_error, shown_item, shown_session
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import TERMINAL, NewId, new_id
-from edgeagent.api.responses.items import InputReference, to_items, with_id
+from edgeagent.api.responses.items import InputCall, InputReference, to_items, with_id
 from edgeagent.api.responses.socket.frames import CreateFrame, OtherFrame
 from edgeagent.api.responses.socket.outbox import POLICY_VIOLATION, Close, Send
 from edgeagent.api.responses.socket.session import Action, End, Session
 from edgeagent.api.wire.errors import http_status
+from edgeagent.api.wire.fields import route_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory
-from edgeagent.conversation.items import Item, ReasoningItem, ReferenceItem
+from edgeagent.conversation.items import CallItem, Item, ReasoningItem, ReferenceItem
 from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, Overloaded
+from edgeagent.router.policy import strictest
 from edgeagent.service.service import Service
+from edgeagent.types import RouteMode
 
 MAX_APART = 8
 """The most responses outside of the conversation that run at once."""
@@ -99,13 +103,16 @@ class RealtimeSession:
         self._make_id = make_id
         self._id, self._conversation_id = make_id("sess"), make_id("conv")
         self._event_prefix, self._num_events = f"event_{secrets.token_hex(6)}", 0
-        self._settings: Json = {"truncation": "auto"}
+        self._settings: Json = {}
         self._conversation = RealtimeConversation()
         self._plain: ResponseCreate | None = None  # what the settings ask for; None before `open`
         # By lane: the responses that were asked for and have not ended, in order.
         self._asked: defaultdict[str | None, deque[AskedResponse]] = defaultdict(deque)
-        # The last response that answered the conversation, and the ids of its items, with those before it.
-        self._last: tuple[str, Sequence[str]] = ("", ())
+        # The last response that answered the conversation, and its items, with those before it.
+        self._last: tuple[str, tuple[Item, ...]] = ("", ())
+        # What the responses to the conversation asked for. It holds for all that read an item of the conversation.
+        self._route: RouteMode | None = None
+        self._is_storable = True
         self._is_audio_refused = False
 
     def open(self) -> list[Action]:
@@ -163,6 +170,8 @@ class RealtimeSession:
         if isinstance(sent.item, InputReference):
             raise InvalidRequest("a reference can only be in the input of response.create; send the item", param="item")
         item = with_id(to_items([sent.item])[0], self._make_id)
+        if isinstance(item, CallItem) and isinstance(sent.item, InputCall) and not sent.item.call_id:
+            item = replace(item, call_id=self._make_id("call"))
         self._conversation.check(item)
         shown = shown_item(item)
         previous_id = self._conversation.insert(Entry(shown, item), sent.previous_item_id)
@@ -192,16 +201,26 @@ class RealtimeSession:
             )
         create = self._plain
         if received.settings or create is None:
-            create = create_of({**self._settings, **received.settings}, "response", received.warning)
+            create = create_of(self._changed_by(received.settings), "response", received.warning)
         if params.input is None:
             create = self._continued(create)
         else:
+            if any(isinstance(each, InputReference) for each in params.input):
+                create = self._restricted(create)
             create = replace(create, items=tuple(self._resolved(params.input)))
         if not (create.items or create.previous_id or create.body.instructions):
             raise InvalidRequest("the conversation is empty: create an item, or send input", param="response.input")
         conversation_id = None if is_apart else self._conversation_id
         asked = AskedResponse(received.event_id, conversation_id)
         return self._ask(self._free_lane() if is_apart else None, asked, create)
+
+    def _changed_by(self, settings: Json) -> Json:
+        """Return the settings for one response. What it leaves out of `edgeagent`, such as a route, stays."""
+        changed = {**self._settings, **settings}
+        usual, own = self._settings.get("edgeagent"), settings.get("edgeagent")
+        if usual is not None and own is not None:
+            changed["edgeagent"] = usual.model_copy(update=own.model_dump(exclude_none=True))
+        return changed
 
     def _cancel(self, response_id: str | None) -> list[Action]:
         for lane, asked in self._under_way():
@@ -225,11 +244,18 @@ class RealtimeSession:
 
     def _continued(self, create: ResponseCreate) -> ResponseCreate:
         """Return a create that answers the conversation. It continues the last response that did, if it can."""
-        previous_id, ids = self._last
-        new = self._conversation.after(ids) if self._history.remembers(previous_id) else None
+        previous_id, items = self._last
+        new = self._conversation.after(items) if self._history.remembers(previous_id) else None
         if new is None:
-            return replace(create, items=self._conversation.items)
+            return replace(self._restricted(create), items=self._conversation.items)
         return create.succeeded_by(previous_id, new)
+
+    def _restricted(self, create: ResponseCreate) -> ResponseCreate:
+        """Return a create that goes no further than the responses to the conversation, as if it continued them."""
+        edgeagent = create.body.edgeagent or RealtimeEdgeagent()
+        edgeagent = edgeagent.model_copy(update={"route": strictest(self._route, route_of(edgeagent))})
+        store = create.body.store if self._is_storable else False
+        return replace(create, body=create.body.model_copy(update={"edgeagent": edgeagent, "store": store}))
 
     def _resolved(self, sent: Sequence[RealtimeInput]) -> Iterator[Item]:
         """Yield the items of an input. A reference to none of the conversation's items is left to the other session."""
@@ -252,7 +278,9 @@ class RealtimeSession:
                     asked = self._asked[live.lane.name][0]
                     items = (*live.turn.conversation.items, *live.turn.events.items)
                     if asked.is_hidden or asked.conversation_id is not None:
-                        self._last = live.id, [item.id for item in items if not isinstance(item, ReasoningItem)]
+                        self._last = live.id, tuple([item for item in items if not isinstance(item, ReasoningItem)])
+                        self._route = strictest(self._route, live.turn.request.route)
+                        self._is_storable &= live.turn.events.response["store"]
                     if not asked.is_hidden:  # of a hidden one no terminal event is written
                         made.append(End(live, None))
                 case _:

@@ -86,7 +86,9 @@ def test_a_turn_has_these_events_in_this_order(client: RealtimeClient) -> None:
     assert usage["input_token_details"]["cached_tokens"] == 4
     assert usage["input_token_details"]["text_tokens"] == 8
     assert response["edgeagent"]["route"] == "local"
-    assert client.prompt(client.turn("more")) == [("user", "hello"), ("assistant", "one two"), ("user", "more")]
+    request_id = client.turn("more")
+    assert client.prompt(request_id) == [("user", "hello"), ("assistant", "one two"), ("user", "more")]
+    assert client.live[request_id].turn.conversation.num_inherited == 2, "it is continued, not sent anew"
 
 
 def test_a_call_and_its_result(client: RealtimeClient) -> None:
@@ -203,6 +205,9 @@ class TestSettings:
         (event,) = client.send("session.update", session={"instructions": "", "tools": [], "max_output_tokens": "inf"})
         shown = event["session"]
         assert (shown["instructions"], shown["tools"], shown["max_output_tokens"]) == ("", [], "inf")
+        for truncation, meant in ("disabled", "disabled"), (None, "auto"):
+            (event,) = client.send("session.update", session={"truncation": truncation})
+            assert event["session"]["truncation"] == meant
         client.turn()
         assert client.last.max_tokens is None and client.last.sampling.temperature == 0
 
@@ -312,9 +317,24 @@ class TestItems:
         assert done(client.step(request_id, finished()))["output"][0]["id"] == item_id
         assert client.prompt(client.respond()) == [("user", "hi")]
 
+    def test_one_that_was_deleted_is_not_meant_by_its_id(self, client: RealtimeClient) -> None:
+        client.say("old", previous_item_id="root")
+        client.send("conversation.item.create", item=message("old", id="a"))
+        client.finish(client.respond())
+        client.send("conversation.item.delete", item_id="a")
+        first = next(event["item"]["id"] for event in client.events if "item" in event)
+        client.send("conversation.item.create", item=message("new", id="a"), previous_item_id=first)
+        assert [text for _, text in client.prompt(client.respond())] == ["old", "new", "yes"]
+
+    def test_calls_without_an_id_get_different_ones(self, client: RealtimeClient) -> None:
+        call = {"type": "function_call", "name": "f", "arguments": "{}"}
+        names = {client.send("conversation.item.create", item=call)[0]["item"]["call_id"] for _ in range(3)}
+        assert len(names) == 3
+
     @pytest.mark.parametrize(
         ("kind", "fields", "code"),
         [
+            ("create", {"item": message("x", id="root")}, "invalid_value"),
             ("create", {"item": message("x", id="a")}, "item_create_duplicate_item_id"),
             ("create", {"item": message("x"), "previous_item_id": "no"}, "invalid_value"),
             ("create", {"item": {"type": "item_reference", "id": "a"}}, "invalid_value"),
@@ -481,10 +501,44 @@ class TestApart:
         assert [text for _, text in client.prompt(client.turn("next"))] == ["main", "yes", "next"]
 
 
+class TestPrivacy:
+    """What a response asked for holds wherever the conversation is read, also if it is not continued."""
+
+    def test_it_holds_after_a_delete(self, client: RealtimeClient) -> None:
+        client.send("session.update", session={"store": False, "edgeagent": {"route": "local_only"}})
+        item_id = client.say()[0]["item"]["id"]
+        client.finish(client.respond())
+        client.send("session.update", session={"store": None, "edgeagent": None})
+        client.send("conversation.item.delete", item_id=item_id)
+        client.say("more")
+        client.respond()
+        assert client.last.route == "local_only" and not client.last.cache.persist
+
+    def test_it_holds_for_a_reference(self, client: RealtimeClient) -> None:
+        client.say()
+        client.finish(client.respond(edgeagent={"route": "local_only"}))
+        items = [{"type": "item_reference", "id": client.events[-1]["response"]["output"][0]["id"]}]
+        client.respond(conversation="none", input=items, edgeagent={"route": "prefer_remote"})
+        assert client.last.route == "local_only"
+
+    def test_it_does_not_hold_for_what_is_apart(self, client: RealtimeClient) -> None:
+        client.say()
+        client.finish(client.respond(edgeagent={"route": "local_only"}))
+        client.respond(conversation="none", input=[message("x")], edgeagent={"route": "prefer_remote"})
+        assert client.last.route == "prefer_remote" and client.last.cache.persist
+
+    def test_a_response_that_sets_something_else_keeps_the_route_of_the_session(self, client: RealtimeClient) -> None:
+        client.send("session.update", session={"edgeagent": {"route": "local_only"}})
+        client.respond(conversation="none", input=[message("x")], edgeagent={"tier": "batch"})
+        assert (client.last.route, client.last.tier) == ("local_only", "batch")
+
+
 @pytest.mark.parametrize(
     ("text", "param"),
     [
         ("{", None),
+        ('{"type": "session.update", "session": {"max_output_tokens": 0}}', "session.max_output_tokens"),
+        ('{"type": "session.update", "session": {"max_output_tokens": "5"}}', "session.max_output_tokens"),
         ("[]", None),
         ("{}", "type"),
         ('{"type": 1}', "type"),
