@@ -64,6 +64,10 @@ class RealtimeConversation:
         items = self.items
         return items[len(begin) :] if items[: len(begin)] == begin else None
 
+    @property
+    def last_id(self) -> str | None:
+        return next(reversed(self._entries), None)
+
     def find(self, item_id: str) -> Entry | None:
         return self._entries.get(item_id)
 
@@ -89,7 +93,7 @@ class RealtimeConversation:
         """
         names = [*self._entries]
         if previous_id is None:
-            previous_id = names[-1] if names else ROOT
+            previous_id = self.last_id or ROOT
         if previous_id != ROOT and previous_id not in self._entries:
             message = (
                 f"there is no item {previous_id[:128]!r}; name another, or root, or none to add the item at the end"

@@ -56,7 +56,7 @@ from edgeagent.types import RouteMode
 
 MAX_APART = 8
 """The most responses outside of the conversation that run at once."""
-MAX_NEW_AHEAD = 64
+MAX_NEW_AHEAD = 256
 """A prompt with more new items is not computed ahead. Otherwise each small event could make a long prompt again."""
 
 
@@ -113,6 +113,7 @@ class RealtimeSession:
         # What the responses to the conversation asked for. It holds for all that read an item of the conversation.
         self._route: RouteMode | None = None
         self._is_storable = True
+        self._is_ahead_due = False
         self._is_audio_refused = False
 
     def open(self) -> list[Action]:
@@ -180,11 +181,15 @@ class RealtimeSession:
             for kind in ("added", "done")
         ]
         # An item in the middle may be followed by others, and the prompt is computed from there on.
-        return [*told, *self._begin_ahead()] if sent.previous_item_id is None else told
+        return [*told, *self._begin_ahead()] if self._conversation.last_id == item.id else told
 
     def _begin_ahead(self) -> list[Action]:
-        """Compute the prompt so far, if no response is under way. The next create on the lane ends that."""
-        if self._plain is None or self._active is not None:
+        """Compute the prompt so far, if no response is under way. The next `response.create` ends that.
+
+        While one is computed, the next waits: otherwise each item of a flood would make the worker prepare a prompt.
+        """
+        self._is_ahead_due = bool(self._asked[None])
+        if self._plain is None or self._is_ahead_due:
             return []
         create = self._continued(self._plain)
         if not (create.items or create.previous_id or create.body.instructions) or len(create.items) > MAX_NEW_AHEAD:
@@ -285,6 +290,8 @@ class RealtimeSession:
                         made.append(End(live, None))
                 case _:
                     made.append(action)
+        if self._is_ahead_due and not self._asked[None]:
+            made += self._begin_ahead()
         return made
 
     def _told(self, send: Send) -> list[Send]:

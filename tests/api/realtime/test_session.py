@@ -176,6 +176,7 @@ class TestAhead:
     def test_a_long_conversation_that_changed_in_the_middle_is_not_computed_ahead(self, client: RealtimeClient) -> None:
         for index in range(MAX_NEW_AHEAD + 1):
             client.send("conversation.item.create", item=message(str(index), id=f"i{index}"))
+            client.step(client.last.id, finished(output=0))
         ahead = client.last
         assert client.prompt(ahead.id)[-1] == ("user", str(MAX_NEW_AHEAD)), "each continues the one before"
         client.send("conversation.item.delete", item_id="i5")
@@ -185,6 +186,29 @@ class TestAhead:
         client.finish(client.respond())
         client.say("c")
         assert client.last.prefill_only and client.prompt(client.last.id)[-1] == ("user", "c")
+
+    def test_an_item_whose_place_is_named_is_computed_if_it_is_the_last(self, client: RealtimeClient) -> None:
+        client.send("conversation.item.create", item=message("b", id="b"), previous_item_id="root")
+        client.step(client.last.id, finished(output=0))
+        client.send("conversation.item.create", item=message("a", id="a"), previous_item_id="root")
+        assert len(client.requests) == 1
+        client.send("conversation.item.create", item=message("c", id="c"), previous_item_id="b")
+        assert [text for _, text in client.prompt(client.last.id)] == ["a", "b", "c"]
+
+    def test_of_many_items_one_prompt_at_a_time_is_computed_ahead(self, client: RealtimeClient) -> None:
+        client.say("a")
+        first = client.last
+        for text in "bcd":
+            client.say(text)
+        assert list(client.requests) == [first.id], "each would be prepared, and others would wait for that"
+        assert client.step(first.id, finished(output=0)) == []
+        assert [text for _, text in client.prompt(client.last.id)] == ["a", "b", "c", "d"]
+        assert client.last.prefill_only and len(client.requests) == 2
+        client.say("e")
+        client.fail(client.last.id, WorkerCrashed("x"))
+        assert client.prompt(client.last.id)[-1] == ("user", "e") and client.last.prefill_only
+        client.finish(client.respond())
+        assert len(client.requests) == 4
 
     def test_a_failure_ahead_is_not_told(self, client: RealtimeClient) -> None:
         client.say()
