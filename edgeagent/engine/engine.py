@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.admission import Admission
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.choices import MAX_CHOICE_TOKENS
 from edgeagent.engine.context_room import output_room
 from edgeagent.engine.costs.cost_model import PredictionError, StepShape
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
@@ -157,6 +158,12 @@ class Engine:
     def context_length(self) -> int:
         """Most tokens one sequence can have, prompt and output together."""
         return self._runner.num_cells
+
+    @property
+    def max_choice_tokens(self) -> int:
+        """The most tokens of a choice: as many as a step has room for beside the most streams that can run."""
+        room = min(self._runner.max_batch, self._runner.max_outputs)
+        return max(1, min(MAX_CHOICE_TOKENS, room - self.max_running - 1))
 
     def status(self) -> WorkerStatus:
         """Return the engine's part of a worker's status. Any thread may call it, even in the middle of a step."""

@@ -167,6 +167,21 @@ def test_two_that_leave_each_other_no_room_run_one_after_the_other() -> None:
     assert not prompts
 
 
+@pytest.mark.parametrize(("max_batch", "longest"), [(32, 27), (64, 30)])
+def test_the_longest_choice_fits_into_a_step_beside_the_most_streams(max_batch: int, longest: int) -> None:
+    runner = FakeRunner(end_token=-1, num_cells=2048, max_batch=max_batch, max_outputs=max_batch)
+    runner.min_prompt_chunk = 2
+    engine = make_engine(runner, max_running=4)
+    assert engine.max_choice_tokens == longest
+    for number in range(3):
+        engine.add(SequenceSpec(f"stream{number}", [1, 2, number], greedy(), max_tokens=500))
+    engine.step()
+    choices = Choices((tuple(range(1, longest + 1)), (4,)), ENDS)
+    choose(engine, "choice", [5, 6, 7], choices)
+    outputs = [output for _ in range(8) for output in engine.step() if output.sequence.id == "choice"]
+    check_scores(outputs[-1].choice_logprobs, [5, 6, 7], choices)
+
+
 def test_a_choice_beside_a_stream_takes_turns_of_few_tokens() -> None:
     """A step with a stream has at most the tokens of its budget, though the tree has more."""
     runner = FakeRunner(end_token=-1, num_cells=512)

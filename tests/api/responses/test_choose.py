@@ -82,4 +82,4 @@ def test_very_unlikely_texts_have_probabilities_too() -> None:
 def test_a_model_that_is_about_to_reason_can_choose_nothing() -> None:
     request = GenerateRequest("r", "m", ChatPrompt(()), choices=("yes", "no"))
     with pytest.raises(NotSupported, match="always reasons before it answers"):
-        read_choices(request, ReadPrompt([1], open_reasoning=REASONING[0]), FakeVocabulary())
+        read_choices(request, ReadPrompt([1], open_reasoning=REASONING[0]), FakeVocabulary(), 30)

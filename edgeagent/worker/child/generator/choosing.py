@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from edgeagent.engine.choices import MAX_CHOICE_TOKENS, Choices
+from edgeagent.engine.choices import Choices
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import GenerateRequest
 from edgeagent.worker.child.prompt import ReadPrompt
 
 
-def read_choices(request: GenerateRequest, prompt: ReadPrompt, vocabulary: Vocabulary) -> Choices:
-    """Return the tokens of a request's choices.
+def read_choices(request: GenerateRequest, prompt: ReadPrompt, vocabulary: Vocabulary, max_tokens: int) -> Choices:
+    """Return the tokens of a request's choices, each of which may have at most `max_tokens`.
 
     A choice is the text that the model would write behind the prompt, so control tokens in it are plain text. An end of
     the answer follows it: otherwise "yes" would be likelier than "yes, please" whatever the prompt says, since its
@@ -26,9 +26,9 @@ def read_choices(request: GenerateRequest, prompt: ReadPrompt, vocabulary: Vocab
         )
     tokens = tuple(tuple(vocabulary.tokenize(text, parse_special=False)) for text in request.choices)
     for index, each in enumerate(tokens):
-        if not 0 < len(each) <= MAX_CHOICE_TOKENS:
+        if not 0 < len(each) <= max_tokens:
             raise InvalidRequest(
-                f"choices[{index}] has {len(each)} tokens of this model; it must have 1 to {MAX_CHOICE_TOKENS}",
+                f"choices[{index}] has {len(each)} tokens of this model; it must have 1 to {max_tokens}",
                 param=f"choices[{index}]",
             )
     return Choices(tokens, vocabulary.end_tokens)

@@ -312,7 +312,9 @@ class Host:
             max_prompt=request.longest_prompt,
             is_open=request.is_ahead and request.prefill_only,
         )
-        choices = read_choices(request, prompt, self._vocabulary) if request.choices else None
+        choices = None
+        if request.choices:
+            choices = read_choices(request, prompt, self._vocabulary, self.engine.max_choice_tokens)
         check_budget(request, len(prompt.tokens) + (0 if choices is None else sum(map(len, choices.tokens))))
         if not prompt.tokens:
             raise InvalidRequest("The prompt is empty; it must have at least one token.", param="input")
