@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgeagent.client import Answer
 from edgeagent.client.connection import Input
-from edgeagent.errors import InvalidRequest
+from edgeagent.errors import ConfigError, InvalidRequest
+from edgeagent.runtime_file import write_private
+from edgeagent.strict_json import parse_json
 
 # The names of settings, as the options of `run` have them: the field of the Responses API, the least and the most.
 _SETTINGS: dict[str, tuple[str, float, float | None]] = {
@@ -90,10 +91,10 @@ class ChatState:
     def set_tools(self, path: str) -> str:
         """Read the tools that are offered to the model from a file, or remove them if the path is empty.
 
-        The file has a JSON list of function tools. Raise InvalidRequest if it has not.
+        The file has a JSON list of function tools. Raise InvalidRequest if it has not; then nothing changes.
         """
-        self.fields.pop("tools", None)
         if not path:
+            self.fields.pop("tools", None)
             return "No tools are offered."
         tools = _read_json(path)
         tools = tools if isinstance(tools, list) else []
@@ -112,18 +113,17 @@ class ChatState:
         """
         if not path:
             raise InvalidRequest("/save needs a file name")
-        if Path(path).exists():
-            _read_chat(path)
-        kept = {name: self.fields[name] for name in _SAVED_FIELDS if name in self.fields}
-        text = json.dumps({"kind": _KIND, "fields": kept, "items": self.items}, ensure_ascii=False, indent=1)
-        part = Path(f"{path}.part")
+        file = _file(path)
         try:
-            part.unlink(missing_ok=True)
-            with os.fdopen(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as stream:
-                stream.write(text)
-            part.replace(path)
-        except OSError as error:
-            raise InvalidRequest(f"{path} cannot be written: {error.strerror}") from None
+            if file.exists():
+                _read_chat(path)
+            kept = {name: self.fields[name] for name in _SAVED_FIELDS if name in self.fields}
+            text = json.dumps({"kind": _KIND, "fields": kept, "items": self.items}, ensure_ascii=False, indent=1)
+            write_private(file, text.encode())
+        except ConfigError as error:
+            raise InvalidRequest(error.message) from None
+        except OSError as error:  # of `exists`
+            raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
         return f"Saved {_counted(self.items)} to {path}. /load {path} goes on from here."
 
     def load(self, path: str) -> str:
@@ -155,18 +155,40 @@ def _read_chat(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     fields, items = saved.get("fields"), saved.get("items")
     if not isinstance(fields, dict) or not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise InvalidRequest(f"{path} is a saved chat whose fields or items are missing")
-    return {name: fields[name] for name in _SAVED_FIELDS if name in fields}, items
+    fields = {name: fields[name] for name in _SAVED_FIELDS if name in fields}
+    if wrong := next((name for name, value in fields.items() if not _may_be(name, value)), None):
+        raise InvalidRequest(f"{path} is a saved chat whose {wrong} cannot be used")
+    return fields, items
+
+
+def _may_be(name: str, value: object) -> bool:
+    """Whether a field that is saved with a chat may have this value."""
+    for field, least, most in _SETTINGS.values():
+        if field == name:
+            is_number = isinstance(value, int | type(least)) and not isinstance(value, bool)
+            return is_number and least <= value and (most is None or value <= most)
+    return isinstance(value, str)
+
+
+def _file(path: str) -> Path:
+    """Return a path that a user has typed; ~ is the user's home. Raise InvalidRequest if no file can have it."""
+    if "\0" in path:
+        raise InvalidRequest("a file name cannot hold a NUL character")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(path)
 
 
 def _read_json(path: str) -> Any:
     try:
-        with Path(path).open("rb") as stream:
+        with _file(path).open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from None
     if len(content) > MAX_FILE_BYTES:
         raise InvalidRequest(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB")
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        raise InvalidRequest(f"{path} is not JSON") from None
+        return parse_json(content)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path} is not JSON that can be sent: {error.message}") from None

@@ -156,11 +156,20 @@ class Chat:
                 return
             try:
                 if prompt.startswith("/"):
-                    print(self._command(prompt))  # noqa: T201
+                    is_hinted = self._is_interrupted(prompt)
                 elif prompt:
                     is_hinted = self._turn(prompt, reader)
             except EdgeAgentError as error:
-                complain(error.message)
+                complain(error.message.translate(_CONTROLS))
+
+    def _is_interrupted(self, command: str) -> bool:
+        """Run a command, and show what it says. Return whether Ctrl-C ended it, such as one that waits for a file."""
+        try:
+            said = self._command(command)
+        except KeyboardInterrupt:
+            said = HINT
+        print(said.translate(_CONTROLS))  # noqa: T201
+        return said is HINT
 
     def _turn(self, prompt: str, reader: LineReader) -> bool:
         """Answer a question. Return whether Ctrl-C cancelled the answer, so that one more Ctrl-C leaves the chat."""

@@ -56,6 +56,8 @@ class WordWrap:
         if self._is_block:
             self._output.append(char)
             return
+        if char == "\t" and self._is_span:
+            char = " "  # the width of a tab depends on its column, and the code may move
         self._note_marks(char)
         if char in " \t" and not self._is_span:
             self._end_word()

@@ -59,6 +59,13 @@ def test_a_saved_chat_is_private_and_comes_back(tmp_path: Path) -> None:
         (b"\xff\xfe", "is not JSON"),
         (b"[]", "is not a saved chat"),
         (b'{"kind": "edgeagent chat", "items": [1], "fields": {}}', "missing"),
+        (b'{"kind": "edgeagent chat", "items": [], "fields": {"temperature": NaN}}', "is not JSON"),
+        (
+            b'{"kind": "edgeagent chat", "items": [], "fields": {"temperature": "hot"}}',
+            "whose temperature cannot be used",
+        ),
+        (b'{"kind": "edgeagent chat", "items": [], "fields": {"max_output_tokens": true}}', "whose max_output_tokens"),
+        (b'{"kind": "edgeagent chat", "items": [], "fields": {"model": 5}}', "whose model"),
     ],
 )
 def test_what_is_no_saved_chat_is_neither_loaded_nor_overwritten(
@@ -77,7 +84,7 @@ def test_what_is_no_saved_chat_is_neither_loaded_nor_overwritten(
     for verb in (state.save, state.load):
         with pytest.raises(InvalidRequest, match="needs a file name"):
             verb("")
-    with pytest.raises(InvalidRequest, match="cannot be written"):
+    with pytest.raises(InvalidRequest, match="cannot write"):
         state.save(str(tmp_path / "none" / "chat.json"))
 
 
@@ -121,4 +128,26 @@ def test_tools_come_from_a_file(tmp_path: Path) -> None:
         path.write_text(wrong, encoding="utf-8")
         with pytest.raises(InvalidRequest, match="no list of tools"):
             state.set_tools(str(path))
+        assert state.fields == {"tools": TOOLS}, "a mistake must not take away the tools that were offered"
     assert state.set_tools("") == "No tools are offered." and state.fields == {}
+
+
+def test_any_file_name_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = chat_with_a_call()
+    for name in ("a" * 300, "nul\0nul", str(tmp_path), "~nobody-has-this-name/chat.json"):
+        for verb in (state.save, state.load, state.set_tools):
+            with pytest.raises(InvalidRequest):
+                verb(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "chat.json.part").write_text("mine", encoding="utf-8")
+    state.save("~/chat.json")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["chat.json", "chat.json.part"]
+    assert ChatState({}).load("~/chat.json").startswith("Loaded 1 question")
+
+
+def test_a_text_that_was_cut_within_an_emoji_is_loaded(tmp_path: Path) -> None:
+    path, state = tmp_path / "chat.json", ChatState({})
+    path.write_bytes(b'{"kind": "edgeagent chat", "fields": {}, "items": [{"role": "user", "content": "a\\ud83d"}]}')
+    state.load(str(path))
+    assert state.items == [{"role": "user", "content": "a\ufffd"}]

@@ -283,6 +283,21 @@ def test_an_answer_cannot_command_the_terminal(start_stub: StartStub, start_chat
     assert file.getvalue() == f"{text}\n"
 
 
+def test_a_file_cannot_command_the_terminal(
+    start_stub: StartStub, start_chat: Callable[..., Chat], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    chat, tools = tmp_path / "chat.json", tmp_path / "tools.json"
+    saved = {"kind": "edgeagent chat", "fields": {"instructions": "\x1b]0;title\x07"}, "items": []}
+    chat.write_text(json.dumps(saved), encoding="utf-8")
+    tools.write_text(json.dumps([{"type": "function", "name": "\x1b[2J"}]), encoding="utf-8")
+    keys = Keys(f"/load {chat}", "/system", f"/tools {tools}", "/load \x1b[2J", "/\x1b[2J", "/exit")
+    start_chat(start_stub()).repl(keys)
+    captured = capsys.readouterr()
+    assert "Instructions: \ufffd]0;title\ufffd" in captured.out and "Offered: \ufffd[2J" in captured.out
+    assert "\ufffd[2J cannot be read" in captured.err
+    assert "\x1b" not in captured.out + captured.err
+
+
 def test_reasoning_has_no_escapes_where_they_would_be_shown(
     start_stub: StartStub, start_chat: Callable[..., Chat], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,3 +337,18 @@ def test_a_status_that_is_watched_follows_the_daemon(terminals: list[Terminal], 
     watch.wait_for("serve`")  # the last word, since lines are wrapped
     watch.type(CTRL_C)
     assert watch.process.wait(WAIT_S) == 130
+
+
+def test_ctrl_c_ends_a_command_that_waits_and_not_the_chat(
+    start_stub: StartStub, terminals: list[Terminal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    terminal = chat(terminals, start_stub(sending(text_events("resp_1", "an answer"))))
+    terminal.type("/load fifo\r")
+    terminal.wait_for("/load fifo")
+    terminal.wait_until_it_reads()
+    terminal.type(CTRL_C)
+    terminal.wait_for("Ctrl-C again or Ctrl-D leaves")
+    terminal.type("Hi\r")
+    terminal.wait_for("an answer")

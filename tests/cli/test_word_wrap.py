@@ -47,6 +47,7 @@ def screen(output: str) -> str:
         ("One ` alone does not stop all for ever and ever", ["One", "` alone does not stop all for ever and", "ever"]),
         ("一二三四五六七八九十一二", ["一二三四五六七八九", "十一二"]),
         ("a\tb\tc and more text", ["a\tb\tc", "and more text"]),
+        ("Run this code: `a\tb c d` now", ["Run this code:", "`a b c d` now"]),
     ],
 )
 def test_lines_end_between_words(text: str, expected: list[str]) -> None:
