@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -149,7 +150,8 @@ def _watch(state_dir: Path, *, as_json: bool, with_slo: bool) -> NoReturn:
             return json.dumps({"running": True, **report})
         return "\n".join(_slo_lines(report) if with_slo else _report_lines(found, report))
 
-    if as_json or not sys.stdout.isatty():
+    # The library shows nothing on a terminal that it cannot draw on.
+    if as_json or not sys.stdout.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         while True:
             print(shown(), flush=True)  # noqa: T201
             time.sleep(WATCH_S)

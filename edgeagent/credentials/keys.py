@@ -31,6 +31,8 @@ TOKEN_PREFIX = "edge_"  # noqa: S105 distinguishes our tokens from the API keys 
 MAX_CLIENTS = 1000
 BROWSER_DAYS = 30
 """A browser's token expires if it was not used for this many days."""
+VOICE_CLIENT = "wyoming"
+"""The client that all are who ask over Wyoming, which has no tokens. So no token has this name."""
 _LOCK_FILE = "clients.lock"
 _TOKEN_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -250,11 +252,13 @@ def add_client(
 ) -> str:
     """Create a token for a client and return it. It replaces the client's earlier token, if there is one.
 
-    Raise ConfigError for a wrong name, if there are too many clients, or if the clients' file cannot be trusted, read
-    or written.
+    Raise ConfigError for a wrong name or VOICE_CLIENT, if there are too many clients, or if the clients' file cannot be
+    trusted, read or written.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a client's name must be 1 to 64 letters, digits, _ . or -, not {name!r:.80}")
+    if name == VOICE_CLIENT:
+        raise ConfigError(f"{name} is the client of all who ask over Wyoming without a token; choose another name")
     return _add(state_dir, Client(name, frozenset(scopes), route, tier))
 
 

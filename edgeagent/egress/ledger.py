@@ -25,7 +25,7 @@ from edgeagent import metrics
 from edgeagent.egress import KEPT_DAYS, OWN_REASONS, PROBE, Carried, RowEnd, RowStart
 from edgeagent.egress.rows import day_of, delete_old, encoded, file_of, folder_of, read_lines, time_text
 from edgeagent.egress.spending import ALL, Spending, Spent, cost, need_of, tokens_left, why_over_budget
-from edgeagent.errors import ConfigError, EdgeAgentError, RemoteUnavailable, StoreError
+from edgeagent.errors import ConfigError, EdgeAgentError, InvalidRequest, RemoteUnavailable, StoreError
 from edgeagent.remotes import Budget, Price, Remote
 from edgeagent.runtime_file import check_private
 from edgeagent.state_files import check_folder
@@ -330,12 +330,16 @@ class Ledger:
 def own_requests(state_dir: Path, reason: str, model: str = "") -> Iterator[Callable[[str], None]]:
     """Yield a function to call with a URL before anything is sent there. Its first call for a host writes the row.
 
-    The rows end with this context. For `reason`, `model` and the function's error see `Ledger.begin_own`.
+    The rows end with this context. For `reason`, `model` and the function's error see `Ledger.begin_own`. It raises
+    InvalidRequest for what is no URL.
     """
     ledger, rows = Ledger(state_dir, NoRemotes()), dict[str, int]()
 
     def begin(url: str) -> None:
-        host = urlsplit(url).netloc
+        try:
+            host = urlsplit(url).netloc
+        except ValueError:
+            raise InvalidRequest(f"{url!r:.200} is not an address such as http://127.0.0.1:8127") from None
         if host not in rows:
             rows[host] = ledger.begin_own(reason, url, model)
 

@@ -352,3 +352,11 @@ def test_ctrl_c_ends_a_command_that_waits_and_not_the_chat(
     terminal.wait_for("Ctrl-C again or Ctrl-D leaves")
     terminal.type("Hi\r")
     terminal.wait_for("an answer")
+
+
+def test_a_status_is_watched_on_a_dumb_terminal_too(terminals: list[Terminal], tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "edgeagent", "status", "--watch", "--state-dir", str(tmp_path))
+    watch = Terminal(*command, TERM="dumb")
+    terminals.append(watch)
+    watch.wait_for("serve`")
+    watch.wait_for("serve`")

@@ -357,3 +357,9 @@ def test_another_change_is_waited_for_with_pauses_and_no_longer_than_ten_seconds
     ):
         remove_client(tmp_path, "kiosk")
     assert clock() - began_s == pytest.approx(10.0, abs=0.1)
+
+
+def test_no_token_has_the_name_of_those_who_need_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose another name"):
+        add_client(tmp_path, "wyoming", [Scope.INFER])
+    assert clients(tmp_path) == []

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from edgeagent.egress.ledger import Ledger
+from edgeagent.egress import BENCH
+from edgeagent.egress.ledger import Ledger, own_requests
 from edgeagent.egress.rows import day_of, days, file_of, folder_of, purge, read_rows
-from edgeagent.errors import ConfigError, RemoteUnavailable
+from edgeagent.errors import ConfigError, InvalidRequest, RemoteUnavailable
 from edgeagent.metrics import REGISTRY
 from edgeagent.remotes import Budget, EndpointConfig, Price, Remote
 from edgeagent.types import Permit, RouteMode
@@ -288,3 +289,9 @@ def test_what_leaves_is_measured(tmp_path: Path) -> None:
     assert value("edgeagent_remote_tokens_total", kind="prompt") == 40
     assert value("edgeagent_remote_tokens_total", kind="output") == 500_000
     assert value("edgeagent_remote_money_total") == 1.0
+
+
+def test_what_is_no_address_is_refused_and_has_no_row(tmp_path: Path) -> None:
+    with own_requests(tmp_path, BENCH) as begin, pytest.raises(InvalidRequest, match="is not an address"):
+        begin("http://[::1")
+    assert list(read_rows(folder_of(tmp_path))) == []

@@ -36,6 +36,7 @@ from edgeagent.api.wyoming.events import (
     read_transcript,
     sentence_for,
 )
+from edgeagent.credentials.keys import VOICE_CLIENT
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.live_requests import LiveRequest
 from edgeagent.types import (
@@ -53,7 +54,7 @@ from edgeagent.types import (
 
 logger = logging.getLogger(__name__)
 
-CLIENT = "wyoming"
+CLIENT = VOICE_CLIENT
 """The name of all who connect here: in the ledger, the policy, and as the partition of cached prompts."""
 MAX_CONNECTIONS = 64
 _FULL = Overloaded(f"{MAX_CONNECTIONS} clients are connected; try again later")
