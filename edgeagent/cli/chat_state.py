@@ -165,8 +165,9 @@ def _may_be(name: str, value: object) -> bool:
     """Whether a field that is saved with a chat may have this value."""
     for field, least, most in _SETTINGS.values():
         if field == name:
-            is_number = isinstance(value, int | type(least)) and not isinstance(value, bool)
-            return is_number and least <= value and (most is None or value <= most)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return False
+            return isinstance(value, int | type(least)) and least <= value and (most is None or value <= most)
     return isinstance(value, str)
 
 
