@@ -32,7 +32,8 @@ class Background:
         self._request = {name: value for name, value in request.items() if name != "type"} | {"stream": True}
         self._id: str | None = None
         self._after = -1
-        self._reached_at_s = time.monotonic()
+        # Since when the daemon cannot be reached. A sleep counts only if it begins after that.
+        self._lost_at_s: float | None = time.monotonic()
         self._http: httpx.AsyncClient | None = None
         self._lines: AsyncIterator[str] | None = None
 
@@ -46,7 +47,8 @@ class Background:
             try:
                 event = await self._read()
             except (httpx.TransportError, BackendUnavailable) as lost:
-                if time.monotonic() - self._reached_at_s > (FIRST_REACH_S if self._id is None else REACH_S):
+                self._lost_at_s = self._lost_at_s or time.monotonic()
+                if time.monotonic() - self._lost_at_s > (FIRST_REACH_S if self._id is None else REACH_S):
                     raise BackendUnavailable(f"the daemon cannot be reached: {lost}") from None
                 event = None
             if event is None or event["type"] in TERMINAL:
@@ -77,7 +79,7 @@ class Background:
                 return {"type": "error", "error": refusal_of(await reply.aread(), reply.status_code)}
             self._lines = reply.aiter_lines()
         async for line in self._lines:
-            self._reached_at_s = time.monotonic()
+            self._lost_at_s = None
             if line.startswith("data: {"):
                 event: dict[str, Any] = json.loads(line.removeprefix("data: "))
                 self._after = event.get("sequence_number", self._after)

@@ -50,6 +50,7 @@ class Client:
     def __init__(self, locate: Callable[[], Address]) -> None:
         self.locate = locate
         self._socket: ClientConnection | None = None
+        self._opening = asyncio.Lock()
         self._reply: Reply | None = None
         self._reader = OneReader()
         # So many prefills were sent whose end was not read. Their events come before those of the next reply.
@@ -69,8 +70,10 @@ class Client:
 
         If `connect` got no URL, also raise ConfigError if the daemon's token file or the configuration is wrong.
         """
-        if self._socket is None:
-            self._socket = await _open(await asyncio.to_thread(self.locate))
+        # Of two tasks that connect at once, one waits: a second connection would replace the first one under its reply.
+        async with self._opening:
+            if self._socket is None:
+                self._socket = await _open(await asyncio.to_thread(self.locate))
 
     async def close(self) -> None:
         """Disconnect. If a response is still running on this connection, the daemon cancels it."""
@@ -177,16 +180,19 @@ class Client:
 
     async def begin(self, reply: Reply) -> None:
         """Cancel the running reply, and connect if needed. For use by Reply only. Raise the errors of `open`."""
-        if self._reply is not None and self._reply is not reply:
-            await self._reply.cancel()
+        while (running := self._reply) is not None and running is not reply:
+            await running.cancel()
+            # Meanwhile another task may have begun a reply of its own.
+            if self._reply is running:
+                break
         self._reply = reply
         await self.open()
 
     async def send(self, event: Event) -> None:
         """Send one event on the open connection. For use by Reply only.
 
-        Raise BackendUnavailable or PayloadTooLarge if the connection is lost, or InvalidRequest if a text is not valid
-        Unicode.
+        Raise BackendUnavailable or PayloadTooLarge if the connection is lost, or InvalidRequest if the event cannot be
+        JSON.
         """
         if self._socket is None:
             raise _closed_under_response()
@@ -237,11 +243,13 @@ class Client:
 
 
 def _encoded(event: Event) -> bytes:
-    """Return an event as JSON; raise InvalidRequest if a text in it is not valid Unicode."""
+    """Return an event as JSON; raise InvalidRequest if that is not possible."""
     try:
         return json.dumps(event, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise InvalidRequest("a text holds half of a surrogate pair (\\ud800 to \\udfff alone)") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"a field of the request cannot be JSON: {error}") from None
 
 
 def _closed_under_response() -> BackendUnavailable:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from edgeagent.client.answer import Answer, function_output
 from edgeagent.client.sentences import Sentences
 from edgeagent.client.tools import Tool
-from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest
+from edgeagent.errors import BackendUnavailable, EdgeAgentError
 
 if TYPE_CHECKING:
     from edgeagent.client.background import Background
@@ -131,7 +131,7 @@ class Reply:
         except (TimeoutError, EdgeAgentError):
             # When the connection closes, the daemon cancels all that still runs on it.
             await self._client.close()
-            self.answer.status = "cancelled"
+            self.answer.status, self.answer.error = "cancelled", None
         return self.answer
 
     def _named(self) -> dict[str, str]:
@@ -190,12 +190,13 @@ class Reply:
                     await self._client.begin(self)
                     if self._is_cancelled:
                         return None
-                    await self._send()
+                    self._is_sent = True
+                    await self._client.send(self.request)
                 return await self._client.receive()
-            except BackendUnavailable as lost:
+            except EdgeAgentError as lost:
                 # Give up if no retries are left, if the error would repeat, or if part of the answer was delivered.
-                is_final = delay is None or lost.retry_after_s is None or self._is_cancelled
-                if is_final or self.answer.response_id is not None:
+                is_transient = isinstance(lost, BackendUnavailable) and lost.retry_after_s is not None
+                if delay is None or not is_transient or self._is_cancelled or self.answer.response_id is not None:
                     self.answer.status, self.answer.error = "failed", lost
                     raise
             self._is_sent = False
@@ -204,11 +205,3 @@ class Reply:
             if self._is_cancelled:
                 return None
         raise AssertionError("the last attempt returns or raises")
-
-    async def _send(self) -> None:
-        self._is_sent = True
-        try:
-            await self._client.send(self.request)
-        except InvalidRequest:
-            self._is_sent = False
-            raise

@@ -38,7 +38,13 @@ class _Loop:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # After Ctrl-C nobody waits for it. Otherwise it would go on, and take the next event of a reply.
+            future.cancel()
+            raise
 
     def each(self, items: AsyncIterator[Result]) -> Iterator[Result]:
         """Yield what an async iterator yields."""

@@ -47,10 +47,12 @@ class Tool:
                 result = await self._function(**values)
             else:
                 result = await asyncio.to_thread(self._function, **values)
-            return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+            output = result if isinstance(result, str) else msgspec.json.encode(result).decode()
         except Exception as error:
             _log.warning("the tool %s failed", self.name, exc_info=True)
-            return f"error: {type(error).__name__}: {error}"
+            output = f"error: {type(error).__name__}: {error}"
+        # Half of a surrogate pair, for example in the name of a file, could not be sent.
+        return output.encode(errors="replace").decode()
 
 
 def _arguments_of(function: Callable[..., Any]) -> type[msgspec.Struct]:

@@ -256,7 +256,11 @@ export class Client {
   }
 
   async _begin(reply) {
-    if (this.#reply && this.#reply !== reply) await this.#reply.cancel();
+    for (let running; (running = this.#reply) && running !== reply; ) {
+      await running.cancel();
+      // Meanwhile another reply may have begun.
+      if (this.#reply === running) break;
+    }
     this.#reply = reply;
     await this.open();
   }
@@ -434,7 +438,8 @@ export class Reply {
   async *#inBackground() {
     let id = null;
     let after = -1;
-    let reachedAt = Date.now();
+    // Since when the daemon cannot be reached. A sleep counts only if it begins after that.
+    let lostAt = performance.now();
     for (;;) {
       const silence = new AbortController();
       let timer = setTimeout(() => silence.abort(), SILENCE_MS);
@@ -459,7 +464,7 @@ export class Reply {
         for (let part; reply.ok && !(part = await reader.read()).done; ) {
           clearTimeout(timer);
           timer = setTimeout(() => silence.abort(), SILENCE_MS);
-          reachedAt = Date.now();
+          lostAt = null;
           const lines = (rest + decoder.decode(part.value, { stream: true })).split("\n");
           rest = lines.pop();
           for (const line of lines.filter((each) => each.startsWith("data: {"))) {
@@ -472,7 +477,8 @@ export class Reply {
         }
       } catch (lost) {
         const reachMs = id === null ? FIRST_REACH_MS : REACH_MS;
-        if (Date.now() - reachedAt > reachMs) throw unavailable(`the daemon cannot be reached: ${lost.message}`);
+        lostAt ??= performance.now();
+        if (performance.now() - lostAt > reachMs) throw unavailable(`the daemon cannot be reached: ${lost.message}`);
       } finally {
         clearTimeout(timer);
         silence.abort();

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from decimal import Decimal
 
 import pytest
 
@@ -19,6 +21,7 @@ from edgeagent.errors import (
     Unauthorized,
 )
 from tests.client.daemon_stub import call_events, closing, running_stub, sending, text_events
+from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,37 @@ async def test_text_that_is_not_unicode_is_refused_before_it_is_sent() -> None:
             await client.ask("a\ud800b")
         assert (await client.ask("é")).text == "ok", "the connection goes on"
     assert [request["input"] for request in stub.received] == ["é"]
+
+
+async def test_a_field_that_cannot_be_json_is_refused_before_it_is_sent() -> None:
+    async with running_stub(sending(text_events("resp_1", "ok"))) as stub, connect(stub.url) as client:
+        reply = client.respond("Hi", temperature=Decimal("0.5"))
+        with pytest.raises(InvalidRequest, match="Decimal is not JSON"):
+            await reply.finish()
+        assert reply.answer.status == "failed", "so that the next reply need not cancel it"
+        assert (await client.ask("Hi")).text == "ok"
+    assert [event["type"] for event in stub.received] == ["response.create"]
+
+
+async def test_two_tasks_that_connect_at_once_share_a_connection() -> None:
+    async with running_stub(*[sending(text_events("resp_1", "ok"))] * 2) as stub:
+        client = connect(stub.url)
+        _, answer = await asyncio.wait_for(asyncio.gather(client.prefill("H"), client.ask("Hi")), patient(5))
+        await client.close()
+    assert (answer.text, len(stub.authorizations)) == ("ok", 1)
+
+
+async def test_of_two_requests_that_cancel_a_third_one_runs() -> None:
+    created, first, _, completed = text_events("resp_1", "Hel", "lo")
+    cancelled = {"type": "response.incomplete", "response": {**completed["response"], "status": "cancelled"}}
+    script = [sending([created, first]), sending([]), sending([cancelled]), sending(text_events("resp_2", "next")[:2])]
+    script += [sending([{**cancelled, "response": {**cancelled["response"], "id": "resp_2"}}])]
+    script += [sending(text_events("resp_3", "last"))]
+    async with running_stub(*script) as stub, connect(stub.url) as client:
+        await anext(client.respond("Hi"))
+        one, other = await asyncio.gather(client.ask("one"), client.ask("other"))
+    assert (one.status, other.text, other.status) == ("cancelled", "last", "completed")
+    assert [event["type"] for event in stub.received][-2:] == ["response.cancel", "response.create"]
 
 
 async def test_a_tool_call_is_answered_and_continued() -> None:

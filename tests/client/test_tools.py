@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -66,6 +67,10 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def name_of_a_file() -> str:
+    return os.fsdecode(b"caf\xe9")
+
+
 def broken() -> None:
     raise ValueError("no bulb")
 
@@ -77,6 +82,7 @@ def broken() -> None:
         (plain, '{"n": "3"}', "error: ValidationError: Expected `int`, got `str` - at `$.n`"),
         (plain, "{", "error: DecodeError: Input data was truncated"),
         (nothing, "", "null"),
+        (name_of_a_file, "", "caf?"),
         (broken, "{}", "error: ValueError: no bulb"),
     ],
 )
