@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -73,8 +75,11 @@ def kiosk(
     token = _read(token_file) if token_file is not None else ""
     if bool(url) != bool(token):
         raise ConfigError("give --url and --token-file together, or neither")
+    url = _checked(url)
     folder = settings_of(state_dir, config).state_dir
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # A terminal that is closed sends SIGHUP. The browser would stay, without anybody who watches it.
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        signal.signal(number, lambda *_: sys.exit(0))
     token = token or _token_of(folder, name)
     while True:
         address, link = _wait(folder, url, token)
@@ -85,7 +90,11 @@ def kiosk(
 
 def _browser(command: str) -> list[str]:
     """Return the words of the browser's command; raise ConfigError if there is no such program."""
-    words = shlex.split(command) or [next(filter(shutil.which, _BROWSERS), _BROWSERS[0])]
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"--browser is no command: {error}") from None
+    words = words or [next(filter(shutil.which, _BROWSERS), _BROWSERS[0])]
     if shutil.which(words[0]) is None:
         raise ConfigError(f"there is no browser {words[0]}; install Chromium, or name another one with --browser")
     return words
@@ -93,9 +102,24 @@ def _browser(command: str) -> list[str]:
 
 def _read(token_file: Path) -> str:
     try:
-        return token_file.read_text(encoding="utf-8").strip()
+        token = token_file.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"cannot read --token-file {token_file}: {error.strerror}") from None
+    if not re.fullmatch(rb"[\w-]+", token):
+        raise ConfigError(f"--token-file {token_file} has no token; `edgeagent token add --scope kiosk` prints one")
+    return token.decode()
+
+
+def _checked(url: str) -> str:
+    """Return --url; raise ConfigError if it is no address."""
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        is_address = False
+    if url and not is_address:
+        raise ConfigError(f"--url must be like http://127.0.0.1:8127, not {url!r}")
+    return url
 
 
 def _token_of(state_dir: Path, name: str) -> str:

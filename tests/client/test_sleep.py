@@ -65,7 +65,7 @@ async def test_a_sleep_is_no_time_without_the_daemon(monkeypatch: pytest.MonkeyP
         reply = connect(url).respond("Hi", background=True)
         await anext(reply)
         now = time.monotonic
-        monkeypatch.setattr(background.time, "monotonic", lambda: now() + 3600.0)
+        monkeypatch.setattr(time, "monotonic", lambda: now() + 3600.0)
         assert (await reply.finish()).text == "Hello"
 
 

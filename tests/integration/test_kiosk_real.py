@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ def test_a_browser_that_ends_is_started_again(daemon: Daemon, tmp_path: Path) ->
     while not log.exists() or log.read_text().count("\n") < 3:
         assert kiosk.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    kiosk.terminate()
+    kiosk.send_signal(signal.SIGHUP)  # as a terminal that is closed
     _, told = kiosk.communicate(timeout=patient(20))
     assert (kiosk.returncode, b"started again" in told) == (0, True)
     starts = [json.loads(line) for line in log.read_text().splitlines()]
@@ -73,3 +74,23 @@ def test_the_token_keeps_its_limits_and_no_other_client_loses_its_own(
     assert "--token-file" in capsys.readouterr().err
     assert main(["kiosk", "--browser", "no-such-browser"]) == 2
     assert "no browser no-such-browser" in capsys.readouterr().err
+    assert main(["kiosk", "--browser", "'chromium"]) == 2
+    assert "No closing quotation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"two tokens", "é".encode()])
+def test_a_token_file_without_a_token_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    (tmp_path / "token.txt").write_bytes(content)
+    words = ["--url", "http://127.0.0.1:1", "--token-file", str(tmp_path / "token.txt"), "--browser", sys.executable]
+    assert main(["kiosk", *words]) == 2
+    assert "has no token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8127", "http://127.0.0.1:99999", "ftp://a", "http://"])
+def test_a_wrong_url_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str) -> None:
+    (tmp_path / "token.txt").write_text("edge_x")
+    words = ["--url", url, "--token-file", str(tmp_path / "token.txt"), "--browser", sys.executable]
+    assert main(["kiosk", *words]) == 2
+    assert f"not {url!r}" in capsys.readouterr().err

@@ -129,6 +129,12 @@ async def test_an_idle_page_forgets_its_visitor(kiosk: Visit, backend: FakeBacke
     assert await faults_of_access(kiosk) == []
     await kiosk.tab.tap("#stay")
     assert not await kiosk.tab.is_visible("#idle") and MARKER in await everything_on(kiosk)
+    # A visitor who scrolls is there: the browser cancels the pointer, as it takes the touch for itself.
+    await kiosk.tab.wait_for_selector("#idle[open]")
+    await kiosk.tab.evaluate(
+        "document.querySelector('#idle').dispatchEvent(new PointerEvent('pointercancel', {bubbles: true}))"
+    )
+    assert not await kiosk.tab.is_visible("#idle") and MARKER in await everything_on(kiosk)
     await kiosk.tab.wait_for_selector(".attract")
     assert MARKER not in await everything_on(kiosk)
     await kiosk.tab.focus("#message")
@@ -188,6 +194,16 @@ async def test_there_is_no_way_out(kiosk: Visit, backend: FakeBackend) -> None:
     )
     assert await kiosk.tab.evaluate("window.taken") == dict.fromkeys(["contextmenu", "copy", "drop", "keydown"], True)
     assert len(kiosk.tab.context.pages) == 1
+
+
+async def test_a_very_long_answer_does_not_end_the_conversation(kiosk: Visit, backend: FakeBackend) -> None:
+    backend.script = lambda request: (Started(3, 0), TextDelta("x" * 40_000), finished())
+    await kiosk.tab.tap("text=Where is the lift?")
+    await answered(kiosk, 1)
+    await kiosk.tab.fill("#message", "And I?")
+    await kiosk.tab.tap("#send")
+    await answered(kiosk, 2)
+    assert [len(text) for _, text in asked(backend.requests[-1])][-3:] == [18, 32_000, 6]
 
 
 async def test_a_visitor_with_the_token_reaches_nothing_else(kiosk: Visit, backend: FakeBackend) -> None:

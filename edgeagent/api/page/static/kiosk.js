@@ -10,6 +10,7 @@ import { Socket } from "./socket.js";
 const PATH = "/edgeagent/kiosk";
 const MAX_SENT = 49; // messages; the daemon takes 64. An odd number begins with a question.
 const MAX_CHARS = 1000; // of a question
+const MAX_SENT_CHARS = 32_000; // of an answer before the question; the daemon takes 32,768
 const TYPING_MS = 150; // between two prompts that are computed while one types
 const ASKED_AGAIN_S = 15; // so long before the end the page asks whether anybody is there
 const byId = (id) => document.getElementById(id);
@@ -21,7 +22,10 @@ class Kiosk {
     this.growth = new ResizeObserver(() => this.isFollowing && this.transcript.scrollTo(0, this.transcript.scrollHeight));
     this.socket = new Socket((state) => this.show(state), { path: PATH, probe: PATH, longestWaitMs: 1000 });
     byId("again").addEventListener("click", () => this.reset());
-    for (const type of ["pointerup", "keydown", "input"]) addEventListener(type, () => this.renew(), true);
+    // A touch that scrolls ends with pointercancel.
+    for (const type of ["pointerup", "pointercancel", "wheel", "keydown", "input"]) {
+      addEventListener(type, () => this.renew(), { capture: true, passive: true });
+    }
     setInterval(() => this.look(), 1000);
     this.socket.connect();
   }
@@ -165,6 +169,7 @@ class Kiosk {
 
   send(running) {
     running.isLost = false;
+    running.id = null; // a cancel with the id of the lost answer would stop nothing
     running.view?.element.remove();
     running.view = new AnswerView();
     running.article.append(running.view.element);
@@ -177,7 +182,8 @@ class Kiosk {
   // The conversation, and an item that is not in it yet.
   messages(...items) {
     const { input } = this.conversation.fields(this.conversation.last, items, { isWhole: true });
-    return input.filter((item) => item.type === "message").slice(-MAX_SENT);
+    const messages = input.filter((item) => item.type === "message").slice(-MAX_SENT);
+    return messages.map((item) => ({ ...item, content: item.content.slice(0, MAX_SENT_CHARS).toWellFormed() }));
   }
 
   take(running, event) {
