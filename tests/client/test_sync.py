@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -27,6 +28,7 @@ def test_ctrl_c_ends_the_call_that_it_interrupts() -> None:
 
     def interrupt() -> None:
         is_running.wait()
+        time.sleep(0.2)  # until the main thread waits for the call
         signal.pthread_kill(main, signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
