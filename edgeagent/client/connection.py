@@ -50,7 +50,7 @@ class Client:
     def __init__(self, locate: Callable[[], Address]) -> None:
         self.locate = locate
         self._socket: ClientConnection | None = None
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Event | None = None
         self._reply: Reply | None = None
         self._reader = OneReader()
         # So many prefills were sent whose end was not read. Their events come before those of the next reply.
@@ -71,9 +71,16 @@ class Client:
         If `connect` got no URL, also raise ConfigError if the daemon's token file or the configuration is wrong.
         """
         # Of two tasks that connect at once, one waits: a second connection would replace the first one under its reply.
-        async with self._opening:
-            if self._socket is None:
+        while self._socket is None:
+            if self._opening is not None:
+                await self._opening.wait()
+                continue
+            self._opening = opening = asyncio.Event()
+            try:
                 self._socket = await _open(await asyncio.to_thread(self.locate))
+            finally:
+                self._opening = None
+                opening.set()
 
     async def close(self) -> None:
         """Disconnect. If a response is still running on this connection, the daemon cancels it."""
