@@ -103,7 +103,7 @@ class PrepareQueue:
     """The requests that wait for the preparer thread. Other threads add requests; only the preparer removes them."""
 
     def __init__(self) -> None:
-        self._arrived: SimpleQueue[Submit] = SimpleQueue()
+        self._arrived: SimpleQueue[Submit | str] = SimpleQueue()  # a request, or the id of one that is cancelled
         # In order of arrival. Only the thread that calls `get` uses this and the next two fields.
         self._waiting: list[Submit] = []
         self._served_at: dict[str, int] = {}  # by partition, while requests wait
@@ -113,18 +113,33 @@ class PrepareQueue:
         """Add a request; any thread may call it."""
         self._arrived.put(submit)
 
+    def drop(self, request_id: str) -> None:
+        """Remove a request, if it still waits: it is cancelled. Any thread may call it."""
+        self._arrived.put(request_id)
+
     def get(self) -> Submit:
         """Wait for the next request and remove it."""
-        if not self._waiting:
-            self._served_at.clear()
-            self._waiting.append(self._arrived.get())
-        with contextlib.suppress(Empty):
-            while True:
-                self._waiting.append(self._arrived.get_nowait())
+        self._take_arrived()
+        while not self._waiting:
+            self._take_arrived()
         submit = self._waiting.pop(min(range(len(self._waiting)), key=self._position))
         self._num_served += 1
         self._served_at[submit.request.cache.partition] = self._num_served
         return submit
+
+    def _take_arrived(self) -> None:
+        if not self._waiting:
+            self._served_at.clear()
+            self._take(self._arrived.get())
+        with contextlib.suppress(Empty):
+            while True:
+                self._take(self._arrived.get_nowait())
+
+    def _take(self, arrived: Submit | str) -> None:
+        if isinstance(arrived, Submit):
+            self._waiting.append(arrived)
+        else:
+            self._waiting = [submit for submit in self._waiting if submit.request.id != arrived]
 
     def _position(self, index: int) -> tuple[int, int, int]:
         request = self._waiting[index].request
@@ -158,6 +173,8 @@ class GeneratorLoop(JobLoop):
         nothing: what the step computes is for the request that has replaced it.
         """
         self.commands.put(command)
+        if isinstance(command, Cancel):
+            self.to_prepare.drop(command.id)
         live = self._requests.get(command.id) if isinstance(command, Cancel) else None
         is_kept = live is not None and live.submit.request.is_ahead and live.submit.request.prefill_only
         if self._engine.current_step.is_long and not is_kept:

@@ -32,3 +32,16 @@ def test_clients_take_turns_and_the_urgent_go_first() -> None:
     queue.put(submit("polite", "polite"))
     queue.put(submit("now", "greedy", Tier.REALTIME))
     assert names(queue, 5) == ["now", "polite", "greedy 1", "greedy 2", "batch"]
+
+
+def test_a_cancelled_one_is_not_prepared_and_its_id_can_be_used_again() -> None:
+    queue = PrepareQueue()
+    for index in range(3):
+        queue.put(submit(f"r{index}", "one"))
+        queue.drop(f"r{index}")
+    queue.drop("unknown")
+    queue.put(submit("last", "one"))
+    again = submit("r1", "one")
+    queue.put(again)
+    assert queue.get().request.id == "last"
+    assert queue.get() is again
