@@ -356,5 +356,7 @@ def _read_client(row: object) -> tuple[Client, str]:
             is_browser = more.get("is_browser") is True
             browser = name if is_browser else ""
             used_on = date.fromisoformat(str(more["used_on"])) if "used_on" in more else None
+            if used_on is not None and used_on.year == date.max.year:
+                raise ValueError("used_on is too late for a day of expiry")
             return Client(OWNER.name if browser else name, allowed, route, tier, browser, used_on), token_digest
     raise ValueError("a client has a name, scopes and a sha256")

@@ -186,6 +186,15 @@ def test_a_token_with_a_route_that_is_not_known_opens_nothing(route: bytes, tmp_
     assert key_status(ring, token) is KeyStatus.UNUSABLE
 
 
+@pytest.mark.parametrize("day", ["9999-12-31", "soon"])
+def test_a_browser_used_on_a_day_that_cannot_be_opens_nothing(day: str, tmp_path: Path) -> None:
+    token, ring = add_browser(tmp_path, [Scope.INFER]), KeyRing(tmp_path)
+    rows = json.loads((tmp_path / CLIENTS_FILE).read_bytes())
+    rows["clients"][0]["used_on"] = day
+    write_private(tmp_path / CLIENTS_FILE, json.dumps(rows).encode())
+    assert key_status(ring, token) is KeyStatus.UNUSABLE
+
+
 def test_a_browser_is_the_owner_with_a_token_of_its_own(tmp_path: Path) -> None:
     token, ring = add_browser(tmp_path, [Scope.INFER, Scope.ADMIN]), KeyRing(tmp_path)
     [browser] = clients(tmp_path)

@@ -59,7 +59,7 @@ async def read_event(reader: asyncio.StreamReader, first: bytes = b"") -> Event 
     no event. Then it is unknown where the next one begins.
     """
     try:
-        head = _object(first + await reader.readuntil(b"\n"), "an event")
+        head = _object(first if first == b"\n" else first + await reader.readuntil(b"\n"), "an event")
         length = _length(head, "data_length")
         data = _object(await reader.readexactly(length), "data") if length else {}
         await reader.readexactly(_length(head, "payload_length"))

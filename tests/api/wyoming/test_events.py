@@ -22,6 +22,7 @@ from edgeagent.api.wyoming.events import (
     sentence_for,
 )
 from edgeagent.errors import InvalidRequest
+from tests.patience import patient
 
 
 async def read(raw: bytes) -> Event | None:
@@ -96,6 +97,11 @@ async def test_a_half_event_is_none(raw: bytes) -> None:
 async def test_a_fault_is_named(raw: bytes, named: str) -> None:
     with pytest.raises(InvalidRequest, match=named):
         await read(raw)
+
+
+async def test_an_empty_line_is_a_fault_at_once() -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        await asyncio.wait_for(read_event(asyncio.StreamReader(), b"\n"), patient(5))
 
 
 def test_what_a_transcript_says() -> None:
