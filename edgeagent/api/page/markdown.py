@@ -12,18 +12,20 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from pydantic import Field
 
 from edgeagent.api.wire.body import Body, read_valid
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Shape
 from edgeagent.credentials.keys import Scope
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 routes = Routes()
 
@@ -83,6 +85,8 @@ def _marks_of(line: str) -> str:
 
 @cache
 def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt  # 1.5 MB, which a daemon whose page nobody opens does not need
+
     # Nesting is limited because each level is a level of JSON.
     return MarkdownIt("commonmark", {"html": False, "maxNesting": MAX_DEPTH}).enable(["table", "strikethrough"])
 
