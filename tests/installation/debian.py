@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,11 +33,42 @@ CHANGED_BY_ACCOUNTS = {"etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-
 
 
 class Debian:
-    """A booted root folder. `leader` is its process 1."""
+    """A root folder that is booted. `leader` is its process 1."""
 
-    def __init__(self, root: Path, leader: int) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.leader = leader
+        self._boot()
+
+    def reboot(self) -> None:
+        """Shut down in order, and boot again."""
+        self.run("systemctl", "poweroff", "--no-block")
+        self._nspawn.wait(120)
+        self._boot()
+
+    def lose_power(self) -> None:
+        """End every process at once, and boot again."""
+        os.kill(self.leader, signal.SIGKILL)  # process 1 of the container, which takes all others with it
+        self._nspawn.wait(60)
+        self._boot()
+
+    def shut_down(self) -> None:
+        """Shut down for good."""
+        self._nspawn.terminate()
+        self._nspawn.wait(60)
+
+    def _boot(self) -> None:
+        flags = ("--register=no", "--keep-unit", "--private-network", "--quiet", "--machine=edgeagent-trial")
+        with (self.root.parent / "boot.log").open("ab") as log:
+            self._nspawn = subprocess.Popen(
+                ["systemd-nspawn", f"--directory={self.root}", "--boot", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        wait_for("process 1", lambda: _leader(self._nspawn.pid), 60)
+        self.leader = _leader(self._nspawn.pid) or 0
+        # "degraded": some unit of Debian does not work in a container.
+        wait_for("the boot", lambda: _state(self.leader) in ("running", "degraded"))
 
     def run(self, *command: str, status: int = 0) -> str:
         """Run a command in it as root."""
@@ -77,23 +110,11 @@ def booted(archive: Path, root: Path) -> Iterator[Debian]:
     """Unpack a clean Debian, boot it, and shut it down at the end."""
     root.mkdir(parents=True)
     run("tar", "--extract", "--file", archive, "--directory", root)
-    flags = ("--register=no", "--keep-unit", "--private-network", "--quiet", "--machine=edgeagent-trial")
-    with (root.parent / "boot.log").open("wb") as log:
-        nspawn = subprocess.Popen(
-            ["systemd-nspawn", f"--directory={root}", "--boot", *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+    debian = Debian(root)
     try:
-        wait_for("process 1", lambda: _leader(nspawn.pid), 60)
-        debian = Debian(root, _leader(nspawn.pid) or 0)
-        # "degraded": some unit of Debian does not work in a container.
-        wait_for("the boot", lambda: _state(debian) in ("running", "degraded"))
         yield debian
     finally:
-        nspawn.terminate()
-        nspawn.wait(60)
+        debian.shut_down()
 
 
 def _leader(nspawn: int) -> int | None:
@@ -101,8 +122,8 @@ def _leader(nspawn: int) -> int | None:
     return next((int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "systemd\n"), None)
 
 
-def _state(debian: Debian) -> str:
-    command = ["nsenter", "--target", str(debian.leader), "--all", "systemctl", "is-system-running"]
+def _state(leader: int) -> str:
+    command = ["nsenter", "--target", str(leader), "--all", "systemctl", "is-system-running"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
@@ -150,6 +171,13 @@ def try_package(old: Path, new: Path, archive: Path, folder: Path) -> None:
             check(all(path.startswith("/usr/lib/") for path in states["files"]), f"whose units are these: {states}")
             answer_of(debian.leader, USER)
             check(debian.as_user("edgeagent", "health").strip() == "ok", "`edgeagent health` does not say ok")
+        for happens, how in (("a reboot", debian.reboot), ("a power loss", debian.lose_power)):
+            with step(f"deb: {happens}, after which both services answer and the stored response is there"):
+                how()
+                for url in (SYSTEM, USER):
+                    answer_of(debian.leader, url)
+                status, response = ask(debian.leader, f"{SYSTEM}/v1/responses/{stored}")
+                check(status == 200 and response["id"] == stored, f"the stored response is gone: {status} {response}")
         with step("deb: man page and completion"):
             check((debian.root / "usr/share/man/man1/edgeagent.1.gz").exists(), "no man page")
             words = "COMP_WORDS='edgeagent ser' COMP_CWORD=1 _EDGEAGENT_COMPLETE=complete_bash edgeagent"
