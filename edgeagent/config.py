@@ -184,7 +184,7 @@ class ServerConfig(Section, frozen=True):
     wyoming: Annotated[int, Meta(ge=-1, le=65535)] = -1
     """TCP port for Wyoming, which Home Assistant and voice satellites speak, usually 10300 (0: a free one, -1: off)."""
     wyoming_host: str = "127.0.0.1"
-    """Address for Wyoming, which has neither tokens nor TLS: whoever reaches another address than loopback may ask."""
+    """Address for Wyoming, which has neither tokens nor TLS. Every machine that reaches it may ask."""
     wyoming_instructions: str = VOICE_INSTRUCTIONS
     """The system prompt of answers over Wyoming. Facts about the home may stand here."""
 

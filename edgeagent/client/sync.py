@@ -42,7 +42,7 @@ class _Loop:
         try:
             return future.result()
         except BaseException:
-            # After Ctrl-C nobody waits for it. Otherwise it would go on, and take the next event of a reply.
+            # After Ctrl-C, no caller takes its result. If it continued, it would consume the next event of a reply.
             future.cancel()
             raise
 

@@ -85,7 +85,7 @@ def _marks_of(line: str) -> str:
 
 @cache
 def _parser() -> MarkdownIt:
-    from markdown_it import MarkdownIt  # 1.5 MB, which a daemon whose page nobody opens does not need
+    from markdown_it import MarkdownIt  # only now, since it takes 0.8 MB
 
     # Nesting is limited because each level is a level of JSON.
     return MarkdownIt("commonmark", {"html": False, "maxNesting": MAX_DEPTH}).enable(["table", "strikethrough"])
