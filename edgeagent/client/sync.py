@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,6 +22,7 @@ from edgeagent.client import connection, conversation, reply
 from edgeagent.client.answer import Answer
 from edgeagent.client.choice import Choice
 from edgeagent.client.connection import Input
+from edgeagent.errors import BackendUnavailable
 
 Result = TypeVar("Result")
 
@@ -32,16 +34,26 @@ class _Loop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgeagent.client", daemon=True)
         self._thread.start()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._loop.is_closed()
+        # Held where work is handed over: none comes behind what ends the loop, where it would wait for ever.
+        self._handover = threading.Lock()
+        self._is_stopped = False
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The result of `work`.
+
+        Raises:
+            BackendUnavailable: `stop` was called, before or meanwhile.
+        """
+        with self._handover:
+            if self._is_stopped:
+                work.close()
+                raise BackendUnavailable("the client was closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:
+        except BaseException as error:
+            if self._is_stopped and isinstance(error, CancelledError):
+                raise BackendUnavailable("the client was closed") from None
             # After Ctrl-C, no caller takes its result. If it continued, it would consume the next event of a reply.
             future.cancel()
             raise
@@ -56,19 +68,29 @@ class _Loop:
         while (item := self.run(following())) is not end:
             yield item
 
-    def stop(self) -> None:
-        """End the thread. What other threads wait for is cancelled."""
+    def stop(self, last: Callable[[], Awaitable[None]]) -> None:
+        """Run `last`, cancel what other threads wait for, and end the thread. A second call does nothing."""
 
-        async def cancel_all() -> None:
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        async def end() -> None:
+            try:
+                await last()
+            finally:
+                tasks = asyncio.all_tasks() - {asyncio.current_task()}
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-        self.run(cancel_all())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        with self._handover:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+            future = asyncio.run_coroutine_threadsafe(end(), self._loop)
+        try:
+            future.result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 class Client:
@@ -97,11 +119,7 @@ class Client:
 
     def close(self) -> None:
         """Disconnect, and end the thread. If a response is still running, the daemon cancels it."""
-        if not self._loop.is_closed:
-            try:
-                self._loop.run(self._client.close())
-            finally:
-                self._loop.stop()
+        self._loop.stop(self._client.close)
 
     def respond(self, message: Input, **fields: Any) -> Reply:
         """As `edgeagent.client.Client.respond`."""
