@@ -1,4 +1,4 @@
-"""The client without `await`: what Ctrl-C leaves."""
+"""The client without `await`: what Ctrl-C leaves, and what a closed client leaves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 import pytest
 
 from edgeagent.client.sync import _Loop
+from edgeagent.errors import BackendUnavailable
 from tests.patience import patient
 
 
@@ -39,4 +40,27 @@ def test_ctrl_c_ends_the_call_that_it_interrupts() -> None:
         assert is_ended.wait(patient(5))
     finally:
         interrupting.join()
-        loop.stop()
+        loop.stop(lambda: asyncio.sleep(0))
+
+
+def test_no_thread_waits_for_a_loop_that_was_stopped() -> None:
+    """Whether a call comes before the end, meanwhile or after it."""
+    for waiting_s in (0.0, 60.0):
+        for _ in range(50):
+            loop = _Loop()
+            ends: list[str] = []
+
+            def call(loop: _Loop = loop, ends: list[str] = ends, waiting_s: float = waiting_s) -> None:
+                try:
+                    while True:
+                        loop.run(asyncio.sleep(waiting_s))
+                except BackendUnavailable as error:
+                    ends.append(str(error))
+
+            threads = [threading.Thread(target=call) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            loop.stop(lambda: asyncio.sleep(0))
+            for thread in threads:
+                thread.join(patient(20))
+            assert ends == ["the client was closed"] * 4
