@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -32,10 +32,9 @@ class _Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="edgeagent.client", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="edgeagent.client", daemon=True)
         self._thread.start()
-        # Held where work is handed over: none comes behind what ends the loop, where it would wait for ever.
-        self._handover = threading.Lock()
+        self._waiting: set[Future[Any]] = set()
         self._is_stopped = False
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -44,19 +43,25 @@ class _Loop:
         Raises:
             BackendUnavailable: `stop` was called, before or meanwhile.
         """
-        with self._handover:
-            if self._is_stopped:
-                work.close()
-                raise BackendUnavailable("the client was closed")
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise _closed() from None
+        self._waiting.add(future)
+        try:
+            if self._loop.is_closed():
+                future.cancel()  # it may have come too late for `stop`
             return future.result()
         except BaseException as error:
             if self._is_stopped and isinstance(error, CancelledError):
-                raise BackendUnavailable("the client was closed") from None
+                work.close()
+                raise _closed() from None
             # After Ctrl-C, no caller takes its result. If it continued, it would consume the next event of a reply.
             future.cancel()
             raise
+        finally:
+            self._waiting.discard(future)
 
     def each(self, items: AsyncIterator[Result]) -> Iterator[Result]:
         """Yield what an async iterator yields."""
@@ -68,29 +73,31 @@ class _Loop:
         while (item := self.run(following())) is not end:
             yield item
 
-    def stop(self, last: Callable[[], Awaitable[None]]) -> None:
+    def stop(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `last`, cancel what other threads wait for, and end the thread. A second call does nothing."""
-
-        async def end() -> None:
-            try:
-                await last()
-            finally:
-                tasks = asyncio.all_tasks() - {asyncio.current_task()}
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-        with self._handover:
-            if self._is_stopped:
-                return
-            self._is_stopped = True
-            future = asyncio.run_coroutine_threadsafe(end(), self._loop)
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         try:
-            future.result()
+            asyncio.run_coroutine_threadsafe(last(), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-            self._loop.close()
+            # What the loop has not begun would never end.
+            for future in tuple(self._waiting):
+                future.cancel()
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+
+def _closed() -> BackendUnavailable:
+    return BackendUnavailable("the client was closed")
 
 
 class Client:
