@@ -30,7 +30,9 @@ def _serve(
     try:
         # Imported here, since help and errors about flags do not need fastapi and uvicorn.
         from edgeagent.daemon import serve
+        from edgeagent.process_settings import share_one_arena
 
+        share_one_arena()  # before the first thread
         if until_stdin_closes:
             threading.Thread(target=_stop_at_end_of_input, name="stdin", daemon=True).start()
         raise typer.Exit(serve(loaded.config) or 0)

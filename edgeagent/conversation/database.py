@@ -14,10 +14,17 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, MAX_ITEMS, StoredResponse, too_long
+from edgeagent.conversation.history import (
+    MAX_CONVERSATION_BYTES,
+    MAX_ITEMS,
+    ConversationTurn,
+    Limits,
+    ListedConversation,
+    StoredResponse,
+    too_long,
+)
 from edgeagent.conversation.items import Item, ItemFormat, MessageItem
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 from edgeagent.router.policy import strictest
@@ -90,43 +97,6 @@ SELECT partition, sum(num_bytes) FROM (
 GROUP BY partition ORDER BY min(used)
 """
 _NEXT_TO_EVICT = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER BY used LIMIT 1"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of stored responses: their number, their bytes on disk, and their age in seconds.
-
-    The bytes are those of the compressed content, of the ids, and about those of the rows that hold them.
-    """
-
-    max_responses: int = 1000
-    max_bytes: int = 256 << 20
-    max_age_s: float = 30 * 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation in a list: its first stored response, its first words, and when it began and was last continued.
-
-    Continuations of one response are branches of the same conversation. Times are seconds since 1970.
-    """
-
-    id: str
-    title: str
-    num_responses: int
-    created_s: float
-    last_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationTurn:
-    """A response of a conversation: the items that it answered, and its JSON.
-
-    `input` has the items before it only for the first response of its conversation.
-    """
-
-    input: tuple[Item, ...]
-    body: bytes
 
 
 class DamagedError(Exception):
@@ -216,7 +186,7 @@ class ResponseDatabase:
         row = self._row(response_id, partition)
         return _inflate(row[2]) if row else None
 
-    def conversations(self, partition: str, limit: int) -> list[Conversation]:
+    def conversations(self, partition: str, limit: int) -> list[ListedConversation]:
         """Return this partition's conversations, the last continued first."""
         rows = self._execute(
             "SELECT id, previous_id, segment, created_s FROM responses WHERE partition = ? ORDER BY rowid", partition
@@ -230,7 +200,7 @@ class ResponseDatabase:
             times.setdefault(root, []).append(created_s)
         newest = sorted(times, key=lambda root: times[root][-1], reverse=True)[:limit]
         return [
-            Conversation(root, self._title_of(segments[root]), len(times[root]), times[root][0], times[root][-1])
+            ListedConversation(root, self._title_of(segments[root]), len(times[root]), times[root][0], times[root][-1])
             for root in newest
         ]
 

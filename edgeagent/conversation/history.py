@@ -117,6 +117,43 @@ class MissingIds:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of stored responses: their number, their bytes on disk, and their age in seconds.
+
+    The bytes are those of the compressed content, of the ids, and about those of the rows that hold them.
+    """
+
+    max_responses: int = 1000
+    max_bytes: int = 256 << 20
+    max_age_s: float = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedConversation:
+    """A conversation in a list: its first stored response, its first words, and when it began and was last continued.
+
+    Continuations of one response are branches of the same conversation. Times are seconds since 1970.
+    """
+
+    id: str
+    title: str
+    num_responses: int
+    created_s: float
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTurn:
+    """A response of a conversation: the items that it answered, and its JSON.
+
+    `input` has the items before it only for the first response of its conversation.
+    """
+
+    input: tuple[Item, ...]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class StoreResult:
     """What the store found for a MissingIds. `items` has the found items by their ids.
 

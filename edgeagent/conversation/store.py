@@ -8,42 +8,30 @@ and a warning is logged.
 from __future__ import annotations
 
 import asyncio
-import logging
-import sqlite3
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
 from edgeagent.config import ServerConfig
-from edgeagent.conversation.database import (
-    Conversation,
+from edgeagent.conversation.history import (
+    ConnectionHistory,
     ConversationTurn,
-    DamagedError,
     Limits,
-    ResponseDatabase,
-    set_aside,
+    ListedConversation,
+    MissingIds,
+    StoredResponse,
+    StoreResult,
 )
-from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
-from edgeagent.conversation.items import Item, ItemFormat
-from edgeagent.errors import InvalidRequest, StoreError
+from edgeagent.conversation.items import ItemFormat
 from edgeagent.freed_memory import MUCH_BYTES, FreedMemory
-from edgeagent.router.policy import strictest
-from edgeagent.types import RouteMode
+
+if TYPE_CHECKING:
+    from edgeagent.conversation.store_thread import ThreadState
 
 FILE = "responses.sqlite3"
-# The most responses, and their bytes, that wait in memory after a failed write. They are tried again at the next `add`
-# and at `close`.
-MAX_UNWRITTEN = 64
-MAX_UNWRITTEN_BYTES = 64 << 20
-WARN_EVERY_S = 60.0
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -65,7 +53,8 @@ class ResponseStore:
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._state = _ThreadState(path, limits or Limits(), clock, form)
+        self._path, self._limits, self._clock, self._form = path, limits or Limits(), clock, form
+        self._state: ThreadState | None = None  # made by the thread, at the first use
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
         self._histories: WeakSet[ConnectionHistory] = WeakSet()
         self._freed = FreedMemory()
@@ -74,7 +63,7 @@ class ResponseStore:
     @property
     def trouble(self) -> str | None:
         """Why responses wait in memory for their file, and how many; None if no response waits."""
-        return self._state.trouble
+        return None if self._state is None else self._state.trouble
 
     def new_history(self) -> ConnectionHistory:
         """Return the history of a new connection. `remove` removes responses from this history too."""
@@ -117,7 +106,7 @@ class ResponseStore:
         """Return the JSON of a response of this partition; None if there is no such response."""
         return await self._ask(lambda state: state.body(response_id, partition))
 
-    async def conversations(self, partition: str, limit: int) -> list[Conversation]:
+    async def conversations(self, partition: str, limit: int) -> list[ListedConversation]:
         """Return this partition's conversations in the file, the last continued first."""
         return await self._ask(lambda state: state.conversations(partition, limit))
 
@@ -146,152 +135,19 @@ class ResponseStore:
         """
         if not self._is_closed:
             self._is_closed = True
-            await self._ask(_ThreadState.close)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
             self._thread.shutdown(wait=False)
 
-    def _ask(self, act: Callable[[_ThreadState], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, act, self._state)
+    def _ask(self, act: Callable[[ThreadState], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._do, act)
 
+    def _do(self, act: Callable[[ThreadState], T]) -> T:
+        if self._state is None:
+            from edgeagent.conversation.store_thread import ThreadState  # only now, for SQLite takes 0.9 MB
 
-class _ThreadState:
-    """The state of the store's thread: the database once it is open, and responses not written yet.
+            self._state = ThreadState(self._path, self._limits, self._clock, self._form)
+        return act(self._state)
 
-    Other threads may only read `trouble`.
-    """
-
-    def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
-        self._path = path
-        self._limits = limits
-        self._clock = clock
-        self._form = form
-        self._database: ResponseDatabase | None = None
-        self._unwritten: OrderedDict[str, tuple[StoredResponse, bytes]] = OrderedDict()
-        self._warned_at_s = -WARN_EVERY_S
-        self._last_error = ""
-        self.trouble: str | None = None
-
-    def find(self, missing: MissingIds, partition: str) -> StoreResult:
-        try:
-            return self._find(missing, partition)
-        except InvalidRequest as refusal:
-            return StoreResult(refusal=refusal)
-
-    def _find(self, missing: MissingIds, partition: str) -> StoreResult:
-        previous = None
-        if missing.previous_id is not None:
-            previous = self.get(missing.previous_id, partition)
-        items: dict[str, Item] = {}
-        route: RouteMode | None = None
-        if missing.item_ids:
-            items, route = self._try(lambda database: database.find_items(missing.item_ids, partition), (items, route))
-            wanted = frozenset(missing.item_ids)
-            for response, _ in self._unwritten.values():
-                if response.partition == partition:
-                    those = {item.id: item for item in response.items if item.id in wanted}
-                    items |= those
-                    route = strictest(route, response.route if those else None)
-        return StoreResult(previous, items, route)
-
-    def get(self, response_id: str, partition: str) -> StoredResponse | None:
-        if (unwritten := self._unwritten_of(response_id, partition)) is not None:
-            return unwritten[0]
-        return self._try(lambda database: database.get(response_id, partition), None)
-
-    def add(self, response: StoredResponse, body: bytes) -> None:
-        self._unwritten[response.id] = (response, body)
-        self._write_waiting()
-        sizes = [len(body) + response.num_bytes for response, body in self._unwritten.values()]
-        while len(sizes) > 1 and (len(sizes) > MAX_UNWRITTEN or sum(sizes) > MAX_UNWRITTEN_BYTES):
-            self._unwritten.popitem(last=False)
-            del sizes[0]
-        self._set_trouble()
-
-    def body(self, response_id: str, partition: str) -> bytes | None:
-        if (unwritten := self._unwritten_of(response_id, partition)) is not None:
-            return unwritten[1]
-        return self._try(lambda database: database.body(response_id, partition), None)
-
-    def conversations(self, partition: str, limit: int) -> list[Conversation]:
-        return self._try(lambda database: database.conversations(partition, limit), [])
-
-    def conversation(self, root_id: str, partition: str) -> list[ConversationTurn]:
-        return self._try(lambda database: database.conversation(root_id, partition), [])
-
-    def remove(self, response_id: str, partition: str) -> bool:
-        if self._unwritten_of(response_id, partition) is not None:
-            del self._unwritten[response_id]
-            self._set_trouble()
-            return True
-        is_removed = self._try(lambda database: database.remove(response_id, partition), None)
-        if is_removed is None:
-            raise StoreError(f"the stored response could not be deleted ({self._last_error}); delete it again later")
-        return is_removed
-
-    def close(self) -> None:
-        # The disk may have room for the unwritten responses by now.
-        self._write_waiting()
-        self._release()
-
-    def _write_waiting(self) -> None:
-        for unwritten in list(self._unwritten.values()):
-            if not self._try(partial(_write, *unwritten), False):
-                break
-            del self._unwritten[unwritten[0].id]
-
-    def _set_trouble(self) -> None:
-        count = len(self._unwritten)
-        waiting = f"{count} stored response{'s' if count > 1 else ''} in memory only: {self._last_error}"
-        self.trouble = waiting if count else None
-
-    def _release(self) -> None:
-        if self._database is not None:
-            with suppress(sqlite3.Error):
-                self._database.close()
-            self._database = None
-
-    def _unwritten_of(self, response_id: str, partition: str) -> tuple[StoredResponse, bytes] | None:
-        entry = self._unwritten.get(response_id)
-        return entry if entry is not None and entry[0].partition == partition else None
-
-    def _try(self, act: Callable[[ResponseDatabase], T], otherwise: T) -> T:
-        """Return what `act` returns, or `otherwise` if the database fails. If the file is damaged, begin a new one."""
-        try:
-            try:
-                return act(self._opened())
-            except (DamagedError, sqlite3.DatabaseError) as error:
-                if not _is_damage(error):
-                    raise
-                self._set_aside(error)
-                return act(self._opened())
-        except (DamagedError, sqlite3.Error, OSError) as error:
-            self._last_error = str(error)
-            self._warn(f"stored responses cannot be read or written ({error}); new ones stay in memory for now")
-            return otherwise
-
-    def _opened(self) -> ResponseDatabase:
-        if self._database is None:
-            self._database = ResponseDatabase(self._path, self._limits, self._clock, self._form)
-        return self._database
-
-    def _set_aside(self, error: Exception) -> None:
-        self._release()
-        if self._path is not None:
-            aside = set_aside(self._path)
-            logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)
-
-    def _warn(self, message: str) -> None:
-        if time.monotonic() - self._warned_at_s >= WARN_EVERY_S:
-            self._warned_at_s = time.monotonic()
-            logger.warning("%s", message)
-
-
-def _write(response: StoredResponse, body: bytes, database: ResponseDatabase) -> bool:
-    database.add(response, body)
-    return True
-
-
-def _is_damage(error: Exception) -> bool:
-    if isinstance(error, DamagedError):
-        return True
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+    def _close(self) -> None:
+        if self._state is not None:
+            self._state.close()

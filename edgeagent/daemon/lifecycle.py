@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from edgeagent import __version__
+from edgeagent.api import defer_checks
 from edgeagent.cache_folder import purge, purge_unfinished
 from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
 from edgeagent.daemon.console import ConsoleReporter, LogFile, LogReporter, console, dropped_lines
@@ -27,7 +28,6 @@ from edgeagent.process_settings import (
     give_back_freed_memory,
     keep_collections_short,
     request_short_time_slices,
-    share_one_arena,
     switch_threads_often,
 )
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, bracketed, local_url
@@ -121,7 +121,6 @@ def _serve_and_report(config: Config, reporter: ConsoleReporter, build: Callable
             keys = KeyRing(config.state_dir)
             request_short_time_slices()
             switch_threads_often()
-            share_one_arena()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(_run(config, listeners, keys, reporter, build))
     except StartError as error:
@@ -166,13 +165,18 @@ async def _run(
             await service.start()
             _check_usable(service.models.statuses())
             # The web framework takes half a second to import. In a thread, since the loop starts the worker meanwhile.
-            await asyncio.to_thread(importlib.import_module, "edgeagent.daemon.server")
+            await asyncio.to_thread(_import_server)
             if listeners.wyoming is not None:
                 await asyncio.to_thread(importlib.import_module, "edgeagent.api.wyoming.server")
             await _serve(config, service, listeners, keys, reporter, stop, trace)
         finally:
             await _end(service, stop)
             watchdog.cancel()
+
+
+def _import_server() -> None:
+    defer_checks()
+    importlib.import_module("edgeagent.daemon.server")
 
 
 async def _end(service: StartableService, stop: StopRequest) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from edgeagent.api.context import ITEM_FORMAT
-from edgeagent.conversation.database import DamagedError, Limits, ResponseDatabase
-from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, StoredResponse
+from edgeagent.conversation.database import DamagedError, ResponseDatabase
+from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, Limits, StoredResponse
 from edgeagent.conversation.items import Item, MessageItem
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import RouteMode

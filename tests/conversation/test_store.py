@@ -15,11 +15,12 @@ import pytest
 
 from edgeagent import freed_memory
 from edgeagent.api.context import ITEM_FORMAT
-from edgeagent.conversation import store as response_store
+from edgeagent.conversation import store_thread
 from edgeagent.conversation.database import ResponseDatabase
 from edgeagent.conversation.history import MissingIds, StoredResponse, StoreResult
 from edgeagent.conversation.items import MessageItem
-from edgeagent.conversation.store import MAX_UNWRITTEN, ResponseStore
+from edgeagent.conversation.store import ResponseStore
+from edgeagent.conversation.store_thread import MAX_UNWRITTEN
 from edgeagent.errors import StoreError
 
 
@@ -252,6 +253,6 @@ async def test_it_is_off_the_event_loop(store: ResponseStore, monkeypatch: pytes
         threads.add(threading.current_thread().name)
         return ResponseDatabase(*arguments)
 
-    monkeypatch.setattr(response_store, "ResponseDatabase", opening)
+    monkeypatch.setattr(store_thread, "ResponseDatabase", opening)
     await store.add(response("a"), b"{}")
     assert threads == {"responses_0"}

@@ -17,7 +17,7 @@ from edgeagent.api.responses.items import item_body
 from edgeagent.api.wire.body import Query, between, validate
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape
-from edgeagent.conversation.database import ConversationTurn
+from edgeagent.conversation.history import ConversationTurn
 from edgeagent.credentials.grants import GRANT
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import Forbidden, NotFound

@@ -25,8 +25,8 @@ from edgeagent.api.responses.socket.session import (
     Start,
 )
 from edgeagent.api.wire.shape import Json
-from edgeagent.conversation.database import Limits, ResponseDatabase
-from edgeagent.conversation.history import ConnectionHistory, StoreResult
+from edgeagent.conversation.database import ResponseDatabase
+from edgeagent.conversation.history import ConnectionHistory, Limits, StoreResult
 from edgeagent.errors import EdgeAgentError
 from edgeagent.types import Delta, Step, TextDelta
 from tests.api.event_grammar import EventGrammar
