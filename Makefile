@@ -7,7 +7,6 @@ PYTEST_ARGS ?=
 # Test files run side by side in so many processes. They wait for timers and for each other's processes half of the
 # time, so four keep two cores busy.
 TEST_PROCESSES ?= 4
-SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-install test-slow test-clients test-page pictures mutants soak check format documents docs hooks golden eval-builtin dist bundle clean
@@ -56,7 +55,7 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.size
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --processes=$(TEST_PROCESSES) $(PYTEST_ARGS)
 
 check: test
 

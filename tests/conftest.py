@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.unraisableexception import collect_unraisable
 
 import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
 from tests import rotation
-from tests.alone import FewReports, Room
 from tests.models import make_tiny_model
 from tests.rotation import pytest_terminal_summary  # noqa: F401 a hook
+from tests.side_by_side import pytest_addoption, pytest_runtestloop  # noqa: F401 hooks
 
 TinyModel = Callable[[MemoryKind], Path]
 
-ROOM = pytest.StashKey[Room]()
 # Tests with daemons, workers, other processes and models.
 SLOW_FOLDERS = tuple(
     f"tests/{name}/" for name in ("integration", "platforms", "doctor", "packaging", "robust", "worker")
@@ -34,18 +34,13 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Set the CAs; in a parallel run, join the other processes' lock in their temporary folder."""
+def pytest_configure() -> None:
+    """Set the CAs, and what Ctrl-C does."""
     os.environ["SSL_CERT_FILE"] = str(NOBODY)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Programs started from a shell's background job ignore Ctrl-C, and so would every program that a test starts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all tests are collected, since collection creates almost no garbage
-    if hasattr(config, "workerinput"):
-        config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
-        config.add_cleanup(config.stash[ROOM].close)
-        if config.option.durations is None and config.option.xmlpath is None:  # these tell of every phase
-            config.pluginmanager.register(FewReports())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,21 +60,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     yield
     if nextitem is None or nextitem.path != item.path:
         _set_aside()
+        collect_unraisable(item.config)  # else the next file fails for it
 
 
 def _set_aside() -> None:
     """Exclude all existing objects, half a million, from later garbage collections, which slow the tests down."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run a test beside those of other processes, or alone."""
-    if ROOM not in item.config.stash:
-        return (yield)
-    with item.config.stash[ROOM].held(alone=item.get_closest_marker("alone") is not None):
-        return (yield)
 
 
 @pytest.fixture(autouse=True)

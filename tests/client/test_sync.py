@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -29,7 +30,8 @@ def test_ctrl_c_ends_the_call_that_it_interrupts() -> None:
 
     def interrupt() -> None:
         is_running.wait()
-        time.sleep(0.2)  # until the main thread waits for the call
+        while sys._current_frames()[main].f_code is not threading.Condition.wait.__code__:  # it waits for the call
+            time.sleep(0.001)
         signal.pthread_kill(main, signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)

@@ -38,11 +38,12 @@ from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, MAX_ITEMS
 from edgeagent.daemon.transport import FRAMES_BURST, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, PIECE_BYTES
 from edgeagent.strict_json import MAX_JSON_DEPTH, MAX_JSON_OBJECTS, MAX_JSON_VALUES
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 from tests.robust.frames import CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, frame, text
 
 KIB, MIB = 1 << 10, 1 << 20
 SERVER = ServerConfig()
-TIMEOUT_S = 60.0
+TIMEOUT_S = patient(60)
 MAX_KEPT_MIB = 20.0
 CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 HANDSHAKE = (
@@ -579,8 +580,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     stop_daemon(running)
 
 
-@pytest.mark.alone
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(patient(200))
 def test_no_work_of_a_client_is_without_a_bound(daemon: Daemon, record_property: Callable[[str, object], None]) -> None:
     process = psutil.Process(daemon.process.pid)
     answers: dict[str, set[Outcome]] = {}
