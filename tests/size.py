@@ -7,16 +7,14 @@ words of docs/ are those that people write: generated reference pages are counte
 from __future__ import annotations
 
 import ast
-import io
-import tokenize
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from edgeagent.config_sources import declared_options
 
 ROOT = Path(__file__).resolve().parent.parent
-_NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 _MADE = "<!-- Made from the code"
 
 
@@ -34,31 +32,42 @@ class Size:
         """Count one file."""
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text)
+        nodes = list(ast.walk(tree))
         self.num_lines += text.count("\n")
-        self.num_code_lines += len(_code_lines(text, tree))
+        self.num_code_lines += len(_code_lines(text, nodes))
         self.num_modules += 1
-        self.num_classes += sum(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
-        self.num_constants += sum(1 for _ in numeric_constants(tree))
+        self.num_classes += sum(isinstance(node, ast.ClassDef) for node in nodes)
+        self.num_constants += sum(1 for _ in numeric_constants(tree, nodes))
+
+    def __add__(self, other: Size) -> Size:
+        return Size(*map(operator.add, astuple(self), astuple(other)))
 
 
-def _code_lines(text: str, tree: ast.Module) -> set[int]:
+def _code_lines(text: str, nodes: Sequence[ast.AST]) -> set[int]:
     """Return the numbers of the lines that are neither blank nor only a comment or a docstring."""
     lines = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in _NOT_CODE
-        for line in range(token.start[0], token.end[0] + 1)
+        number
+        for number, line in enumerate(text.split("\n"), 1)
+        if (stripped := line.lstrip()) and not stripped.startswith("#")
     }
-    for node in ast.walk(tree):
-        # A text that stands alone is a docstring, also below an attribute.
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return lines
+    docstrings: set[int] = set()
+    for node in nodes:
+        match node:
+            # A text that stands alone is a docstring, also below an attribute.
+            case ast.Expr(value=ast.Constant(value=str())):
+                docstrings.update(_lines_of(node))
+            case ast.Constant(value=str()) | ast.JoinedStr():
+                lines.update(_lines_of(node))
+    return lines - docstrings
 
 
-def numeric_constants(tree: ast.Module) -> Iterator[str]:
+def _lines_of(node: ast.expr | ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def numeric_constants(tree: ast.Module, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names of a module's numeric constants."""
-    scopes: list[ast.Module | ast.ClassDef] = [tree, *(n for n in ast.walk(tree) if isinstance(n, ast.ClassDef))]
+    scopes: list[ast.Module | ast.ClassDef] = [tree, *(node for node in nodes if isinstance(node, ast.ClassDef))]
     for scope in scopes:
         for node in scope.body:
             match node:
@@ -108,8 +117,9 @@ def _report() -> Iterator[str]:
     for file in sorted(package.rglob("*.py")):
         parts = file.relative_to(package).parts
         rooms.setdefault(parts[0] if len(parts) > 1 else "(top)", []).append(file)
-    sizes = {"edgeagent": size_of(file for files in rooms.values() for file in files)}
-    sizes |= dict(sorted(((n, size_of(f)) for n, f in rooms.items()), key=lambda item: -item[1].num_lines))
+    by_room = {name: size_of(files) for name, files in rooms.items()}
+    sizes = {"edgeagent": sum(by_room.values(), Size())}
+    sizes |= dict(sorted(by_room.items(), key=lambda item: -item[1].num_lines))
     sizes["tests"] = size_of((ROOT / "tests").rglob("*.py"))
     yield f"{'':16}{'lines':>8}{'code':>8}{'modules':>9}{'classes':>9}{'constants':>11}"
     for name, size in sizes.items():
