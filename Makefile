@@ -49,13 +49,16 @@ demo: runtime
 
 # The tests start hundreds of Python processes: compiled modules are kept, even where the environment says not to.
 test: export PYTHONDONTWRITEBYTECODE :=
-# pytest comes last: continuous integration reads its closing line.
+# pytest comes last: continuous integration reads its closing line. Types are checked beside it, since tests are collected
+# by one process; errors are printed behind the tests.
 test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/python -m tests.size
-	$(BIN)/python -m pytest --processes=$(TEST_PROCESSES) $(PYTEST_ARGS)
+	@mkdir -p .cache; $(BIN)/mypy > .cache/types 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest --processes=$(TEST_PROCESSES) $(PYTEST_ARGS); status=$$?; \
+	wait $$types || { cat .cache/types; status=1; }; \
+	exit $$status
 
 check: test
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from _pytest.unraisableexception import collect_unraisable
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
 from tests import rotation
 from tests.models import make_tiny_model
+from tests.patience import patient
 from tests.rotation import pytest_terminal_summary  # noqa: F401 a hook
 from tests.side_by_side import pytest_addoption, pytest_runtestloop  # noqa: F401 hooks
 
@@ -35,7 +37,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure() -> None:
-    """Set the CAs, and what Ctrl-C does."""
+    """Set the CAs, how long httpx waits unless it is told, and what Ctrl-C does."""
+    for phase in ("connect", "read", "write", "pool"):
+        setattr(DEFAULT_TIMEOUT_CONFIG, phase, patient(20.0))
     os.environ["SSL_CERT_FILE"] = str(NOBODY)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Programs started from a shell's background job ignore Ctrl-C, and so would every program that a test starts.

@@ -130,17 +130,22 @@ class _Run:
         config._tmp_path_factory._basetemp = own  # type: ignore[attr-defined]
         config.pluginmanager.register(_Sender(sending))
         room, items = Room(self._folder), self._take()
-        each = next(items, None)
-        try:
+        each, is_held = next(items, None), False
+        with ExitStack() as turn:
+            turn.callback(self._session._setupstate.teardown_exact, None)
+            held = turn.enter_context(ExitStack())
             while each is not None and not self._is_stopped.value:
                 number, item = each
                 each = next(items, None)
                 sending.send(number)
                 item.stash[_NUMBER] = number
-                with room.held(alone=item.get_closest_marker("alone") is not None):
-                    config.hook.pytest_runtest_protocol(item=item, nextitem=each and each[1])
-        finally:
-            self._session._setupstate.teardown_exact(None)
+                if not is_held:
+                    held.enter_context(room.held(alone=_is_alone(item)))
+                config.hook.pytest_runtest_protocol(item=item, nextitem=each and each[1])
+                # Tests that must be alone and follow each other wait for the others once.
+                is_held = _is_alone(item) and each is not None and _is_alone(each[1])
+                if not is_held:
+                    held.close()
 
     def _take(self) -> Iterator[tuple[int, pytest.Item]]:
         while True:
@@ -153,6 +158,10 @@ class _Run:
 
 
 _NUMBER = pytest.StashKey[int]()
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 @dataclass

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import rotation
+from tests.patience import patient
 
 TESTS = """
 import pytest
@@ -67,7 +68,7 @@ def run(project: Path, seed: str | None, *arguments: str) -> str:
     if seed is not None:
         environment[rotation.VARIABLE] = seed
     command = [sys.executable, "-m", "pytest", *arguments]
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
+
 ROOT = Path(__file__).parents[1]
 _SPEC = importlib.util.spec_from_file_location("words", ROOT / "packaging" / "words.py")
 assert _SPEC is not None and _SPEC.loader is not None
@@ -49,7 +51,11 @@ def test_code_and_names_are_not_prose() -> None:
 def test_everything_is_spelt_right() -> None:
     names = ["edgeagent", "docs", "tests", "packaging", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile"]
     done = subprocess.run(
-        [sys.executable, "-m", "codespell_lib", *names], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60
+        [sys.executable, "-m", "codespell_lib", *names],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=patient(60),
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

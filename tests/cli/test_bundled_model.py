@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import patient
+
 ROOT = Path(__file__).resolve().parents[2]
 # For daemons that a command starts; the one that `serve` starts here calibrates as for a new user.
 UNCALIBRATED = {"EDGEAGENT_ENGINE__FLASH_ATTENTION": "off"}
@@ -17,7 +19,7 @@ def _run(*command: str, stdin: str = "", **variables: str) -> subprocess.Complet
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGEAGENT_")}
     environment |= {"PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(
-        [sys.executable, *command], input=stdin, capture_output=True, text=True, env=environment, timeout=110
+        [sys.executable, *command], input=stdin, capture_output=True, text=True, env=environment, timeout=patient(110)
     )
 
 

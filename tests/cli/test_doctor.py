@@ -20,6 +20,7 @@ from edgeagent.doctor import gather, native
 from edgeagent.doctor.facts import Native
 from edgeagent.runtime_file import Runtime, write_runtime
 from tests.cli.conftest import Run
+from tests.patience import patient
 
 KNOWN = Native("0.3.36", "0c1e570", backends=("CPU",), sandbox=(), landlock=1)
 
@@ -38,7 +39,7 @@ def test_a_real_machine_in_json(tmp_path: Path) -> None:
     folders = ("--models-dir", str(tmp_path / "models"), "--state-dir", str(tmp_path / "state"))
     command = [sys.executable, "-m", "edgeagent", "doctor", "--json", *folders]
     environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(90))
     report = json.loads(done.stdout)
     findings = {finding["name"]: finding for finding in report["findings"]}
     assert done.returncode == 0 and report["ok"] is True, done.stdout + done.stderr

@@ -24,6 +24,7 @@ from edgeagent.errors import StoreError
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.pull import Progress, PulledModel
 from tests.hub_server import HubServer, hub_server, sha256
+from tests.patience import patient
 from tests.store.gguf_bytes import small_model
 
 REPO = "org/model-GGUF"
@@ -170,7 +171,7 @@ def test_pull_interrupted_says_what_is_kept(shell: Shell, hub: HubServer, option
     process = shell.start("pull", *options, REPO)
     partial = shell.wait_for_partial(process, HELD)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=patient(60))
     assert process.returncode == 130
     assert "Traceback" not in err and not shell.cache.files(REPO)
     if options:
@@ -194,8 +195,8 @@ def test_two_pulls_at_once_download_once(shell: Shell, hub: HubServer) -> None:
     assert waiting["stage"] == "waiting"
     hub.faults.hold_after = None
     hub.release.set()
-    assert "downloaded 300.7 kB" in first.communicate(timeout=60)[0]
-    assert json.loads(second.communicate(timeout=60)[0].splitlines()[-1])["downloaded_bytes"] == 0
+    assert "downloaded 300.7 kB" in first.communicate(timeout=patient(60))[0]
+    assert json.loads(second.communicate(timeout=patient(60))[0].splitlines()[-1])["downloaded_bytes"] == 0
     assert (first.returncode, second.returncode) == (0, 0)
     assert len(hub.asked("GET", "storage")) == 1
 

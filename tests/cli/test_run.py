@@ -22,6 +22,7 @@ from edgeagent.store.file_records import LastUse
 from edgeagent.store.names.catalog import builtin_model
 from tests.cli.conftest import StartStub
 from tests.client.daemon_stub import DaemonStub, sending, text_events
+from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +162,7 @@ def test_a_pipe_that_never_ends_is_refused(tmp_path: Path) -> None:
                 capture_output=True,
                 text=True,
                 env=environment,
-                timeout=60,
+                timeout=patient(60),
             )
         finally:
             endless.kill()

@@ -21,6 +21,7 @@ from websockets.sync.connection import Connection
 
 from edgeagent.conversation.store import FILE
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 
 MIB = 1 << 20
 
@@ -64,7 +65,7 @@ def canary(daemon: Daemon) -> Iterator[None]:
 def create(socket: Connection, **fields: Any) -> Iterator[dict[str, Any]]:
     socket.send(json.dumps({"type": "response.create", **fields}))
     while True:
-        event = json.loads(socket.recv(timeout=120))
+        event = json.loads(socket.recv(timeout=patient(120)))
         yield event
         if event["type"] in ("response.completed", "response.incomplete", "response.failed", "error"):
             return
@@ -77,7 +78,7 @@ def prefill(socket: Connection, **fields: Any) -> dict[str, Any]:
 
 def post(daemon: Daemon, **fields: Any) -> httpx.Response:
     body = {"generate": False, **fields}
-    return httpx.post(f"{daemon.url}/v1/responses", json=body, timeout=120)
+    return httpx.post(f"{daemon.url}/v1/responses", json=body, timeout=patient(120))
 
 
 def test_a_small_frame_refers_to_a_long_chain(attacked: Daemon) -> None:

@@ -82,12 +82,12 @@ def events(reply: httpx.Response) -> Any:
 def test_an_answer_in_the_background_is_resumed_and_a_conversation_continues_after_a_restart(tmp_path: Path) -> None:
     running = start_daemon(tmp_path / "state", "builtin")
     body = {"input": "Hello!", "background": True, "stream": True, "max_output_tokens": 24}
-    with httpx.stream("POST", f"{running.url}/v1/responses", json=body, timeout=90) as reply:
+    with httpx.stream("POST", f"{running.url}/v1/responses", json=body, timeout=patient(90)) as reply:
         stream = events(reply)
         first = [next(stream) for _ in range(3)]
     response_id, after = first[0]["response"]["id"], first[-1]["sequence_number"]
     url = f"{running.url}/v1/responses/{response_id}"
-    with httpx.stream("GET", f"{url}?stream=true&starting_after={after}", timeout=90) as reply:
+    with httpx.stream("GET", f"{url}?stream=true&starting_after={after}", timeout=patient(90)) as reply:
         rest = list(events(reply))
     # Deltas that follow each other may be joined, so the numbers need not be consecutive.
     numbers = [after, *(event["sequence_number"] for event in rest)]
@@ -101,7 +101,7 @@ def test_an_answer_in_the_background_is_resumed_and_a_conversation_continues_aft
     with connect(f"ws://127.0.0.1:{again.port}/v1/responses") as socket:
         sent = {"type": "response.create", "input": "And then?", "max_output_tokens": 4}
         socket.send(json.dumps({**sent, "background": True}))
-        assert json.loads(socket.recv(timeout=90))["error"]["param"] == "background"
+        assert json.loads(socket.recv(timeout=patient(90)))["error"]["param"] == "background"
         socket.send(json.dumps({**sent, "previous_response_id": response_id}))
-        assert json.loads(socket.recv(timeout=90))["type"] == "response.created"
+        assert json.loads(socket.recv(timeout=patient(90)))["type"] == "response.created"
     stop_daemon(again)

@@ -16,6 +16,7 @@ import pytest
 
 from edgeagent.runtime_file import TOKEN_FILE
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.patience import patient
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/kiosk.md").read_text()
 SECRET = "The visitor's name is Xanthippe Quill."
@@ -88,7 +89,7 @@ def talk(daemon: Daemon, token: str) -> None:
         "/api/chat": {"model": "builtin", "messages": [message], "stream": False, "options": {"num_predict": 4}},
     }
     for path, body in sent.items():
-        reply = httpx.post(f"{daemon.url}{path}", json=body, headers=headers, timeout=90)
+        reply = httpx.post(f"{daemon.url}{path}", json=body, headers=headers, timeout=patient(90))
         assert reply.status_code == 200, reply.text
 
 

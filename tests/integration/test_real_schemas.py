@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.conftest import Daemon
 from tests.integration.test_real_weights import running
+from tests.patience import patient
 from tests.smollm2 import MODEL
 
 MAX_TOKENS = 160
@@ -51,7 +52,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def _choice(daemon: Daemon, question: str, **fields: Any) -> dict[str, Any]:
     body = {"model": MODEL.stem, "messages": [{"role": "user", "content": question}], "temperature": 0}
     body |= {"max_tokens": MAX_TOKENS, **fields}
-    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(120), trust_env=False)
     assert reply.status_code == 200, reply.text
     choice: dict[str, Any] = reply.json()["choices"][0]
     return choice

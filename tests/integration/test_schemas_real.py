@@ -128,7 +128,7 @@ WIRES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("path", WIRES)
 def test_a_tool_that_cannot_be_followed_costs_no_answer(daemon: Daemon, path: str) -> None:
-    reply = httpx.post(daemon.url + path, json=WIRES[path], timeout=60)
+    reply = httpx.post(daemon.url + path, json=WIRES[path], timeout=patient(60))
     assert reply.status_code == 200, reply.text
     assert "set_timer" in reply.text
     assert TOLD in reply.headers["x-edgeagent-warning"]
@@ -137,7 +137,7 @@ def test_a_tool_that_cannot_be_followed_costs_no_answer(daemon: Daemon, path: st
 @pytest.mark.parametrize("path", list(WIRES)[:2])
 def test_a_strict_tool_that_cannot_be_followed_is_refused_by_name(daemon: Daemon, path: str) -> None:
     tools = _flat_tools(strict=True) if path == "/v1/responses" else _tools(strict=True)
-    reply = httpx.post(daemon.url + path, json=WIRES[path] | {"tools": tools}, timeout=60)
+    reply = httpx.post(daemon.url + path, json=WIRES[path] | {"tools": tools}, timeout=patient(60))
     assert reply.status_code == 400
     assert TOLD in reply.json()["error"]["message"]
 
@@ -165,14 +165,14 @@ FORMATS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("wire", FORMATS)
 def test_a_format_that_is_not_strict_costs_no_answer(daemon: Daemon, wire: str) -> None:
     body = {"messages": ASKED, "max_tokens": 4, **FORMATS[wire]}
-    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=60)
+    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(60))
     assert reply.status_code == 200, reply.text
     assert "`pattern` at #/properties/to cannot be followed" in reply.headers["x-edgeagent-warning"]
 
 
 def test_ollamas_format_costs_no_answer(daemon: Daemon) -> None:
     body = {"messages": ASKED, "stream": False, "format": MAIL["parameters"], "options": {"num_predict": 4}}
-    reply = httpx.post(f"{daemon.url}/api/chat", json={"model": "builtin", **body}, timeout=60)
+    reply = httpx.post(f"{daemon.url}/api/chat", json={"model": "builtin", **body}, timeout=patient(60))
     assert reply.status_code == 200, reply.text
     assert "`pattern` at #/properties/to cannot be followed" in reply.headers["x-edgeagent-warning"]
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.integration.conftest import Daemon, start_daemon
+from tests.patience import patient
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -38,13 +39,13 @@ def daemon(platform: str, tmp_path: Path) -> Iterator[Daemon]:
 
 def edgeagent(daemon: Daemon, *arguments: str) -> str:
     command = [sys.executable, "-m", "edgeagent", *arguments, "--state-dir", str(daemon.state_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def answer(daemon: Daemon) -> str:
-    said = httpx.post(f"{daemon.url}/v1/chat/completions", json=QUESTION, timeout=60)
+    said = httpx.post(f"{daemon.url}/v1/chat/completions", json=QUESTION, timeout=patient(60))
     assert said.status_code == 200, said.text
     text: str = said.json()["choices"][0]["message"]["content"]
     return text
@@ -58,17 +59,17 @@ def test_a_daemon_by_another_name_serves_and_recovers(daemon: Daemon) -> None:
     assert model["info"]["sandbox"] == [], "the branch for Linux was taken"
     worker = psutil.Process(daemon.worker_pid())
     worker.kill()
-    worker.wait(10)
+    worker.wait(patient(10))
     assert answer(daemon) == first
     assert edgeagent(daemon, "run", "Hello!", "--temperature", "0").strip() == first
     edgeagent(daemon, "stop")
-    assert daemon.process.wait(20) == 0, daemon.log.read_text()
+    assert daemon.process.wait(patient(20)) == 0, daemon.log.read_text()
 
 
 @pytest.mark.parametrize("platform", ["win32"], indirect=True)
 @pytest.mark.skipif(sys.platform != "linux", reason="the name is lent to Linux")
 def test_a_unix_socket_on_windows_is_refused_in_words(platform: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edgeagent", "serve", "--port", "0", "--unix", str(tmp_path / "socket")]
-    done = subprocess.run([*command, "--state-dir", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--state-dir", str(tmp_path)], capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == 2
     assert "no Unix sockets on Windows" in done.stderr

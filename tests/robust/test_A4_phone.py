@@ -15,6 +15,7 @@ import pytest
 
 from edgeagent.cli import main
 from edgeagent.runtime_file import find_daemon
+from tests.patience import patient
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def test_a_phone_gets_a_link_over_tls_and_its_qr_code(
         trusting = ssl.create_default_context(cafile=tls)
         trusting.check_hostname = False
         request = urllib.request.Request(url, headers={"Accept": "text/html"})
-        with urllib.request.urlopen(request, timeout=30, context=trusting) as page:
+        with urllib.request.urlopen(request, timeout=patient(30), context=trusting) as page:
             assert b"<title>edgeagent" in page.read()
 
 

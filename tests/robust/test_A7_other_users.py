@@ -25,7 +25,7 @@ import http.client, json, sys
 port, requests = int(sys.argv[1]), json.loads(sys.argv[2])
 answers = []
 for method, path, body, key in requests:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(30))
     headers = {"Content-Type": "application/json"} | ({"Authorization": "Bearer " + key} if key else {})
     connection.request(method, path, None if body is None else json.dumps(body), headers)
     answer = connection.getresponse()

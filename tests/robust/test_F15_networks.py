@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.patience import patient
+
 # A network of one machine in its own namespace: the remote's address is added and removed.
 ALONE = """
 import asyncio, subprocess, sys
@@ -138,6 +140,6 @@ def run_alone(program: str) -> str:
     if subprocess.run([unshare, "-rn", "ip", "link", "set", "lo", "up"], capture_output=True).returncode:
         pytest.skip("no network namespaces here")
     command = [unshare, "-rn", sys.executable, "-c", program, program]
-    inside = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    inside = subprocess.run(command, capture_output=True, text=True, timeout=patient(90))
     assert not inside.returncode, inside.stderr
     return inside.stdout

@@ -24,6 +24,7 @@ from edgeagent.router.checkup import MAX_ANSWER_BYTES, check
 from edgeagent.types import RouteMode
 from tests.backends.remote.certificates import Authority, server_context
 from tests.backends.remote.fault_server import Act, FaultServer, Script, faults, free_port, half, models, plain
+from tests.patience import patient
 
 CHAT = {"choices": [{"message": {"content": "Hi"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
 LISTED = {"/v1/models": models("big", "small")}
@@ -114,7 +115,7 @@ async def test_each_stage_is_timed_for_itself(tmp_path: Path, monkeypatch: pytes
 async def test_no_connection_is_left_open(tmp_path: Path) -> None:
     async with faults(said(CHAT), gets=LISTED) as server:
         await checked(tmp_path, server.url)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patient(5)):
             # Listing the system's connections has no event to wait for.
             while any(  # noqa: ASYNC110
                 each.raddr and each.raddr.port == server.port for each in psutil.Process().net_connections()

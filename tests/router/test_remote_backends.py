@@ -51,6 +51,7 @@ from edgeagent.types import (
 from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, usage
+from tests.patience import patient
 from tests.router.test_routed_request import Answer, Place, run
 
 ASKED = GenerateRequest("r1", "fake", ChatPrompt((Message("user", "canary"),)))
@@ -142,7 +143,7 @@ async def test_a_remote_that_is_withdrawn_is_cut_off_and_the_answer_goes_on_here
                 remove_remote(tmp_path, "gpu")
         assert answered.text == "one two three four"
         assert answered.end.timings.route == "local"
-        await asyncio.wait_for(far.posts[0].left.wait(), 5)
+        await asyncio.wait_for(far.posts[0].left.wait(), patient(5))
 
 
 async def test_an_answer_that_lost_its_network_goes_on_here_though_nothing_else_is_asked(
@@ -156,7 +157,7 @@ async def test_an_answer_that_lost_its_network_goes_on_here_though_nothing_else_
     async with faults(far_stream) as far, router_at(tmp_path, local, route="prefer_remote") as router:
         add_remote(tmp_path, remote(far.url, limits=PATIENT))
         answered = Answer()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patient(20)):
             async for step in steps_of(router.generate, ASKED):
                 answered.deltas += step.deltas
                 if answered.text == "one two":
@@ -184,7 +185,7 @@ async def test_a_daemon_without_a_model_of_its_own_asks_its_remotes_what_they_se
         assert router.models.default() == NO_MODEL and router.models.statuses() == []
         async with faults(stream(answer("hi")), gets={"/v1/models": models("fake")}) as far:
             add_remote(tmp_path, remote(far.url, models={}))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(patient(10)):
                 while router.models.default() != "fake":  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert (await run(router, wanted=ASKED)).text == "hi"  # type: ignore[arg-type]

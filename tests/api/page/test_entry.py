@@ -18,6 +18,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, clients, ensure_token, remove_client
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
+from tests.patience import patient
 
 
 class Page:
@@ -175,6 +176,6 @@ async def test_the_sockets_of_a_removed_browser_end(tmp_path: Path, daemon: Runn
     url = daemon.url.replace("http", "ws") + "/v1/responses"
     async with connect(url, origin=Origin(daemon.url), subprotocols=protocols) as socket:
         remove_client(tmp_path, clients(tmp_path)[0].label)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(patient(30)):
             await socket.wait_closed()
         assert socket.close_code == 1008

@@ -29,6 +29,7 @@ from tests.api.realtime.realtime_client import check_event, kinds, message
 from tests.api.serving import serve
 from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import running
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -137,7 +138,10 @@ async def test_the_runner_of_openai_agents_calls_its_tools_and_gets_the_answer(b
     runner = RealtimeRunner(RealtimeAgent(name="timer", tools=[set_timer]), config={"model_settings": settings})
     async with running(backend) as daemon:
         url = f"ws://127.0.0.1:{daemon.port}/v1/realtime"
-        async with await runner.run(model_config={"api_key": "unused", "url": url}) as session, asyncio.timeout(30):
+        async with (
+            await runner.run(model_config={"api_key": "unused", "url": url}) as session,
+            asyncio.timeout(patient(30)),
+        ):
             await session.send_message("Set a timer for 5 minutes.")
             num_ends = 0
             async for event in session:

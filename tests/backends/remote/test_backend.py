@@ -48,6 +48,7 @@ from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, cut, usage
 from tests.backends.remote.support import KEY, REQUEST, Clock, Rows, ask, backend, permit, until
+from tests.patience import patient
 
 
 async def test_an_answer() -> None:
@@ -157,7 +158,7 @@ async def test_a_cancel_is_polite() -> None:
         assert last.deltas[-1].usage.num_output_tokens == 1  # type: ignore[union-attr]
         with pytest.raises(StopAsyncIteration):
             await anext(steps)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patient(5)):
             await server.asked[0].left.wait()
         remote.cancel("unknown")
     assert rows.outcomes == ["cancelled"]
@@ -170,7 +171,7 @@ async def test_a_cancel_before_anything_came() -> None:
         remote.cancel(REQUEST.id)
         got = await running
         assert [type(delta).__name__ for delta in got.deltas] == ["Finished"]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patient(5)):
             await server.asked[0].left.wait()
 
 
@@ -179,7 +180,7 @@ async def test_closing_the_generator_stops_the_remote() -> None:
     async with faults(half(chunk({"content": "One"}), Act.STALL)) as server, backend(server.url, ledger=rows) as remote:
         async with aclosing(steps_of(remote.generate, REQUEST, permit())) as steps:
             await anext(steps)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patient(5)):
             await server.asked[0].left.wait()
         assert remote.status().num_live == 0
     assert rows.outcomes == ["cancelled"]
@@ -198,7 +199,7 @@ async def test_withdrawn_leave_cuts_running_streams() -> None:
             assert "the owner removed" in got.error.message
             assert got.error.num_delivered_tokens == 1
         for asked in server.asked:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(patient(5)):
                 await asked.left.wait()
     assert rows.outcomes == ["withdrawn"] * 3
 

@@ -33,6 +33,7 @@ from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import HEAD, Act, Script, chunked, faults, free_port, half, plain, stream
 from tests.backends.remote.streams import DONE, OVERLOADED, ROLE, answer, chunk, event
 from tests.backends.remote.support import REQUEST, Answer, Clock, Rows, ask, backend, permit, probe, until
+from tests.patience import patient
 
 SHORT = Limits(max_concurrent=64, connect_s=0.3, first_token_s=0.3, idle_s=0.3, total_s=5.0)
 CREATED = event({"type": "response.created", "response": {}}, "response.created")
@@ -93,7 +94,7 @@ async def test_no_content_in_time(script: Script) -> None:
     async with faults(script) as server, backend(server.url, limits=SHORT) as remote:
         failed(await ask(remote), "no content within 0.3 s")
         assert len(server.asked) == 1, "an endpoint that hangs is not asked again"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patient(5)):
             await server.asked[0].left.wait()
         assert remote.estimate(REQUEST).obstacle == "unreachable"
         failed(await ask(remote, id="later"), "none of its endpoints")

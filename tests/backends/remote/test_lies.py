@@ -31,6 +31,7 @@ from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, event, read
 from tests.backends.remote.support import KEY, REQUEST, ask, backend, permit, probe
+from tests.patience import patient
 
 MOST = Usage(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)
 
@@ -192,7 +193,7 @@ async def test_a_remote_that_goes_on_is_told_to_stop() -> None:
     endless = half(ROLE, *(chunk({"content": "a"}) for _ in range(30)), Act.STALL)
     async with faults(endless) as server, backend(server.url) as remote:
         assert (await ask(remote, max_tokens=20)).num_tokens == 20
-        await asyncio.wait_for(server.posts[0].left.wait(), 10)
+        await asyncio.wait_for(server.posts[0].left.wait(), patient(10))
 
 
 @pytest.mark.parametrize(

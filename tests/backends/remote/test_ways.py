@@ -24,6 +24,7 @@ from tests.backends.remote.certificates import Authority, Certificate, server_co
 from tests.backends.remote.fault_server import Act, FaultServer, faults, free_port, half, models, plain, stream
 from tests.backends.remote.streams import answer, chunk
 from tests.backends.remote.support import REQUEST, Clock, Rows, ask, backend, permit, until
+from tests.patience import patient
 
 
 class Proxy:
@@ -124,7 +125,7 @@ def test_the_daemons_own_loop(authority: Authority, good: Certificate) -> None:
                 await asyncio.sleep(0.02)
                 remote.cancel("two")
                 assert (await running).text == "One"
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(patient(5)):
                     await server.asked[1].left.wait()
             async with backend(server.url, tls=Tls(ca_file=tls.ca_file, pin="0" * 64)) as wrong:
                 assert "pinned" in str((await ask(wrong)).error)
@@ -153,7 +154,7 @@ async def test_another_network(monkeypatch: pytest.MonkeyPatch) -> None:
         assert server.num_connections == 2
         assert (await anext(steps)).deltas[0].text == "Two"  # type: ignore[union-attr]
         await steps.aclose()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(patient(5)):
             await server.asked[0].left.wait()
 
 

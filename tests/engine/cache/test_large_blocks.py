@@ -20,6 +20,7 @@ from edgeagent.engine.sequence import Sequence, SequenceSpec
 from tests.engine.cache.disk.stores import SECRET, SteppedStore, make_disk
 from tests.engine.support import greedy, naive
 from tests.fakes import FakeRunner
+from tests.patience import patient
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -90,7 +91,7 @@ class Life:
 
     def end(self) -> None:
         self.engine.close()
-        self.thread.join(60)
+        self.thread.join(patient(60))
         assert not self.thread.is_alive()
 
 

@@ -22,6 +22,7 @@ from edgeagent.types import MemoryKind, replace
 from edgeagent.worker.child.generator.side_context import LlamaSideContext, side_contexts
 from tests.conftest import TinyModel
 from tests.models import make_tiny_model
+from tests.patience import patient
 
 LIMIT = 512
 CONFIG = EngineConfig(ctx=1024, threads=1, parallel=4, batch=128, flash_attention="on")
@@ -118,7 +119,7 @@ def test_a_side_context_has_the_numbers_of_the_main_one(
         side = open_side(runner, config, [20] * length)
         side.resume()
         while not side.is_over:
-            side.wait(10)
+            side.wait(patient(10))
             side.take()
         side.close()
         params = made.pop()
@@ -143,7 +144,7 @@ def test_a_prompt_in_a_side_context_gives_the_logits_of_the_main_one(
     side.resume()
     end = 0
     while end < 240:
-        side.wait(10)
+        side.wait(patient(10))
         for chunk in side.take():
             assert runner.restore(0, chunk.payload, chunk.end)
             end = chunk.end

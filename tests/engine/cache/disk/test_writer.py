@@ -28,6 +28,7 @@ from tests.engine.cache.disk.stores import (
     make_chain,
     make_store,
 )
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -285,7 +286,7 @@ def test_on_its_thread(tmp_path: Path) -> None:
     for block in chain:
         threaded.store.offer(block, Importance.NORMAL)
     threaded.store.close()
-    threaded.thread.join(10)
+    threaded.thread.join(patient(10))
     assert not threaded.thread.is_alive()
     later = make_store(tmp_path / "cache")
     later.open()
@@ -303,7 +304,7 @@ def test_it_leaves_the_processor_to_those_who_compute_and_ends_soon_all_the_same
         time.sleep(0.005)
     assert threaded.store.num_bytes(other.key) is None  # it rests a hundred times as long as it worked
     threaded.store.close()
-    threaded.thread.join(10)
+    threaded.thread.join(patient(10))
     assert threaded.store.num_written == 2
 
 
@@ -357,7 +358,7 @@ def test_a_bug_ends_the_store_and_nothing_else(tmp_path: Path, capsys: pytest.Ca
     assert "a bug" in threaded.store.trouble
     threaded.store.offer(make_chain(1, seed=1)[0], Importance.SYSTEM)
     threaded.store.close()
-    threaded.thread.join(10)
+    threaded.thread.join(patient(10))
     assert threaded.store.stats().num_dropped == 1
     assert "RuntimeError" in capsys.readouterr().err
 

@@ -144,15 +144,12 @@ def test_a_pause_does_not_wait_for_the_context_to_be_made(model: Model) -> None:
     may_open = threading.Event()
 
     def open_slowly() -> LlamaRunner:
-        assert may_open.wait(patient(10))
+        assert may_open.wait(patient(10))  # a pause that waits for it fails here
         return open_runner(model)
 
     side = LlamaSideContext(open_slowly, TOKENS, 0, CHUNK)
     side.resume()
-    time.sleep(0.05)
-    started_s = time.monotonic()
     side.pause()
-    assert time.monotonic() - started_s < 0.5
     may_open.set()
     time.sleep(0.1)
     assert not side.take() and not side.is_over
