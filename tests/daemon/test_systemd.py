@@ -73,7 +73,7 @@ def test_the_first_request_starts_a_daemon_that_tells_its_state(tmp_path: Path) 
         unix.listen()
         port = listener.getsockname()[1]
         state = tmp_path / "state"
-        flags = ["builtin", "--port", str(port), "--state-dir", str(state)]
+        flags = ["builtin", "--flash-attention", "off", "--port", str(port), "--state-dir", str(state)]
         # A client that comes before the daemon waits in the queue of the socket.
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(60))
         client.request("GET", "/version")

@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import re
 import ssl
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.runtime_file import find_daemon
 from tests.patience import patient
-
-
-@contextmanager
-def serving(state_dir: Path, *flags: str) -> Iterator[None]:
-    command = [sys.executable, "-m", "edgeagent", "serve", "--port", "0", "--state-dir", str(state_dir), *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as daemon:
-        assert daemon.stdout is not None
-        try:
-            next(line for line in daemon.stdout if " listening on " in line)
-            yield
-        finally:
-            daemon.terminate()
-            daemon.communicate()
+from tests.robust.fake_serve import serving
 
 
 def test_a_phone_gets_a_link_over_tls_and_its_qr_code(
     certificate: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tls, key = map(str, certificate)
-    with serving(tmp_path, "--host", "0.0.0.0", "--tls-certificate", tls, "--tls-key", key):
-        found = find_daemon(tmp_path)
-        assert found is not None
+    with serving(tmp_path / "s", "--host", "0.0.0.0", "--tls-certificate", tls, "--tls-key", key) as daemon:
+        found = daemon.runtime
         if not found.network_urls:
             pytest.skip("this machine has no address that others could reach")
-        assert main(["open", "--phone", "--state-dir", str(tmp_path)]) == 0
+        assert main(["open", "--phone", "--state-dir", str(daemon.state_dir)]) == 0
         url, *code = capsys.readouterr().out.splitlines()
         assert url.startswith(f"{found.network_urls[0]}/#") and found.network_urls[0].startswith("https://")
         assert len(code) > 10 and len({len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in code}) == 1, "a square"
@@ -58,10 +40,9 @@ def test_a_phone_gets_a_link_over_tls_and_its_qr_code(
 def test_a_phone_gets_no_link_otherwise(
     flags: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with serving(tmp_path, *flags):
-        found = find_daemon(tmp_path)
-        if flags and not (found and found.network_urls):
+    with serving(tmp_path / "s", *flags) as daemon:
+        if flags and not daemon.runtime.network_urls:
             pytest.skip("this machine has no address that others could reach")
-        assert main(["open", "--phone", "--state-dir", str(tmp_path)]) != 0
+        assert main(["open", "--phone", "--state-dir", str(daemon.state_dir)]) != 0
     captured = capsys.readouterr()
     assert said in captured.err and captured.out == ""
