@@ -49,6 +49,8 @@ demo: runtime
 
 # The tests start hundreds of Python processes: compiled modules are kept, even where the environment says not to.
 test: export PYTHONDONTWRITEBYTECODE :=
+# The order of a set of texts is the same in each run.
+test: export PYTHONHASHSEED := 0
 # pytest comes last: continuous integration reads its closing line. Types are checked beside it, since tests are collected
 # by one process; errors are printed behind the tests.
 test: setup

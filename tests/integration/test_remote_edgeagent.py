@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from edgeagent.remotes.file import remove_remote
@@ -200,8 +201,14 @@ def test_without_the_key_of_the_second_nothing_comes(pair: Pair) -> None:
     assert asked.status_code == 401
 
 
+def killing(daemon: Daemon) -> Callable[[], None]:
+    """Return a function that kills the worker at once, before it has computed a long answer to its end."""
+    worker = psutil.Process(daemon.worker_pid())
+    return worker.kill
+
+
 def test_an_answer_goes_on_when_its_worker_is_killed(allowed: Pair, undisturbed: str) -> None:
-    heard = chat(allowed.home, PROMPT, LONG, edgeagent=LOCAL_FIRST, then=allowed.home.kill_worker)
+    heard = chat(allowed.home, PROMPT, LONG, edgeagent=LOCAL_FIRST, then=killing(allowed.home))
     assert heard.text == undisturbed and heard.finish_reason == "length"
     assert len(heard.ids) == 1
     assert heard.told_first["served_by"] == "local"
@@ -219,7 +226,7 @@ def test_what_is_local_only_opens_no_connection(pair: Pair, undisturbed: str) ->
         with remote(pair, url, "--model", f"{LOCAL_NAME}=m", "--model", "elsewhere=m"):
             with pytest.raises(AssertionError, match="local_unavailable"):
                 chat(pair.home, PROMPT, SHORT, edgeagent=LOCAL_ONLY, model="elsewhere")
-            heard = chat(pair.home, PROMPT, LONG, edgeagent=LOCAL_ONLY, then=pair.home.kill_worker)
+            heard = chat(pair.home, PROMPT, LONG, edgeagent=LOCAL_ONLY, then=killing(pair.home))
             assert heard.text == undisturbed
             with pytest.raises(BlockingIOError):
                 listening.accept()
@@ -255,10 +262,11 @@ def test_a_process_that_is_stopped_is_not_waited_for(poor: tuple[Daemon, Path]) 
 
 def test_an_answer_goes_on_although_the_file_has_gone(poor: tuple[Daemon, Path], undisturbed: str) -> None:
     daemon, model = poor
+    kill = killing(daemon)
 
     def lose() -> None:
         model.unlink()
-        daemon.kill_worker()
+        kill()
 
     heard = chat(daemon, PROMPT, LONG, edgeagent=LOCAL_FIRST, then=lose)
     assert heard.text == undisturbed and heard.finish_reason == "length"
