@@ -204,7 +204,7 @@ def test_without_the_key_of_the_second_nothing_comes(pair: Pair) -> None:
 def killing(daemon: Daemon) -> Callable[[], None]:
     """Return a function that kills the worker at once, before it has computed a long answer to its end."""
     worker = psutil.Process(daemon.worker_pid())
-    return worker.kill
+    return lambda: worker.kill()
 
 
 def test_an_answer_goes_on_when_its_worker_is_killed(allowed: Pair, undisturbed: str) -> None:

@@ -269,7 +269,8 @@ async def test_work_stops_when_its_client_leaves(
 ) -> None:
     before = await client.responses.create(model="builtin", input="Hello!", temperature=0)
     prompt = STORY if is_decoding else "The kiosk by the door sells maps and tickets. " * 100
-    socket = await connect(f"ws://127.0.0.1:{daemon.port}/v1/responses")
+    # With a full queue, the client would not read the daemon's end of the close.
+    socket = await connect(f"ws://127.0.0.1:{daemon.port}/v1/responses", max_queue=None)
     await socket.send(json.dumps({"type": "response.create", "input": prompt, **ENDLESS}))
     wanted = "response.output_text.delta" if is_decoding else "response.created"
     while json.loads(await socket.recv())["type"] != wanted:

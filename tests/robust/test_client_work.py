@@ -573,9 +573,19 @@ class Canary:
                         self.errors.append(line.decode())
 
 
+# It gives memory back sooner than usual, since each member waits for that.
+PROGRAM = """
+import sys
+from edgeagent import freed_memory
+from edgeagent.cli import main
+freed_memory.DELAY_S, freed_memory.AGAIN_S = 0.1, 0.5
+sys.exit(main())
+"""
+
+
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    running = start_daemon(tmp_path_factory.mktemp("work") / "state", "builtin")
+    running = start_daemon(tmp_path_factory.mktemp("work") / "state", "builtin", program=("-c", PROGRAM))
     yield running
     stop_daemon(running)
 
