@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -93,6 +94,14 @@ def _recorded(init: Callable[..., None], opened: list[Any]) -> Callable[..., Non
         opened.append(self)
 
     return call
+
+
+@pytest.fixture
+def unused_tcp_port() -> Iterator[int]:
+    """A port that refuses connections. It stays bound, so that no other process listens there meanwhile."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from edgeagent.remotes.file import RemotesFile
 from edgeagent.router.checkup import MAX_ANSWER_BYTES, check
 from edgeagent.types import RouteMode
 from tests.backends.remote.certificates import Authority, server_context
-from tests.backends.remote.fault_server import Act, FaultServer, Script, faults, free_port, half, models, plain
+from tests.backends.remote.fault_server import Act, FaultServer, Script, closed_port, faults, half, models, plain
 from tests.patience import patient
 
 CHAT = {"choices": [{"message": {"content": "Hi"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}
@@ -243,7 +243,7 @@ async def test_a_remote_that_hangs_is_left_after_the_limit(tmp_path: Path) -> No
 
 async def test_each_endpoint_is_tried_whatever_comes_of_the_others(tmp_path: Path) -> None:
     async with faults(said(CHAT), gets=LISTED) as server:
-        nobody, good = await checked(tmp_path, f"http://127.0.0.1:{free_port()}/v1", server.url)
+        nobody, good = await checked(tmp_path, f"http://127.0.0.1:{closed_port()}/v1", server.url)
     assert nobody["problem"].startswith("no connection: ") and nobody["name_s"] is None
     assert (nobody["models"], nobody["model"]) == ((), "")
     assert good["problem"] == "" and good["model"] == "big"

@@ -200,7 +200,11 @@ async def faults(
         await asyncio.sleep(0)
 
 
-def free_port() -> int:
-    """Return a port that is not in use."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+_RESERVED: list[socket.socket] = []
+
+
+def closed_port() -> int:
+    """Return a port that refuses connections. It stays bound, so that no other process listens there."""
+    _RESERVED.append(socket.socket())
+    _RESERVED[-1].bind(("127.0.0.1", 0))
+    return int(_RESERVED[-1].getsockname()[1])

@@ -30,7 +30,7 @@ from edgeagent.errors import (
 from edgeagent.remotes import Key, Limits
 from edgeagent.types import replace
 from tests.backends.reading import steps_of
-from tests.backends.remote.fault_server import HEAD, Act, Script, chunked, faults, free_port, half, plain, stream
+from tests.backends.remote.fault_server import HEAD, Act, Script, chunked, closed_port, faults, half, plain, stream
 from tests.backends.remote.streams import DONE, OVERLOADED, ROLE, answer, chunk, event
 from tests.backends.remote.support import REQUEST, Answer, Clock, Rows, ask, backend, permit, probe, until
 from tests.patience import patient
@@ -52,14 +52,14 @@ def failed(got: Answer, said: str, num_tokens: int = 0, kind: type[EdgeAgentErro
 
 async def test_a_refused_connection() -> None:
     rows = Rows()
-    async with backend(f"http://127.0.0.1:{free_port()}/v1", ledger=rows) as remote:
+    async with backend(f"http://127.0.0.1:{closed_port()}/v1", ledger=rows) as remote:
         failed(await ask(remote), "no connection")
     assert rows.outcomes == ["unreachable", "unreachable"]
 
 
 async def test_a_refused_connection_costs_no_try() -> None:
     """A refused connection sent nothing, so every other endpoint may be tried."""
-    dead = [f"http://127.0.0.1:{free_port()}/v1" for _ in range(4)]
+    dead = [f"http://127.0.0.1:{closed_port()}/v1" for _ in range(4)]
     async with faults(stream(answer("a"))) as server, backend(*dead, server.url) as remote:
         for number in range(3):
             assert (await ask(remote, id=f"r{number}")).text == "a"

@@ -21,7 +21,7 @@ from edgeagent.remotes import EndpointConfig, Remote, Tls
 from edgeagent.types import Permit, ProbePermit, RouteMode
 from tests.backends.reading import steps_of
 from tests.backends.remote.certificates import Authority, Certificate, server_context
-from tests.backends.remote.fault_server import Act, FaultServer, faults, free_port, half, models, plain, stream
+from tests.backends.remote.fault_server import Act, FaultServer, closed_port, faults, half, models, plain, stream
 from tests.backends.remote.streams import answer, chunk
 from tests.backends.remote.support import REQUEST, Clock, Rows, ask, backend, permit, until
 from tests.patience import patient
@@ -103,7 +103,7 @@ async def test_a_proxy_that_refuses(authority: Authority, good: Certificate) -> 
 
 async def test_the_environment_names_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port()}")
     async with faults(stream(answer("a"))) as server, backend(server.url) as remote:
         assert (await ask(remote)).text == "a"
 
@@ -129,7 +129,7 @@ def test_the_daemons_own_loop(authority: Authority, good: Certificate) -> None:
                     await server.asked[1].left.wait()
             async with backend(server.url, tls=Tls(ca_file=tls.ca_file, pin="0" * 64)) as wrong:
                 assert "pinned" in str((await ask(wrong)).error)
-        async with backend(f"http://127.0.0.1:{free_port()}/v1") as nobody:
+        async with backend(f"http://127.0.0.1:{closed_port()}/v1") as nobody:
             assert "no connection" in str((await ask(nobody)).error)
 
     uvloop.run(run())
@@ -188,7 +188,7 @@ async def test_connections_are_renewed_after_each_sleep_and_at_no_other_time(mon
     """The clocks differ by the sum of all sleeps, so only growth of the difference shows a new sleep."""
     lags_s = iter([1000.0, 1000.0, 1000.1, 1060.0, 1060.0])
     monkeypatch.setattr(transport, "lag_s", lambda: next(lags_s))
-    url = f"http://127.0.0.1:{free_port()}/v1"
+    url = f"http://127.0.0.1:{closed_port()}/v1"
     kept = transport.Transport(Remote("kept", (EndpointConfig(url),)), url, transport.tls_context(Tls()))
     assert [kept.renew_if_network_changed() for _ in range(4)] == [False, False, True, False]
 
