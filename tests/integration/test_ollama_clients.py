@@ -180,7 +180,7 @@ class TestLangChain:
 
         async with langchain(ChatOllama, daemon, num_predict=40) as model:
             structured = model.with_structured_output(Timer, method="json_schema", include_raw=True)
-            raw = (await structured.ainvoke("Five minutes."))["raw"]  # type: ignore[index]
+            raw = (await structured.ainvoke("Five minutes."))["raw"]
         check_timer(raw.content, raw.response_metadata["done_reason"])
 
     async def test_a_plain_prompt(self, daemon: Daemon) -> None:
