@@ -46,7 +46,8 @@ class Reply:
     `answer` holds the result so far, and `rounds` the answers whose calls are answered. If the connection is lost
     before the daemon begins to answer, the client reconnects and sends the request again. If the connection is lost
     later, the error is raised, since delivered events cannot be taken back; only a response in the background goes on.
-    After the terminal event of a failed response, the iterator raises the response's error.
+    After the terminal event of a failed response, the iterator raises the response's error. Tasks that iterate at once
+    share the events: each event goes to one of them.
     """
 
     def __init__(
@@ -65,12 +66,19 @@ class Reply:
         self._is_sent = False
         self._is_cancelled = False
         self._background: Background | None = None
+        self._iterating = OneReader()
         self._background_reader = OneReader()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Received:
+        # Otherwise two tasks could both send the request, or both run the functions.
+        while (event := await self._iterating.read(self._iterate)) is None:
+            pass
+        return event
+
+    async def _iterate(self) -> Received:
         while True:
             if self.answer.is_finished:
                 if self.answer.error is not None:

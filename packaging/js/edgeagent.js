@@ -303,6 +303,7 @@ export class Reply {
   #turn = null;
   #background = null;
   #isCancelled = false;
+  #lastRead = Promise.resolve();
 
   constructor(client, request, functions, maxRounds) {
     this.request = request;
@@ -311,7 +312,20 @@ export class Reply {
     this.#maxRounds = maxRounds;
   }
 
+  // Readers at once share the events: each event goes to one of them.
   async *[Symbol.asyncIterator]() {
+    for (;;) {
+      // Otherwise two readers could both send the request, or both run the functions.
+      const read = this.#lastRead.then(() => this.#read());
+      this.#lastRead = read.catch(() => undefined);
+      const event = await read;
+      if (!event) return;
+      yield event;
+    }
+  }
+
+  // Returns the next event; nothing at the end.
+  async #read() {
     for (;;) {
       if (this.answer.isFinished) {
         if (this.answer.error) throw this.answer.error;
@@ -319,7 +333,7 @@ export class Reply {
       }
       const event = await this.#nextEvent();
       // What comes after a cancel is only added to the answer.
-      if (event && !this.#isCancelled) yield event;
+      if (event && !this.#isCancelled) return event;
     }
   }
 

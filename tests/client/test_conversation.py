@@ -186,3 +186,28 @@ async def test_a_reply_that_is_cancelled_while_a_function_runs_asks_no_more() ->
         reply = client.respond("Wait", tools=[wait])
         assert (await reply.finish()).response_id == "resp_1"
     assert len(stub.received) == 1
+
+
+async def test_tasks_that_read_one_reply_run_its_functions_once() -> None:
+    calls: list[str] = []
+
+    async def note() -> str:
+        """Note."""
+        calls.append("note")
+        await asyncio.sleep(0)  # the other task runs
+        return "noted"
+
+    script = [sending(call_events("resp_1", "call_1", "note", "{}")), sending(text_events("resp_2", "Done.", " Bye."))]
+    async with running_stub(*script) as stub, connect(stub.url) as client:
+        reply = client.respond("Note it", tools=[note])
+        parts: list[list[str]] = [[], []]
+
+        async def read(into: list[str]) -> None:
+            async for event in reply:
+                into.append(event["type"])
+
+        await asyncio.gather(*map(read, parts))
+        assert reply.answer.text == "Done. Bye."
+    # Each event goes to one of the tasks, and the requests are sent once.
+    assert len(stub.received) == 2 and calls == ["note"]
+    assert sorted(parts[0] + parts[1]).count("response.completed") == 2
