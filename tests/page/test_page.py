@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,7 @@ async def test_how_an_answer_looks(visit: Visit, backend: FakeBackend, size: tup
     await visit.tab.wait_for_selector(".code pre code")
     assert await visit.tab.inner_text(".markdown strong") == "100 °C"
     assert [await each.inner_text() for each in await visit.tab.query_selector_all("summary")] == [
-        *("System prompt", "Reasoning"),
+        *("Settings", "Reasoning"),
         "Tool call: look_up",
     ]
     link = await visit.tab.query_selector(".markdown a")
@@ -158,11 +159,22 @@ async def test_stop_regenerate_and_branches(visit: Visit, backend: FakeBackend) 
     await visit.tab.click("[aria-label='Earlier branch']")
     assert await visit.tab.inner_text(".user") == "question"
     assert await visit.tab.inner_text(".markdown") == "another answer"
+    # With the keyboard alone: the button keeps the focus, and what replaces a button gets it.
+    focused = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
+    assert await visit.tab.evaluate(focused) == "Earlier branch"
+    await visit.tab.keyboard.press("Enter")
+    await visit.tab.wait_for_function("() => document.querySelector('.count').textContent === '1 of 3'")
+    assert await visit.tab.evaluate(focused) == "Conversation"
+    await visit.tab.focus("text=Regenerate")
+    await visit.tab.keyboard.press("Enter")
+    await visit.tab.wait_for_function("() => document.querySelector('.count').textContent === '4 of 4'")
+    assert await visit.tab.evaluate(focused) == "Conversation"
+    await visit.ended(1)
 
 
 async def test_the_prompt_is_computed_while_one_types(visit: Visit, backend: FakeBackend) -> None:
     await visit.enter()
-    await visit.tab.click("text=System prompt")
+    await visit.tab.click("text=Settings")
     await visit.tab.fill("#instructions", "Be brief.")
     await visit.tab.type("#message", "turn on the light")
     await backend.until(lambda backend: any(request.prefill_only for request in backend.requests))
@@ -176,6 +188,105 @@ async def test_the_prompt_is_computed_while_one_types(visit: Visit, backend: Fak
     ]
     # What was computed while typing is no conversation.
     assert len(await visit.tab.query_selector_all("#list .entry")) == 1
+
+
+async def chosen_preset(tab: Any) -> str:
+    name: str = await tab.evaluate("document.querySelector('#preset').value")
+    return name
+
+
+async def test_presets(visit: Visit, backend: FakeBackend, tmp_path: Path) -> None:
+    tab = visit.tab
+    await visit.enter()
+    # By keyboard, as with a screen reader: every control has a name.
+    await tab.get_by_text("Settings").focus()
+    await tab.keyboard.press("Enter")
+    await tab.get_by_label("System prompt").fill("Answer like a pirate.")
+    await tab.get_by_label("Temperature").fill("0.25")
+    await tab.get_by_label("Longest answer").fill("7")
+    await tab.get_by_label("Name", exact=True).fill("Pirate")
+    await tab.keyboard.press("Enter")
+    await tab.wait_for_function("() => document.querySelector('#said').textContent.includes('Pirate is saved')")
+    assert await tab.is_visible("#said") and await chosen_preset(tab) == "Pirate"
+    assert await faults_of_access(visit) == []
+    await visit.shot("presets")
+    await visit.say("hello")
+    await visit.ended(1)
+    asked = backend.requests[-1]
+    assert [(each.role, each.content) for each in asked.prompt.messages] == [  # type: ignore[union-attr]
+        ("system", "Answer like a pirate."),
+        ("user", "hello"),
+    ]
+    assert (asked.sampling.temperature, asked.sampling.top_p, asked.max_tokens) == (0.25, None, 7)
+
+    # Another window has the preset too, and the conversation the settings that it was made with.
+    other = await tab.context.new_page()
+    await other.goto(visit.daemon.url)
+    await other.click("#list .entry")
+    await other.wait_for_selector(".turn")
+    assert await chosen_preset(other) == "Pirate"
+    await other.click("text=Settings")
+    await other.get_by_label("Top p").fill("0.5")
+    await other.get_by_label("Top p").blur()
+    assert await chosen_preset(other) == ""
+    await other.get_by_label("Name", exact=True).fill("Calm")
+    await other.click("text=Save preset")
+    await tab.wait_for_function("() => document.querySelector('#preset').options.length === 3")
+    await other.close()
+
+    # A new conversation begins with the preset that was chosen last; one that is chosen replaces all settings.
+    await tab.get_by_role("combobox", name="Preset", exact=True).select_option("None")
+    assert await tab.input_value("#instructions") == "" and await tab.get_by_label("Temperature").input_value() == ""
+    await tab.get_by_role("combobox", name="Preset", exact=True).select_option("Calm")
+    await tab.click("#new")
+    assert await tab.get_by_label("Top p").input_value() == "0.5"
+    # What the daemon would refuse is not sent.
+    await tab.get_by_label("Temperature").fill("3")
+    await tab.fill("#message", "hi")
+    await tab.press("#message", "Enter")
+    assert await tab.input_value("#message") == "hi"
+    assert await tab.evaluate("document.activeElement.name") == "temperature"
+
+    async with tab.expect_download() as started:
+        await tab.click("text=Export presets")
+    path = tmp_path / "presets.json"
+    await (await started.value).save_as(path)
+    exported = json.loads(await asyncio.to_thread(path.read_text))
+    pirate = {"instructions": "Answer like a pirate.", "temperature": 0.25, "max_output_tokens": 7}
+    assert exported == {
+        "format": "edgeagent-presets-1",
+        "presets": [{"name": "Calm", **pirate, "top_p": 0.5}, {"name": "Pirate", **pirate}],
+    }
+    await tab.get_by_role("combobox", name="Preset", exact=True).select_option("Pirate")
+    await tab.click("text=Delete preset")
+    await tab.wait_for_function("() => document.querySelector('#preset').options.length === 2")
+    assert await tab.evaluate("document.activeElement.id") == "preset"
+    await tab.set_input_files("#presets-file", str(path))
+    await tab.wait_for_function("() => document.querySelector('#said').textContent === '2 presets are imported.'")
+    # Only what is a setting is taken from a file.
+    hostile = [
+        {"name": "<b>x", "temperature": 99, "top_p": "1", "tools": [], "max_output_tokens": 1.5},
+        {"name": 5},
+        None,
+    ]
+    content = json.dumps({"format": "edgeagent-presets-1", "presets": hostile}).encode()
+    await tab.set_input_files("#presets-file", {"name": "x", "mimeType": "application/json", "buffer": content})
+    await tab.wait_for_function("() => document.querySelector('#said').textContent === '1 preset is imported.'")
+    kept = json.loads(await tab.evaluate("localStorage.getItem('edgeagent.presets')"))["presets"]
+    assert [each for each in kept if each["name"] == "<b>x"] == [{"name": "<b>x"}] and len(kept) == 3
+    await tab.set_input_files("#presets-file", {"name": "x", "mimeType": "application/json", "buffer": b"{}"})
+    await tab.wait_for_function("() => document.querySelector('#said').textContent.includes('not imported')")
+
+
+async def test_the_board_unloads_and_loads_a_model(visit: Visit, backend: FakeBackend) -> None:
+    await visit.enter()
+    await visit.tab.click("#to-board")
+    await visit.tab.click("[aria-label='Unload fake']")
+    await visit.tab.wait_for_function("() => !document.querySelector('[aria-label=\"Unload fake\"]').disabled")
+    assert backend.unloaded == ["fake"]
+    # A screen reader finds each panel and each plot by its name.
+    for name in ("Time to the first token", "Time between tokens", "Models", "Latency targets", "Prompt cache"):
+        await visit.tab.get_by_role("region", name=name, exact=True).wait_for()
 
 
 HOSTILE = [

@@ -2,9 +2,10 @@
 
 import { AnswerView } from "./answer.js";
 import { Conversation, textOf, Turn, userItem } from "./conversation.js";
-import { ago, button, h, plain, replace } from "./dom.js";
+import { ago, button, h, plain, replace, saveFile } from "./dom.js";
 import { copyText } from "./markdown.js";
 import { ask } from "./session.js";
+import { Settings } from "./settings.js";
 
 const TYPING_MS = 150; // between two prompts that are computed while one types
 const byId = (id) => document.getElementById(id);
@@ -12,7 +13,8 @@ const byId = (id) => document.getElementById(id);
 export class Chat {
   constructor(socket) {
     this.socket = socket;
-    this.conversation = new Conversation();
+    this.settings = new Settings((text) => this.tell(text), () => (this.typed = ""));
+    this.conversation = new Conversation(this.settings.initial);
     this.openId = null; // the id of the conversation in the list
     this.running = null; // {turn, view, id, isStopped, isDeleted} of the answer that is being made
     this.typed = ""; // the message whose prompt was computed last
@@ -43,8 +45,7 @@ export class Chat {
     });
     byId("stop").addEventListener("click", () => this.stop());
     addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
-    byId("instructions").addEventListener("change", (event) => (this.conversation.instructions = event.target.value.trim()));
-    byId("new").addEventListener("click", () => this.show(new Conversation()));
+    byId("new").addEventListener("click", () => this.show(new Conversation(this.settings.initial)));
     byId("export").addEventListener("click", () => this.export());
     byId("import").addEventListener("click", () => byId("file").click());
     byId("file").addEventListener("change", (event) => this.import(event.target));
@@ -65,17 +66,13 @@ export class Chat {
     const { data } = await ask("/v1/models").catch(() => ({ data: null }));
     if (data === null) return;
     const label = (model) => (model.edgeagent?.state === "ready" ? model.id : `${model.id} (${model.edgeagent?.state})`);
-    replace(select, ...data.map((model) => h("option", { value: model.id, selected: model.id === chosen }, label(model))));
-    select.onchange = () => localStorage.setItem("edgeagent.model", select.value);
-    select.onfocus = () => this.fillModelLabels();
-  }
-
-  async fillModelLabels() {
-    const { data } = await ask("/v1/models").catch(() => ({ data: [] }));
-    for (const option of byId("model").options) {
-      const state = data.find((model) => model.id === option.value)?.edgeagent?.state;
-      if (state) option.textContent = state === "ready" ? option.value : `${option.value} (${state})`;
+    // A list of the same models is kept, because it may be open.
+    if (data.map((model) => model.id).join("\n") !== [...select.options].map((option) => option.value).join("\n")) {
+      replace(select, ...data.map((model) => h("option", { value: model.id, selected: model.id === chosen })));
     }
+    data.forEach((model, index) => (select.options[index].textContent = label(model)));
+    select.onchange = () => localStorage.setItem("edgeagent.model", select.value);
+    select.onfocus = () => this.fillModels();
   }
 
   // ---- the list
@@ -103,7 +100,7 @@ export class Chat {
       const { turns } = await ask(`/edgeagent/conversations/${encodeURIComponent(id)}`);
       this.show(Conversation.ofStored(id, turns), id);
     } catch (error) {
-      this.announce(error.message);
+      this.tell(error.message);
     }
   }
 
@@ -112,7 +109,7 @@ export class Chat {
     this.conversation = conversation;
     this.openId = id;
     this.typed = "";
-    byId("instructions").value = conversation.instructions;
+    this.settings.show(conversation.settings);
     this.draw();
     this.toggleList(false);
     this.list();
@@ -125,10 +122,8 @@ export class Chat {
   }
 
   export() {
-    const content = JSON.stringify(this.conversation.exported(), null, 1);
-    const url = URL.createObjectURL(new Blob([content], { type: "application/json" }));
-    h("a", { href: url, download: "conversation.json" }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 1000);
+    this.conversation.settings = this.settings.values;
+    saveFile("conversation.json", this.conversation.exported());
   }
 
   async import(input) {
@@ -138,7 +133,7 @@ export class Chat {
     try {
       this.show(Conversation.imported(JSON.parse(await file.text())));
     } catch (error) {
-      this.announce(`The file was not imported: ${error.message}`);
+      this.tell(`The file was not imported: ${error.message}`);
     }
   }
 
@@ -149,7 +144,7 @@ export class Chat {
     if (this.running) this.running.isDeleted = true;
     this.stop();
     for (const turn of stored) await this.remove(turn.response);
-    this.show(new Conversation());
+    this.show(new Conversation(this.settings.initial));
   }
 
   async remove(response) {
@@ -162,10 +157,13 @@ export class Chat {
   draw(numKept = 0) {
     const transcript = byId("transcript");
     const turns = this.conversation.path;
+    const hadFocus = transcript.contains(document.activeElement) && document.activeElement !== transcript;
     const kept = [...transcript.children].slice(0, numKept);
     const drawn = turns.slice(numKept).map((turn) => this.drawn(turn));
     replace(transcript, ...kept, ...drawn);
     if (turns.length === 0) replace(transcript, h("p", { class: "empty" }, "What would you like to know?"));
+    // The control that had the focus may be gone.
+    if (hadFocus && !transcript.contains(document.activeElement)) transcript.focus();
     this.growth.disconnect();
     this.growth.observe(transcript.lastElementChild);
     this.isFollowing = true;
@@ -185,11 +183,11 @@ export class Chat {
     const article = h("article", { class: "turn" }, ...sent, controls, view.element);
     const index = turn.branches.indexOf(turn);
     if (turn.branches.length > 1) {
-      const go = (step) => () => this.switch(turn, turn.branches[index + step]);
+      const go = (step) => () => this.switch(turn, turn.branches[index + step], step < 0 ? ".earlier" : ".later");
       controls.append(
-        button("‹", go(-1), { class: "quiet", "aria-label": "Earlier branch", disabled: index === 0 }),
+        button("‹", go(-1), { class: "quiet earlier", "aria-label": "Earlier branch", disabled: index === 0 }),
         h("span", { class: "count" }, `${index + 1} of ${turn.branches.length}`),
-        button("›", go(1), { class: "quiet", "aria-label": "Later branch", disabled: index === turn.branches.length - 1 }),
+        button("›", go(1), { class: "quiet later", "aria-label": "Later branch", disabled: index === turn.branches.length - 1 }),
       );
     }
     if (turn.userText !== null) controls.append(button("Edit", () => this.edit(turn, article), { class: "quiet" }));
@@ -214,11 +212,13 @@ export class Chat {
     return h("details", { class: "other" }, h("summary", {}, "Tool result"), h("div", { class: "folded" }, output));
   }
 
-  switch(turn, other) {
+  // `pressed`: the selector of the button, which keeps the focus.
+  switch(turn, other, pressed) {
     if (!other || this.running) return;
     const numKept = this.conversation.path.indexOf(turn);
     turn.parent.shown = other;
     this.draw(numKept);
+    byId("transcript").children[numKept].querySelector(pressed).focus();
   }
 
   edit(turn, article) {
@@ -231,7 +231,7 @@ export class Chat {
         class: "edit",
         onsubmit: (event) => {
           event.preventDefault();
-          if (field.value.trim() && !this.running) this.answer(turn.parent, [...turn.input.slice(0, -1), userItem(field.value)]);
+          if (field.value.trim() && this.canAnswer()) this.answer(turn.parent, [...turn.input.slice(0, -1), userItem(field.value)]);
         },
       },
       field,
@@ -246,9 +246,21 @@ export class Chat {
     if (this.isFollowing) transcript.scrollTop = transcript.scrollHeight;
   }
 
-  // For screen readers, and where nothing else shows it.
+  // For screen readers only.
   announce(text) {
+    byId("said").className = "hidden-text";
     byId("said").textContent = plain(text);
+  }
+
+  // For everybody, until something else is said.
+  tell(text) {
+    byId("said").className = "notice";
+    byId("said").textContent = plain(text);
+  }
+
+  // Whether an answer can be asked for now.
+  canAnswer() {
+    return !this.running && this.settings.check();
   }
 
   // ---- asking
@@ -256,8 +268,8 @@ export class Chat {
   submit() {
     const message = byId("message");
     const text = message.value.trim();
-    if (!text || this.running) return;
-    if (!this.socket.isOpen) return this.announce("The daemon does not answer. The message stays here.");
+    if (!text || !this.canAnswer()) return;
+    if (!this.socket.isOpen) return this.tell("The daemon does not answer. The message stays here.");
     clearTimeout(this.typingTimer);
     message.value = "";
     message.rows = 1;
@@ -265,7 +277,7 @@ export class Chat {
   }
 
   regenerate(turn) {
-    if (!this.running) this.answer(turn.parent, turn.input);
+    if (this.canAnswer()) this.answer(turn.parent, turn.input);
   }
 
   // Computes the prompt of what is typed so far, so that its answer begins sooner.
@@ -273,6 +285,7 @@ export class Chat {
     const text = byId("message").value.trim();
     if (!text || text === this.typed || this.running || !this.socket.isOpen) return;
     this.typed = text;
+    this.conversation.settings = this.settings.values;
     const fields = this.conversation.fields(this.conversation.last, [userItem(text)]);
     // It is not stored, so that the list does not show it.
     this.socket.create({ ...fields, ...this.chosenModel(), generate: false, store: false }, () => undefined);
@@ -284,7 +297,7 @@ export class Chat {
   }
 
   answer(parent, input, options) {
-    this.conversation.instructions = byId("instructions").value.trim();
+    this.conversation.settings = this.settings.values;
     const numKept = this.conversation.path.indexOf(parent) + 1;
     const turn = parent.add(new Turn(parent, input));
     const running = { turn, view: null, id: null, isStopped: false, isDeleted: false, sentMs: performance.now(), firstMs: undefined };
@@ -344,6 +357,7 @@ export class Chat {
     this.announce(said);
     this.openId ??= this.conversation.root.shown?.response?.id ?? null;
     this.list();
+    this.fillModels(); // the answer may have loaded one
   }
 
   stop() {
@@ -354,8 +368,11 @@ export class Chat {
 
   showRunning() {
     const isRunning = this.running !== null;
-    byId("send").hidden = isRunning;
-    byId("stop").hidden = !isRunning;
+    const [shown, hidden] = isRunning ? [byId("stop"), byId("send")] : [byId("send"), byId("stop")];
+    const hadFocus = hidden === document.activeElement;
+    shown.hidden = false;
+    hidden.hidden = true;
+    if (hadFocus) shown.focus();
     byId("transcript").setAttribute("aria-busy", String(isRunning));
   }
 }

@@ -46,10 +46,38 @@ function bare(item) {
   return rest;
 }
 
+const NUMBERS = { temperature: [0, 2], top_p: [0, 1], max_output_tokens: [1, 2 ** 31 - 1] };
+
+// Returns the settings that an object has: fields of a create, without those that are empty or wrong.
+export function readSettings(source) {
+  const settings = {};
+  const text = source?.instructions;
+  if (typeof text === "string" && text.trim()) settings.instructions = text.trim();
+  for (const [name, [least, most]] of Object.entries(NUMBERS)) {
+    const value = source?.[name];
+    if (typeof value !== "number" || !(value >= least && value <= most)) continue;
+    if (name !== "max_output_tokens" || Number.isInteger(value)) settings[name] = value;
+  }
+  return settings;
+}
+
+// A response says what it was made with, and not what was asked for. So the sampling settings are noted in its metadata.
+function noteOf({ instructions, ...sampling }) {
+  return Object.keys(sampling).length ? { metadata: { sampling: JSON.stringify(sampling) } } : {};
+}
+
+function storedSettings({ instructions, metadata }) {
+  try {
+    return readSettings({ ...JSON.parse(metadata?.sampling ?? "{}"), instructions });
+  } catch {
+    return readSettings({ instructions }); // another program's note
+  }
+}
+
 export class Conversation {
-  constructor() {
+  constructor(settings = {}) {
     this.root = new Turn(null, []);
-    this.instructions = "";
+    this.settings = settings; // fields of a create: instructions and sampling
   }
 
   static ofStored(id, turns) {
@@ -60,7 +88,7 @@ export class Conversation {
       turn.response = response;
       turn.parent.add(turn);
       known.set(response.id, turn);
-      conversation.instructions = response.instructions ?? "";
+      conversation.settings = storedSettings(response);
     }
     // The branch that was continued last is shown.
     for (let turn = [...known.values()].at(-1); turn?.parent; turn = turn.parent) turn.parent.shown = turn;
@@ -108,7 +136,8 @@ export class Conversation {
     return {
       input: items.map(bare),
       ...(turn === this.root ? {} : { previous_response_id: turn.response.id }),
-      ...(this.instructions ? { instructions: this.instructions } : {}),
+      ...this.settings,
+      ...noteOf(this.settings),
     };
   }
 
@@ -116,7 +145,7 @@ export class Conversation {
     return {
       format: "edgeagent-conversation-1",
       title: this.title,
-      instructions: this.instructions,
+      settings: this.settings,
       turns: this.path.map((turn) => ({ input: turn.input.map(bare), output: (turn.response?.output ?? []).map(bare) })),
     };
   }
@@ -127,7 +156,8 @@ export class Conversation {
       throw new Error("This file is not a conversation that this page exported.");
     }
     const conversation = new Conversation();
-    conversation.instructions = typeof file.instructions === "string" ? file.instructions : "";
+    // An older file has the instructions alone.
+    conversation.settings = readSettings(file.settings ?? file);
     let parent = conversation.root;
     for (const { input, output } of file.turns) {
       if (!Array.isArray(input) || !Array.isArray(output)) throw new Error("A turn of this file has no items.");

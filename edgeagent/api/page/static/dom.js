@@ -35,6 +35,13 @@ export function button(label, onclick, attributes = {}) {
   return h("button", { type: "button", onclick, ...attributes }, label);
 }
 
+// Lets the user save an object as a JSON file.
+export function saveFile(name, content) {
+  const url = URL.createObjectURL(new Blob([JSON.stringify(content, null, 1)], { type: "application/json" }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
 // Text that grows. It is cut into pieces, so that a very long line is not laid out again for each word.
 const PIECE_CHARS = 4096;
 
