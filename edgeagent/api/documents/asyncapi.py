@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from edgeagent import __version__
 from edgeagent.api.documents.components import Components, kind_of
 from edgeagent.api.realtime.body import CLIENT_EVENTS, MAX_EVENT_BYTES, MAX_ITEMS
-from edgeagent.api.realtime.events import RealtimeError, RealtimeItem, RealtimeResponse, RealtimeSession
+from edgeagent.api.realtime.events import RealtimeError, RealtimeItem, RealtimeResponse, RealtimeSettings
 from edgeagent.api.realtime.session import MAX_APART
 from edgeagent.api.responses.body import CreateResponseBody
 from edgeagent.api.responses.event_json import RequiredInput, ResponseBody, SteerEcho, SteerError
@@ -162,8 +162,8 @@ _IN_TEXT: Json = {**_IN_RESPONSE, "content_index": int}
 _ADDED: Json = {"previous_item_id": str | None, "item": RealtimeItem}
 
 REALTIME_SERVER_EVENTS = (
-    _realtime("session.created", "The first event: the settings of the session.", session=RealtimeSession),
-    _realtime("session.updated", "The settings have changed.", session=RealtimeSession),
+    _realtime("session.created", "The first event: the settings of the session.", session=RealtimeSettings),
+    _realtime("session.updated", "The settings have changed.", session=RealtimeSettings),
     _realtime("conversation.item.added", "An item is in the conversation. One of a response is empty yet.", **_ADDED),
     _realtime("conversation.item.done", "An item has its final content.", **_ADDED),
     _realtime("conversation.item.retrieved", "An item that was asked for.", item=RealtimeItem),

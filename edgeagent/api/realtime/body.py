@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
@@ -38,6 +38,9 @@ from edgeagent.api.wire.latency import asked_latency
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, PayloadTooLarge
 from edgeagent.types import TextFormat
+
+if TYPE_CHECKING:
+    from edgeagent.api.realtime.events import RealtimeSettings
 
 MAX_EVENT_BYTES = 1_000_000
 """The largest event of a client. It gets its items back, and clients take frames of at most 1 MiB."""
@@ -223,6 +226,9 @@ class Received:
 
     `event`: its checked fields, or why it is refused. `settings`: those that the event changes, by name; None clears a
     setting. `warning` is about fields without effect among them. `is_append`: it is one of many pieces of audio.
+
+    Of an event that is prepared, `create` is what its settings and those of the session ask for together; None if it
+    changes none. `shown` is how the session shows them.
     """
 
     event: ClientEvent | EdgeAgentError
@@ -230,6 +236,8 @@ class Received:
     settings: Json = field(default_factory=dict)
     warning: FieldWarning | None = None
     is_append: bool = False
+    create: ResponseCreate | None = None
+    shown: RealtimeSettings | None = None
 
 
 def read_event(text: str) -> Received:

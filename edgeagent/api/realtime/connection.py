@@ -28,12 +28,7 @@ class RealtimeConnection(Connection):
     """One client's socket. What it has read goes to a RealtimeSession, and all else to the session in that."""
 
     def _new_session(self) -> Session:
-        self._realtime = RealtimeSession(
-            self._service,
-            self._store.new_history(),
-            default_model=self._websocket.query_params.get("model"),
-            partition=self._partition,
-        )
+        self._realtime = RealtimeSession(super()._new_session())
         return self._realtime.session
 
     async def _serve(self) -> None:
@@ -46,4 +41,6 @@ class RealtimeConnection(Connection):
             await self._outbox.wait_for_room()  # what they send comes back
         if received.warning is not None:
             warnings_for(self._websocket).log.write(received.warning)
-        return self._realtime.receive(received)
+        num_bytes = len(text) + self._realtime.num_tool_bytes if received.settings else 0
+        prepared = await run_inline_or_in_thread(num_bytes, partial(self._realtime.prepare, received))
+        return self._realtime.receive(prepared)

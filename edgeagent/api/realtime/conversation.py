@@ -53,8 +53,15 @@ class RealtimeConversation:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The items that the model sees."""
-        return tuple([entry.item for entry in self._entries.values() if entry.item is not None])
+        """The items that the model sees. It does not see an output whose call is not before it: it was deleted."""
+        seen: list[Item] = []
+        call_ids: set[str] = set()
+        for item in (entry.item for entry in self._entries.values()):
+            if isinstance(item, CallItem):
+                call_ids.add(item.call_id)
+            if item is not None and (not isinstance(item, CallOutputItem) or item.call_id in call_ids):
+                seen.append(item)
+        return tuple(seen)
 
     def after(self, begin: tuple[Item, ...]) -> tuple[Item, ...] | None:
         """Return the items that follow these; None if the conversation does not begin with them.

@@ -66,7 +66,7 @@ class RealtimeResponse(Shape):
     edgeagent: NotRequired[ResponseRun | Notes]
 
 
-class RealtimeSession(Shape):
+class RealtimeSettings(Shape):
     """The settings of a session that are in effect. Those that are too large to repeat are empty."""
 
     id: str
@@ -93,14 +93,14 @@ class RealtimeError(Shape):
     event_id: str | None
 
 
-def shown_session(session_id: str, model: str | None, create: ResponseCreate) -> RealtimeSession:
-    """Return the JSON of a session whose responses are asked for with `create`."""
+def shown_session(session_id: str, create: ResponseCreate) -> RealtimeSettings:
+    """Return the JSON of a session whose responses are asked for with `create`, without its model."""
     echo = create.echo(SamplingParams())
     return {
         "id": session_id,
         "object": "realtime.session",
         "type": "realtime",
-        "model": model,
+        "model": None,
         "output_modalities": ["text"],
         "instructions": echo["instructions"] or "",
         "tools": echo["tools"],

@@ -7,9 +7,8 @@ those of the conversation on its default lane, others on lanes of their own. The
 from __future__ import annotations
 
 import secrets
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -37,9 +36,9 @@ from edgeagent.api.realtime.conversation import (
     UnknownItemToTruncate,
     num_bytes_of,
 )
-from edgeagent.api.realtime.events import AskedResponse, shown_error, shown_item, shown_session
+from edgeagent.api.realtime.events import AskedResponse, RealtimeSettings, shown_error, shown_item, shown_session
 from edgeagent.api.responses.body import ResponseCreate
-from edgeagent.api.responses.events import TERMINAL, NewId, new_id
+from edgeagent.api.responses.events import TERMINAL
 from edgeagent.api.responses.items import InputCall, InputReference, to_items, with_id
 from edgeagent.api.responses.socket.frames import CreateFrame, OtherFrame
 from edgeagent.api.responses.socket.outbox import POLICY_VIOLATION, Close, Send
@@ -47,11 +46,9 @@ from edgeagent.api.responses.socket.session import Action, End, Session
 from edgeagent.api.wire.errors import http_status
 from edgeagent.api.wire.fields import route_of
 from edgeagent.api.wire.shape import Json
-from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.conversation.items import CallItem, Item, ReasoningItem, ReferenceItem
 from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, Overloaded
 from edgeagent.router.policy import strictest
-from edgeagent.service.service import Service
 from edgeagent.types import RouteMode
 
 MAX_APART = 8
@@ -73,34 +70,15 @@ class NoActiveResponse(InvalidRequest):
 
 
 class RealtimeSession:
-    """The session of one connection. `session` is that of the Responses API: the connection reports to it.
+    """What one connection asks for, and what it is told. It takes over `session`, to which the connection reports.
 
-    `default_model` is the model that the client's URL names. A model in the settings takes precedence.
+    The client's URL may name the model, which is then the session's default. A model in the settings takes precedence.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        history: ConnectionHistory,
-        *,
-        default_model: str | None = None,
-        partition: str = "",
-        make_id: NewId = new_id,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.session = Session(
-            service,
-            history,
-            default_model=default_model,
-            partition=partition,
-            make_id=make_id,
-            clock=clock,
-            translate=self._translated,
-        )
-        self._service = service
-        self._history = history
-        self._default_model = default_model
-        self._make_id = make_id
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        session.translate = self._translated
+        make_id = session.make_id
         self._id, self._conversation_id = make_id("sess"), make_id("conv")
         self._event_prefix, self._num_events = f"event_{secrets.token_hex(6)}", 0
         self._settings: Json = {}
@@ -122,10 +100,29 @@ class RealtimeSession:
             self._plain = create_of(self._settings, "session")
         except EdgeAgentError as error:
             return [self._error(error, None), Close(POLICY_VIOLATION, "a header of the handshake is wrong")]
-        return [self._settings_event("session.created", self._plain)]
+        return [self._settings_event("session.created", shown_session(self._id, self._plain))]
+
+    @property
+    def num_tool_bytes(self) -> int:
+        """How large the tools of the settings are. They are read again if another setting changes."""
+        return 0 if self._plain is None else sum(len(tool.parameters) for tool in self._plain.offered.tools)
+
+    def prepare(self, received: Received) -> Received:
+        """Return an event with what its settings ask for. It changes nothing, so much can be prepared in a thread."""
+        try:
+            match received.event:
+                case SessionUpdate():
+                    create = create_of({**self._settings, **received.settings}, "session", received.warning)
+                    return replace(received, create=create, shown=shown_session(self._id, create))
+                case RealtimeResponseCreate() if received.settings:
+                    create = create_of(self._changed_by(received.settings), "response", received.warning)
+                    return replace(received, create=create)
+        except EdgeAgentError as error:
+            return replace(received, event=error)
+        return received
 
     def receive(self, received: Received) -> list[Action]:
-        """Return the actions that answer a client's event."""
+        """Return the actions that answer a client's event, which is prepared."""
         if received.is_append:
             # One error says it. Clients send fifty of these events in a second.
             is_refused, self._is_audio_refused = self._is_audio_refused, True
@@ -141,10 +138,10 @@ class RealtimeSession:
             case EdgeAgentError() as error:
                 return [self._error(error, received.event_id)]
             case SessionUpdate():
-                settings = {**self._settings, **received.settings}
-                self._plain = create_of(settings, "session", received.warning)
-                self._settings = settings
-                return [self._settings_event("session.updated", self._plain), *self._begin_ahead()]
+                assert received.shown is not None, "an update is prepared"
+                self._settings = {**self._settings, **received.settings}
+                self._plain = received.create
+                return [self._settings_event("session.updated", received.shown), *self._begin_ahead()]
             case ItemCreate() as sent:
                 return self._add(sent)
             case ItemDelete(item_id=item_id):
@@ -170,9 +167,9 @@ class RealtimeSession:
     def _add(self, sent: ItemCreate) -> list[Action]:
         if isinstance(sent.item, InputReference):
             raise InvalidRequest("a reference can only be in the input of response.create; send the item", param="item")
-        item = with_id(to_items([sent.item])[0], self._make_id)
+        item = with_id(to_items([sent.item])[0], self.session.make_id)
         if isinstance(item, CallItem) and isinstance(sent.item, InputCall) and not sent.item.call_id:
-            item = replace(item, call_id=self._make_id("call"))
+            item = replace(item, call_id=self.session.make_id("call"))
         self._conversation.check(item)
         shown = shown_item(item)
         previous_id = self._conversation.insert(Entry(shown, item), sent.previous_item_id)
@@ -204,9 +201,8 @@ class RealtimeSession:
                 f"Conversation already has an active response in progress: {active.id or 'it is about to begin'}. "
                 "Wait until the response is finished before creating a new one."
             )
-        create = self._plain
-        if received.settings or create is None:
-            create = create_of(self._changed_by(received.settings), "response", received.warning)
+        create = received.create or self._plain
+        assert create is not None, "the session is open, and what changes its settings is prepared"
         if params.input is None:
             create = self._continued(create)
         else:
@@ -250,7 +246,7 @@ class RealtimeSession:
     def _continued(self, create: ResponseCreate) -> ResponseCreate:
         """Return a create that answers the conversation. It continues the last response that did, if it can."""
         previous_id, items = self._last
-        new = self._conversation.after(items) if self._history.remembers(previous_id) else None
+        new = self._conversation.after(items) if self.session.history.remembers(previous_id) else None
         if new is None:
             return replace(self._restricted(create), items=self._conversation.items)
         return create.succeeded_by(previous_id, new)
@@ -266,7 +262,7 @@ class RealtimeSession:
         """Yield the items of an input. A reference to none of the conversation's items is left to the other session."""
         for item in to_items([*sent]):
             entry = self._conversation.find(item.id) if isinstance(item, ReferenceItem) else None
-            yield with_id(item, self._make_id) if entry is None or entry.item is None else entry.item
+            yield with_id(item, self.session.make_id) if entry is None or entry.item is None else entry.item
 
     def _ask(self, lane: str | None, asked: AskedResponse, create: ResponseCreate) -> list[Action]:
         self._asked[lane].append(asked)
@@ -315,13 +311,12 @@ class RealtimeSession:
     def _event(self, kind: str, num_bytes: int = 0, **fields: Any) -> Send:
         return Send(self._numbered({"type": kind, **fields}), num_bytes=num_bytes)
 
-    def _settings_event(self, kind: str, create: ResponseCreate) -> Send:
-        model = self._settings.get("model") or self._default_model
+    def _settings_event(self, kind: str, session: RealtimeSettings) -> Send:
+        model = self._settings.get("model") or self.session.default_model
         if model is None:
             with suppress(EdgeAgentError):  # a response will be refused with the reason
-                model = self._service.models.default()
-        session = shown_session(self._id, model, create)
-        return self._event(kind, len(to_json(session)), session=session)
+                model = self.session.service.models.default()
+        return self._event(kind, len(to_json(session)), session={**session, "model": model})
 
     def _numbered(self, event: Json) -> Json:
         self._num_events += 1

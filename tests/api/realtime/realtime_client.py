@@ -15,7 +15,17 @@ from edgeagent.api.realtime.body import read_event
 from edgeagent.api.realtime.session import RealtimeSession
 from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.responses.socket.outbox import Close, Send
-from edgeagent.api.responses.socket.session import Action, BeginAhead, Cancel, Drop, End, Fetch, Queue, Start
+from edgeagent.api.responses.socket.session import (
+    Action,
+    BeginAhead,
+    Cancel,
+    Drop,
+    End,
+    Fetch,
+    Queue,
+    Session,
+    Start,
+)
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.errors import EdgeAgentError
@@ -52,9 +62,8 @@ class RealtimeClient:
     def __init__(self) -> None:
         count = itertools.count(1)
         self.history = ConnectionHistory()
-        self.realtime = RealtimeSession(
-            FakeBackend(), self.history, make_id=lambda prefix: f"{prefix}_{next(count)}", clock=lambda: 1.7e9
-        )
+        make_id = lambda prefix: f"{prefix}_{next(count)}"  # noqa: E731
+        self.realtime = RealtimeSession(Session(FakeBackend(), self.history, make_id=make_id, clock=lambda: 1.7e9))
         self.session = self.realtime.session
         self.live: dict[str, LaneTurn] = {}
         self.requests: dict[str, GenerateRequest] = {}
@@ -105,7 +114,7 @@ class RealtimeClient:
         return self.send_text(json.dumps({"type": kind, **fields}))
 
     def send_text(self, text: str) -> list[Json]:
-        return self.take(self.realtime.receive(read_event(text)))
+        return self.take(self.realtime.receive(self.realtime.prepare(read_event(text))))
 
     def say(self, text: str = "hi", **fields: Any) -> list[Json]:
         return self.send("conversation.item.create", item=message(text), **fields)

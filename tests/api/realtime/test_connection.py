@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from agents.realtime import RealtimeAgent, RealtimeRunner
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from edgeagent.api.realtime.body import Received
+from edgeagent.api.realtime.session import RealtimeSession
 from edgeagent.api.responses.socket.outbox import Close, Outbox, Send
 from edgeagent.api.wire.shape import Json
 from edgeagent.types import (
@@ -166,3 +169,23 @@ async def test_bytes_are_refused(address: str) -> None:
         with pytest.raises(ConnectionClosed):
             await receive(socket)
         assert socket.close_code == 1003
+
+
+async def test_large_settings_are_read_beside_the_event_loop(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+    prepare = RealtimeSession.prepare
+
+    def prepared(self: RealtimeSession, received: Received) -> Received:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return prepare(self, received)
+
+    monkeypatch.setattr(RealtimeSession, "prepare", prepared)
+    parameters = {"type": "object", "properties": {"minutes": {"type": "integer"}}}
+    tools = [{"type": "function", "name": f"tool_{n}", "parameters": parameters} for n in range(512)]
+    async with connect(address) as socket:
+        for settings in ({"instructions": "Be brief."}, {"tools": tools}, {"instructions": "Be kind."}):
+            await send(socket, "session.update", session={"type": "realtime", **settings})
+            (*_, event) = await until(socket, "session.updated")
+        assert event["session"]["instructions"] == "Be kind." and len(event["session"]["tools"]) == 512
+    # The last frame is small, but the tools are read again with it.
+    assert threads == [True, False, False]

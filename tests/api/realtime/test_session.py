@@ -125,6 +125,23 @@ def test_a_result_needs_its_call(client: RealtimeClient) -> None:
     assert error["param"] == "item.call_id"
 
 
+@pytest.mark.parametrize("how", ["deleted", "behind"])
+def test_a_result_without_a_call_before_it_is_not_in_the_prompt(client: RealtimeClient, how: str) -> None:
+    client.say("Which time?")
+    call = {"type": "function_call", "id": "c", "call_id": "call_a", "name": "time", "arguments": "{}"}
+    client.send("conversation.item.create", item=call)
+    place = {"previous_item_id": "root"} if how == "behind" else {}
+    output = {"type": "function_call_output", "call_id": "call_a", "output": "noon"}
+    client.send("conversation.item.create", item=output, **place)
+    if how == "deleted":
+        client.send("conversation.item.delete", item_id="c")
+    for _ in range(2):
+        client.say("Well?")
+        request_id = client.respond()
+        assert "noon" not in str(client.prompt(request_id))
+        assert client.finish(request_id)[-1]["response"]["status"] == "completed"
+
+
 def test_a_call_that_was_cut_is_shown_and_not_in_the_next_prompt(client: RealtimeClient) -> None:
     client.send("session.update", session={"tools": [TIMER]})
     client.say("five minutes")

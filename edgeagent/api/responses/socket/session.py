@@ -191,7 +191,7 @@ class Session:
     """The session of one connection.
 
     `default_model` is the model that the client's URL names. A model that a create names takes precedence. `translate`
-    replaces the actions that each method returns by others: a protocol with other events passes it.
+    replaces the actions that each method returns by others: a protocol with other events sets it.
     """
 
     def __init__(
@@ -203,13 +203,13 @@ class Session:
         partition: str = "",
         make_id: NewId = new_id,
         clock: Callable[[], float] = time.time,
-        translate: Callable[[list[Action]], list[Action]] = list,
     ) -> None:
-        self._service = service
-        self._history = history
-        self._default_model = default_model
+        self.translate: Callable[[list[Action]], list[Action]] = list
+        self.service = service
+        self.history = history
+        self.default_model = default_model
         self._partition = partition
-        self._make_id = make_id
+        self.make_id = make_id
         self._clock = clock
         self._lanes = Lanes()
         self._steers = Steers(history, make_id)
@@ -219,7 +219,6 @@ class Session:
         self._is_closed = False
         self._num_waiting_bytes = 0
         self._actions: list[Action] = []
-        self._translate = translate
 
     def receive(self, frame: Frame) -> list[Action]:
         """Return the actions that answer a frame."""
@@ -309,7 +308,7 @@ class Session:
             self._send_error(revoked(), None)
             self._actions.append(Close(POLICY_VIOLATION, "the token has ended"))
         taken, self._actions = self._actions, []
-        return self._translate(taken)
+        return self.translate(taken)
 
     def _create(self, frame: CreateFrame) -> None:
         try:
@@ -371,7 +370,7 @@ class Session:
         if self._is_expired:
             self._evict(create.previous_id, lane)
             self._send_error(revoked(), lane.name)
-        elif missing := self._history.missing(create.previous_id, create.items):
+        elif missing := self.history.missing(create.previous_id, create.items):
             lane.fetching = create
             self._actions.append(Fetch(lane.name, missing))
         else:
@@ -386,14 +385,14 @@ class Session:
         try:
             turn = begin_turn(
                 create,
-                self._service,
-                self._history,
+                self.service,
+                self.history,
                 found,
-                default_model=self._default_model,
+                default_model=self.default_model,
                 stream_id=lane.name,
                 partition=self._partition,
                 lane=lane.key,
-                make_id=self._make_id,
+                make_id=self.make_id,
                 clock=self._clock,
             )
         except EdgeAgentError as error:
@@ -420,7 +419,7 @@ class Session:
         is_asked = turn.create.is_answered_ahead and request.logprobs is None and not turn.is_empty
         is_asked = is_asked and request.route not in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
         if is_asked and turn.create.compact_threshold is None and lane.ahead is None and not self._is_expired:
-            lane.ahead = AheadAnswer(request, self._make_id("ahead"))
+            lane.ahead = AheadAnswer(request, self.make_id("ahead"))
             self._actions.append(BeginAhead(lane.ahead))
 
     def _take_ahead(self, lane: Lane, turn: Turn) -> AheadAnswer | None:
@@ -483,7 +482,7 @@ class Session:
     def _keep_end(self, live: LaneTurn) -> None:
         stored = live.turn.stored()
         if not stored.is_failed:
-            self._history.add(stored, live.lane.name)
+            self.history.add(stored, live.lane.name)
         self._actions.append(End(live, stored if stored.is_storable else None))
 
     def _end(self, live: LaneTurn) -> None:
@@ -511,7 +510,7 @@ class Session:
 
     def _evict(self, previous_id: object, lane: Lane) -> None:
         if isinstance(previous_id, str):
-            self._history.evict_failed(previous_id, lane.name)
+            self.history.evict_failed(previous_id, lane.name)
 
     def _cancel(self, frame: Json) -> None:
         response_id = frame.get("response_id") or None
