@@ -369,6 +369,8 @@ class KioskConfig(Section, frozen=True):
     """Rows of keys on the screen, e.g. qwertyuiop,asdfghjkl,zxcvbnm (default: no keys, for a kiosk with a keyboard)."""
     instructions: str = ""
     """The system prompt."""
+    facts_file: UserPath | None = None
+    """A text file that is added to the system prompt, read again for each visitor: a program may replace it."""
     model: str = ""
     """The model that answers, named as for --model (default: the default model)."""
     max_output_tokens: Annotated[int, Meta(ge=1, le=MAX_INT32)] = 400

@@ -31,7 +31,7 @@ PROMISES = [
     (KIOSK, "Nothing of them is on the disk, also after a power cut", FORGOTTEN),
     (KIOSK, "What earlier runs kept is deleted at the start.", FORGOTTEN),
     (KIOSK, "Nothing of a visitor is written to the disk", "tests/page/test_kiosk_kills.py::test_all_comes_back"),
-    (KIOSK, "and there are no tools", "tests/api/page/test_kiosk.py::test_a_visitor_sets_nothing_of_the_owners"),
+    (KIOSK, "There are no tools.", "tests/api/page/test_kiosk.py::test_a_visitor_sets_nothing_of_the_owners"),
     (
         KIOSK,
         "The page's token opens the page's own paths only",

@@ -20,7 +20,15 @@ from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
 from edgeagent.daemon.console import ConsoleReporter, LogFile, LogReporter, console, dropped_lines
 from edgeagent.daemon.listeners import Listeners, external_urls, keep_watchdog, listening, notify
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
-from edgeagent.daemon.state import ExitCode, Publication, SloFile, StartError, locked_state_dir, warn_if_missing
+from edgeagent.daemon.state import (
+    ExitCode,
+    Publication,
+    SloFile,
+    StartError,
+    locked_state_dir,
+    warn_if_missing,
+    warn_of_kiosk,
+)
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import ConfigError, EdgeAgentError, from_code
 from edgeagent.metrics.slo import SloLedger
@@ -164,6 +172,7 @@ async def _run(
         try:
             await service.start()
             _check_usable(service.models.statuses())
+            await warn_of_kiosk(service.models, config.kiosk)
             # The web framework takes half a second to import. In a thread, since the loop starts the worker meanwhile.
             await asyncio.to_thread(_import_server)
             if listeners.wyoming is not None:

@@ -374,11 +374,15 @@ def _named(holder: str) -> str:
 
 
 def check_model(facts: Facts) -> list[Finding]:
-    """Check that the default model, the adapter files and the models with own settings are on this machine."""
+    """Check that the models of the settings and their adapter files are on this machine."""
     if facts.model_problem:
         return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
     if facts.adapter_problems:
         return fail("model", "; ".join(facts.adapter_problems), "repair [models.NAME.adapters] in config.toml")
+    if facts.kiosk_problem:
+        return warn(
+            "model", f"kiosk.model: {facts.kiosk_problem}", "see the names in `edgeagent list`, or use a remote's"
+        )
     if facts.unknown_tables:
         tables = ", ".join(f'[models."{name}"]' for name in facts.unknown_tables)
         return warn(

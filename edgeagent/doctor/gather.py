@@ -57,7 +57,8 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         tools=system.tools(),
         limits=Limits(config.max_cache_bytes, store.min_free_bytes, config.engine.sandbox),
         model=config.model,
-        model_problem=_model_problem(config),
+        model_problem=_model_problem(config.model, config),
+        kiosk_problem=_model_problem(config.kiosk.model, config) if config.kiosk.model else "",
         adapter_problems=tuple(_adapter_problems(config)),
         unknown_tables=tuple(name for name in config.models if not _is_here(name, config)),
         token_problem=token_problem,
@@ -92,14 +93,14 @@ def _is_here(name: str, config: Config) -> bool:
     return True
 
 
-def _model_problem(config: Config) -> str:
-    """Return why the default model is not on this machine; empty if it is here, or if no local model is configured."""
-    if config.model == "none":
+def _model_problem(asked: str, config: Config) -> str:
+    """Return why a model is not on this machine; empty if it is here, or if it is `none`."""
+    if asked == "none":
         return ""
     library = Library.of(config)
-    base, _, adapter = config.model.rpartition("+")
+    base, _, adapter = asked.rpartition("+")
     try:
-        name = base if base and library.has_adapter(base, adapter) else config.model
+        name = base if base and library.has_adapter(base, adapter) else asked
         missing = [path for path in library.find(name).paths if not Path(path).is_file()]
     except EdgeAgentError as error:
         return error.message

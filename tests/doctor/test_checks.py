@@ -232,6 +232,10 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
         changed(unknown_tables=("quen3",)),
         *("model", "warn", 'config.toml has [models."quen3"]', "edgeagent list"),
     ),
+    "a kiosk's model that is not here": (
+        changed(kiosk_problem="model 'quen3' is not on this machine"),
+        *("model", "warn", "kiosk.model: model 'quen3' is not on this machine", "edgeagent list"),
+    ),
     "an adapter that is none": (
         changed(adapter_problems=("/a.gguf is not an adapter",)),
         *("model", "fail", "/a.gguf is not an adapter", "adapters] in config.toml"),

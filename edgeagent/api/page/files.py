@@ -76,10 +76,15 @@ def _file(request: Request, name: str) -> Response:
 
 @cache
 def _files() -> dict[str, tuple[bytes, str]]:
-    """Return the content and the ETag of each file, by name. They are read at the first request of a page."""
+    """Return the content and the ETag of each file, by name. They are read at the first request of a page.
+
+    Both pages begin with the same head.
+    """
     contents = {
         file.name: file.read_bytes()
         for file in files("edgeagent.api.page").joinpath("static").iterdir()
         if file.name.rpartition(".")[2] in _TYPES
     }
+    head = contents.pop("head.html")
+    contents = {name: head + content if name.endswith(".html") else content for name, content in contents.items()}
     return {name: (content, f'"{hashlib.sha256(content).hexdigest()[:16]}"') for name, content in contents.items()}

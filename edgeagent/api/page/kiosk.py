@@ -6,14 +6,17 @@ These are in memory only, and are deleted when the page's connection ends: when 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import Request, WebSocket
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from edgeagent.api.context import context_of
+from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.socket.connection import Connection
@@ -29,6 +32,9 @@ from edgeagent.service.service import purge_memory
 
 routes = Routes()
 
+logger = logging.getLogger(__name__)
+
+MAX_FACTS_BYTES = 32 << 10
 MAX_MESSAGES = 64
 MAX_CHARS = 32_768
 
@@ -86,7 +92,8 @@ async def serve_kiosk(websocket: WebSocket) -> None:
     context, client = context_of(websocket), client_of(websocket)
     context.kiosk_pages[client] += 1
     try:
-        await KioskConnection(websocket, context).run()
+        facts = await asyncio.to_thread(read_facts, context.config.kiosk.facts_file)
+        await KioskConnection(websocket, context, facts).run()
     finally:
         context.kiosk_pages[client] -= 1
         context.responses.carry_on(purge_memory(context.service, partition_of(client)))
@@ -100,9 +107,13 @@ def partition_of(client: str) -> str:
 class KioskConnection(Connection):
     """One page's socket. A create is made of what the visitor said and of what the owner has pinned."""
 
+    def __init__(self, websocket: WebSocket, context: Context, facts: str) -> None:
+        self._facts = facts
+        super().__init__(websocket, context)
+
     def _new_session(self) -> Session:
         self._partition = partition_of(self._partition)
-        self._pinned = pinned_fields(self._api.config.kiosk, self._service.models.default())
+        self._pinned = pinned_fields(self._api.config.kiosk, self._service.models.default(), self._facts)
         return Session(self._service, self._store.new_history(), partition=self._partition)
 
     async def _receive(self, text: str) -> list[Action]:
@@ -110,11 +121,27 @@ class KioskConnection(Connection):
         return self._session.receive(frame)
 
 
-def pinned_fields(kiosk: KioskConfig, default_model: str) -> Json:
+def read_facts(path: Path | None) -> str:
+    """Return what the owner's file says now; an empty text if it cannot be read, or is too large."""
+    if path is None:
+        return ""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FACTS_BYTES + 1)
+        if len(content) <= MAX_FACTS_BYTES:
+            return content.decode()
+        problem = f"it has more than {MAX_FACTS_BYTES} bytes"
+    except (OSError, UnicodeDecodeError) as error:
+        problem = str(error)
+    logger.warning("kiosk.facts_file: %s is not used: %s", path, problem)
+    return ""
+
+
+def pinned_fields(kiosk: KioskConfig, default_model: str, facts: str = "") -> Json:
     """Return the fields of a create that the owner has set for every visitor."""
     return {
         "model": kiosk.model or default_model,
-        "instructions": kiosk.instructions,
+        "instructions": "\n\n".join(text for text in (kiosk.instructions, facts.strip()) if text),
         "max_output_tokens": kiosk.max_output_tokens,
         "store": False,
         "truncation": "auto",

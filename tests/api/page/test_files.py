@@ -17,6 +17,8 @@ from tests.daemon.running import Running, running
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FILES = {file.name: file.read_bytes() for file in (Path(page.__file__).parent / "static").iterdir()}
+HEAD = FILES.pop("head.html")
+FILES |= {name: HEAD + FILES[name] for name in ("index.html", "kiosk.html")}
 MAX_BYTES = 120_000
 BROWSER = {
     "accept": "text/html,application/xhtml+xml,*/*;q=0.8",

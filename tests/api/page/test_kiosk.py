@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from edgeagent.api.gate.access import TOKEN_SUBPROTOCOL
-from edgeagent.api.page.kiosk import MAX_CHARS, MAX_MESSAGES, pinned_fields, read_kiosk_frame
+from edgeagent.api.page.kiosk import MAX_CHARS, MAX_FACTS_BYTES, MAX_MESSAGES, pinned_fields, read_kiosk_frame
 from edgeagent.api.responses.socket.frames import CreateFrame, OtherFrame, RefusedFrame
 from edgeagent.config import Config, KioskConfig, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, clients
@@ -70,6 +70,40 @@ async def test_a_visitor_asks_with_the_owners_settings_and_leaves_nothing(
     assert (await page.ask("/edgeagent/kiosk")).json()["num_pages"] == 0
     rendered = await page.ask("/edgeagent/kiosk/markdown", {"text": "*a*"})
     assert rendered.json()["nodes"] == [["p", {}, ["em", {}, "a"]]]
+
+
+async def prompt_of_a_visitor(daemon: Running, token: str, backend: FakeBackend) -> list[str]:
+    """Return the texts of the prompt that the next visitor's question makes."""
+    protocols: Any = ["edgeagent", TOKEN_SUBPROTOCOL + token]
+    url = f"{daemon.url.replace('http', 'ws')}/edgeagent/kiosk"
+    async with connect(url, origin=Origin(daemon.url), subprotocols=protocols) as socket:
+        await socket.send(json.dumps({"type": "response.create", "input": [{"role": "user", "content": "When?"}]}))
+        while json.loads(await socket.recv())["type"] != "response.completed":
+            pass
+    prompt = backend.requests[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return [message.content for message in prompt.messages]
+
+
+async def test_each_visitor_gets_what_the_facts_file_says_now(
+    tmp_path: Path, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = tmp_path / "today.txt"
+    config = Config(state_dir=tmp_path / "state", kiosk=KioskConfig(instructions="Be kind.", facts_file=facts))
+    (tmp_path / "state").mkdir(mode=0o700)
+    token = add_client(tmp_path / "state", "hall", [Scope.KIOSK])
+    async with running(backend, config, keys=KeyRing(tmp_path / "state")) as daemon:
+        facts.write_text("The lift is broken.\n")
+        assert await prompt_of_a_visitor(daemon, token, backend) == ["Be kind.\n\nThe lift is broken.", "When?"]
+        facts.write_text("The lift works.\n")
+        assert await prompt_of_a_visitor(daemon, token, backend) == ["Be kind.\n\nThe lift works.", "When?"]
+        assert not caplog.messages
+        for content in (b"\xff", b"a" * (MAX_FACTS_BYTES + 1), None):
+            facts.write_bytes(content) if content else facts.unlink()
+            caplog.clear()
+            assert await prompt_of_a_visitor(daemon, token, backend) == ["Be kind.", "When?"]
+            (message,) = caplog.messages
+            assert message.startswith(f"kiosk.facts_file: {facts} is not used: ")
 
 
 async def test_a_link_is_made_with_the_kiosks_token(daemon: Running, tmp_path: Path) -> None:
