@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-install test-slow test-clients test-page pictures mutants soak check format documents docs hooks golden eval-builtin dist bundle clean
+.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-install test-slow test-clients test-page page-figures pictures mutants soak check format documents docs hooks golden eval-builtin dist bundle clean
 
 help:
 	@echo "make demo          set up what runs, start the daemon with the bundled model, hold a short conversation"
@@ -19,6 +19,7 @@ help:
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
 	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat', '--optional'"
 	@echo "make test-page     the page in a headless Chromium (Debian: apt-get install chromium); PAGE_SCREENSHOTS=FOLDER keeps pictures"
+	@echo "make page-figures  first paint, size, frames, memory and first tokens of the page, measured: two minutes; a quiet machine"
 	@echo "make pictures      the pictures of README in docs/pictures, from a real daemon; Chromium as for test-page"
 	@echo "make cluster-demo  two real vLLM workers, a router and a proxy on this machine; requests go there while each part is made to fail"
 	@echo "make cluster-figures failover and overflow with real daemons, llama-server and vLLM, measured: a quarter of an hour; a quiet machine"
@@ -82,6 +83,10 @@ test-page: setup
 pictures: setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[page]"
 	$(BIN)/python packaging/pictures.py docs/pictures
+
+page-figures: setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[page]"
+	$(BIN)/python -m tests.peer.page_figures $(ARGS)
 
 cluster-demo: setup
 	@$(BIN)/python -m tests.cluster $(ARGS)

@@ -6,8 +6,8 @@ import { ago, button, h, plain, replace, saveFile } from "./dom.js";
 import { copyText } from "./markdown.js";
 import { ask } from "./session.js";
 import { Settings } from "./settings.js";
+import { isLast } from "./socket.js";
 
-const TYPING_MS = 150; // between two prompts that are computed while one types
 const byId = (id) => document.getElementById(id);
 
 export class Chat {
@@ -18,7 +18,7 @@ export class Chat {
     this.openId = null; // the id of the conversation in the list
     this.running = null; // {turn, view, id, isStopped, isDeleted} of the answer that is being made
     this.typed = ""; // the message whose prompt was computed last
-    this.typingTimer = 0;
+    this.isPrefilling = false;
     this.isFollowing = true; // the end of the transcript stays in view
     this.growth = new ResizeObserver(() => this.follow());
     this.compose();
@@ -37,8 +37,7 @@ export class Chat {
     });
     message.addEventListener("input", () => {
       message.rows = Math.min(8, message.value.split("\n").length);
-      clearTimeout(this.typingTimer);
-      this.typingTimer = setTimeout(() => this.prefill(), TYPING_MS);
+      this.prefill();
     });
     byId("transcript").addEventListener("scroll", ({ target }) => {
       this.isFollowing = target.scrollHeight - target.scrollTop - target.clientHeight < 40;
@@ -270,7 +269,6 @@ export class Chat {
     const text = message.value.trim();
     if (!text || !this.canAnswer()) return;
     if (!this.socket.isOpen) return this.tell("The daemon does not answer. The message stays here.");
-    clearTimeout(this.typingTimer);
     message.value = "";
     message.rows = 1;
     this.answer(this.conversation.last, [userItem(text)]);
@@ -280,15 +278,21 @@ export class Chat {
     if (this.canAnswer()) this.answer(turn.parent, turn.input);
   }
 
-  // Computes the prompt of what is typed so far, so that its answer begins sooner.
+  // Computes the prompt of what is typed so far, so that its answer begins sooner. One is computed at a time, and then
+  // what was typed meanwhile.
   prefill() {
     const text = byId("message").value.trim();
-    if (!text || text === this.typed || this.running || !this.socket.isOpen) return;
+    if (!text || text === this.typed || this.running || this.isPrefilling || !this.socket.isOpen) return;
     this.typed = text;
+    this.isPrefilling = true;
     this.conversation.settings = this.settings.values;
     const fields = this.conversation.fields(this.conversation.last, [userItem(text)]);
     // It is not stored, so that the list does not show it.
-    this.socket.create({ ...fields, ...this.chosenModel(), generate: false, store: false }, () => undefined);
+    this.socket.create({ ...fields, ...this.chosenModel(), generate: false, store: false }, (event) => {
+      if (!isLast(event)) return;
+      this.isPrefilling = false;
+      this.prefill();
+    });
   }
 
   chosenModel() {

@@ -7,6 +7,11 @@ const CHAT = { path: "/v1/responses", probe: "/v1/models", longestWaitMs: 5000 }
 const PROBE_MS = 3000; // systemd takes connections while the daemon starts
 const TERMINAL = new Set(["response.completed", "response.incomplete", "response.failed", "error"]);
 
+// Whether an event is the last one that a create gets.
+export function isLast(event) {
+  return event.type === "lost" || TERMINAL.has(event.type);
+}
+
 export class Socket {
   // `onState` is called with "open", "offline" or "locked" (the token opens nothing). `probe`: a path that the token
   // opens if it opens the socket at `path`.
