@@ -114,7 +114,7 @@ async def warn_of_kiosk(models: Models, kiosk: KioskConfig) -> None:
     try:
         await models.locate(kiosk.model)
     except EdgeAgentError as error:
-        logger.warning("kiosk.model: %s; until then the kiosk's visitors get no answer", error.message)
+        logger.warning("the kiosk's visitors get no answers: kiosk.model: %s", error.message)
 
 
 def _warn_of_network(state_dir: Path) -> None:
