@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgeagent import metrics
-from edgeagent.config import Config
+from edgeagent.config import Config, StoreConfig
 from edgeagent.credentials.keys import KeyRing, ensure_token
+from edgeagent.store.hub import background
+from edgeagent.store.hub.pull import Puller
 from edgeagent.types import GenerateRequest, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
 from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.daemon.running import running
+from tests.hub_server import hub_server
 from tests.page.axe import axe_source
-from tests.page.conftest import Visit
+from tests.page.conftest import Visit, visiting
+from tests.store.gguf_bytes import small_model
 
 pytestmark = pytest.mark.slow(seconds=90)
 
@@ -287,6 +292,27 @@ async def test_the_board_unloads_and_loads_a_model(visit: Visit, backend: FakeBa
     # A screen reader finds each panel and each plot by its name.
     for name in ("Time to the first token", "Time between tokens", "Models", "Latency targets", "Prompt cache"):
         await visit.tab.get_by_role("region", name=name, exact=True).wait_for()
+
+
+async def test_the_board_downloads_a_model_and_offers_to_load_it(
+    browser: Any, backend: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import close_session
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    config = Config(state_dir=tmp_path, store=StoreConfig(models_dir=tmp_path / "models", min_free_bytes=0))
+    close_session()
+    with hub_server() as hub:
+        hub.add("org/model-GGUF", {"model-Q4_K_M.gguf": small_model(1, 200_000)})
+        monkeypatch.setattr(background, "Puller", partial(Puller, endpoint=hub.url))
+        async with visiting(browser, backend, config, (1280, 800)) as visit:
+            await visit.enter()
+            await visit.tab.click("#to-board")
+            await visit.tab.fill("#pull-name", "org/model-GGUF")
+            await visit.tab.press("#pull-name", "Enter")
+            await visit.tab.get_by_text("org/model-GGUF:Q4_K_M is on this machine").wait_for()
+            await visit.tab.get_by_role("button", name="Load org/model-GGUF:Q4_K_M").wait_for()
+    close_session()
 
 
 HOSTILE = [

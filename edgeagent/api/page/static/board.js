@@ -53,8 +53,9 @@ export class Board {
     if (this.isUpdating) return;
     this.isUpdating = true;
     try {
-      const [status, slo, egress, metrics] = await Promise.all([
+      const [status, listed, slo, egress, metrics] = await Promise.all([
         ask("/edgeagent/status"),
+        ask("/v1/models"),
         ask("/edgeagent/slo"),
         ask("/edgeagent/egress?limit=20"),
         request("/metrics").then((answer) => answer.text()),
@@ -64,7 +65,7 @@ export class Board {
       this.showSlo(slo);
       this.showPlot("ttft", metrics, "edgeagent_first_token_seconds");
       this.showPlot("itl", metrics, "edgeagent_inter_token_seconds");
-      this.showModels(status);
+      this.showModels(status, listed.data);
       this.showCache(status);
       this.showDrafts(status);
       this.showRemotes(status.route);
@@ -121,8 +122,12 @@ export class Board {
     this.put(name, counted.num ? histogram(counted, this.panels[name].parentElement.getAttribute("aria-label")) : faint("Nothing measured yet."));
   }
 
-  showModels({ models, default_model: chosen }) {
-    const rows = models.map((model) => {
+  // `listed`: also the models that a request would load. An adapter is loaded with its base model.
+  showModels({ models, default_model: chosen }, listed) {
+    const names = new Set(models.map((model) => model.name));
+    const others = listed.filter(({ id, parent }) => !names.has(id) && !parent);
+    const here = others.map(({ id, edgeagent }) => ({ name: id, state: edgeagent.state, num_live: 0 }));
+    const rows = [...models, ...here].map((model) => {
       const isLoaded = model.state === "ready" || model.state === "starting";
       const state = model.state === "starting" ? `starting, ${Math.round(100 * model.progress)} %` : model.state;
       return [
