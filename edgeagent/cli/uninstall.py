@@ -19,7 +19,7 @@ from edgeagent.cli.display import print_json, size_text, table
 from edgeagent.cli.options import AsJson, ConfigFile, Yes
 from edgeagent.cli.service import ForSystem, is_installed, plan_of, service_config
 from edgeagent.cli.service_files import NAME, SYSTEM_CACHE_DIR, SYSTEM_CONFIG_FILE
-from edgeagent.config import Config
+from edgeagent.config import DEFAULT_STATE_DIR, Config
 from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import LOCK_FILE, find_daemon
@@ -100,9 +100,10 @@ def _of_user(settings: Config, file: Path) -> Iterator[Left]:
     if cache.is_dir() and not is_inside:
         yield Left("prompt cache", cache, _size(cache), lambda: _remove_cache(cache))
     if state.is_dir():
-        # The name of a folder may be misspelt in the settings. Only a daemon makes this file.
-        is_own = (state / LOCK_FILE).exists() or not any(state.iterdir())
-        why = "" if is_own else "it is no state folder"
+        # The name of a folder may be misspelt in the settings. Only a daemon makes the lock file, but other commands
+        # write into the folder too.
+        is_own = state == DEFAULT_STATE_DIR or (state / LOCK_FILE).exists() or not any(state.iterdir())
+        why = "" if is_own else "no daemon has used it"
         what = "state and prompt cache" if is_inside else "state"
         yield Left(what, state, _size(state), (lambda: shutil.rmtree(state)) if is_own else None, why)
     log = settings.log.file

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.config_sources import load_config
 from edgeagent.daemon.state import locked_state_dir
 from edgeagent.runtime_file import Runtime, write_runtime
+from tests.patience import patient
 from tests.store.gguf_bytes import small_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="for systemd")
@@ -187,7 +189,11 @@ def test_the_other_systems(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert content.decode("utf-16").startswith('<?xml version="1.0" encoding="UTF-16"?>')
 
 
-def test_uninstall_data_removes_what_is_edgeagent_s(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_uninstall_data_removes_what_is_edgeagent_s(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The settings are removed too. Without this, the next command would remove the state of who runs the tests.
+    monkeypatch.setenv("EDGEAGENT_STATE_DIR", str(home / "state"))
     models, cache, mine = home / "models", home / "cache", home / "models/mine.gguf"
     for name, value in {"store.models_dir": models, "cache.dir": cache, "log.file": home / "e.log"}.items():
         assert main(["config", "set", name, str(value)]) == 0
@@ -218,6 +224,21 @@ def test_a_folder_that_is_no_state_folder_stays(home: Path) -> None:
     (home / "state" / "thesis.txt").write_text("x")
     assert main(["uninstall-data", "--yes"]) == 0
     assert files(home) == {"state/thesis.txt"}
+
+
+def test_what_commands_write_without_a_daemon_is_removed(home: Path) -> None:
+    script = (
+        "from pathlib import Path\n"
+        "from edgeagent.cli import main\n"
+        "from edgeagent.config_sources import load_config\n"
+        "from edgeagent.store.file_records import LastUse\n"
+        "LastUse(load_config().config.state_dir).note(Path('model.gguf'))  # as `edgeagent run` does\n"
+        "raise SystemExit(main(['uninstall-data', '--yes']))"
+    )
+    (home / ".config/edgeagent/config.toml").unlink()
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=patient(60))
+    assert files(home) == set()
+    assert not (home / ".local/state/edgeagent").exists()
 
 
 def test_the_units_of_a_package_are_used(
