@@ -7,6 +7,7 @@ PYTEST_ARGS ?=
 # Test files run side by side in so many processes. They wait for timers and for each other's processes half of the
 # time, so four keep two cores busy.
 TEST_PROCESSES ?= 4
+SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-install test-slow test-clients test-page page-figures pictures mutants soak check format documents docs hooks golden eval-builtin dist bundle clean
@@ -52,16 +53,13 @@ demo: runtime
 test: export PYTHONDONTWRITEBYTECODE :=
 # The order of a set of texts is the same in each run.
 test: export PYTHONHASHSEED := 0
-# pytest comes last: continuous integration reads its closing line. Types are checked beside it, since tests are collected
-# by one process; errors are printed behind the tests.
+# pytest comes last: continuous integration reads its closing line.
 test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tests.size
-	@mkdir -p .cache; $(BIN)/mypy > .cache/types 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest --processes=$(TEST_PROCESSES) $(PYTEST_ARGS); status=$$?; \
-	wait $$types || { cat .cache/types; status=1; }; \
-	exit $$status
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 check: test
 

@@ -18,13 +18,14 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 import tests.examples  # noqa: F401 the profiles of hypothesis hold from the first test on
 from edgeagent.types import MemoryKind
 from tests import rotation
+from tests.alone import FewReports, Room
 from tests.models import make_tiny_model
 from tests.patience import patient
 from tests.rotation import pytest_terminal_summary  # noqa: F401 a hook
-from tests.side_by_side import pytest_addoption, pytest_runtestloop  # noqa: F401 hooks
 
 TinyModel = Callable[[MemoryKind], Path]
 
+ROOM = pytest.StashKey[Room]()
 # Tests with daemons, workers, other processes and models.
 SLOW_FOLDERS = tuple(
     f"tests/{name}/" for name in ("integration", "platforms", "doctor", "packaging", "robust", "worker")
@@ -37,8 +38,11 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def pytest_configure() -> None:
-    """Set the CAs, how long httpx waits unless it is told, and what Ctrl-C does."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the CAs, how long httpx waits unless it is told, and what Ctrl-C does.
+
+    In a parallel run, join the other processes' lock in their temporary folder.
+    """
     for phase in ("connect", "read", "write", "pool"):
         setattr(DEFAULT_TIMEOUT_CONFIG, phase, patient(20.0))
     os.environ["SSL_CERT_FILE"] = str(NOBODY)
@@ -46,6 +50,11 @@ def pytest_configure() -> None:
         # Programs started from a shell's background job ignore Ctrl-C, and so would every program that a test starts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all tests are collected, since collection creates almost no garbage
+    if hasattr(config, "workerinput"):
+        config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
+        config.add_cleanup(config.stash[ROOM].close)
+        if config.option.durations is None and config.option.xmlpath is None:  # these tell of every phase
+            config.pluginmanager.register(FewReports())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -72,6 +81,19 @@ def _set_aside() -> None:
     """Exclude all existing objects, half a million, from later garbage collections, which slow the tests down."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Run a test beside those of other processes, or alone."""
+    if ROOM not in item.config.stash:
+        return (yield)
+    with item.config.stash[ROOM].held(alone=_is_alone(item), next_alone=_is_alone(nextitem)):
+        return (yield)
+
+
+def _is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
 
 
 @pytest.fixture(autouse=True)

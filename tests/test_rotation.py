@@ -42,7 +42,6 @@ def test_seen():
 """
 CONFTEST = """
 from tests.rotation import pytest_collection_modifyitems, pytest_terminal_summary
-from tests.side_by_side import pytest_addoption, pytest_runtestloop
 """
 INI = """
 [pytest]
@@ -86,7 +85,7 @@ def test_a_seed_takes_its_share_and_says_so(project: Path) -> None:
         "a test that is too long for the budget has its day"
     )
     assert sum("test_short" in line for line in taken(output)) == rotation.BUDGET_S / 2
-    assert taken(run(project, "2026-11-28", "--processes=2")) == taken(output)
+    assert taken(run(project, "2026-11-28", "-p", "xdist", "-n", "2")) == taken(output)
     assert taken(run(project, "another day")) != taken(output)
     assert f" passed, {47 - len(taken(output))} deselected in " in output.splitlines()[-1]
 

@@ -23,7 +23,7 @@ import psutil
 from tests.mutants.mutate import Mutant
 
 _NOT_COPIED = (".git", ".venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "build", "dist")
-_PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no")
+_PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no")
 # A run that takes this much longer than the unchanged tests hangs; a busy machine alone is not that slow.
 SLACK_FACTOR = 4
 SLACK_S = 20.0
