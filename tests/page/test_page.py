@@ -191,7 +191,8 @@ async def test_the_prompt_is_computed_while_one_types(visit: Visit, backend: Fak
         ("system", "Be brief."),
         ("user", "turn on the light"),
     ]
-    # What was computed while typing is no conversation.
+    # What was computed while typing is no conversation. The list is asked for behind the answer.
+    await visit.tab.wait_for_selector("#list .entry")
     assert len(await visit.tab.query_selector_all("#list .entry")) == 1
 
 
