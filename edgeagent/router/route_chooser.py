@@ -17,6 +17,7 @@ from edgeagent.errors import (
     ContextLengthExceeded,
     DeadlineUnreachable,
     EdgeAgentError,
+    Forbidden,
     ModelNotFound,
     Overloaded,
     TokenBudgetExceeded,
@@ -85,15 +86,20 @@ class RouteChooser:
         return target_of(request, self._targets)
 
     def mode(self, request: GenerateRequest) -> RouteMode:
-        machine = self._machine_mode()
-        return strictest(machine, request.route) or RouteMode.LOCAL_ONLY
+        """Return the mode that applies to a request: the strictest of the machine's, its token's and its own.
+
+        With PREFER_REMOTE, a request for remotes alone gets what it asks for, since nothing more leaves the machine.
+        """
+        mode = strictest(self._machine_mode(), request.route) or RouteMode.LOCAL_ONLY
+        is_for_remotes = request.asked_route is RouteMode.REMOTE_ONLY
+        return RouteMode.REMOTE_ONLY if is_for_remotes and mode is RouteMode.PREFER_REMOTE else mode
 
     def overruled(self, request: GenerateRequest) -> str:
         """Return which stricter mode applies instead of the one that a request asks for; empty if its own applies."""
-        mode = self.mode(request)
-        if request.route is None or request.route is mode:
+        asked, mode = request.asked_route, self.mode(request)
+        if asked is None or asked is mode:
             return ""
-        return f"the request asked for {request.route.value}, and this machine's mode {mode.value} is stricter"
+        return f"the request asked for {asked.value}, and the stricter mode {mode.value} applies to it"
 
     def is_kept_here(self, request: GenerateRequest) -> bool:
         """Whether a request must stay on this machine although the owner has remotes.
@@ -116,7 +122,8 @@ class RouteChooser:
     def choose(self, request: GenerateRequest, left_out: Mapping[str, str] = NOTHING_LEFT_OUT) -> Order:
         """Return the routes that a request may take, without the backends in `left_out` (see `choose_routes`).
 
-        Raise the error for the client if there is no route, or if the first route's backend is full.
+        Raise the error for the client if there is no route, or if the first route's backend is full. A request for
+        remotes alone never gets the route on this machine: if its mode sends it there, it is refused.
         """
         began_s = time.perf_counter()
         try:
@@ -133,12 +140,33 @@ class RouteChooser:
         known = list(estimates.values())
         order = choose_routes(request, mode, known, placed, left_out=left_out, targets=self._targets)
         self._prepare(order, estimates)
+        if request.asked_route is RouteMode.REMOTE_ONLY:
+            if mode is RouteMode.LOCAL_ONLY or (order.routes and order.routes[0].reason == RouteMode.PREFER_LOCAL):
+                raise self._not_elsewhere(request, mode)
+            order = Order(tuple(route for route in order.routes if not route.is_local))
+            estimates = {name: estimate for name, estimate in estimates.items() if not estimate.is_local}
+            mode = RouteMode.REMOTE_ONLY
         if not order.routes:
             raise _no_route(request, mode, estimates, unknown, is_alone=not self.backends)
         first = estimates[order.routes[0].backend]
         if first.num_live >= first.max_live:
             raise _full(estimates)
         return order
+
+    def _not_elsewhere(self, request: GenerateRequest, mode: RouteMode) -> Forbidden:
+        """Return the error of a request for remotes alone that a stricter mode keeps on this machine."""
+        if request.choices:
+            why = "choices are computed on this machine alone"
+        elif self._machine_mode() is not mode:
+            why = f"its token, its conversation or the edgeagents that forwarded it allow {mode.value} at most"
+        else:
+            why = f"this machine's mode is {mode.value}" + (f", as {self.why_local()}" if self.why_local() else "")
+        if mode is RouteMode.PREFER_LOCAL:
+            why += ", and this machine can serve it"
+        return Forbidden(
+            f"the request asks for remote_only, but {why}; it was not computed here. Ask for another route",
+            param="edgeagent.route",
+        )
 
     def _prepare(self, order: Order, estimates: Mapping[str, Estimate]) -> None:
         """Probe the remotes: now and then if this machine serves the request well, and often otherwise."""

@@ -203,6 +203,8 @@ class GenerateRequest(Struct, frozen=True):
     the prompt is not read from the cache.
     reports_progress: send PromptProgress while the prompt is computed.
     route: where the request and its credential allow it to run (None: no limit).
+    asked_route: the mode that the request itself names, or its conversation if it names none; `route` may be stricter.
+    With REMOTE_ONLY, this machine does not compute the request, whatever `route` is.
     client: the client's name, empty for the owner; see `credentials.keys.Client`.
     so_far: the part of the answer that the client already has. The generation continues it.
     keep_alive_s: from now on, how long the model stays loaded after its last use (None: unchanged; infinity: forever).
@@ -234,6 +236,7 @@ class GenerateRequest(Struct, frozen=True):
     echo: bool = False
     reports_progress: bool = False
     route: RouteMode | None = None
+    asked_route: RouteMode | None = None
     client: str = ""
     so_far: AnswerSoFar | None = None
     keep_alive_s: float | None = None

@@ -14,6 +14,7 @@ from websockets.asyncio.client import connect
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
 from edgeagent.errors import LocalUnavailable
+from edgeagent.router.router import Router
 from edgeagent.types import AnswerSoFar, GenerateRequest, Permit, RouteMode, Sink, WorkerState
 from tests.api.services import OneModel
 from tests.backends.fake import FakeBackend, failing
@@ -199,6 +200,50 @@ async def test_a_prompt_that_is_only_computed_ahead_stays_here(locked: Running) 
     body = {"input": "hello", "generate": False, "edgeagent": {"route": "remote_only"}}
     await locked.http.post(f"{locked.url}/v1/responses", json=body, headers=headers)
     assert last(locked).route is LOCAL
+
+
+WARMING = {"generate": False, "edgeagent": {"route": "remote_only"}}
+
+
+@pytest.mark.parametrize("machine", RouteMode)
+async def test_a_request_for_remotes_alone_is_never_computed_here(machine: RouteMode) -> None:
+    """Neither an answer, nor a choice, nor a prompt ahead, nor a turn of a conversation that asked for it."""
+    local, gpu = FakeBackend(), FakeBackend()
+    gpu.name = "remote:gpu"
+    asked = {"edgeagent": {"route": "remote_only"}}
+    is_away = machine in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
+    async with running(Router([local, gpu], machine_mode=lambda: machine)) as daemon:
+        for path, body in BODIES.items():
+            reply = await daemon.http.post(f"{daemon.url}{path}", json=body | asked)
+            assert reply.status_code == (200 if is_away else 403), reply.text
+            assert is_away or "the request asks for remote_only" in reply.text
+        body = {"input": "hello", "choices": ["yes", "no"], **asked}
+        reply = await daemon.http.post(f"{daemon.url}/edgeagent/choose", json=body)
+        assert reply.status_code == 403 and "choices are computed on this machine alone" in reply.text
+        assert reply.json()["error"]["param"] == "edgeagent.route"
+        reply = await daemon.http.post(f"{daemon.url}/v1/responses", json={"input": "hello", **WARMING})
+        assert reply.json()["status"] == "completed" and reply.json()["usage"]["input_tokens"] == 0
+        body = {"input": "and?", "previous_response_id": reply.json()["id"]}
+        reply = await daemon.http.post(f"{daemon.url}/v1/responses", json=body)
+        assert reply.status_code == (200 if is_away else 403), "the conversation asked for it"
+        async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+            for fields, is_done in ((WARMING, True), (asked, is_away)):
+                await socket.send(json.dumps({"type": "response.create", "input": "hello", **fields}))
+                ends = ("response.completed", "response.failed", "error")
+                while (event := json.loads(await socket.recv()))["type"] not in ends:
+                    pass
+                assert (event["type"] == "response.completed") == is_done, event
+    assert local.requests == []
+
+
+async def test_a_turn_for_remotes_alone_cannot_continue_a_conversation_that_stays_here() -> None:
+    local = FakeBackend()
+    async with running(Router([local, FakeBackend()], machine_mode=lambda: RouteMode.PREFER_REMOTE)) as daemon:
+        body: dict[str, Any] = {"input": "hello", "edgeagent": {"route": "local_only"}}
+        kept = (await daemon.http.post(f"{daemon.url}/v1/responses", json=body)).json()
+        body = {"input": "and?", "edgeagent": {"route": "remote_only"}, "previous_response_id": kept["id"]}
+        reply = await daemon.http.post(f"{daemon.url}/v1/responses", json=body)
+        assert reply.status_code == 403 and "its conversation" in reply.text
 
 
 async def test_remotes_make_a_daemon_ready_that_has_no_model_of_its_own() -> None:

@@ -16,6 +16,7 @@ from edgeagent.backends.base import Estimate
 from edgeagent.errors import (
     ContextLengthExceeded,
     EdgeAgentError,
+    Forbidden,
     InternalError,
     InvalidRequest,
     LocalUnavailable,
@@ -26,6 +27,7 @@ from edgeagent.errors import (
     RequestTimeout,
     WorkerCrashed,
 )
+from edgeagent.router.policy import strictest
 from edgeagent.router.router import Router
 from edgeagent.types import (
     AnswerSoFar,
@@ -602,15 +604,71 @@ async def test_prompt_tokens_are_those_of_the_place_that_began() -> None:
     assert (answer.end.usage.num_prompt_tokens, answer.end.usage.num_cached_tokens) == (42, 3)
 
 
+def asking(mode: RouteMode | None, **fields: Any) -> GenerateRequest:
+    return replace(request("", model="fake"), route=mode, asked_route=mode, **fields)
+
+
 @pytest.mark.parametrize("machine", [RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE])
-@pytest.mark.parametrize("asked", [None, *RouteMode])
+@pytest.mark.parametrize("asked", [None, RouteMode.LOCAL_ONLY, RouteMode.PREFER_LOCAL, RouteMode.PREFER_REMOTE])
 async def test_a_mode_that_does_not_apply_is_told(machine: RouteMode, asked: RouteMode | None) -> None:
-    answer = await run([Place("local"), Place("remote:gpu")], machine, replace(request("", model="fake"), route=asked))
+    answer = await run([Place("local"), Place("remote:gpu")], machine, asking(asked))
     order = list(RouteMode)
     is_overruled = asked is not None and order.index(asked) > order.index(machine)
     (told,) = answer.told
     assert told is not None and (machine.value in told.overruled) == is_overruled
     assert answer.end.timings.placement == told
+
+
+FAILING = [LOST], [Overloaded("full")], [InvalidRequest("no such field")], (Started(1, 0), TextDelta("one"), LOST)
+
+
+@pytest.mark.parametrize("machine", RouteMode)
+@pytest.mark.parametrize("kind", [{}, {"choices": ("a", "b")}, {"prefill_only": True}, {"is_ahead": True}])
+async def test_a_request_for_remotes_alone_is_never_computed_here(machine: RouteMode, kind: dict[str, Any]) -> None:
+    """Whatever the machine, a token, the backends and the kind of the request are. And no mode is exceeded."""
+    tokens = (None, *RouteMode)
+    locals_: tuple[dict[str, Any] | None, ...] = (
+        *({}, {"strain": "memory"}, {"obstacle": "failed"}, {"first_token_s": 99.0}),
+        None,
+    )
+    remotes: tuple[Any, ...] = ({}, {"obstacle": "unreachable"}, *FAILING, None)
+    for token, local, remote in itertools.product(tokens, locals_, remotes):
+        case = (token, local, remote)
+        route = strictest(token, RouteMode.LOCAL_ONLY if kind else None, RouteMode.REMOTE_ONLY)
+        acts, estimate = ((), remote) if isinstance(remote, dict) else ((remote,), {})
+        gpu = None if remote is None else Place("remote:gpu", *acts, **estimate)
+        here = None if local is None else Place("local", **local)
+        wanted = replace(asking(RouteMode.REMOTE_ONLY, **kind), route=route)
+        answer = await run([place for place in (here, gpu) if place is not None], machine, wanted)
+        assert here is None or here.requests == [], case
+        mode = strictest(machine, route)
+        if gpu is None or mode is RouteMode.LOCAL_ONLY:
+            assert answer.error is not None and (gpu is None or gpu.requests == []), case
+        elif mode is RouteMode.PREFER_LOCAL and local == {}:
+            assert isinstance(answer.error, Forbidden) and gpu.requests == [], case
+        elif remote == {}:
+            assert answer.error is None and answer.text == "one two three four", case
+        else:
+            assert answer.error is not None and not isinstance(answer.error, Forbidden), case
+
+
+@pytest.mark.parametrize(
+    ("wanted", "machine", "why"),
+    [
+        (asking(RouteMode.REMOTE_ONLY), RouteMode.LOCAL_ONLY, "this machine's mode is local_only"),
+        (asking(RouteMode.REMOTE_ONLY), RouteMode.PREFER_LOCAL, "mode is prefer_local, and this machine can serve it"),
+        (replace(asking(RouteMode.REMOTE_ONLY), route=RouteMode.LOCAL_ONLY), RouteMode.PREFER_REMOTE, "its token"),
+        (
+            replace(asking(RouteMode.REMOTE_ONLY, choices=("a", "b")), route=RouteMode.LOCAL_ONLY),
+            RouteMode.PREFER_REMOTE,
+            "choices are computed on this machine alone",
+        ),
+    ],
+)
+async def test_a_refusal_says_which_rule_holds(wanted: GenerateRequest, machine: RouteMode, why: str) -> None:
+    answer = await run([Place("local"), Place("remote:gpu")], machine, wanted)
+    assert isinstance(answer.error, Forbidden) and answer.error.param == "edgeagent.route"
+    assert why in answer.error.message
 
 
 @pytest.mark.parametrize(

@@ -200,8 +200,9 @@ def with_caller(request: GenerateRequest, config: Config, ceiling: Tier | None) 
     client = grant.client if grant is not None else OWNER
     is_for_here = request.prefill_only or request.is_ahead or bool(request.choices)
     here = RouteMode.LOCAL_ONLY if is_for_here or num_hops >= MAX_HOPS else None
-    route = strictest(client.route, here, request.route)
-    request = replace(request, route=route, client=request.cache.partition, num_hops=num_hops)
+    route, asked_route = strictest(client.route, here, request.route), request.asked_route or request.route
+    partition = request.cache.partition
+    request = replace(request, route=route, asked_route=asked_route, client=partition, num_hops=num_hops)
     targets = targets_of(config)
     request = lowered(request, client.tier, targets, f"the token of {client.label!r} allows no more")
     request = lowered(request, ceiling, targets, "the policy of this machine allows no more")

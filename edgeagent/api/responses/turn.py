@@ -96,6 +96,17 @@ class Turn:
         return isinstance(prompt, ChatPrompt) and not prompt.messages
 
     @property
+    def why_uncomputed(self) -> str:
+        """Why the turn ends at once and nothing is computed; empty if something is.
+
+        A prompt is computed ahead for this machine's cache, which a request for remotes alone does not use.
+        """
+        if self.is_empty:
+            return "empty prompt"
+        request = self.request
+        return "remote_only" if request.prefill_only and request.asked_route is RouteMode.REMOTE_ONLY else ""
+
+    @property
     def partition(self) -> str:
         return self.request.cache.partition
 
@@ -104,7 +115,7 @@ class Turn:
         transcript = Transcript().extended(items)
         self.conversation = replace(self.conversation, items=items, transcript=transcript, num_inherited=0)
         shorter = self.create.request(self.request.id, self.request.model, self.conversation, self.partition)
-        same = {name: getattr(self.request, name) for name in ("cache", "route", "is_whole")}
+        same = {name: getattr(self.request, name) for name in ("cache", "route", "asked_route", "is_whole")}
         self.request = msgspec_replace(shorter, **same)
 
     def stored(self) -> StoredResponse:
@@ -147,8 +158,9 @@ def begin_turn(
     conversation = history.continue_from(create.previous_id, create.items, found)
     model = with_adapter(create.body.model or default_model or service.models.default(), create.body.edgeagent)
     request = create.request(make_id("resp"), model, conversation, partition)
-    route = strictest(conversation.route, request.route)
-    request = msgspec_replace(request, cache=msgspec_replace(request.cache, lane=lane), route=route)
+    route, asked_route = strictest(conversation.route, request.route), request.route or conversation.route
+    cache = msgspec_replace(request.cache, lane=lane)
+    request = msgspec_replace(request, cache=cache, route=route, asked_route=asked_route)
     response = new_response(request.id, model, create.echo(_defaults(service, model)), int(clock()))
     # If an earlier response of the chain must not be stored, this one is not stored either. Its `store` says so.
     response["store"] = create.is_stored and conversation.is_storable
@@ -188,8 +200,8 @@ async def run_turn(turn: Turn, service: Service, sink: Sink, early: EarlySummari
     `early`: the summaries that were written in idle time. If the conversation is summarized first, two steps say so,
     with the deltas Compacting and Compacted.
     """
-    if turn.is_empty:
-        sink.put(Step((unrun(FinishReason.STOP, "empty prompt"),)))
+    if why := turn.why_uncomputed:
+        sink.put(Step((unrun(FinishReason.STOP, why),)))
         return
     if await _is_too_long(turn, service):
         item_id = new_id("cmp")
@@ -234,7 +246,7 @@ def summarize_early(turn: Turn, context: Context, connection: object | None = No
     usage = response.get("usage")
     if threshold is None or usage is None or response["status"] != "completed" or turn.request.prefill_only:
         return
-    is_remote = turn.request.route in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
+    is_remote = turn.request.asked_route in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
     if usage["total_tokens"] < EARLY_SHARE * threshold or is_remote or not output or isinstance(output[-1], CallItem):
         return
     items, early = (*turn.conversation.items, *output), context.responses.early_summaries

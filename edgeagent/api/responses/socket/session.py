@@ -416,8 +416,8 @@ class Session:
         wants from a remote is not answered by this machine.
         """
         turn, lane, request = live.turn, live.lane, live.turn.request
-        is_asked = turn.create.is_answered_ahead and request.logprobs is None and not turn.is_empty
-        is_asked = is_asked and request.route not in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
+        is_asked = turn.create.is_answered_ahead and request.logprobs is None and not turn.why_uncomputed
+        is_asked = is_asked and request.asked_route not in (RouteMode.PREFER_REMOTE, RouteMode.REMOTE_ONLY)
         if is_asked and turn.create.compact_threshold is None and lane.ahead is None and not self._is_expired:
             lane.ahead = AheadAnswer(request, self.make_id("ahead"))
             self._actions.append(BeginAhead(lane.ahead))
@@ -459,8 +459,8 @@ class Session:
             self._run(live)
 
     def _run(self, live: LaneTurn) -> None:
-        if live.turn.is_empty:
-            self._feed(live, [unrun(FinishReason.STOP, "empty prompt")])
+        if why := live.turn.why_uncomputed:
+            self._feed(live, [unrun(FinishReason.STOP, why)])
         else:
             self._actions.append(Start(live))
 
