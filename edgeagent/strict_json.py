@@ -14,7 +14,10 @@ MAX_JSON_VALUES = 250_000
 # An object costs ten times what a number costs. 4,096 messages with parts and calls, or 512 tools with 60 fields each,
 # have fewer.
 MAX_JSON_OBJECTS = 32_768
-MAX_INTEGER = 2**63 - 1
+# An integer beyond these is a float, as it is for every client in JavaScript. No field of ours takes one; the schema of
+# a tool may have one, such as the largest integer of 64 bits.
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
+_MAX_DIGITS = 400
 
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 # Python joins the halves of a pair when it decodes the escapes, so what is left has no other half.
@@ -25,9 +28,10 @@ def parse_json(data: bytes | str) -> object:
     """Return the value of a JSON text; raise InvalidRequest if it is not strict JSON within the limits.
 
     The function refuses bad syntax, invalid UTF-8, a byte-order mark, NUL, duplicate keys, NaN, Infinity, floats that
-    overflow, integers beyond 64 bits, nesting beyond MAX_JSON_DEPTH, more than MAX_JSON_VALUES values, and more than
+    overflow, nesting beyond MAX_JSON_DEPTH, more than MAX_JSON_VALUES values, and more than
     MAX_JSON_OBJECTS objects. Half of a surrogate pair in a string becomes U+FFFD: a text that was cut within an emoji
-    would otherwise be refused with each turn that sends it again. In a key it is refused.
+    would otherwise be refused with each turn that sends it again. In a key it is refused. An integer beyond 64 bits
+    becomes a float.
     """
     try:
         raw = data.encode() if isinstance(data, str) else data
@@ -151,11 +155,11 @@ def kind_of(value: object) -> str:
     return "an object"
 
 
-def _integer(digits: str) -> int:
+def _integer(digits: str) -> int | float:
     # Check the length first: int() raises for more than 4,300 digits, and takes quadratic time for fewer.
-    if len(digits) > 20 or abs(number := int(digits)) > MAX_INTEGER:
-        raise InvalidRequest(f"the integer {digits[:24]} is out of range (at most {MAX_INTEGER})")
-    return number
+    if len(digits) <= 20 and MIN_INTEGER <= (number := int(digits)) <= MAX_INTEGER:
+        return number
+    return _float(digits[:_MAX_DIGITS])
 
 
 def _float(digits: str) -> float:

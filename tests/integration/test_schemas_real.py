@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import websockets
+from websockets.sync.client import connect
 
 from tests.clients.json_cut import fault_of
 from tests.clients.schemas import Sent, all_sent
@@ -185,3 +186,45 @@ def test_at_temperature_1_many_times(daemon: Daemon, sent: Sent) -> None:
         faults = list(pool.map(lambda seed: fault(daemon, sent, 1, seed), range(NUM_RUNS)))
     found = [each for each in faults if each is not None]
     assert NUM_RUNS - len(found) >= NUM_GOOD, "\n".join(found)
+
+
+WIDE = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer", "format": "uint64", "minimum": 0, "maximum": 2**64 - 1},
+        "at": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        "by": {"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 2**64 - 1},
+    },
+    "required": ["id"],
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_tool_has_the_limits_of_its_servers_language(daemon: Daemon, strict: bool) -> None:
+    """As a server in Rust, Go or TypeScript writes them for integers of 64 bits."""
+    own = {"name": "find", "description": "", "strict": strict}
+    message, limit = {"messages": MESSAGES}, {"max_tokens": 4}
+    function = {"type": "function", "function": {**own, "parameters": WIDE}}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {**message, **limit, "tools": [function]},
+        "/api/chat": {**message, "stream": False, "options": {"num_predict": 4}, "tools": [function]},
+        "/v1/responses": {
+            "input": "hi",
+            "max_output_tokens": 4,
+            "tools": [{"type": "function", **own, "parameters": WIDE}],
+        },
+        "/v1/messages": {
+            **message,
+            **limit,
+            "tools": [{"name": "find", "input_schema": WIDE, **({"strict": True} if strict else {})}],
+        },
+    }
+    for path, body in bodies.items():
+        reply = httpx.post(daemon.url + path, json={"model": "builtin", **body}, timeout=patient(120))
+        assert reply.status_code == 200, (path, reply.text)
+        assert "x-edgeagent-warning" not in reply.headers, path
+    with connect(daemon.url.replace("http", "ws") + "/v1/responses") as socket:
+        socket.send(json.dumps({"type": "response.create", **bodies["/v1/responses"]}))
+        while (event := json.loads(socket.recv()))["type"] not in ("response.completed", "response.incomplete"):
+            assert event["type"] not in ("response.failed", "error"), event

@@ -29,7 +29,10 @@ BASE: dict[str, dict[str, Any]] = {
 ROUTES = [route for route in BASE if f"POST {route}" in OPERATIONS]
 NO_NUMBERS = ["true", "false", '"1"', "[1]", "{}"]
 ABSENT = ["null", '""']
-TOO_LARGE = [str(2**63), str(-(2**63)), "9" * 5000, "1e400", "-1e400", "NaN", "Infinity", "-Infinity"]
+TOO_LARGE = [
+    *(str(2**63), str(-(2**63)), str(2**64 - 1), str(2**64), str(-(2**64)), str(10**25), "9" * 400, "9" * 5000),
+    *("1e400", "-1e400", "NaN", "Infinity", "-Infinity"),
+]
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeGuard
 
 from edgeagent.strict_json import kind_of
 from edgeagent.text.partition_cache import PartitionCache
@@ -65,7 +65,10 @@ def path_of(place: Place) -> str:
 
 
 def forbidden_keywords(schema: Schema) -> list[Fault]:
-    """Return the keywords that must not reach the compiler: references out of the schema, and too many patterns."""
+    """Return the keywords that must not reach the compiler.
+
+    They are references out of the schema, too many patterns, and integers at which it crashes.
+    """
     found: list[Fault] = []
     joined = _Joined(schema)
     for place, node in _nodes(schema):
@@ -77,7 +80,20 @@ def forbidden_keywords(schema: Schema) -> list[Fault]:
         if joins is not None and joined.count(node) > MAX_JOINED:
             why = f"joins more than {MAX_JOINED} patterns and formats for one text; write them as one pattern"
             found.append(Fault(place, joins, why))
+        found += [Fault(place, each, why) for each in ("const", "enum") if (why := _crashing(node.get(each)))]
     return found
+
+
+def _crashing(value: object) -> str:
+    """Return why the compiler would crash at a value of `const` or `enum`; empty if it would not."""
+    match value:
+        case dict():
+            return next(filter(None, map(_crashing, value.values())), "")
+        case list():
+            return next(filter(None, map(_crashing, value)), "")
+    if _is_number(value) and float(value) <= -(2.0**63):
+        return f"has {value}, and integers below {_LOWEST} cannot be followed"
+    return ""
 
 
 def plain_faults(schema: Schema) -> list[Fault]:
@@ -215,7 +231,7 @@ def _doubts(node: Schema) -> Iterator[tuple[str, str]]:
         )
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -430,14 +446,43 @@ def _without_nulls(schema: Any) -> Any:
 def _adapted(schema: Any) -> Any:
     """Return a schema with its keywords adapted to the compiler, in all subschemas too.
 
-    Unknown formats, options of the compiler and `uniqueItems: false` are removed.
+    Unknown formats, options of the compiler, `uniqueItems: false` and limits that no answer reaches are removed.
     """
     if not isinstance(schema, dict):
         return schema
     schema = {key: value for key, value in schema.items() if key != "x-guidance"}
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
-    return _with_named_keys(_with_format(map_schemas(schema, _adapted)))
+    return _with_named_keys(_with_format(_with_limits(map_schemas(schema, _adapted))))
+
+
+# The compiler fails at some limits of 64 bits, which languages with such types write into their schemas. It rounds the
+# lowest integers of 64 bits to -2**63, which it cannot compile.
+_LONGEST = 2**31 - 1
+_LOWEST = -(2**63) + 1024
+_WIDEST = 9e18
+
+
+def _with_limits(schema: Schema) -> Schema:
+    """Return the schema with limits that the compiler can follow. A limit that no answer reaches is left out."""
+    limited = dict(schema)
+    for low, high in _BOUNDS:
+        for keyword in (low, high):
+            if isinstance(value := limited.get(keyword), float) and value.is_integer():
+                limited[keyword] = int(value)
+        if _is_number(limited.get(high)) and limited[high] > _LONGEST:
+            del limited[high]
+    types = schema.get("type")
+    is_whole = isinstance(types, str | list) and "integer" in types and "number" not in types
+    for low, high in _NUMBER_BOUNDS:
+        for keyword in (low, high):
+            if is_whole and _is_number(value := limited.get(keyword)) and value < _LOWEST:
+                limited[keyword] = _LOWEST
+        if not is_whole and _is_number(limited.get(low)) and limited[low] < -_WIDEST:
+            del limited[low]
+        if not is_whole and _is_number(limited.get(high)) and limited[high] > _WIDEST:
+            del limited[high]
+    return limited
 
 
 def _with_format(schema: Schema) -> Schema:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.errors import InvalidToolSchema
 from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, SchemaError, followable, parse_schema
 from edgeagent.types import JsonSchemaFormat, Tool
 from tests.text.grammar.test_compiler import accepts, constraint
@@ -95,3 +96,48 @@ def test_a_client_does_not_set_the_compilers_options() -> None:
     schema = parse_schema('{"type": "object", "x-guidance": {"lenient": true}, "items": {"x-guidance": {}}}')
     assert adapted(schema) == {"type": "object", "items": {}}
     assert followable(schema, lenient=False)["x-guidance"]["lenient"] is False
+
+
+# What languages with integers of 64 bits, JavaScript, and libraries for schemas write as "no limit".
+WIDE = (
+    *(2**63 - 1, 2**63, 2**64 - 1, 2**64, 18446744073709552000, 10**25, 1e19, 1e300, 1.7976931348623157e308),
+    *(2**53 - 1, 2**53, 2**31 - 1, 2**31, 2**32 - 1, 2**32),
+)
+LOWEST = (*(-each for each in WIDE), -(2**63) + 1)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("types", ["integer", "number", ["integer", "null"], ["number", "null"], None])
+def test_a_limit_that_no_answer_reaches_is_followed(strict: bool, types: str | list[str] | None) -> None:
+    kind = {} if types is None else {"type": types}
+    bounds = [{name: each} for name in ("maximum", "exclusiveMaximum") for each in WIDE]
+    bounds += [{name: each} for name in ("minimum", "exclusiveMinimum") for each in LOWEST]
+    bounds += [{"minimum": low, "maximum": high} for low, high in zip(LOWEST, WIDE, strict=False)]
+    for number in bounds:
+        schema = {"type": "object", "properties": {"n": {**kind, **number}}, "required": ["n"]}
+        call = constraint(tools=(Tool("go", "", json.dumps(schema), strict=strict),), mode="required")
+        assert not call.warnings, number
+        assert accepts(call, '<tool_call>{"name": "go", "arguments": {"n": 7}}</tool_call>'), number
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("most", [*WIDE, 8.0])
+def test_a_length_that_no_answer_reaches_is_followed(strict: bool, most: float) -> None:
+    values = {"a": {"type": "string", "maxLength": most}, "b": {"type": "array", "maxItems": most, "minItems": 0.0}}
+    schema = {"type": "object", "properties": values, "required": ["a", "b"], "maxProperties": most}
+    call = constraint(tools=(Tool("go", "", json.dumps(schema), strict=strict),), mode="required")
+    assert not call.warnings
+    assert accepts(call, '<tool_call>{"name": "go", "arguments": {"a": "x", "b": [1]}}</tool_call>')
+
+
+@pytest.mark.parametrize("value", [-(2**63), -(2**63) + 1, -1e25, [1, -(2**63)], {"a": -(2**64)}])
+def test_a_number_at_which_the_compiler_crashes_never_reaches_it(value: object) -> None:
+    for keyword, given in (("const", value), ("enum", [value, 1])):
+        schema = json.dumps({"type": "object", "properties": {"n": {keyword: given}}, "required": ["n"]})
+        with pytest.raises(
+            InvalidToolSchema, match=f"tool 'go': `{keyword}` at #/properties/n has -.*cannot be followed"
+        ):
+            constraint(tools=(Tool("go", "", schema, strict=True),), mode="required")
+        call = constraint(tools=(Tool("go", "", schema, strict=False),), mode="required")
+        assert f"`{keyword}` at #/properties/n" in call.warnings[0]
+        assert accepts(call, '<tool_call>{"name": "go", "arguments": {"n": 7}}</tool_call>')
