@@ -117,7 +117,7 @@ def read_memory(pids: Collection[int] = ()) -> Memory:
     for pid in pids:
         try:
             info = psutil.Process(pid).memory_info()
-        except psutil.Error:
+        except (psutil.Error, OSError):
             continue
         held[pid] = Held(info.rss, getattr(info, "shared", None))
     return Memory(machine.available, machine.total, held)

@@ -392,17 +392,21 @@ class Pool:
 
     async def _look_after(self) -> None:
         """Again and again, check the machine's memory and the models' files and folders, and unload unused models."""
-        cache = self._source.cache
         while True:
-            if cache is not None:
-                cache.note_loaded(dict(filter(None, (model.cache_bytes for model in self._models.values()))))
-            self._note_pressure(await asyncio.to_thread(_look_at_machine, cache))
-            if self.pressure == "memory":
-                await self._eviction.relieve()
+            with suppress(OSError):  # a moment without a free descriptor must not end this task
+                await self._look()
             await asyncio.sleep(self._limits.look_interval_s)
-            self._unload_expired()
-            for model in list(self._models.values()):
-                await _look_at(model)
+
+    async def _look(self) -> None:
+        cache = self._source.cache
+        self._unload_expired()
+        if cache is not None:
+            cache.note_loaded(dict(filter(None, (model.cache_bytes for model in self._models.values()))))
+        self._note_pressure(await asyncio.to_thread(_look_at_machine, cache))
+        if self.pressure == "memory":
+            await self._eviction.relieve()
+        for model in list(self._models.values()):
+            await _look_at(model)
 
     def _note_pressure(self, pressure: str) -> None:
         self.pressure = pressure

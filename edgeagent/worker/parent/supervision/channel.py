@@ -147,14 +147,14 @@ class Channel(asyncio.SubprocessProtocol):
             self._stdin.write(frame)
 
     def signs(self) -> Signs | None:
-        """Return the child's resource use so far; None if the system does not report it."""
+        """Return the child's resource use so far; None if it cannot be read, as without a free descriptor."""
         if self._process is None:
             return None
         try:
             with self._process.oneshot():
                 times = self._process.cpu_times()
                 return Signs(times.user + times.system, self._process.memory_info().rss)
-        except psutil.Error:
+        except (psutil.Error, OSError):
             return None
 
     def mute(self) -> None:
@@ -211,7 +211,7 @@ class Channel(asyncio.SubprocessProtocol):
         process = cast(asyncio.SubprocessTransport, transport)
         self._transport = process
         self.pid = process.get_pid()
-        with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error, OSError):
             self._process = psutil.Process(self.pid)
         self._stdin = cast(asyncio.WriteTransport, process.get_pipe_transport(_STDIN))
 

@@ -269,6 +269,10 @@ class Supervisor:
             logger.exception("supervisor of %s failed", self.name)
             failure = InternalError(f"the supervisor failed: {type(error).__name__}")
             self._give_up(failure, WorkerState.FAILED, self._limits.load_retry_s)
+            if (channel := self._channel) is not None:  # nothing else would end its process
+                channel.mute()
+                await channel.end(self._limits.stop_grace_s)
+                self._channel = None
 
     async def _run_once(self) -> WorkerEnd:
         """Run one worker from its start to its end; return how and why it ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import math
@@ -316,6 +317,24 @@ async def test_where_the_machine_is_short_of_memory_an_idle_model_leaves(
     await begin(pool)
     await answer(pool, "m1")
     monkeypatch.setattr("edgeagent.worker.parent.pool.pool.read_pressure", lambda: "memory")
+    await eventually(lambda: loaded(pool) == {"mini"})
+    await pool.stop()
+
+
+async def test_the_machine_is_still_looked_at_after_a_moment_without_descriptors(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([OSError(errno.EMFILE, "Too many open files")] * 3)
+
+    def look() -> str:
+        if (error := next(looks, None)) is not None:
+            raise error
+        return "memory"
+
+    pool = shelf.pool()
+    await begin(pool)
+    await answer(pool, "m1")
+    monkeypatch.setattr("edgeagent.worker.parent.pool.pool.read_pressure", look)
     await eventually(lambda: loaded(pool) == {"mini"})
     await pool.stop()
 

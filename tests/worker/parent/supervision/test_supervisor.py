@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from edgeagent.errors import InvalidRequest, NotSupported, PayloadTooLarge
@@ -124,6 +126,37 @@ async def test_a_tick_is_as_long_as_the_time_since_the_last(make: Make, monkeypa
     await submit(supervisor, "answer 3").end()
     await eventually(lambda: len(elapsed_s) >= 3)
     assert 0 < sum(elapsed_s) <= time.monotonic() - began_s
+
+
+async def test_a_worker_outlives_a_moment_without_descriptors(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its use of resources cannot be read then. A client's connections can take every descriptor of the daemon."""
+    num_refused = 0
+
+    def refuse(_: psutil.Process) -> object:
+        nonlocal num_refused
+        num_refused += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    supervisor = make()
+    stream = submit(supervisor, "stream")
+    await stream.until(lambda record: bool(record.tokens))
+    with monkeypatch.context() as scarce:
+        scarce.setattr(psutil.Process, "oneshot", refuse)
+        await eventually(lambda: num_refused >= 3)
+    assert (await submit(supervisor, "answer 3", "r2").end()).text == "0 1 2 "
+    assert (supervisor.status().state, supervisor.status().num_restarts) == (WorkerState.READY, 0)
+    supervisor.cancel("r1")
+    await stream.end()
+
+
+async def test_a_bug_in_the_supervisor_leaves_no_process(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = make()
+    await submit(supervisor, "answer 1").end()
+    pid = supervisor.status().pid
+    assert pid is not None
+    monkeypatch.setattr(WorkerRun, "tick", lambda *_: 1 / 0)
+    await eventually(lambda: supervisor.status().state is WorkerState.FAILED and supervisor.status().pid is None)
+    assert not psutil.pid_exists(pid)
 
 
 async def test_a_refusal_is_a_sign_of_life(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
