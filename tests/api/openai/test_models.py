@@ -185,6 +185,7 @@ async def test_ready_generates_one_token_for_all_who_ask() -> None:
         max_tokens=1,
         cache=CachePolicy(read=False, write=False),
         route=RouteMode.LOCAL_ONLY,
+        asked_route=RouteMode.LOCAL_ONLY,
     )
 
 
