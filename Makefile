@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-install test-slow test-clients test-page page-figures pictures mutants soak check format documents docs hooks golden eval-builtin dist bundle clean
+.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-install test-slow test-clients test-page page-figures pictures mutants soak attack check format documents docs hooks golden eval-builtin dist bundle clean
 
 help:
 	@echo "make demo          set up what runs, start the daemon with the bundled model, hold a short conversation"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-slow     storms, a daemon killed 200 times, many seeds: minutes to an hour; PYTEST_ARGS='-k random_moments'"
 	@echo "make test-install  the packages in clean roots: installed, asked, upgraded, removed; Debian, as root; ARGS='--only deb'"
 	@echo "make soak          half an hour of mixed load with faults; MINUTES=5 for less"
+	@echo "make attack        every attack beside a stream: its largest gap, and the memory afterwards; five quiet minutes"
 	@echo "make test-clients  other people's clients against a real daemon; Node.js 20 is needed; ARGS='--only pipecat', '--optional'"
 	@echo "make test-page     the page in a headless Chromium (Debian: apt-get install chromium); PAGE_SCREENSHOTS=FOLDER keeps pictures"
 	@echo "make page-figures  first paint, size, frames, memory and first tokens of the page, measured: two minutes; a quiet machine"
@@ -70,6 +71,9 @@ test-install: setup
 	@$(BIN)/python packaging/dist.py python engine offline
 	$(BIN)/python -m tests.installation $(ARGS)
 	$(BIN)/python packaging/first_token.py --wheels dist/offline
+
+attack: setup
+	$(BIN)/python -m tests.peer.attack $(ARGS)
 
 test-clients: setup
 	$(BIN)/python -m tests.clients.run $(ARGS)
