@@ -160,6 +160,11 @@ PROMISES = [
     (REMOTE, "Without a remote nothing leaves the machine.", f"{ON_KIOSK}::test_nothing_leaves_the_machine"),
     (
         REMOTE,
+        "A request for `remote_only` is never computed here",
+        "tests/api/test_route.py::test_a_request_for_remotes_alone_is_never_computed_here",
+    ),
+    (
+        REMOTE,
         "The key itself is never an argument, and never in edgeagent's files or logs.",
         "tests/integration/test_remote_owner_real.py::test_there_is_a_row_for_each_request_that_leaves",
     ),
