@@ -148,6 +148,17 @@ def quarantine(daemon: Daemon) -> str:
     )
 
 
+def ping_flood(daemon: Daemon) -> str:
+    """Send pings as fast as they are taken, on four sockets at once."""
+    with ExitStack() as held:
+        for _ in range(4):
+            opened = held.enter_context(closing(work.Socket.open(daemon).opened))
+            pings = work.frame(work.FIN | work.PING, b"x" * 125) * 50_000
+            threading.Thread(target=work.quietly, args=(opened, pings), daemon=True).start()
+        time.sleep(HOLD_S)
+    return ""
+
+
 def slow_readers(daemon: Daemon) -> str:
     """Ask for long answers on twenty connections and twenty sockets, and read none of them."""
     body = json.dumps({"prompt": "x", "max_tokens": 400, "stream": True, "logit_bias": {"2041": -100}}).encode()
@@ -299,6 +310,7 @@ def attacks() -> list[Attack]:
         *client_work(),
         *worker_work(),
         Attack("grammars that quarantine a model", quarantine),
+        Attack("a flood of pings", ping_flood),
         Attack("readers that do not read", slow_readers),
         Attack("silent sockets, reset", half_open),
         Attack("wrong tokens", wrong_tokens),
