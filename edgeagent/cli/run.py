@@ -117,7 +117,10 @@ MaxTokens = Annotated[
 ]
 Route = Annotated[
     Literal["local_only", "prefer_local", "prefer_remote", "remote_only"] | None,
-    typer.Option("--route", help="Where the request may run. Only a route stricter than the daemon's has an effect."),
+    typer.Option(
+        "--route",
+        help="Where the request may run. If the daemon's route is stricter, it applies, and remote_only is refused.",
+    ),
 ]
 NoStore = Annotated[
     bool, typer.Option("--no-store", help="Store nothing: no response on the daemon, no lines in the history.")
