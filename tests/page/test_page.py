@@ -287,8 +287,8 @@ async def test_presets(visit: Visit, backend: FakeBackend, tmp_path: Path) -> No
 async def test_the_board_unloads_and_loads_a_model(visit: Visit, backend: FakeBackend) -> None:
     await visit.enter()
     await visit.tab.click("#to-board")
-    await visit.tab.click("[aria-label='Unload fake']")
-    await visit.tab.wait_for_function("() => !document.querySelector('[aria-label=\"Unload fake\"]').disabled")
+    async with visit.tab.expect_response(lambda answer: answer.url.endswith("/edgeagent/unload")):
+        await visit.tab.click("[aria-label='Unload fake']")
     assert backend.unloaded == ["fake"]
     # A screen reader finds each panel and each plot by its name.
     for name in ("Time to the first token", "Time between tokens", "Models", "Latency targets", "Prompt cache"):
