@@ -163,7 +163,7 @@ def test_every_option_that_is_named_exists(capsys: pytest.CaptureFixture[str]) -
             assert named <= known, page
 
 
-PATHS = re.compile(r"(?:edgeagent|tests|packaging|models|docs)/[\w./-]+|(?:Makefile|README\.md|CONTRIBUTING\.md)")
+PATHS = re.compile(r"(?:edgeagent|examples|tests|packaging|models|docs)/[\w./-]+|(?:Makefile|README\.md|CONTRIBUTING\.md)")
 
 
 def test_every_path_that_is_named_exists() -> None:
@@ -195,7 +195,7 @@ def test_each_name_in_the_architecture_s_pages_exists(name: str) -> None:
     assert pkgutil.resolve_name(f"edgeagent.{name}")
 
 
-SOURCES = [path for folder in ("edgeagent", "tests", "packaging") for path in (ROOT / folder).rglob("*.py")]
+SOURCES = [path for folder in ("edgeagent", "tests", "packaging", "examples") for path in (ROOT / folder).rglob("*.py")]
 
 
 @pytest.mark.parametrize("page", ARCHITECTURE, ids=name_of)

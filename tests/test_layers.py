@@ -276,6 +276,12 @@ def _faults_of_imports(path: Path) -> Iterator[str]:
             yield f"{part} imports {library}, which belongs to {OWNERS[library]}"
 
 
+def test_examples_import_what_an_application_may() -> None:
+    files = sorted((ROOT / "examples").rglob("*.py"))
+    imported = {name for path in files for name in _imports(path) if name.split(".")[0] == "edgeagent"}
+    assert imported <= {"edgeagent.client", "edgeagent.errors"} and imported
+
+
 @pytest.mark.parametrize(("part", "room"), [(part, room) for part, rooms in ROOMS.items() for room in rooms])
 def test_a_room_imports_only_what_is_below_it(part: str, room: str) -> None:
     for path in _folder(part).joinpath(room).rglob("*.py"):

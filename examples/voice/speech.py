@@ -17,7 +17,7 @@ PAUSE_S = 0.3  # after this much silence, the words before it are final
 TURN_FRAMES = 15  # after this many more frames of silence, the turn has ended
 
 Heard = tuple[Literal["began", "partial", "final", "end"], str]
-"""Somebody speaks; the words since then, which may change; the words that stay; nothing followed, so it is our turn."""
+"""The user speaks; the words since then, which may change; the words that stay; the turn has ended."""
 
 
 class Recogniser:

@@ -125,6 +125,9 @@ def commands() -> list[str]:
 
 def test_the_guides_commands(daemon: Daemon, tmp_path: Path) -> None:
     assert len(commands()) == 2
+    with wave.open(str(tmp_path / "question.wav"), "wb") as file:
+        file.setparams((1, 2, VOICE.rate, 0, "NONE", ""))
+        file.writeframes(VOICE.speak("who are you"))
     environment = {**os.environ, "EDGEAGENT_STATE_DIR": str(daemon.state_dir), "PYTHONPATH": str(ROOT)}
     for command in commands():
         words = [sys.executable, *shlex.split(command)[1:]]
