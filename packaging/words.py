@@ -47,7 +47,9 @@ WORDS = {
 
 # Not checked: files that list such words, and documents about the past.
 EXEMPT = ("packaging/words.py", "tests/test_words.py", "CHANGELOG.md")
-CHECKED = re.compile(r"((edgeagent|examples)/.*\.py|docs/.*\.md|packaging/.*\.(md|py)|models/builtin/README\.md|[A-Z]+\.md)")
+CHECKED = re.compile(
+    r"(edgeagent|examples)/.*\.py|docs/.*\.md|packaging/.*\.(md|py)|models/builtin/README\.md|[A-Z]+\.md"
+)
 
 # A phrase may continue on the next line.
 _PATTERNS = {re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE): instead for pattern, instead in WORDS.items()}
