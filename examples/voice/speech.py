@@ -70,12 +70,13 @@ class Voice:
         self._library = ctypes.CDLL(espeakng_loader.get_library_path())
         data = espeakng_loader.get_data_path().encode()
         self.rate: int = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, _DO_NOT_EXIT)
-        self._library.espeak_SetSynthCallback(self._callback)
         self._library.espeak_SetVoiceByName(language.encode())
 
     def speak(self, sentence: str) -> bytes:
         """Return the sound of a sentence."""
         self._parts.clear()
+        # The library has one for the whole process.
+        self._library.espeak_SetSynthCallback(self._callback)
         text = sentence.encode()
         self._library.espeak_Synth(text, len(text) + 1, 0, 1, 0, _UTF8, None, None)
         return b"".join(self._parts)

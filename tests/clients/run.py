@@ -44,6 +44,8 @@ CLIENTS = {
     "llama-index": ("llama_index_client.py", SHARED),
     "pipecat": ("pipecat_client.py", SHARED),
     "livekit": ("livekit_client.py", SHARED),
+    "pipecat's agent": ("pipecat_agent.py", SHARED),
+    "livekit's agent": ("livekit_agent.py", SHARED),
     "agents": ("agents.py", HERE / "requirements-agents.txt"),
     "lm-eval": ("lm_eval_client.py", HERE / "requirements-lm-eval.txt"),
     "aider": ("aider_cli.py", HERE / "requirements-aider.txt"),
