@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from edgeagent.client import connect
+from edgeagent.errors import EdgeAgentError
 from examples.voice.assistant import Assistant
 from examples.voice.audio import RATE, Loudspeaker, Recordings, devices, read, resampled
 from examples.voice.speech import Recogniser, Voice
@@ -67,4 +68,9 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        pass
+    except EdgeAgentError as error:
+        raise SystemExit(f"edgeagent: {error}") from None

@@ -141,6 +141,13 @@ def test_the_guides_commands(daemon: Daemon, tmp_path: Path) -> None:
         assert file.getframerate() == VOICE.rate and any(file.readframes(file.getnframes()))
 
 
+def test_without_a_daemon_it_says_why(tmp_path: Path) -> None:
+    environment = {**os.environ, "EDGEAGENT_STATE_DIR": str(tmp_path), "EDGEAGENT_PORT": "none"}
+    command = [sys.executable, "-m", "examples.voice", "--say", "hello"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patient(120))
+    assert done.returncode == 1 and done.stderr.startswith("edgeagent: "), done.stderr
+
+
 class Stream:
     """A stream of sounddevice. Its callback is called by hand."""
 
