@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +115,4 @@ def test_what_is_for_another_process_is_not_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/notify")
     notify("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
-    before = time.monotonic()
     notify("READY=1")
-    assert time.monotonic() - before < patient(1)
