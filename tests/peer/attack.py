@@ -37,6 +37,7 @@ from tests.integration import test_bounded_work as bounded
 from tests.integration import test_cycles as mixed
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.robust import test_client_work as work
+from tests.robust.frames import FIN, PING, frame
 from tests.robust.test_F1_random_faults import victims
 
 MAX_GAP_S = 0.25
@@ -153,7 +154,7 @@ def ping_flood(daemon: Daemon) -> str:
     with ExitStack() as held:
         for _ in range(4):
             opened = held.enter_context(closing(work.Socket.open(daemon).opened))
-            pings = work.frame(work.FIN | work.PING, b"x" * 125) * 50_000
+            pings = frame(FIN | PING, b"x" * 125) * 50_000
             threading.Thread(target=work.quietly, args=(opened, pings), daemon=True).start()
         time.sleep(HOLD_S)
     return ""
