@@ -148,7 +148,8 @@ class Unauthorized(EdgeAgentError):
 class Forbidden(EdgeAgentError):
     """The client may not do this: its token lacks the scope, or its Host, Origin or user is not allowed.
 
-    Also raised if the machine's policy forbids a download, or if a request has no permit for a remote.
+    Also raised if the machine's policy forbids a download, if a request has no permit for a remote, or if a request for
+    `remote_only` must stay on this machine.
     """
 
     code = "forbidden"
