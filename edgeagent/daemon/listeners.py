@@ -35,17 +35,31 @@ _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
 
 def inherited_sockets() -> list[socket.socket]:
-    """Return the listening sockets that systemd opened for this process. The caller closes them."""
+    """Return the listening sockets that systemd opened for this process. The caller closes them.
+
+    Raise StartError if the variables of systemd are not about listening sockets.
+    """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return []
     # Called once: the variables must not count for a second caller, or for a child that gets this process id later.
-    num = int(os.environ.pop("LISTEN_FDS", "0"))
+    num = os.environ.pop("LISTEN_FDS", "0")
     del os.environ["LISTEN_PID"]
     os.environ.pop("LISTEN_FDNAMES", None)
-    descriptors = range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + num)
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    try:
+        descriptors = range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + int(num))
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        given = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        is_right = all(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in given)
+    except (OSError, ValueError):
+        is_right = False
+    if not is_right:
+        raise StartError(
+            f"LISTEN_FDS={num} promises sockets that listen, and this process has others; in a unit of your own leave "
+            "out Accept=yes, or run `edgeagent service install`",
+            ExitCode.WRONG_SETTING,
+        )
+    return given
 
 
 def notify(message: str) -> None:

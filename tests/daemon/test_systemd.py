@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ import os, sys
 given = [int(each) for each in sys.argv[1].split(",")]
 for place, descriptor in enumerate(given):
     os.dup2(descriptor, 3 + place, inheritable=True)
-os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(len(given)))
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=os.environ.get("LISTEN_FDS") or str(len(given)))
 os.execv(sys.executable, [sys.executable, "-m", "edgeagent", "serve", *sys.argv[2:]])
 """
 
@@ -103,6 +104,30 @@ def test_a_socket_that_the_settings_do_not_name_is_refused(tmp_path: Path) -> No
             _, err = process.communicate(timeout=patient(30))
     assert process.returncode == ExitCode.WRONG_SETTING
     assert f"systemd listens on ('127.0.0.1', {port}) for this service, and the settings say ('127.0.0.1', 1)" in err
+
+
+@pytest.mark.parametrize("given", ["a number that is none", "a number too high", "a file", "UDP", "a connection"])
+def test_descriptors_that_do_not_listen_are_refused(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given.startswith("a number"):
+        monkeypatch.setenv("LISTEN_FDS", "two" if given == "a number that is none" else "99999999")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+        socket.create_connection(listener.getsockname()) as client,
+        listener.accept()[0] as connection,
+        (tmp_path / "file").open("wb") as file,
+    ):
+        datagrams.bind(("127.0.0.1", 0))
+        # Accept=yes in a unit gives a connection, which has the address of the settings.
+        inherited: Any = {"a file": file, "UDP": datagrams, "a connection": connection}.get(given, listener)
+        port = datagrams.getsockname()[1] if given == "UDP" else client.getpeername()[1]
+        flags = ["--port", str(port), "--state-dir", str(tmp_path / "s")]
+        with started([inherited], tmp_path / "none", *flags) as process:
+            _, err = process.communicate(timeout=patient(30))
+    assert process.returncode == ExitCode.WRONG_SETTING
+    assert "promises sockets that listen" in err and "Traceback" not in err
 
 
 def test_what_is_for_another_process_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
