@@ -108,5 +108,7 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot create the state folder {folder}: {error.strerror}") from None
+        raise ConfigError(
+            f"cannot create the state folder {folder}: {error.strerror}; choose another with --state-dir"
+        ) from None
     return folder

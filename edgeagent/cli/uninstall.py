@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,12 @@ from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import LOCK_FILE, find_daemon
 
+# What edgeagent makes in a state folder, with drafts, rotated logs and the further files of a database.
+_MADE = re.compile(
+    r"\.?(bench\.sqlite3|cache\.secret|clients\.(json|lock)|daemon\.(json|lock|log)|egress|history|last-use|"
+    r"models\.(json|lock)|profiles|remotes\.(json|lock)|responses\.sqlite3|slo\.json|start\.lock|token|verified\.json)"
+    r"(\.[0-9a-f]+|-wal|-shm|-journal)?"
+)
 COLUMNS = ("what", "size", "remove", "where")
 
 
@@ -105,7 +112,13 @@ def _of_user(settings: Config, file: Path) -> Iterator[Left]:
         is_own = state == DEFAULT_STATE_DIR or (state / LOCK_FILE).exists() or not any(state.iterdir())
         why = "" if is_own else "no daemon has used it"
         what = "state and prompt cache" if is_inside else "state"
-        yield Left(what, state, _size(state), (lambda: shutil.rmtree(state)) if is_own else None, why)
+        others = [] if state == DEFAULT_STATE_DIR or not is_own else _others(state, cache)
+        size, size_of_others = _size(state), sum(map(_size, others))
+        remove = lambda: _remove_state(state, cache, others)  # noqa: E731
+        yield Left(what, state, size - size_of_others, remove if is_own else None, why)
+        if others:
+            names = f"{others[0].name} and {len(others) - 1} more" if len(others) > 1 else others[0].name
+            yield Left(names, state, size_of_others, None, "edgeagent did not make it")
     log = settings.log.file
     for path in () if log is None else (log, log.with_name(f"{log.name}.1")):
         if path.is_file():
@@ -147,6 +160,26 @@ def _of_system(settings: Config) -> Iterator[Left]:
             yield Left("account", home, 0, lambda: subprocess.run(["userdel", NAME], check=False))  # noqa: S603, S607
 
 
+def _others(state: Path, cache: Path) -> list[Path]:
+    """Return what edgeagent has not made. The settings may name a folder that has other things, such as the home."""
+    return sorted(path for path in state.iterdir() if not _MADE.fullmatch(path.name) and not cache.is_relative_to(path))
+
+
+def _remove_state(state: Path, cache: Path, others: list[Path]) -> None:
+    if not others:
+        shutil.rmtree(state)
+        return
+    for path in state.iterdir():
+        if path in others:
+            continue
+        if cache.is_relative_to(path):
+            _remove_cache(cache)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def _remove_cache(folder: Path) -> None:
     for model in cache_folder.model_folders(folder):
         shutil.rmtree(model)
@@ -161,7 +194,7 @@ def _remove_settings(file: Path) -> None:
 
 
 def _size(folder: Path) -> int:
-    total = 0
+    total = folder.lstat().st_size if folder.is_file() else 0
     for path in folder.rglob("*"):
         with suppress(OSError):
             total += path.lstat().st_size if path.is_file() and not path.is_symlink() else 0

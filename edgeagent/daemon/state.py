@@ -98,7 +98,9 @@ def _make_private(state_dir: Path) -> None:
                 )
             state_dir.chmod(0o700)  # fails on a read-only file system
     except OSError as error:
-        raise StartError(f"cannot use the state folder {state_dir}: {error.strerror}") from error
+        raise StartError(
+            f"cannot use the state folder {state_dir}: {error.strerror}; choose another with --state-dir"
+        ) from error
 
 
 def warn_if_missing(models_dir: Path | None) -> None:

@@ -13,12 +13,21 @@ from pathlib import Path
 
 import pytest
 
+import edgeagent.bench.saved
+import edgeagent.client.start
+import edgeagent.conversation.store
+from edgeagent import cache_folder, egress
 from edgeagent.cli import main
 from edgeagent.cli.service import plan_of
 from edgeagent.config import Config, ServerConfig
 from edgeagent.config_sources import load_config
-from edgeagent.daemon.state import locked_state_dir
-from edgeagent.runtime_file import Runtime, write_runtime
+from edgeagent.credentials.keys import CLIENTS_FILE
+from edgeagent.daemon.state import SLO_FILE, locked_state_dir
+from edgeagent.remotes import REMOTES_FILE
+from edgeagent.runtime_file import LOCK_FILE, RUNTIME_FILE, TOKEN_FILE, Runtime, write_runtime
+from edgeagent.state_files import HISTORY_FILE
+from edgeagent.store.file_records import VERIFIED_FILE
+from edgeagent.store.names.own import NAMES_FILE
 from tests.patience import patient
 from tests.store.gguf_bytes import small_model
 
@@ -36,6 +45,23 @@ case "$*" in
     $FAILS) echo "$PROBLEM" >&2; exit 1;;
 esac
 """
+# What edgeagent makes in a state folder, beside folders.
+MADE = (
+    *(
+        CLIENTS_FILE,
+        HISTORY_FILE,
+        LOCK_FILE,
+        NAMES_FILE,
+        REMOTES_FILE,
+        RUNTIME_FILE,
+        SLO_FILE,
+        TOKEN_FILE,
+        VERIFIED_FILE,
+    ),
+    *(cache_folder.SECRET_FILE, edgeagent.client.start.LOCK_FILE, edgeagent.client.start.LOG_FILE, "daemon.log.1"),
+    *(edgeagent.bench.saved.FILE, edgeagent.conversation.store.FILE, f"{edgeagent.conversation.store.FILE}-wal"),
+    *("clients.lock", "models.lock", "remotes.lock", f"{VERIFIED_FILE}.4711", f".{TOKEN_FILE}.0123456789ab"),
+)
 Service = Callable[..., int]
 
 
@@ -224,6 +250,25 @@ def test_a_folder_that_is_no_state_folder_stays(home: Path) -> None:
     (home / "state" / "thesis.txt").write_text("x")
     assert main(["uninstall-data", "--yes"]) == 0
     assert files(home) == {"state/thesis.txt"}
+
+
+def test_other_things_in_the_state_folder_stay(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # A daemon accepts a private folder that has other things, such as a home.
+    state = home / "state"
+    for folder in ("cache/m-0123456789abcdef", egress.EGRESS_FOLDER, "last-use", "profiles"):
+        (state / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in MADE:
+        (state / name).touch(0o600)
+        (state / name).write_text('{"aliases": {}, "imports": {}}')
+    mine = [state / name for name in ("thesis.txt", "tokens", ".profile", "pictures/me.jpg", "cache/me.jpg")]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x" * 1000)
+    assert main(["uninstall-data", "--yes"]) == 0
+    shown = capsys.readouterr().err
+    assert re.search(r"^\.profile and 3 more +4\.0 kB +no: edgeagent did not make it", shown, re.MULTILINE), shown
+    assert files(home) == {str(path.relative_to(home)) for path in mine}
+    assert sorted(path.name for path in state.iterdir()) == [".profile", "cache", "pictures", "thesis.txt", "tokens"]
 
 
 def test_what_commands_write_without_a_daemon_is_removed(home: Path) -> None:
