@@ -16,16 +16,17 @@ import pytest
 
 from edgeagent.credentials.keys import CLIENTS_FILE, Scope, add_client
 from edgeagent.runtime_file import TOKEN_FILE
+from tests.patience import patient
 from tests.robust.fake_serve import Process, serving
 
 OTHER_UID = 54321
 # The other user's program: its input is a list of [method, path, body, key], its output the statuses and bodies.
 ASK = """
 import http.client, json, sys
-port, requests = int(sys.argv[1]), json.loads(sys.argv[2])
+port, requests, timeout_s = int(sys.argv[1]), json.loads(sys.argv[2]), float(sys.argv[3])
 answers = []
 for method, path, body, key in requests:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(30))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     headers = {"Content-Type": "application/json"} | ({"Authorization": "Bearer " + key} if key else {})
     connection.request(method, path, None if body is None else json.dumps(body), headers)
     answer = connection.getresponse()
@@ -71,7 +72,7 @@ def as_other_user(daemon: Process, *requests: tuple[str, str, Any, str | None]) 
     if os.getuid() != 0:
         pytest.skip("becoming another user takes root")
     become = ["setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_UID}", "--clear-groups", "/usr/bin/env", "python3"]
-    command = [*become, "-c", ASK, str(daemon.runtime.port), json.dumps(requests)]
+    command = [*become, "-c", ASK, str(daemon.runtime.port), json.dumps(requests), str(patient(30))]
     return [(status, body) for status, body in json.loads(subprocess.check_output(command, cwd="/"))]
 
 
