@@ -54,6 +54,7 @@ HINTS = {
     "NewConnectionError|failure in name resolution|Max retries exceeded|from versions: none": (
         "The package index could not be reached: check the network or pip's settings, then run make again."
     ),
+    r"Wheel .* is invalid|BadZipFile|Bad CRC-32": "The wheel is damaged: delete it, then run make again.",
 }
 OTHERWISE = "Everything pip said is in {log}. Run make again once it is fixed."
 

@@ -388,6 +388,7 @@ def test_a_missing_compiler_is_noticed_before_anything_is_downloaded(
         ("CMake Error: CMAKE_CXX_COMPILER not set, after EnableLanguage", "build-essential"),
         ("OSError: [Errno 28] No space left on device", "disk is full"),
         ("NewConnectionError(': Failed to establish a new connection')", "could not be reached"),
+        ("ERROR: Wheel 'llama-cpp-python' located at /c/l-1-py3-none-any.whl is invalid.", "damaged: delete it"),
         ("something else", "Everything pip said is in"),
     ],
 )

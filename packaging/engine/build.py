@@ -129,11 +129,17 @@ def main() -> int:
         print(f"engine: {error}", file=sys.stderr)
         return 1
     CACHE.mkdir(parents=True, exist_ok=True)
+    # A setup that runs meanwhile sees a whole wheel.
+    kept, draft = CACHE / wheel.name, CACHE / f".{wheel.name}.{os.getpid()}"
+    try:
+        shutil.copy2(wheel, draft)
+        draft.replace(kept)
+    finally:
+        draft.unlink(missing_ok=True)
     distribution = wheel.name.partition("-")[0]
     for old in (*CACHE.glob(f"{distribution}-*.whl"), *arguments.out.glob(f"{distribution}-*.whl")):
-        if old != wheel:
+        if old not in (wheel, kept):
             old.unlink()
-    shutil.copy2(wheel, CACHE / wheel.name)
     size = wheel.stat().st_size / 1e6
     print(f"engine: {wheel} ({size:.1f} MB) in {time.monotonic() - began:.0f} s; a copy is in {CACHE}")
     return 0

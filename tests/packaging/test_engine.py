@@ -125,6 +125,31 @@ def test_script_and_program_agree(script: ModuleType) -> None:
     assert set(PLUG_INS) | {"cpu", "metal"} == set(script.BACKENDS)
 
 
+def test_the_cache_has_a_whole_engine_at_any_time(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, out = tmp_path / "cache", tmp_path / "out"
+    old, new = cache / "llama_cpp_python-1-py3-none-any.whl", out / "llama_cpp_python-2-py3-none-any.whl"
+    for path in (old, new):
+        path.parent.mkdir()
+        path.write_text(path.name)
+    monkeypatch.setattr(script, "CACHE", cache)
+    monkeypatch.setattr(script, "build", lambda *_: new)
+    monkeypatch.setattr(sys, "argv", ["build.py", "--out", str(out)])
+
+    def interrupted(_: Path, to: Path) -> None:
+        to.write_text("half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(script.shutil, "copy2", interrupted)
+        script.main()
+    assert list(cache.iterdir()) == [old]
+    assert script.main() == 0
+    (kept,) = cache.iterdir()
+    assert (kept.name, kept.read_text()) == (new.name, new.name) and list(out.iterdir()) == [new]
+
+
 def test_a_built_engine_is_small_and_complete(script: ModuleType) -> None:
     built = sorted(script.CACHE.glob("llama_cpp_python-*.whl"))
     if not built:
