@@ -95,6 +95,8 @@ def install(name: str, source: str, state_dir: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
     if done.returncode == 0:
         return
+    if "connection broken by" in done.stderr:
+        raise EdgeAgentError(f"{source} cannot be reached: check the address, the network and the proxy settings")
     if missing := re.search(r"No matching distribution found for (\S+)", done.stderr):
         machine = f"{platform.system()} {platform.machine()} {'-'.join(platform.libc_ver())}".rstrip(" -")
         name = missing.group(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import zipfile
@@ -106,6 +107,17 @@ def test_a_wheel_for_another_machine_is_not_installed(tmp_path: Path, environmen
     make_wheel(tmp_path / "wheels", version="0.3.35")
     with pytest.raises(EdgeAgentError, match=r"wheels has no edgeagent-engine-vulkan==0\.3\.36 that fits this machine"):
         plug_ins.install("vulkan", str(tmp_path / "wheels"), tmp_path / "state")
+
+
+def test_a_page_that_cannot_be_reached_is_not_called_empty(
+    tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with socket.socket() as closed:  # it is bound and does not listen, so that nobody else can
+        closed.bind(("127.0.0.1", 0))
+        page = f"http://127.0.0.1:{closed.getsockname()[1]}/"
+        with pytest.raises(EdgeAgentError, match=rf"^{page} cannot be reached: "):
+            plug_ins.install("vulkan", page, tmp_path / "state")
 
 
 def test_what_a_plug_in_needs_and_the_folder_lacks_is_named(tmp_path: Path, environment: Path) -> None:
