@@ -29,7 +29,7 @@ from edgeagent.runtime_file import LOCK_FILE, find_daemon
 _MADE = re.compile(
     r"\.?(bench\.sqlite3|cache\.secret|clients\.(json|lock)|daemon\.(json|lock|log)|egress|history|last-use|"
     r"models\.(json|lock)|profiles|remotes\.(json|lock)|responses\.sqlite3|slo\.json|start\.lock|token|verified\.json)"
-    r"(\.[0-9a-f]+|-wal|-shm|-journal)?"
+    r"(\.[0-9a-f]+|\.damaged|-wal|-shm|-journal)?"
 )
 COLUMNS = ("what", "size", "remove", "where")
 

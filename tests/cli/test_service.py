@@ -60,6 +60,7 @@ MADE = (
     ),
     *(cache_folder.SECRET_FILE, edgeagent.client.start.LOCK_FILE, edgeagent.client.start.LOG_FILE, "daemon.log.1"),
     *(edgeagent.bench.saved.FILE, edgeagent.conversation.store.FILE, f"{edgeagent.conversation.store.FILE}-wal"),
+    f"{edgeagent.conversation.store.FILE}.damaged",
     *("clients.lock", "models.lock", "remotes.lock", f"{VERIFIED_FILE}.4711", f".{TOKEN_FILE}.0123456789ab"),
 )
 Service = Callable[..., int]
