@@ -102,7 +102,8 @@ def _check_free(settings: Config, *, is_system: bool) -> None:
 
 
 def _of_user(settings: Config, file: Path) -> Iterator[Left]:
-    state, cache = settings.state_dir, settings.cache_dir
+    state, cache, log = settings.state_dir, settings.cache_dir, settings.log.file
+    logs = () if log is None else (log, log.with_name(f"{log.name}.1"))
     is_inside = cache.is_relative_to(state)
     if cache.is_dir() and not is_inside:
         yield Left("prompt cache", cache, _size(cache), lambda: _remove_cache(cache))
@@ -112,17 +113,17 @@ def _of_user(settings: Config, file: Path) -> Iterator[Left]:
         is_own = state == DEFAULT_STATE_DIR or (state / LOCK_FILE).exists() or not any(state.iterdir())
         why = "" if is_own else "no daemon has used it"
         what = "state and prompt cache" if is_inside else "state"
-        others = [] if state == DEFAULT_STATE_DIR or not is_own else _others(state, cache)
+        others = _others(settings, {file, *logs}) if is_own else []
         size, size_of_others = _size(state), sum(map(_size, others))
         remove = lambda: _remove_state(state, cache, others)  # noqa: E731
         yield Left(what, state, size - size_of_others, remove if is_own else None, why)
         if others:
             names = f"{others[0].name} and {len(others) - 1} more" if len(others) > 1 else others[0].name
             yield Left(names, state, size_of_others, None, "edgeagent did not make it")
-    log = settings.log.file
-    for path in () if log is None else (log, log.with_name(f"{log.name}.1")):
+    # The log and the settings may be in the state folder, and are then gone already.
+    for path in logs:
         if path.is_file():
-            yield Left("log", path, path.stat().st_size, path.unlink)
+            yield Left("log", path, path.stat().st_size, lambda path=path: path.unlink(missing_ok=True))  # type: ignore[misc]
     if file.is_file():
         yield Left("settings", file, file.stat().st_size, lambda: _remove_settings(file))
 
@@ -160,9 +161,19 @@ def _of_system(settings: Config) -> Iterator[Left]:
             yield Left("account", home, 0, lambda: subprocess.run(["userdel", NAME], check=False))  # noqa: S603, S607
 
 
-def _others(state: Path, cache: Path) -> list[Path]:
-    """Return what edgeagent has not made. The settings may name a folder that has other things, such as the home."""
-    return sorted(path for path in state.iterdir() if not _MADE.fullmatch(path.name) and not cache.is_relative_to(path))
+def _others(settings: Config, own: set[Path]) -> list[Path]:
+    """Return what stays in the state folder: the models' folder, and in a folder that the settings name other things.
+
+    The settings may name the home, for example.
+    """
+    state, cache, models = settings.state_dir, settings.cache_dir, settings.store.models_dir
+    is_shared = state == models or state != DEFAULT_STATE_DIR
+    return sorted(
+        path
+        for path in state.iterdir()
+        if (models is not None and models.is_relative_to(path))
+        or (is_shared and not _MADE.fullmatch(path.name) and not cache.is_relative_to(path) and path not in own)
+    )
 
 
 def _remove_state(state: Path, cache: Path, others: list[Path]) -> None:
@@ -188,7 +199,7 @@ def _remove_cache(folder: Path) -> None:
 
 
 def _remove_settings(file: Path) -> None:
-    file.unlink()
+    file.unlink(missing_ok=True)
     with suppress(OSError):
         file.parent.rmdir()
 

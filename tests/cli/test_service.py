@@ -272,6 +272,27 @@ def test_other_things_in_the_state_folder_stay(home: Path, capsys: pytest.Captur
     assert sorted(path.name for path in state.iterdir()) == [".profile", "cache", "pictures", "thesis.txt", "tokens"]
 
 
+@pytest.mark.parametrize("is_default", [True, False])
+def test_models_log_and_settings_in_the_state_folder(
+    is_default: bool, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, config = home / "state", home / "state/config.toml"
+    if is_default:
+        monkeypatch.setattr("edgeagent.cli.uninstall.DEFAULT_STATE_DIR", state)
+    (state / "models").mkdir(parents=True)
+    for name in ("daemon.lock", "my.log", "my.log.1"):
+        (state / name).write_text("x")
+    mine = state / "models/mine.gguf"
+    mine.write_bytes(small_model())
+    (home / ".config/edgeagent/config.toml").unlink()
+    config.write_text(
+        f'state_dir = "{state}"\n[store]\nmodels_dir = "{state}/models"\n[log]\nfile = "{state}/my.log"\n'
+    )
+    assert main(["uninstall-data", "--yes", "--config", str(config)]) == 0
+    assert re.search(r"^models .* no: ", capsys.readouterr().err, re.MULTILINE)
+    assert files(home) == {"state/models/mine.gguf"}
+
+
 def test_what_commands_write_without_a_daemon_is_removed(home: Path) -> None:
     script = (
         "from pathlib import Path\n"
