@@ -45,6 +45,8 @@ async def main() -> None:
     parser.add_argument("--say", action="append", default=[], help="a text that espeak-ng says; may be repeated")
     parser.add_argument("--loudspeaker", type=Path, help="a WAV file that is written")
     args = parser.parse_args()
+    if args.loudspeaker and not args.loudspeaker.parent.is_dir():
+        parser.error(f"there is no folder for {args.loudspeaker}")
     voice, stages = Voice(), Stages()
     clips = [*map(read, args.microphone), *(resampled(voice.speak(text), voice.rate) for text in args.say)]
 

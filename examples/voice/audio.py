@@ -47,8 +47,6 @@ class Loudspeaker:
 
 async def devices(loudspeaker: Loudspeaker) -> AsyncGenerator[bytes, None]:
     """Yield the frames of the microphone, while the other device plays what the loudspeaker has."""
-    import sounddevice  # on Linux it needs PortAudio
-
     loop, frames = asyncio.get_running_loop(), asyncio.Queue[bytes]()
 
     def hear(sound: bytes, *_: object) -> None:
@@ -58,10 +56,14 @@ async def devices(loudspeaker: Loudspeaker) -> AsyncGenerator[bytes, None]:
         sound[:] = loudspeaker.take(len(sound))
 
     how = {"channels": 1, "dtype": "int16", "latency": "low"}
-    with (
-        sounddevice.RawInputStream(RATE, FRAME_BYTES // 2, callback=hear, **how),
-        sounddevice.RawOutputStream(loudspeaker.rate, callback=play, **how),
-    ):
+    try:
+        import sounddevice  # on Linux it needs PortAudio
+
+        microphone = sounddevice.RawInputStream(RATE, FRAME_BYTES // 2, callback=hear, **how)
+        output = sounddevice.RawOutputStream(loudspeaker.rate, callback=play, **how)
+    except Exception as error:  # PortAudio's own kind has a name only if PortAudio is there
+        raise SystemExit(f"the microphone or the loudspeaker cannot be used: {error}") from None
+    with microphone, output:
         while True:
             yield await frames.get()
 
@@ -102,14 +104,19 @@ class Recordings:
 
 def read(path: Path) -> bytes:
     """Return the sound of a WAV file, with the microphone's rate."""
-    with wave.open(str(path)) as file:
-        if (file.getnchannels(), file.getsampwidth()) != (1, 2):
-            raise SystemExit(f"{path}: it must be mono, with 16 bits a sample")
-        return resampled(file.readframes(file.getnframes()), file.getframerate())
+    try:
+        with wave.open(str(path)) as file:
+            if (file.getnchannels(), file.getsampwidth()) == (1, 2) and file.getframerate() > 0:
+                return resampled(file.readframes(file.getnframes()), file.getframerate())
+    except (OSError, EOFError, wave.Error) as error:
+        raise SystemExit(f"{path}: it cannot be read: {str(error) or 'the file ends too early'}") from None
+    raise SystemExit(f"{path}: it must be mono, with 16 bits a sample")
 
 
 def resampled(sound: bytes, rate: int) -> bytes:
     """Return a sound with the microphone's rate."""
-    samples = np.frombuffer(sound, np.int16)
+    samples = np.frombuffer(sound[: len(sound) // 2 * 2], np.int16)
+    if not len(samples):
+        return b""
     times = np.arange(len(samples) * RATE // rate) * rate / RATE
     return np.interp(times, np.arange(len(samples)), samples).astype(np.int16).tobytes()

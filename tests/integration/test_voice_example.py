@@ -187,6 +187,21 @@ async def test_devices_hear_and_play(monkeypatch: pytest.MonkeyPatch) -> None:
     await frames.aclose()
 
 
+async def test_without_a_device_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_stream(*about: int, **how: object) -> Stream:
+        raise RuntimeError("no device")
+
+    monkeypatch.setitem(sys.modules, "sounddevice", SimpleNamespace(RawInputStream=open_stream))
+    with pytest.raises(SystemExit, match="cannot be used: no device"):
+        await anext(devices(Loudspeaker(22050, unheard)))
+
+
+def test_a_folder_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.voice", "--say", "hello", "--loudspeaker", str(tmp_path / "none/a.wav")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(120))
+    assert done.returncode == 2 and "there is no folder for" in done.stderr, done.stderr
+
+
 def test_a_recording_has_the_rate_of_the_microphone(tmp_path: Path) -> None:
     path = tmp_path / "said.wav"
     for channels, rate in ((1, 8000), (1, 48000), (2, 16000)):
@@ -198,3 +213,24 @@ def test_a_recording_has_the_rate_of_the_microphone(tmp_path: Path) -> None:
         else:
             with pytest.raises(SystemExit, match="mono"):
                 read(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"RIFF", b"A text, and no sound." * 9])
+def test_a_file_that_is_no_recording_is_refused_in_a_line(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "said.wav"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit, match=r"said\.wav: it cannot be read: .*[a-z]"):
+        read(path)
+
+
+def test_a_recording_without_sound_is_silence_and_one_cut_short_is_heard(tmp_path: Path) -> None:
+    path = tmp_path / "said.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+    assert read(path) == b""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(SECOND)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(read(path)) == 2 * RATE - 2
