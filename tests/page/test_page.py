@@ -284,6 +284,19 @@ async def test_presets(visit: Visit, backend: FakeBackend, tmp_path: Path) -> No
     await tab.wait_for_function("() => document.querySelector('#said').textContent.includes('not imported')")
 
 
+async def test_a_long_name_of_a_preset_keeps_the_picker_on_the_page(visit: Visit) -> None:
+    tab = visit.tab
+    await visit.enter()
+    await tab.click("text=Settings")
+    await tab.get_by_label("Name", exact=True).fill("W" * 80)
+    await tab.click("text=Save preset")
+    await tab.wait_for_function("() => document.querySelector('#preset').options.length === 2")
+    for width in (390, 1280):
+        await tab.set_viewport_size({"width": width, "height": 800})
+        right = "(id) => document.querySelector(id).getBoundingClientRect().right"
+        assert await tab.evaluate(right, "#preset") <= await tab.evaluate(right, "#settings")
+
+
 async def test_the_board_unloads_and_loads_a_model(visit: Visit, backend: FakeBackend) -> None:
     await visit.enter()
     await visit.tab.click("#to-board")
