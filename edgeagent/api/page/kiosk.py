@@ -126,6 +126,8 @@ def read_facts(path: Path | None) -> str:
     if path is None:
         return ""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError("it is no file")
         with path.open("rb") as file:
             content = file.read(MAX_FACTS_BYTES + 1)
         if len(content) <= MAX_FACTS_BYTES:

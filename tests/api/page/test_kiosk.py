@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,14 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from edgeagent.api.gate.access import TOKEN_SUBPROTOCOL
-from edgeagent.api.page.kiosk import MAX_CHARS, MAX_FACTS_BYTES, MAX_MESSAGES, pinned_fields, read_kiosk_frame
+from edgeagent.api.page.kiosk import (
+    MAX_CHARS,
+    MAX_FACTS_BYTES,
+    MAX_MESSAGES,
+    pinned_fields,
+    read_facts,
+    read_kiosk_frame,
+)
 from edgeagent.api.responses.socket.frames import CreateFrame, OtherFrame, RefusedFrame
 from edgeagent.config import Config, KioskConfig, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, clients
@@ -104,6 +113,13 @@ async def test_each_visitor_gets_what_the_facts_file_says_now(
             assert await prompt_of_a_visitor(daemon, token, backend) == ["Be kind.", "When?"]
             (message,) = caplog.messages
             assert message.startswith(f"kiosk.facts_file: {facts} is not used: ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
+def test_a_pipe_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "today")
+    assert read_facts(tmp_path / "today") == ""
+    assert caplog.messages == [f"kiosk.facts_file: {tmp_path / 'today'} is not used: it is no file"]
 
 
 async def test_a_link_is_made_with_the_kiosks_token(daemon: Running, tmp_path: Path) -> None:
