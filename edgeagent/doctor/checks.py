@@ -73,11 +73,14 @@ def rebuild_command(facts: Facts, flags: str = "") -> str:
         return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "CMAKE_ARGS= make clean setup"
     flags = " ".join(filter(None, (_WITHOUT_VISION, flags, _WITHOUT_AMX if "amx_int8" in facts.cpu_flags else "")))
     package = required_bindings()
-    python = facts.tools.python
+    python, has_pip = facts.tools.python, facts.tools.has_pip
     options = "install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
     if facts.platform == "win32":
-        return f"$env:CMAKE_ARGS='{flags}'; & '{python}' -m pip {options} {package}"
-    return f"CMAKE_ARGS={shlex.quote(flags)} {shlex.quote(python)} -m pip {options} {package}"
+        pip = f"& '{python}' -m pip {options}" if has_pip else f"uv pip {options} --python '{python}'"
+        return f"$env:CMAKE_ARGS='{flags}'; {pip} {package}"
+    quoted = shlex.quote(python)
+    pip = f"{quoted} -m pip {options}" if has_pip else f"uv pip {options} --python {quoted}"
+    return f"CMAKE_ARGS={shlex.quote(flags)} {pip} {package}"
 
 
 # llama.cpp's name for each instruction set, and the system's names for it (Linux on x86 and Arm, macOS).

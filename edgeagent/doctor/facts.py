@@ -84,9 +84,9 @@ class RunningDaemon:
 class Tools:
     """Which tools for compiling llama.cpp this machine has.
 
-    `python` is the path of this process's interpreter. `is_checkout`: edgeagent runs from its source tree. `has_cuda`
-    and `has_rocm`: the compiler of that toolkit is installed. `nvidia_driver` is the main number of the driver's
-    version, 0 if it is unknown.
+    `python` is the path of this process's interpreter. `has_pip`: it has pip, which environments of uv lack.
+    `is_checkout`: edgeagent runs from its source tree. `has_cuda` and `has_rocm`: the compiler of that toolkit is
+    installed. `nvidia_driver` is the main number of the driver's version, 0 if it is unknown.
     """
 
     python: str
@@ -94,6 +94,7 @@ class Tools:
     has_cuda: bool = False
     has_rocm: bool = False
     nvidia_driver: int = 0
+    has_pip: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ It changes and creates nothing, and does not disturb a running daemon. Tests can
 from __future__ import annotations
 
 import errno
+import importlib.util
 import itertools
 import json
 import os
@@ -261,6 +262,7 @@ def tools(root: Path = Path("/")) -> Tools:
         has_cuda=shutil.which("nvcc") is not None or (root / "usr/local/cuda/bin/nvcc").exists(),
         has_rocm=shutil.which("hipconfig") is not None or (root / "opt/rocm/bin/hipconfig").exists(),
         nvidia_driver=_nvidia_driver(root),
+        has_pip=importlib.util.find_spec("pip") is not None,
     )
 
 

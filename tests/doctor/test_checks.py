@@ -149,6 +149,14 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
         changed(cpu_flags=X86 | {"avx_vnni"}, native=replace(NATIVE, is_portable=True, variant="haswell")),
         *("CPU", "warn", "has AVX_VNNI, which this build of llama.cpp does not use", PIP),
     ),
+    "the same in an environment of uv, which has no pip": (
+        changed(
+            cpu_flags=X86 | {"avx_vnni"},
+            tools=Tools("/a b/python", has_pip=False),
+            native=replace(NATIVE, is_portable=True, variant="haswell"),
+        ),
+        *("CPU", "warn", "has AVX_VNNI", "uv pip install --force-reinstall --no-deps --no-cache-dir --no-binary"),
+    ),
     "NVIDIA's driver is missing": (
         changed(gpus=frozenset({"nvidia"}), native=replace(NATIVE, backends=("CUDA", "CPU"))),
         *("GPU", "warn", "finds no device", "nvidia-smi"),
