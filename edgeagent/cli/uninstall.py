@@ -25,7 +25,7 @@ from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import LOCK_FILE, find_daemon
 
-# What edgeagent makes in a state folder, with drafts, rotated logs and the further files of a database.
+# What edgeagent makes in a state folder, with drafts, rotated logs, and the damaged and further files of a database.
 _MADE = re.compile(
     r"\.?(bench\.sqlite3|cache\.secret|clients\.(json|lock)|daemon\.(json|lock|log)|egress|history|last-use|"
     r"models\.(json|lock)|profiles|remotes\.(json|lock)|responses\.sqlite3|slo\.json|start\.lock|token|verified\.json)"
