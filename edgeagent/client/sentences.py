@@ -12,8 +12,9 @@ _CLOSERS = "\"'”’»›)\\]}*_`」』”’）】》〉"
 _END = re.compile(
     # A line ends a sentence, so headings and the items of a list are spoken alone.
     rf"(?P<line>\n)|(?P<whole>[。！？｡।॥۔؟።։။។]+)[{_CLOSERS}]*"
-    # In French, a space is before the closing quote.
-    rf"|(?P<mark>[.!?…]+)[{_CLOSERS}]*(?:[ \u00a0\u202f]»)?"
+    # In French, a space is before the closing quote. The German closing quotes “ and ‘ open a quote in other languages,
+    # but not right behind these marks.
+    rf"|(?P<mark>[.!?…]+)[{_CLOSERS}“‘]*(?:[ \u00a0\u202f]»)?"
 )
 _SPACE = re.compile(r"\s*")
 # Their dot does not end a sentence, whatever follows.

@@ -576,7 +576,7 @@ export class Conversation {
 // The rules are those of edgeagent/client/sentences.py. Both are tested with tests/client/sentences.json.
 const CLOSERS = "\"'”’»›)\\]}*_`」』”’）】》〉";
 const END = new RegExp(
-  `(?<line>\\n)|(?<whole>[。！？｡।॥۔؟።։။។]+)[${CLOSERS}]*|(?<mark>[.!?…]+)[${CLOSERS}]*(?:[ \\u00a0\\u202f]»)?`,
+  `(?<line>\\n)|(?<whole>[。！？｡।॥۔؟።։။។]+)[${CLOSERS}]*|(?<mark>[.!?…]+)[${CLOSERS}“‘]*(?:[ \\u00a0\\u202f]»)?`,
   "g",
 );
 const TITLE =

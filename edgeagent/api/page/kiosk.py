@@ -131,7 +131,7 @@ def read_facts(path: Path | None) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_FACTS_BYTES + 1)
         if len(content) <= MAX_FACTS_BYTES:
-            return content.decode()
+            return content.decode("utf-8-sig")  # editors of Windows write a byte order mark
         problem = f"it has more than {MAX_FACTS_BYTES} bytes"
     except (OSError, UnicodeDecodeError) as error:
         problem = str(error)

@@ -104,7 +104,7 @@ async def test_each_visitor_gets_what_the_facts_file_says_now(
     async with running(backend, config, keys=KeyRing(tmp_path / "state")) as daemon:
         facts.write_text("The lift is broken.\n")
         assert await prompt_of_a_visitor(daemon, token, backend) == ["Be kind.\n\nThe lift is broken.", "When?"]
-        facts.write_text("The lift works.\n")
+        facts.write_bytes(b"\xef\xbb\xbfThe lift works.\r\n")
         assert await prompt_of_a_visitor(daemon, token, backend) == ["Be kind.\n\nThe lift works.", "When?"]
         assert not caplog.messages
         for content in (b"\xff", b"a" * (MAX_FACTS_BYTES + 1), None):
