@@ -384,7 +384,9 @@ def check_model(facts: Facts) -> list[Finding]:
         return fail("model", "; ".join(facts.adapter_problems), "repair [models.NAME.adapters] in config.toml")
     if facts.kiosk_problem:
         return warn(
-            "model", f"kiosk.model: {facts.kiosk_problem}", "see the names in `edgeagent list`, or use a remote's"
+            "model",
+            f"kiosk.model: {facts.kiosk_problem}",
+            "see the names in `edgeagent list`; a remote's model needs no file here",
         )
     if facts.unknown_tables:
         tables = ", ".join(f'[models."{name}"]' for name in facts.unknown_tables)

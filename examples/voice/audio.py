@@ -38,7 +38,7 @@ class Loudspeaker:
     def take(self, num_bytes: int) -> bytes:
         """Return the next part, filled up with silence."""
         part = bytes(self._sound[:num_bytes])
-        del self._sound[:num_bytes]
+        del self._sound[: len(part)]  # a device's thread takes it, and more may be played meanwhile
         if self._is_heard != bool(part):
             self._is_heard = bool(part)
             self._note("first sound" if part else "silence")

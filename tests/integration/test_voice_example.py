@@ -13,7 +13,7 @@ import sys
 import wave
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +200,28 @@ def test_a_folder_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.voice", "--say", "hello", "--loudspeaker", str(tmp_path / "none/a.wav")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(120))
     assert done.returncode == 2 and "there is no folder for" in done.stderr, done.stderr
+
+
+def test_sound_that_is_played_while_a_part_is_taken_is_heard() -> None:
+    """The device's thread takes it. Here more is played before each line of `take`."""
+    loudspeaker, num_played = Loudspeaker(RATE, unheard), 0
+
+    def play(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal num_played
+        if frame.f_code is Loudspeaker.take.__code__ and event == "line":
+            loudspeaker.play(b"\1" * 2)
+            num_played += 2
+        return play
+
+    before = sys.gettrace()
+    sys.settrace(play)
+    try:
+        heard = loudspeaker.take(8)
+    finally:
+        sys.settrace(before)
+    while loudspeaker.is_playing:
+        heard += loudspeaker.take(8)
+    assert heard.count(1) == num_played > 2
 
 
 def test_a_recording_has_the_rate_of_the_microphone(tmp_path: Path) -> None:

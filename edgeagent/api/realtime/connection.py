@@ -41,6 +41,6 @@ class RealtimeConnection(Connection):
             await self._outbox.wait_for_room()  # what they send comes back
         if received.warning is not None:
             warnings_for(self._websocket).log.write(received.warning)
-        num_bytes = len(text) + self._realtime.num_tool_bytes if received.settings else 0
+        num_bytes = self._realtime.num_bytes_to_prepare(received, len(text))
         prepared = await run_inline_or_in_thread(num_bytes, partial(self._realtime.prepare, received))
         return self._realtime.receive(prepared)

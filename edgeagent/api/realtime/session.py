@@ -102,10 +102,11 @@ class RealtimeSession:
             return [self._error(error, None), Close(POLICY_VIOLATION, "a header of the handshake is wrong")]
         return [self._settings_event("session.created", shown_session(self._id, self._plain))]
 
-    @property
-    def num_tool_bytes(self) -> int:
-        """How large the tools of the settings are. They are read again if another setting changes."""
-        return 0 if self._plain is None else sum(len(tool.parameters) for tool in self._plain.offered.tools)
+    def num_bytes_to_prepare(self, received: Received, num_bytes: int) -> int:
+        """Return how much `prepare` reads for an event of `num_bytes`. With settings, it reads the tools again."""
+        if self._plain is None or not (received.settings or isinstance(received.event, SessionUpdate)):
+            return 0
+        return num_bytes + sum(len(tool.parameters) for tool in self._plain.offered.tools)
 
     def prepare(self, received: Received) -> Received:
         """Return an event with what its settings ask for. It changes nothing, so much can be prepared in a thread."""

@@ -183,9 +183,9 @@ async def test_large_settings_are_read_beside_the_event_loop(address: str, monke
     parameters = {"type": "object", "properties": {"minutes": {"type": "integer"}}}
     tools = [{"type": "function", "name": f"tool_{n}", "parameters": parameters} for n in range(512)]
     async with connect(address) as socket:
-        for settings in ({"instructions": "Be brief."}, {"tools": tools}, {"instructions": "Be kind."}):
-            await send(socket, "session.update", session={"type": "realtime", **settings})
+        for settings in ({"instructions": "Be brief."}, {"tools": tools}, {"instructions": "Be kind."}, {}):
+            await send(socket, "session.update", session=settings)
             (*_, event) = await until(socket, "session.updated")
         assert event["session"]["instructions"] == "Be kind." and len(event["session"]["tools"]) == 512
-    # The last frame is small, but the tools are read again with it.
-    assert threads == [True, False, False]
+    # The last frames are small, but the tools are read again with each, even if no setting changes.
+    assert threads == [True, False, False, False]
