@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from http.client import HTTPResponse
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError
 
@@ -27,6 +28,18 @@ def post(daemon: Daemon, path: str, **body: object) -> HTTPResponse:
     )
     response: HTTPResponse = urllib.request.urlopen(request, timeout=patient(60))
     return response
+
+
+def sent(daemon: Daemon, path: str, **body: object) -> HTTPConnection:
+    """Send a request, and do not wait for its answer."""
+    connection = HTTPConnection("127.0.0.1", daemon.port)
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    return connection
+
+
+def num_live(daemon: Daemon) -> int:
+    with urllib.request.urlopen(f"{daemon.url}/edgeagent/status", timeout=patient(60)) as status:
+        return int(json.load(status)["num_live_requests"])
 
 
 @contextmanager
@@ -50,10 +63,12 @@ def test_a_full_machine_refuses_what_it_cannot_keep_and_queues_the_rest(daemon: 
         if "expected_ms" in measured:
             break
     with ExitStack() as streams:
+        streams.enter_context(halted_worker(daemon))  # so that no stream ends before the others have come
         for number in range(DEFAULT_PARALLEL):
-            stream = streams.enter_context(post(daemon, "/completion", **LONG | {"prompt": f"Story {number}"}))
-            assert stream.readline().startswith(b"data: ")
-        streams.enter_context(halted_worker(daemon))  # so the streams do not end before the others have come
+            streams.enter_context(closing(sent(daemon, "/completion", **LONG | {"prompt": f"Story {number}"})))
+        until_s = time.monotonic() + patient(20)
+        while num_live(daemon) < DEFAULT_PARALLEL:
+            assert time.monotonic() < until_s
         with pytest.raises(HTTPError) as refused:
             post(daemon, "/v1/responses", input="hi", edgeagent={"ttft_ms": 1})
         waiting = streams.enter_context(post(daemon, "/v1/responses", input="hi", stream=True, max_output_tokens=8))
@@ -68,5 +83,5 @@ def test_a_full_machine_refuses_what_it_cannot_keep_and_queues_the_rest(daemon: 
     assert int(refused.value.headers["retry-after"]) >= 1
     assert int(refused.value.headers["x-edgeagent-expected-ms"]) > 1
     assert [event["type"] for event in events] == ["response.created", "response.queued"]
-    assert events[1]["edgeagent"]["place"] == 0 and events[1]["edgeagent"]["expected_ms"] > 0
+    assert events[1]["edgeagent"]["place"] == DEFAULT_PARALLEL and events[1]["edgeagent"]["expected_ms"] > 0
     assert int(waiting.headers["x-edgeagent-expected-ms"]) > 0

@@ -62,6 +62,7 @@ FRAMES: dict[str, Callable[[], dict[str, object]]] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", BODIES)
 async def test_bodies(name: str) -> None:
     sent = BODIES[name]()
@@ -74,6 +75,7 @@ async def test_bodies(name: str) -> None:
         await assert_never_late(act)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", FRAMES)
 async def test_frames(name: str) -> None:
     payload = json.dumps({"type": "response.create", "store": False, **FRAMES[name]()}).encode()
