@@ -162,9 +162,9 @@ def _of_system(settings: Config) -> Iterator[Left]:
 
 
 def _others(settings: Config, own: set[Path]) -> list[Path]:
-    """Return what stays in the state folder: the models' folder, and in a folder that the settings name other things.
+    """Return what stays in the state folder: the folder of the models, and what edgeagent did not make.
 
-    The settings may name the home, for example.
+    In the default folder all else is edgeagent's. The settings may name a folder with other things, such as the home.
     """
     state, cache, models = settings.state_dir, settings.cache_dir, settings.store.models_dir
     is_shared = state == models or state != DEFAULT_STATE_DIR

@@ -189,7 +189,7 @@ def test_a_client_that_is_closed_lets_no_thread_wait(daemon: Daemon) -> None:
     assert len(ends) == 1
     # The connection was closed under the reply, or the thread came too late to wait for it.
     assert isinstance(ends[0], BackendUnavailable | list)
-    # A closed client takes no work, and leaves none that nobody runs.
+    # A closed client refuses work.
     for late in (lambda: client.ask("Hi"), lambda: next(events), client.conversation().prefill):
         with pytest.raises((BackendUnavailable, StopIteration)):
             late()

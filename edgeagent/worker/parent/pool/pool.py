@@ -392,9 +392,15 @@ class Pool:
 
     async def _look_after(self) -> None:
         """Again and again, check the machine's memory and the models' files and folders, and unload unused models."""
+        trouble = ""
         while True:
-            with suppress(OSError):  # a moment without a free descriptor must not end this task
+            try:
                 await self._look()
+                trouble = ""
+            except OSError as error:  # a moment without a free descriptor must not end this task
+                if str(error) != trouble:
+                    logger.warning("the machine and the models' files could not be looked at: %s", error)
+                trouble = str(error)
             await asyncio.sleep(self._limits.look_interval_s)
 
     async def _look(self) -> None:
