@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from edgeagent.types.choices import SettingChoice
-from edgeagent.types.requests import SamplingParams
+from edgeagent.types.requests import MediaKind, SamplingParams
 
 
 class MemoryKind(StrEnum):
@@ -46,7 +46,8 @@ class ModelInfo(Struct, frozen=True):
     an embedding; 0 if the model gives none. `can_generate`: the model answers prompts. Otherwise it only ranks
     documents (`can_rank`) or only embeds texts. `draft`: the file of the draft model, "ngram" if only n-grams of the
     text give drafts, or None. `draft_why`: the reason for the value of `draft`. `conditions`: what measured times
-    depend on, by name: the model's file, llama.cpp's build, the processor and the devices.
+    depend on, by name: the model's file, llama.cpp's build, the processor and the devices. `media`: what it reads
+    besides text. `projector`: the file with which it reads that; None if it reads only text.
     """
 
     name: str
@@ -81,6 +82,8 @@ class ModelInfo(Struct, frozen=True):
     num_parallel: int = 0
     can_generate: bool = True
     can_rank: bool = False
+    media: tuple[MediaKind, ...] = ()
+    projector: str | None = None
 
 
 class CacheStatus(Struct, frozen=True):

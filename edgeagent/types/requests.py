@@ -52,8 +52,40 @@ class ToolCall(Struct, frozen=True):
     arguments: str
 
 
+MediaKind = Literal["image", "audio"]
+
+MAX_MEDIA = 64
+"""The most images and sounds of a request."""
+MAX_MEDIA_BYTES = 20 << 20
+"""The most bytes of all images and sounds of a request together. They are sent to the worker in one frame."""
+
+
+class Media(Struct, frozen=True):
+    """An image or a sound as the client sent it: the bytes of a file, not decoded. `digest`: their SHA-256."""
+
+    kind: MediaKind
+    data: bytes
+    digest: bytes
+
+    def __repr__(self) -> str:
+        return f"Media({self.kind!r}, {len(self.data)} bytes, {self.digest.hex()[:12]})"
+
+
+class MediaPlace(Struct, frozen=True, array_like=True):
+    """Where a medium stands in a message: before `content[offset:]`. `index`: which one of ChatPrompt.media it is.
+
+    So a text cannot be taken for a medium, whatever a client writes.
+    """
+
+    offset: int
+    index: int
+
+
 class Message(Struct, frozen=True):
-    """One message of a conversation. The API replaces the role `developer` by `system`."""
+    """One message of a conversation. The API replaces the role `developer` by `system`.
+
+    `media`: the images and sounds in it, in the order of their offsets. Only the user's messages have any.
+    """
 
     role: Role
     content: str = ""
@@ -61,6 +93,7 @@ class Message(Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    media: tuple[MediaPlace, ...] = ()
 
 
 class Tool(Struct, frozen=True):
@@ -91,6 +124,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
     `template_kwargs`: a JSON object, as text, of extra variables for the template, for example enable_thinking. Only
     allow-listed variables are in it.
     `truncate`: if the conversation does not fit the context, leave out its oldest messages.
+    `media`: the images and sounds of the messages, which name them by their index.
     """
 
     messages: tuple[Message, ...]
@@ -99,6 +133,7 @@ class ChatPrompt(Struct, frozen=True, tag="chat"):
     parallel_tool_calls: bool = True
     template_kwargs: str = "{}"
     truncate: bool = False
+    media: tuple[Media, ...] = ()
 
 
 class TextPrompt(Struct, frozen=True, tag="text"):

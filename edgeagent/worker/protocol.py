@@ -86,6 +86,8 @@ class Load(Struct, frozen=True, tag="load"):
     - `unusable_adapters` has the reasons why other adapters cannot be used, by name.
     - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided this; see `SettingChoice.by`.
     - `why_no_drafts`: why the model must not take drafts of any kind; "" if it may.
+    - `projector_path` is the file (mmproj) that turns images and sounds into embeddings. `why_no_projector`: a sentence
+      for clients that says what is missing or what to do; "" if nothing is known.
     """
 
     name: str
@@ -104,6 +106,8 @@ class Load(Struct, frozen=True, tag="load"):
     draft_why: str = ""
     draft_by: str = "default"
     why_no_drafts: str = ""
+    projector_path: str | None = None
+    why_no_projector: str = ""
 
 
 class Delivered(Struct, frozen=True, array_like=True):

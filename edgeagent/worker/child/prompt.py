@@ -43,6 +43,7 @@ from edgeagent.types import (
     TokenPrompt,
     replace,
 )
+from edgeagent.worker.protocol import Load
 from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, Template
 
@@ -198,11 +199,21 @@ def make_template(model: Model, special: SpecialTexts, make: MakeTemplate) -> Re
 class PromptReader:
     """Renders and tokenizes prompts for a context of `context_length` tokens."""
 
-    def __init__(self, model: Model, vocabulary: LongTextVocabulary, template: Renderer, context_length: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        vocabulary: LongTextVocabulary,
+        template: Renderer,
+        context_length: int,
+        *,
+        why_no_media: str = "",
+    ) -> None:
+        """`why_no_media`: why the model takes only text, as an error's message."""
         self._model = model
         self._vocabulary = vocabulary
         self._template = template
         self._context_length = context_length
+        self._why_no_media = why_no_media
         self._sizes: PartitionCache[bytes, int] = PartitionCache(_MAX_SIZES)
 
     def read(
@@ -227,6 +238,7 @@ class PromptReader:
         """
         match prompt:
             case ChatPrompt():
+                check_media(prompt, self._why_no_media)
                 self._template.renew()
                 if prompt.truncate:
                     written = self._write_shortened(prompt, max_tokens, partition, max_prompt)
@@ -381,6 +393,18 @@ class PromptReader:
             )
 
 
+def check_media(prompt: ChatPrompt, why_none: str) -> None:
+    """Raise NotSupported with the message `why_none` if a conversation has images or sounds."""
+    if any(message.media for message in prompt.messages):
+        raise NotSupported(why_none, param="messages", served_by="local")
+
+
+def describe_no_media(load: Load) -> str:
+    """Return the message of the error for images and sounds that a model cannot read."""
+    missing = "it has no projector (a file mmproj-*.gguf), which reads them"
+    return " ".join(filter(None, (f"{load.name} takes no images and no sounds: {missing}.", load.why_no_projector)))
+
+
 def _cut(prompt: ChatPrompt, place: int) -> ChatPrompt:
     return replace(prompt, messages=cut_before(prompt.messages, place))
 
@@ -402,13 +426,17 @@ def check_budget(request: GenerateRequest, num_tokens: int) -> None:
     )
 
 
-def answer_query(model: Model, vocabulary: LongTextVocabulary, template: Renderer, query: TextQuery) -> QueryAnswer:
+def answer_query(
+    model: Model, vocabulary: LongTextVocabulary, template: Renderer, query: TextQuery, why_no_media: str = ""
+) -> QueryAnswer:
     """Return the answer to a Tokenize, Detokenize or RenderPrompt.
 
-    Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses.
+    Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses. Raise NotSupported with
+    the message `why_no_media` for one with images or sounds.
     """
     if not isinstance(query, RenderPrompt):
         return answer_text_query(model, vocabulary, query)
+    check_media(query.prompt, why_no_media)
     template.renew()
     rendered = template.render(query.prompt)
     return QueryAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import random
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
-from edgeagent.errors import ContextLengthExceeded, InvalidRequest
+from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
 from edgeagent.text.vocabulary import LongTextVocabulary, special_texts
 from edgeagent.types import (
     ChatPrompt,
     Detokenize,
+    Media,
+    MediaPlace,
     MemoryKind,
     Message,
     RenderPrompt,
@@ -22,7 +25,8 @@ from edgeagent.types import (
     TokenPrompt,
     Tool,
 )
-from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, make_template
+from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, describe_no_media, make_template
+from edgeagent.worker.protocol import Load
 from tests.local_template import open_here
 from tests.models import make_tiny_model
 
@@ -42,6 +46,9 @@ PARTS = (
 )
 
 
+LOAD = Load("tiny", "/tiny.gguf", None, EngineConfig(), why_no_projector="Pull one: edgeagent pull seeing")
+
+
 class Tools:
     """A model's text tools, combined as in the host."""
 
@@ -50,7 +57,9 @@ class Tools:
         special = special_texts(self.model)
         self.vocabulary = LongTextVocabulary(self.model, special)
         self.template = make_template(self.model, special, open_here)
-        self.reader = PromptReader(self.model, self.vocabulary, self.template, 512)
+        self.reader = PromptReader(
+            self.model, self.vocabulary, self.template, 512, why_no_media=describe_no_media(LOAD)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +112,20 @@ def test_what_is_no_prompt_is_refused(tools: Tools) -> None:
     for prompt in (TextPrompt("x" * 100_000), ChatPrompt((Message("user", "x" * 100_000),))):
         with pytest.raises(ContextLengthExceeded):
             tools.reader.read(prompt)
+
+
+def test_a_model_without_a_projector_says_what_to_pull(tools: Tools) -> None:
+    data = b"GIF89a"
+    media = (Media("image", data, sha256(data).digest()),)
+    prompt = ChatPrompt((Message("user", "What is this?", media=(MediaPlace(0, 0),)),), media=media)
+    with pytest.raises(NotSupported) as caught:
+        tools.reader.read(prompt)
+    assert caught.value.message == (
+        "tiny takes no images and no sounds: it has no projector (a file mmproj-*.gguf), which reads them. Pull one: "
+        "edgeagent pull seeing"
+    )
+    with pytest.raises(NotSupported):
+        answer_query(tools.model, tools.vocabulary, tools.template, RenderPrompt(prompt), "no")
 
 
 @pytest.mark.parametrize("with_files", [True, False])

@@ -59,6 +59,7 @@ from edgeagent.worker.child.prompt import (
     TextReader,
     answer_query,
     check_budget,
+    describe_no_media,
     make_template,
 )
 from edgeagent.worker.protocol import FULL_POWER, NOTHING_DELIVERED, Delivered, Load, adapter_part, rewind_part
@@ -234,6 +235,7 @@ class Host:
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
         drafters = self._make_drafters(load, opened, costs, on_part)
         self.engine = self._make_engine(load, config, costs, drafters)
+        self._why_no_media = describe_no_media(load)
         self._open_text(config, make)
         self.itl_budget_s = config.itl_budget_ms / 1000
         if store is not None:
@@ -296,7 +298,7 @@ class Host:
 
     def answer(self, query: TextQuery) -> QueryAnswer:
         """Return the answer to a query about text. One thread may call this method while the other threads run."""
-        return answer_query(self.model, self._vocabulary, self._question_template, query)
+        return answer_query(self.model, self._vocabulary, self._question_template, query, self._why_no_media)
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.
@@ -406,7 +408,13 @@ class Host:
         self._vocabulary = LongTextVocabulary(self.model, self._special)
         self._template = self._open_template(make)
         self._question_template = self._template.for_another_thread()
-        self._prompts = PromptReader(self.model, self._vocabulary, self._template, self.engine.context_length)
+        self._prompts = PromptReader(
+            self.model,
+            self._vocabulary,
+            self._template,
+            self.engine.context_length,
+            why_no_media=self._why_no_media,
+        )
         self._grammars = GrammarCompiler(self.model, self._template.check_grammar)
         if self.model.end_tokens:
             # Later it would stop all streams: llguidance holds the interpreter's lock for up to seconds.
