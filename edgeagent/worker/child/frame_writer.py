@@ -6,11 +6,12 @@ this thread delivers the previous one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import BinaryIO, Protocol
 
 from edgeagent.process_settings import request_short_time_slices
@@ -64,6 +65,22 @@ class FrameWriter(threading.Thread):
 
         self.frames.put(make)
         is_written.get()
+
+
+def wait_until_written(frames: Outlet, most_s: float) -> None:
+    """Wait until the writer has written all frames that were put so far, but at most `most_s` seconds.
+
+    A thread that does not wait keeps the interpreter, and so delays the writer, until it computes.
+    """
+    is_written: SimpleQueue[None] = SimpleQueue()
+
+    def mark() -> Iterator[FromWorker]:
+        is_written.put(None)
+        yield from ()
+
+    frames.put(mark)
+    with contextlib.suppress(Empty):
+        is_written.get(timeout=most_s)
 
 
 def write(descriptor: int, encoded: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import pytest
 
 from edgeagent.types import TextDelta
-from edgeagent.worker.child.frame_writer import FrameWriter
+from edgeagent.worker.child.frame_writer import FrameWriter, wait_until_written
 from edgeagent.worker.protocol import (
     LENGTH_BYTES,
     FromWorker,
@@ -19,6 +19,7 @@ from edgeagent.worker.protocol import (
     decode_from_worker,
     frame_length,
 )
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -71,5 +72,17 @@ def test_a_reader_that_does_not_read_holds_nothing_up(pipe: tuple[BinaryIO, Fram
         writer.frames.put(steps(number, "x" * 1000))
     assert not writer.frames.empty()
     assert [read(reader) for _ in range(count)] == [steps(number, "x" * 1000) for number in range(count)]
+    writer.frames.put(None)
+    writer.join()
+
+
+def test_what_was_awaited_is_on_the_pipe(pipe: tuple[BinaryIO, FrameWriter]) -> None:
+    reader, writer = pipe
+    writer.frames.put(steps(1))
+    wait_until_written(writer.frames, 0.0)  # nobody writes yet, and the wait ends
+    writer.start()
+    wait_until_written(writer.frames, patient(10.0))
+    os.set_blocking(reader.fileno(), False)
+    assert read(reader) == steps(1)
     writer.frames.put(None)
     writer.join()

@@ -26,7 +26,7 @@ from edgeagent.types import (
     Tier,
     WorkerStatus,
 )
-from edgeagent.worker.child.frame_writer import Frames, Outlet
+from edgeagent.worker.child.frame_writer import Frames, Outlet, wait_until_written
 from edgeagent.worker.child.generator.answers import Answers, News, RunningRequest
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
@@ -34,6 +34,8 @@ from edgeagent.worker.child.job_loop import JobLoop, TextJob, TextJobs
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Stop, Submit, failed_message
 
 _SHARE = 0.2  # the share of time that embedding gets while something is generated
+# How long a step may be delayed, on a CPU, for the delivery of a first token: if the daemon does not read, no longer.
+_FIRST_TOKEN_S = 0.002
 _BUDGET_SHARE = 0.3  # of the inter-token-latency budget: the limit for one chunk while something is generated
 
 
@@ -277,8 +279,12 @@ class GeneratorLoop(JobLoop):
             self._frames.put(partial(self._answers.cancelled_frames, request, sequence, time.monotonic()))
 
     def _deliver(self, outputs: list[Output]) -> None:
-        """Hand a step's outputs to the writer's thread."""
-        news = []
+        """Hand a step's outputs to the writer's thread. Until its first token, a request's events are awaited.
+
+        A CPU takes the interpreter's lock until the next step is planned, and then the cores. So the writer is given
+        the time to write such an event first.
+        """
+        news, is_awaited = [], False
         for output in outputs:
             sequence = output.sequence
             if sequence.id == CHECK_ID:
@@ -289,12 +295,15 @@ class GeneratorLoop(JobLoop):
                 del self._requests[sequence.id]
             elif output.tokens:
                 request.prepared.settle(sequence, self._engine.context_length)
-            progress = None
-            if sequence.spec.reports_progress and sequence.num_output == len(output.tokens):
+            progress, is_first = None, sequence.num_output == len(output.tokens)
+            is_awaited |= is_first
+            if sequence.spec.reports_progress and is_first:
                 progress = min(sequence.num_computed, sequence.num_prompt)
             news.append(News(request, output, progress))
         if news:
             self._frames.put(partial(self._answers.step_frames, news, time.monotonic()))
+            if is_awaited and self._host.runner.is_blocking:
+                wait_until_written(self._frames, _FIRST_TOKEN_S)
 
     @property
     def planned_bytes(self) -> int:

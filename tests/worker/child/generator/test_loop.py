@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,21 +28,23 @@ from edgeagent.types import (
     TokenLogprob,
     TokenPrompt,
 )
-from edgeagent.worker.child.generator import answers
+from edgeagent.worker.child.generator import answers, loop
 from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
     Ask,
     Cancel,
     Delivered,
     Drop,
+    FromWorker,
     StepItem,
     Stop,
     Submit,
     encode,
 )
 from tests.fakes import AsynchronousRunner, FakeRunner, FakeTier
+from tests.patience import patient
 from tests.present import present
-from tests.worker.child.generator.fake_host import PLAIN, PROMPT, Bench, naive, text_of
+from tests.worker.child.generator.fake_host import PLAIN, PROMPT, Bench, made, naive, text_of
 
 
 def scores_of(items: Sequence[StepItem]) -> list[tuple[int, float]]:
@@ -69,6 +72,33 @@ class TestAnswers:
         assert times.first_token_ms > 0
         assert not bench.loop.status.num_running
         assert bench.loop.status.num_output_tokens_total == 5
+
+    def test_on_a_cpu_the_first_token_is_written_before_the_next_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A step of a CPU holds the interpreter until it is planned, and would delay the writer's thread."""
+        monkeypatch.setattr(loop, "_FIRST_TOKEN_S", patient(10.0))
+        bench, written = Bench(), list[FromWorker]()
+        num_written_before_step: list[int] = []
+        submit = bench.host.runner.submit
+
+        def recorded(*arguments: Any) -> None:
+            num_written_before_step.append(len(written))
+            submit(*arguments)
+
+        monkeypatch.setattr(bench.host.runner, "submit", recorded)
+
+        def write() -> None:
+            while (item := bench.frames.get()) is not None:
+                written.extend(made(item))
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        bench.give(max_tokens=3)
+        while bench.host.engine.has_work or not bench.loop.commands.empty():
+            bench.loop.turn()
+        bench.frames.put(None)  # type: ignore[arg-type]
+        writer.join()
+        # The start of the answer comes before the prompt's step, and the first token before the second step.
+        assert num_written_before_step[:2] == [1, 2]
 
     @pytest.mark.parametrize("logprobs", [None, 1])
     @pytest.mark.parametrize("num_drafts", [0, 3])
