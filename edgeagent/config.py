@@ -228,7 +228,7 @@ class EngineConfig(Section, frozen=True):
     tensor_split: Shares = ()
     """Share of the model for each GPU, e.g. 3,1."""
     flash_attention: Literal["auto", "on", "off"] = "auto"
-    """Flash attention (auto: on a CPU what `edgeagent tune` chose, else on; on a GPU what llama.cpp decides)."""
+    """Flash attention (auto: on a CPU what `edgeagent tune` chose, else by the model; on a GPU llama.cpp decides)."""
     kv_type_k: KvType = "auto"
     """Type of the K cache (auto: f16, or q8_0 if memory is short)."""
     kv_type_v: KvType = "auto"

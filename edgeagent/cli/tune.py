@@ -270,16 +270,19 @@ class Setting:
     values: tuple[tuple[str, Mapping[str, Any]], ...]
 
 
-def settings_to_tune(num_cores: int, num_cpus: int, *, is_on_gpu: bool) -> list[Setting]:
+def settings_to_tune(num_cores: int, num_cpus: int, *, is_on_gpu: bool, is_plain: bool = False) -> list[Setting]:
     """Return the settings in the order in which they are tuned: the form of attention first, since others follow it.
 
-    The first value of each is the default. On a GPU llama.cpp chooses the form of attention.
+    The first value of each is the default. `is_plain`: that of the form of attention is the plain one for this model.
+    On a GPU llama.cpp chooses the form.
     """
     threads = sorted(
         {num_cores, max(1, num_cores // 2), max(1, num_cores - 1), num_cpus}, key=lambda n: (n != num_cores, n)
     )
+    other: Mapping[str, Any] = {"flash_attention": "on" if is_plain else "off"}
+    default_form, other_form = ("plain", "flash") if is_plain else ("flash", "plain")
     found = [
-        Setting(SettingName.ATTENTION, (("flash", {}), ("plain", {"flash_attention": "off"}))),
+        Setting(SettingName.ATTENTION, ((default_form, {}), (other_form, other))),
         Setting(SettingName.KV_TYPE, (("f16", {}), ("q8_0", {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}))),
         Setting(SettingName.THREADS, tuple((str(n), {} if n == num_cores else {"threads": n}) for n in threads)),
         Setting(SettingName.BATCH, tuple((str(n), {} if n == 512 else {"batch": n}) for n in (512, 128, 1024))),
@@ -359,12 +362,16 @@ def _search(measuring: _Measuring, seconds: float, only: Sequence[str] | None) -
     leader = measuring.start([])
     loaded = next(each for each in ask(leader.server.address, "/edgeagent/status")["models"] if each["info"])
     is_on_gpu = loaded["info"]["num_gpu_layers"] != 0
+    chosen = {choice["name"]: choice["value"] for choice in loaded["info"].get("choices", ())}
+    is_plain = chosen.get("flash attention") == "off"
     if not loaded["info"]["can_generate"]:
         raise EdgeAgentError(f"{measuring.model} does not generate text, so there is nothing to tune")
     conditions = loaded["info"]["conditions"]
     settings = [
         each
-        for each in settings_to_tune(int(conditions["cores"]), len(usable_cpus()), is_on_gpu=is_on_gpu)
+        for each in settings_to_tune(
+            int(conditions["cores"]), len(usable_cpus()), is_on_gpu=is_on_gpu, is_plain=is_plain
+        )
         if (not only or each.name in only) and not any(own.keys() & options.keys() for _, options in each.values)
     ]
     num_left = sum(len(each.values) - 1 for each in settings)

@@ -2,7 +2,7 @@
 
 With flash attention, each token reads only the cells that it attends to. Plain attention multiplies all tokens with the
 used cells of all sequences. It takes two matrix products and a buffer of scores (cells x heads x tokens). Which form is
-faster depends on the model, the processor and the work; `edgeagent tune` measures it.
+faster depends on the model, the processor and the work. `fit.attention` has the rule; `edgeagent tune` measures it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgeagent.config import EngineConfig
+from edgeagent.fit.attention import MAX_SCORES_BYTES, PLAIN_MICRO_BATCH, prefers_plain
 from edgeagent.types.choices import SettingChoice
 
-# The micro-batch of plain attention, and a smaller one if its buffer of scores takes too much memory. Larger ones are
-# slower, since the scores no longer fit into the processor's cache: with 128, SmolLM2-135M computed 1,400 tokens at 139
-# tokens/s, with 512 at 126, and with flash attention at 144 (AMD EPYC, one thread).
-_MICRO_BATCH, _SMALLER_MICRO_BATCH = 128, 64
-_MAX_SCORES_BYTES = 192 << 20
+_SMALLER_MICRO_BATCH = 64  # if the scores of plain attention would take too much memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +25,15 @@ class Attention:
     micro_batch: int
 
 
-def choose_attention(config: EngineConfig, *, num_heads: int, num_cells: int, is_on_gpu: bool) -> Attention:
-    """Return the form of attention of a context of `num_cells`."""
-    if config.flash_attention == "off":
+def choose_attention(
+    config: EngineConfig, *, num_heads: int, ffn_width: int, num_cells: int, is_on_gpu: bool
+) -> Attention:
+    """Return the form of attention of a context of `num_cells`.
+
+    `ffn_width`: see `fit.attention.prefers_plain`; 0 if not all layers attend to the whole context.
+    """
+    is_plain = not is_on_gpu and prefers_plain(config, num_heads=num_heads, ffn_width=ffn_width, num_cells=num_cells)
+    if config.flash_attention == "off" or is_plain:
         return Attention("off", _plain_micro_batch(config, num_heads * num_cells))
     # On a GPU llama.cpp chooses.
     is_chosen = config.flash_attention == "on" or not is_on_gpu
@@ -39,13 +42,15 @@ def choose_attention(config: EngineConfig, *, num_heads: int, num_cells: int, is
 
 def _plain_micro_batch(config: EngineConfig, num_scores: int) -> int:
     """Return the micro-batch of plain attention. `num_scores`: the scores of one token."""
-    size = min(config.batch, _MICRO_BATCH)
-    return size if 4 * num_scores * size <= _MAX_SCORES_BYTES else min(size, _SMALLER_MICRO_BATCH)
+    size = min(config.batch, PLAIN_MICRO_BATCH)
+    return size if 4 * num_scores * size <= MAX_SCORES_BYTES else min(size, _SMALLER_MICRO_BATCH)
 
 
 def describe_attention(attention: Attention, config: EngineConfig, *, is_tuned: bool) -> SettingChoice:
     """Return the form of attention for the status, with the reason. `is_tuned`: the option comes from a profile."""
-    by, why = "default", "it computes a new prompt in less time on most processors; `edgeagent tune` measures both"
+    by, why = "default", "short texts and many streams take less time; `edgeagent tune` measures both"
+    if attention.flash == "off":
+        by, why = "model", "behind a long text, a token takes less time with this model; `edgeagent tune` measures both"
     if attention.flash == "auto":
         why = "llama.cpp decides on a GPU"
     elif is_tuned:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from edgeagent.config import EngineConfig
+from edgeagent.fit.attention import PLAIN_MICRO_BATCH, prefers_plain
 from edgeagent.types import FileShape, LayerShape
 
 DEFAULT_MAX_CONTEXT = 8192
@@ -113,13 +114,31 @@ def outputs_bytes(shape: FileShape, config: EngineConfig) -> int:
     return min(num_rows + _NUM_SCORED, config.batch) * shape.num_vocab * _BYTES_A_LOGIT
 
 
-def compute_bytes(shape: FileShape, config: EngineConfig, num_cells: int, max_rewind: int = 0) -> int:
-    """Return the bytes of the buffers in which a batch is computed. Earlier states (`max_rewind`) make them larger."""
+def compute_bytes(
+    shape: FileShape,
+    config: EngineConfig,
+    num_cells: int,
+    max_rewind: int = 0,
+    machine: str | None = None,
+    *,
+    is_on_gpu: bool = False,
+) -> int:
+    """Return the bytes of the buffers in which a batch is computed. Earlier states (`max_rewind`) make them larger.
+
+    `is_on_gpu`: some layers are on a GPU. `machine`: see `predict`.
+    """
     numbers = config.batch * (_NUM_WIDE * shape.width + _NUM_FFN * shape.ffn_width)
-    if config.flash_attention == "off":
-        numbers += config.batch * shape.num_heads * num_cells
+    if config.flash_attention == "off" or (not is_on_gpu and _is_plain(shape, config, num_cells, machine)):
+        numbers += min(config.batch, PLAIN_MICRO_BATCH) * shape.num_heads * num_cells
     numbers += max_rewind * num_states(config) * max((layer.num_state_values for layer in shape.layers), default=0)
     return numbers * _BYTES_A_NUMBER
+
+
+def _is_plain(shape: FileShape, config: EngineConfig, num_cells: int, machine: str | None) -> bool:
+    """Whether a CPU gets plain attention. A file's header does not say which layers have a window, so it may not."""
+    has_others = any(layer.num_state_values or layer.num_expert_bytes for layer in shape.layers)
+    ffn_width = 0 if has_others else shape.ffn_width
+    return prefers_plain(config, num_heads=shape.num_heads, ffn_width=ffn_width, num_cells=num_cells, machine=machine)
 
 
 def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
@@ -166,7 +185,8 @@ def predict(
         outputs_bytes=sum(outputs_bytes(shape, config) for shape in shapes),
         # Only about half of the buffers is ever touched.
         buffers_bytes=sum(
-            compute_bytes(shape, config, num_cells, rewind) for shape, rewind in zip(shapes, max_rewinds, strict=True)
+            compute_bytes(shape, config, num_cells, rewind, machine)
+            for shape, rewind in zip(shapes, max_rewinds, strict=True)
         )
         // 2,
         worker_bytes=WORKER_BYTES,

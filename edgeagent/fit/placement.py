@@ -193,7 +193,7 @@ def _predict_file_use(
         else:
             on_gpus[gpu] += matrices
         on_gpus[gpu] += 0 if is_output else cells[place]
-    compute = compute_bytes(shape, config, num_cells, layout.max_rewind)
+    compute = compute_bytes(shape, config, num_cells, layout.max_rewind, is_on_gpu=layout.num_gpu_layers > 0)
     there = compute + outputs_bytes(shape, config)
     gone = sum(weights[first:]) + (shape.output_bytes if num_there else 0)
     share = 1 - gone / max(1, sum(layer.num_bytes for layer in shape.layers) + shape.output_bytes)

@@ -54,6 +54,8 @@ def test_the_defaults_come_first_and_each_value_once() -> None:
     assert list(settings) == list(SettingName), "attention first, since others follow it"
     assert all(not dict(values[0][1]) for values in settings.values()), "the first value is the default"
     assert [value for value, _ in settings[SettingName.THREADS]] == ["4", "2", "3", "8"]
+    plain = {each.name: each.values for each in settings_to_tune(4, 8, is_on_gpu=False, is_plain=True)}
+    assert plain[SettingName.ATTENTION] == (("plain", {}), ("flash", {"flash_attention": "on"}))
     alone = {each.name: each.values for each in settings_to_tune(1, 1, is_on_gpu=False)}
     assert [value for value, _ in alone[SettingName.THREADS]] == ["1"]
     on_gpu = [each.name for each in settings_to_tune(4, 8, is_on_gpu=True)]

@@ -53,7 +53,10 @@ def test_a_model_takes_its_files_its_cells_and_what_is_rearranged() -> None:
     assert need.kv_bytes == 1000 * 8 * 2 * 1024 * 2
     assert need.outputs_bytes == 100 * 1000 * 4
     assert need.blocks_bytes == need.kv_bytes // 4
-    assert need.buffers_bytes == 512 * (8 * 1024 + 3 * 4096) * 4 // 2
+    # This model gets plain attention, whose micro-batches of 128 tokens have a score for each head and cell.
+    assert need.buffers_bytes == (512 * (8 * 1024 + 3 * 4096) + 128 * PLAIN.num_heads * 1000) * 4 // 2
+    flash = predict([quantized], EngineConfig(flash_attention="on"), 1000, machine="x86_64")
+    assert flash.buffers_bytes == 512 * (8 * 1024 + 3 * 4096) * 4 // 2
     assert need.total_bytes == sum(getattr(need, field.name) for field in fields(need))
     assert predict([quantized], EngineConfig(), 1000, machine="riscv64").repacked_bytes == 0
     with_draft = predict([quantized, quantized], EngineConfig(), 1000, machine="x86_64")

@@ -17,6 +17,12 @@ MODEL, DRAFT = shape(), shape(2)
 CARD = GpuDevice("card", 64 * GIB, 64 * GIB)
 
 
+@pytest.fixture(autouse=True)
+def flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for a processor on which each model gets flash attention; plain attention takes memory for scores."""
+    monkeypatch.setattr("edgeagent.fit.need.prefers_plain", lambda *_, **__: False)
+
+
 def test_without_a_gpu_it_takes_what_it_needs() -> None:
     assert predict_use([MODEL, DRAFT], CONFIG, 4096, Layout(), ()) == MemoryUse(
         predict([MODEL, DRAFT], CONFIG, 4096).total_bytes

@@ -21,6 +21,12 @@ ROOMY = FreeMemory(64 * GIB)
 CONFIG = EngineConfig()
 
 
+@pytest.fixture(autouse=True)
+def flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for a processor on which each model gets flash attention; plain attention takes memory for scores."""
+    monkeypatch.setattr("edgeagent.fit.need.prefers_plain", lambda *_, **__: False)
+
+
 def free_memory_for(num_cells: int, config: EngineConfig = CONFIG) -> FreeMemory:
     """Return the free memory that this context needs without a GPU."""
     return FreeMemory(predict([MODEL], config, num_cells).total_bytes)

@@ -139,6 +139,7 @@ def attention_of(model: Model, config: EngineConfig, num_cells: int | None = Non
         config,
         # llama.cpp reports the first layer's value, which may be 0 in a hybrid; heads are rarely narrower than 64.
         num_heads=int(lib.llama_model_n_head(model.handle)) or model.embedding_length // 64,
+        ffn_width=model.ffn_width if model.memory_kind is MemoryKind.FULL_ATTENTION else 0,
         num_cells=num_cells or num_cells_of(model, config),
         is_on_gpu=model.num_gpu_layers != 0,
     )

@@ -295,6 +295,14 @@ class Model:
         return _metadata(self._handle, key)
 
     @property
+    def ffn_width(self) -> int:
+        """The width of a layer's feed-forward part; 0 if it has experts, or if the file gives no single number."""
+        architecture = self.metadata("general.architecture") or ""
+        value = self.metadata(f"{architecture}.feed_forward_length") or ""
+        has_experts = self.metadata(f"{architecture}.expert_count") not in (None, "0")
+        return int(value) if value.isdecimal() and len(value) < _MAX_DIGITS and not has_experts else 0
+
+    @property
     def file_type(self) -> int | None:
         """How most of the weights are quantized, as a llama_ftype; None if the file does not say."""
         value = self.metadata("general.file_type") or ""
