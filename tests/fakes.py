@@ -85,7 +85,7 @@ class FakeRunner:
         self.max_slices = max_batch  # a batch of more slices finds no cells
         self.refuse_restores = False
         self.num_tokens_computed = 0
-        self.num_decodes = self.num_aborts = 0
+        self.num_decodes = self.num_aborts = self.num_graphs_reused = 0
         self.is_blocking = True
         self.can_shift = False
 

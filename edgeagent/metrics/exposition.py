@@ -50,6 +50,13 @@ _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     ),
     "edgeagent_worker_resident_bytes": ("Memory of the worker's process.", lambda worker: worker.rss_bytes),
 }
+_WORKER_COUNTERS: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
+    "edgeagent_worker_decodes": ("Batches that llama.cpp was asked to compute.", lambda worker: worker.num_decodes),
+    "edgeagent_worker_graphs_reused": (
+        "Batches for which llama.cpp kept the graph of the batch before, because they had the same size and outputs.",
+        lambda worker: worker.num_graphs_reused,
+    ),
+}
 _SLO_GAUGES: dict[str, tuple[str, Callable[[TierFigures], float | None]]] = {
     "edgeagent_slo_attainment": (
         "The share of answers of the last hour (1h) or day (1d) that kept their latency targets.",
@@ -124,19 +131,21 @@ def _model_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "edgeagent_worker_restarts", "How often a model's process was replaced.", labels=["model"]
     )
-    gauges = {
-        name: GaugeMetricFamily(name, documentation, labels=["model"])
-        for name, (documentation, _) in _WORKER_GAUGES.items()
+    read_by = {name: read for name, (_, read) in (_WORKER_GAUGES | _WORKER_COUNTERS).items()}
+    of_worker: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+        name: family(name, documentation, labels=["model"])
+        for family, entries in ((GaugeMetricFamily, _WORKER_GAUGES), (CounterMetricFamily, _WORKER_COUNTERS))
+        for name, (documentation, _) in entries.items()
     }
     for model in models:
         ready.add_metric([model.name], float(model.state is WorkerState.READY))
         restarts.add_metric([model.name], model.num_restarts)
         if model.worker is not None:
-            for name, (_, read) in _WORKER_GAUGES.items():
-                gauges[name].add_metric([model.name], read(model.worker))
+            for name, metric in of_worker.items():
+                metric.add_metric([model.name], read_by[name](model.worker))
     yield ready
     yield restarts
-    yield from gauges.values()
+    yield from of_worker.values()
 
 
 def _draft_metrics(models: Sequence[ModelStatus]) -> Iterator[Metric]:

@@ -151,10 +151,13 @@ class WorkerStatus(Struct, frozen=True):
     by which drafts raised the tokens per second. It covers the steps that had drafts, or during which the draft model
     computed; 0 if there was no such step. `held_back`: why the worker may use fewer threads than usual, such as heat;
     "" if it may use all. `max_threads`: fewer threads than this compute while other programs use the CPUs. `shift`:
-    None without `--cache-shift`.
+    None without `--cache-shift`. `num_decodes`: how many batches llama.cpp was asked to compute; `num_graphs_reused`:
+    for how many of them it kept the graph of the batch before.
     """
 
     num_steps: int = 0
+    num_decodes: int = 0
+    num_graphs_reused: int = 0
     step_started_at_s: float = 0.0
     step_expected_s: float = 0.0
     preparing_since_s: float = 0.0

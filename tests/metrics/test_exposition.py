@@ -22,7 +22,14 @@ from edgeagent.types import (
 )
 
 GRAFANA = Path(__file__).resolve().parents[2] / "packaging" / "grafana"
-WORKER = WorkerStatus(num_running=2, num_cells_used=5, num_cells=10, disk_cache=CacheStatus(num_bytes=5, num_hits=3))
+WORKER = WorkerStatus(
+    num_running=2,
+    num_cells_used=5,
+    num_cells=10,
+    num_decodes=9,
+    num_graphs_reused=7,
+    disk_cache=CacheStatus(num_bytes=5, num_hits=3),
+)
 MODEL = ModelStatus("m", WorkerState.READY, worker=WORKER, num_restarts=3)
 NAME = re.compile(r"\b(?:edgeagent|process)_[a-z_]+")
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
@@ -40,6 +47,8 @@ def test_what_is_read_off_the_models() -> None:
     assert 'edgeagent_model_ready{model="fallen"} 0.0' in text
     assert 'edgeagent_worker_restarts_total{model="m"} 3.0' in text
     assert 'edgeagent_kv_cells_used{model="m"} 5.0' in text
+    assert 'edgeagent_worker_decodes_total{model="m"} 9.0' in text
+    assert 'edgeagent_worker_graphs_reused_total{model="m"} 7.0' in text
     assert 'edgeagent_kv_cells_used{model="fallen"}' not in text
     assert "edgeagent_open_connections 7.0" in text
     assert 'edgeagent_cache_bytes{model="m",tier="disk"} 5.0' in text

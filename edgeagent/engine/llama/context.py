@@ -220,6 +220,10 @@ class LlamaRunner:
         self._context, self._memory = _make_context(model, params)
         self.num_cells = int(lib.llama_n_ctx(self._context))
         self.max_batch = int(lib.llama_n_batch(self._context))
+        self.num_decodes = 0
+        """How often llama.cpp was asked to compute a batch."""
+        self.num_graphs_reused = 0
+        """How often it could take the graph of the batch before: a batch of the same size and outputs."""
         self._past = PastStates(self._context, self._memory)
         self.max_rewind = self.max_batch if self.memory_kind in CUTTABLE else self._past.max_rewind
         self._adapters: dict[str, Adapter] = {}
@@ -305,6 +309,7 @@ class LlamaRunner:
     def wait(self) -> None:
         """Wait until the submitted batch is computed. GPU backends return early from llama_decode."""
         lib.llama_synchronize(self._context)
+        self.num_graphs_reused = int(lib.llama_perf_context(self._context).n_reused)
 
     def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         """Begin to compute a batch of at most `max_batch` tokens.
@@ -383,11 +388,13 @@ class LlamaRunner:
             self._tokens[added] = self._flags[added] = 0
             self._positions[added], self._seq_ids[added] = range(num_added), self._spare
             self._batch.n_tokens = end
+            self.num_decodes += 1
             status = int(lib.llama_decode(self._context, self._batch))
             self.clear(self._spare)
             if status != _OUT_OF_CELLS:
                 return status
         self._batch.n_tokens = num_tokens
+        self.num_decodes += 1
         return int(lib.llama_decode(self._context, self._batch))
 
     def logits(self, index: int) -> Logits:

@@ -282,3 +282,16 @@ def test_split_parts() -> None:
         Path("a/m-00001-of-00002.gguf"),
         Path("a/m-00002-of-00002.gguf"),
     ]
+
+
+def test_steps_of_equal_size_share_a_graph(model: Model) -> None:
+    """A graph is made again when a batch has another number of tokens or outputs."""
+    made = LlamaRunner(model, CONFIG)
+    for place, token in enumerate(TOKENS[:10]):
+        made.decode([Slice(0, place, [token], 1)])
+    assert made.num_decodes == 10
+    in_a_row = made.num_graphs_reused
+    assert in_a_row >= 8
+    made.decode([Slice(0, 10, TOKENS[10:13], 1)])
+    assert made.num_graphs_reused == in_a_row
+    made.close()

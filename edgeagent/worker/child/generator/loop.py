@@ -324,4 +324,6 @@ class GeneratorLoop(JobLoop):
             num_output_tokens_total=self._answers.num_output_tokens,
             num_threads=self._host.num_threads,
             max_threads=self._host.max_threads,
+            num_decodes=self._host.runner.num_decodes,
+            num_graphs_reused=self._host.runner.num_graphs_reused,
         )
