@@ -461,7 +461,8 @@ class Host:
             NgramDrafter() if has_ngrams else None,
             max_tokens=config.draft_tokens,
             max_forced=config.draft_tokens,
-            spares_repeatable=not is_asked and self.runner.is_blocking and self.runner.attention.flash == "off",
+            # Whoever asks for plain attention is promised the same answer every time.
+            spares_repeatable=not is_asked and self.runner.is_blocking and config.flash_attention == "off",
         )
 
     def _load_draft(self, load: Load, opened: Opened, on_part: Callable[[str], None]) -> DraftSetup:

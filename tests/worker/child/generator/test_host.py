@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -290,6 +291,20 @@ class TestLoad:
             numbers.append(host.num_threads)
         assert (numbers, host.max_threads) == ([2, 1, 2], 2)
         host.close()
+
+    def test_a_model_that_gets_plain_attention_drafts_unless_it_was_asked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+        shape = replace(TWINS["llama-3.2-1b"], num_ffn=4096)
+        path = make_model(tmp_path / "wide.gguf", shape, "Q4_0")
+        for asked in ("auto", "off"):
+            host = load(path, flash_attention=asked)
+            assert host.runner.attention.flash == "off"
+            choice = next(each for each in host.info.choices if each.name == "flash attention")
+            assert choice.by == ("model" if asked == "auto" else "option")
+            assert host.engine.proposals.drafters.spares_repeatable is (asked == "off")
+            host.close()
 
     @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW, MemoryKind.HYBRID])
     def test_the_settings_that_follow_from_the_model_are_told(self, tiny_model: TinyModel, kind: MemoryKind) -> None:
