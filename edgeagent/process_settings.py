@@ -11,7 +11,8 @@ before 6.12 ignores that request. The thread gets the CPU sooner, not for longer
 computing: an event is delivered after 0.7 ms instead of 1.1 ms. Other systems get no such request.
 
 **Freed memory.** glibc would keep what lies between blocks that are in use. It gives threads arenas of their own, and
-each keeps what was freed in it: a daemon takes 2 MB less if all threads share one.
+each keeps what was freed in it, at its end even when all freed memory is given back. With one arena for all threads, a
+daemon takes 2 MB less, and a worker that has embedded a text of 1 MB takes 8 MB more than before instead of 34 MB.
 """
 
 from __future__ import annotations

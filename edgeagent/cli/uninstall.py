@@ -25,12 +25,6 @@ from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import LOCK_FILE, find_daemon
 
-# What edgeagent makes in a state folder, with drafts, rotated logs, and the damaged and further files of a database.
-_MADE = re.compile(
-    r"\.?(bench\.sqlite3|cache\.secret|clients\.(json|lock)|daemon\.(json|lock|log)|egress|history|last-use|"
-    r"models\.(json|lock)|profiles|remotes\.(json|lock)|responses\.sqlite3|slo\.json|start\.lock|token|verified\.json)"
-    r"(\.[0-9a-f]+|\.damaged|-wal|-shm|-journal)?"
-)
 COLUMNS = ("what", "size", "remove", "where")
 
 
@@ -161,18 +155,49 @@ def _of_system(settings: Config) -> Iterator[Left]:
             yield Left("account", home, 0, lambda: subprocess.run(["userdel", NAME], check=False))  # noqa: S603, S607
 
 
+def made_names() -> re.Pattern[str]:
+    """Return a pattern of the names that edgeagent makes in a state folder.
+
+    They are the names of its files, with their locks, drafts, rotated logs, and a database's damaged and further files.
+    """
+    # Imported here, since no other command needs all of them.
+    from edgeagent.bench.saved import FILE as BENCH_FILE
+    from edgeagent.cache_folder import SECRET_FILE
+    from edgeagent.client.start import LOCK_FILE as START_LOCK_FILE
+    from edgeagent.client.start import LOG_FILE
+    from edgeagent.conversation.store import FILE as RESPONSES_FILE
+    from edgeagent.credentials.keys import CLIENTS_FILE
+    from edgeagent.daemon.state import SLO_FILE
+    from edgeagent.egress import EGRESS_FOLDER
+    from edgeagent.remotes import REMOTES_FILE
+    from edgeagent.runtime_file import RUNTIME_FILE, TOKEN_FILE
+    from edgeagent.state_files import HISTORY_FILE
+    from edgeagent.store.file_records import LAST_USE_FOLDER, VERIFIED_FILE
+    from edgeagent.store.names.own import NAMES_FILE
+    from edgeagent.worker.parent.pool.profile_store import PROFILES_FOLDER
+
+    changed = (CLIENTS_FILE, NAMES_FILE, REMOTES_FILE)  # by commands, which lock them
+    locks = (LOCK_FILE, START_LOCK_FILE, *(str(Path(name).with_suffix(".lock")) for name in changed))
+    databases = (BENCH_FILE, RESPONSES_FILE)
+    plain = (HISTORY_FILE, LOG_FILE, RUNTIME_FILE, SECRET_FILE, SLO_FILE, TOKEN_FILE, VERIFIED_FILE)
+    folders = (EGRESS_FOLDER, LAST_USE_FOLDER, PROFILES_FOLDER)
+    names = "|".join(map(re.escape, (*changed, *locks, *databases, *plain, *folders)))
+    return re.compile(rf"\.?({names})(\.[0-9a-f]+|\.damaged|-wal|-shm|-journal)?")
+
+
 def _others(settings: Config, own: set[Path]) -> list[Path]:
     """Return what stays in the state folder: the folder of the models, and what edgeagent did not make.
 
     In the default folder all else is edgeagent's. The settings may name a folder with other things, such as the home.
     """
     state, cache, models = settings.state_dir, settings.cache_dir, settings.store.models_dir
+    made = made_names()
     is_shared = state == models or state != DEFAULT_STATE_DIR
     return sorted(
         path
         for path in state.iterdir()
         if (models is not None and models.is_relative_to(path))
-        or (is_shared and not _MADE.fullmatch(path.name) and not cache.is_relative_to(path) and path not in own)
+        or (is_shared and not made.fullmatch(path.name) and not cache.is_relative_to(path) and path not in own)
     )
 
 

@@ -31,6 +31,8 @@ from edgeagent.usable import port_user
 if TYPE_CHECKING:
     from edgeagent.config import ServerConfig
 
+logger = logging.getLogger(__name__)
+
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
 
@@ -75,16 +77,21 @@ def notify(message: str) -> None:
 
 
 async def keep_watchdog() -> None:
-    """Tell systemd that the event loop runs, twice in each period of its watchdog, forever. Return if it has none."""
+    """Tell systemd that the event loop runs, twice in each period of its watchdog, forever. Return if it has none.
+
+    A period that is not a number of microseconds is logged, and counts as none. systemd itself sets no such period.
+    """
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
-    period_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6
+    period = os.environ.get("WATCHDOG_USEC", "0")
+    if not (period.isascii() and period.isdigit()):
+        logger.warning("WATCHDOG_USEC=%s is not a number of microseconds; systemd gets no signs of life", period)
+        return
+    period_s = int(period) / 1e6
     while period_s:
         notify("WATCHDOG=1")
         await asyncio.sleep(period_s / 2)
 
-
-logger = logging.getLogger(__name__)
 
 # A client whose machine or network is gone sends no FIN. Its connection ends after this many seconds without a sign of
 # it, and its requests are cancelled. A WebSocket has as long: two pings.

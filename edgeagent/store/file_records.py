@@ -171,14 +171,14 @@ def _stamp(path: Path, sha256: str) -> _Stamp | None:
     return _Stamp(status.st_size, status.st_mtime_ns, status.st_ino, sha256)
 
 
-_FOLDER = "last-use"
+LAST_USE_FOLDER = "last-use"
 
 
 class LastUse:
     """The times of the models' last loads. Without a writable state folder nothing is stored."""
 
     def __init__(self, state_dir: Path) -> None:
-        self._folder = state_dir / _FOLDER
+        self._folder = state_dir / LAST_USE_FOLDER
 
     def note(self, model: Path) -> None:
         """Record that a model is loaded now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import os
 import re
@@ -13,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+import edgeagent
 import edgeagent.bench.saved
 import edgeagent.client.start
 import edgeagent.conversation.store
 from edgeagent import cache_folder, egress
 from edgeagent.cli import main
 from edgeagent.cli.service import plan_of
+from edgeagent.cli.uninstall import made_names
 from edgeagent.config import Config, ServerConfig
 from edgeagent.config_sources import load_config
 from edgeagent.credentials.keys import CLIENTS_FILE
@@ -270,6 +274,25 @@ def test_other_things_in_the_state_folder_stay(home: Path, capsys: pytest.Captur
     assert re.search(r"^\.profile and 3 more +4\.0 kB +no: edgeagent did not make it", shown, re.MULTILINE), shown
     assert files(home) == {str(path.relative_to(home)) for path in mine}
     assert sorted(path.name for path in state.iterdir()) == [".profile", "cache", "pictures", "thesis.txt", "tokens"]
+
+
+def test_each_name_that_the_source_joins_to_the_state_folder_is_known() -> None:
+    found = set()
+    for path in (root := Path(edgeagent.__file__).parent).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.BinOp(left, ast.Div(), ast.Constant(str(name))) if _is_state_folder(left):
+                    found.add(name)
+                case ast.BinOp(left, ast.Div(), ast.Name(constant)) if _is_state_folder(left):
+                    parts = path.relative_to(root.parent).with_suffix("").parts
+                    found.add(getattr(importlib.import_module(".".join(parts)), constant))
+    found.remove("cache")  # its folder can be elsewhere, and is removed by its own rules
+    assert {TOKEN_FILE, CLIENTS_FILE, "clients.lock", "profiles", "last-use"} <= found
+    assert [name for name in found if not made_names().fullmatch(name)] == []
+
+
+def _is_state_folder(folder: ast.expr) -> bool:
+    return re.search(r"\bstate_dir(\.absolute\(\))?$", ast.unparse(folder)) is not None
 
 
 @pytest.mark.parametrize("is_default", [True, False])

@@ -236,6 +236,19 @@ def test_a_load_that_a_stop_ends_is_told_no_more(tmp_path: Path) -> None:
     assert [event.split()[0] for event in reporter.events].count("loading") == 1
 
 
+def test_a_daemon_that_is_stopped_before_it_listens_does_not_say_that_it_listens(tmp_path: Path) -> None:
+    class Stopped(SlowToLoad):
+        async def start(self) -> None:
+            await super().start()
+            signal.raise_signal(signal.SIGINT)
+
+    reporter, config = RecordingReporter(), Config(state_dir=tmp_path, server=ServerConfig(port=0))
+    with listeners.listening(config.server) as found:
+        asyncio.run(lifecycle._run(config, found, OwnerKey(TOKEN), reporter, lambda _: Stopped()))
+    assert [event.split()[0] for event in reporter.events] == ["stopping"]
+    assert not (tmp_path / RUNTIME_FILE).exists()
+
+
 @pytest.mark.parametrize("host", ["256.1.1.1", "nowhere.invalid", "192.0.2.1"])
 def test_an_address_that_is_not_ours(host: str) -> None:
     with pytest.raises(StartError, match="cannot listen on") as refused:

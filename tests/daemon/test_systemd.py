@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.daemon.listeners import keep_watchdog
 from edgeagent.daemon.state import ExitCode
 from edgeagent.runtime_file import find_daemon
 from tests.patience import patient
@@ -78,9 +79,10 @@ def test_the_first_request_starts_a_daemon_that_tells_its_state(tmp_path: Path) 
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=patient(60))
         client.request("GET", "/version")
         with started([listener, unix], notify, *flags, "--unix", str(unix_path)) as process:
+            # Read the messages from the start on: the daemon drops one if ten wait.
+            until_received(messages, f"READY=1\nSTATUS=listening on http://127.0.0.1:{port}")
             assert client.getresponse().status == 200
             client.close()
-            until_received(messages, f"READY=1\nSTATUS=listening on http://127.0.0.1:{port}")
             until_received(messages, "WATCHDOG=1")
             until_received(messages, "WATCHDOG=1")
             found = find_daemon(state)
@@ -90,8 +92,8 @@ def test_the_first_request_starts_a_daemon_that_tells_its_state(tmp_path: Path) 
                 local.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 assert local.recv(4096).startswith(b"HTTP/1.1 200")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(patient(30)) == ExitCode.OK
             until_received(messages, "STOPPING=1")
+            assert process.wait(patient(30)) == ExitCode.OK
         # Both sockets stay open for the next client.
         assert unix_path.is_socket()
         socket.create_connection(("127.0.0.1", port)).close()
@@ -141,3 +143,19 @@ def test_what_is_for_another_process_is_not_taken(monkeypatch: pytest.MonkeyPatc
     notify("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
     notify("READY=1")
+
+
+async def test_a_period_that_is_not_a_number_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as messages:
+        messages.bind(str(tmp_path / "notify"))
+        messages.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        for period in ("", "30s", "-1", "1e6"):
+            caplog.clear()
+            monkeypatch.setenv("WATCHDOG_USEC", period)
+            await keep_watchdog()
+            assert [record.getMessage().partition(" ")[0] for record in caplog.records] == [f"WATCHDOG_USEC={period}"]
+        with pytest.raises(BlockingIOError):
+            messages.recv(1)

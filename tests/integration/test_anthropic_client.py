@@ -1,27 +1,24 @@
-"""Anthropic's own client against a real daemon with the bundled model; only the address differs."""
+"""Anthropic's own client against a real daemon with the bundled model; only the address differs.
+
+The tests import the client, not the module: it takes seconds, and each process of a parallel run imports every module.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from anthropic import (
-    Anthropic,
-    AsyncAnthropic,
-    AuthenticationError,
-    BadRequestError,
-    NotFoundError,
-    beta_async_tool,
-)
-from anthropic.types import ToolUseBlock
 from pydantic import BaseModel
 
 from tests.integration.conftest import Daemon, serving
 from tests.present import present
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
 
 HI: Any = [{"role": "user", "content": "Good morning!"}]
 ASK_TIMER = "Set a timer for 5 minutes."
@@ -56,6 +53,8 @@ async def set_timer(minutes: int) -> str:
 
 @pytest.fixture
 async def client(daemon: Daemon) -> AsyncIterator[AsyncAnthropic]:
+    from anthropic import AsyncAnthropic
+
     async with AsyncAnthropic(
         base_url=daemon.url, api_key="unused", max_retries=0, _strict_response_validation=True
     ) as made:
@@ -90,7 +89,7 @@ async def test_a_tool_is_called_and_its_result_read(client: AsyncAnthropic) -> N
     )
     assert answer.stop_reason == "tool_use"
     call = answer.content[-1]
-    assert isinstance(call, ToolUseBlock) and (call.name, call.input) == ("set_timer", {"minutes": 5})
+    assert call.type == "tool_use" and (call.name, call.input) == ("set_timer", {"minutes": 5})
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "It is set."}]}
     turn: Any = [answer.to_param(), {"role": "user", "content": [result]}]
     final = await client.messages.create(**GREEDY, messages=[*asked, *turn], tools=[SET_TIMER])
@@ -108,7 +107,7 @@ async def test_a_call_comes_as_pieces_of_json(client: AsyncAnthropic) -> None:
                 pieces.append(event.partial_json)
         final = await stream.get_final_message()
     call = final.content[-1]
-    assert isinstance(call, ToolUseBlock) and call.input == json.loads("".join(pieces)) == {"minutes": 5}
+    assert call.type == "tool_use" and call.input == json.loads("".join(pieces)) == {"minutes": 5}
 
 
 async def test_no_tool_is_called_if_none_may_be(client: AsyncAnthropic) -> None:
@@ -119,6 +118,8 @@ async def test_no_tool_is_called_if_none_may_be(client: AsyncAnthropic) -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_the_tool_runner(client: AsyncAnthropic, is_streamed: bool) -> None:
+    from anthropic import beta_async_tool
+
     asked: Any = [{"role": "user", "content": ASK_TIMER}]
     tools = [beta_async_tool(set_timer)]
     kinds = []
@@ -179,6 +180,8 @@ async def test_what_is_written_to_the_cache_is_said_if_the_client_marks_it(clien
 
 
 async def test_wrong_requests_are_named(client: AsyncAnthropic) -> None:
+    from anthropic import BadRequestError, NotFoundError
+
     with pytest.raises(BadRequestError, match="temperature must be from 0 to 2") as wrong:
         await client.messages.create(**GREEDY | {"extra_body": {"temperature": 9}}, messages=HI)
     assert (wrong.value.type, wrong.value.error_code) == ("invalid_request_error", "invalid_value")
@@ -205,6 +208,8 @@ async def test_closing_a_stream_cancels_its_answer(daemon: Daemon, client: Async
 
 
 def test_the_synchronous_client(daemon: Daemon) -> None:
+    from anthropic import Anthropic
+
     with Anthropic(base_url=daemon.url, auth_token="unused", max_retries=0) as client:
         kinds = [event.type for event in client.messages.create(**GREEDY, messages=HI, stream=True)]
         assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
@@ -246,6 +251,8 @@ async def test_what_claude_code_sends(client: AsyncAnthropic) -> None:
 
 
 async def test_the_token(tmp_path: Path) -> None:
+    from anthropic import AsyncAnthropic, AuthenticationError
+
     with serving(tmp_path / "state", "builtin", "--token-required") as daemon:
         token = (daemon.state_dir / "token").read_text().strip()
         for key, is_known in ((token, True), ("sk-ant-other", False)):

@@ -16,6 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from edgeagent.process_settings import give_back_freed_memory
 from edgeagent.types import Embed, Rerank, Score, WorkerStatus
 from edgeagent.worker.child.frame_writer import Frames
 from edgeagent.worker.protocol import Ask, Cancel, Drop, Stop, Submit
@@ -92,6 +93,7 @@ class TextJobs:
         """Free the memory if no query is open and nothing was computed for a minute."""
         if self.wake_after_s() == 0.0:
             self._device.close()
+            give_back_freed_memory()
 
     def _next(self) -> str | None:
         # If a text was begun, finish it first: the embedder handles one text at a time.

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from agents import function_tool
-from agents.realtime import RealtimeAgent, RealtimeRunner
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -118,6 +116,10 @@ async def test_a_client_that_reads_late_gets_all_and_takes_little_memory(monkeyp
 
 
 async def test_the_runner_of_openai_agents_calls_its_tools_and_gets_the_answer(backend: FakeBackend) -> None:
+    # Imported here: it takes seconds, and each process of a parallel run imports every module.
+    from agents import function_tool
+    from agents.realtime import RealtimeAgent, RealtimeRunner
+
     minutes: list[int] = []
 
     @function_tool

@@ -14,6 +14,7 @@ from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import read_private, write_private
 from edgeagent.types.choices import Profile
 
+PROFILES_FOLDER = "profiles"
 MAX_BYTES = 256 << 10  # of a file; a profile has a few KB
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class ProfileStore:
     """The saved profiles. Every method reads or writes the disk: call it in a thread."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.folder = state_dir.absolute() / "profiles"
+        self.folder = state_dir.absolute() / PROFILES_FOLDER
 
     def read(self, model: Path) -> Profile | None:
         """Return the profile of a model file; None if there is none, or none that can be used."""

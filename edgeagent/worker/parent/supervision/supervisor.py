@@ -152,6 +152,9 @@ class Supervisor:
         if self._task is None or self._task.done():
             self._state, self._refusal = WorkerState.STARTING, None
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"worker {self.name}")
+        elif self._refusal is not None:  # it has given up, and its worker's process still ends
+            self._state, self._refusal = WorkerState.STARTING, None
+            self._task.add_done_callback(lambda _: None if self._is_stopped_for_good else self.start())
 
     def reload(self) -> None:
         """Replace a ready worker by one that continues its requests, or load the model. Forget earlier failures."""

@@ -11,10 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from edgeagent.errors import InvalidRequest, NotSupported, PayloadTooLarge
+from edgeagent.errors import InternalError, InvalidRequest, NotSupported, PayloadTooLarge
 from edgeagent.types import FinishReason, Started, WorkerState, WorkerStatus
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.worker_run import WorkerRun
+from tests.present import present
 from tests.stub_worker import NUM_PROMPT_TOKENS, num_lives
 from tests.worker.parent.supervision.stub_requests import kill, submit
 from tests.worker.support import QUICK, Make, eventually
@@ -156,6 +157,25 @@ async def test_a_bug_in_the_supervisor_leaves_no_process(make: Make, monkeypatch
     assert pid is not None
     monkeypatch.setattr(WorkerRun, "tick", lambda *_: 1 / 0)
     await eventually(lambda: supervisor.status().state is WorkerState.FAILED and supervisor.status().pid is None)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_reload_loads_the_model_while_a_failed_supervisor_still_ends_its_worker(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = make(ignore_sigterm=True)
+    stream = submit(supervisor, "stream")
+    await stream.until(lambda record: bool(record.tokens))
+    pid = present(supervisor.status().pid)
+    with monkeypatch.context() as faulty:
+        faulty.setattr(WorkerRun, "tick", lambda *_: 1 / 0)
+        assert isinstance((await stream.end()).error, InternalError)
+    assert supervisor.status().state is WorkerState.FAILED
+    supervisor.reload()
+    supervisor.reload()
+    assert supervisor.status().state is WorkerState.STARTING
+    assert (await submit(supervisor, "answer 2", "r2").end()).text == "0 1 "
+    assert present(supervisor.status().pid) != pid
     assert not psutil.pid_exists(pid)
 
 
