@@ -58,13 +58,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Select what runs. The files that take long come first: at the end they would keep one process busy alone."""
+    """Select what runs, and in which order.
+
+    The tests that run alone come first, since all processes wait for one: later, for the longest test in progress. The
+    files that take long come before the others: at the end they would keep one process busy alone.
+    """
     rotation.pytest_collection_modifyitems(items)
-    items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FOLDERS))
+    first = {item.path for item in items if _is_alone(item) and item.get_closest_marker("slow") is None}
+
+    def place(item: pytest.Item) -> tuple[int, str, bool]:
+        if item.path in first:
+            return 0, item.nodeid.partition("::")[0], not _is_alone(item)
+        return (1 if item.nodeid.startswith(SLOW_FOLDERS) else 2), "", False
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
-    _set_aside()
+    gc.freeze()
     gc.enable()
 
 
