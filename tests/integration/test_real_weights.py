@@ -215,11 +215,12 @@ def of_weather(city: str, weather: str, call_id: str) -> list[dict[str, Any]]:
 
 
 def test_a_tool_that_it_may_call_is_called_and_its_result_is_told(real: Daemon) -> None:
-    """With `tool_choice: auto`; so small a model needs three examples."""
+    """With `tool_choice: auto`. So small a model needs examples: after three, the last bit of a logit may decide."""
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     function = {"name": "get_weather", "description": "Get the weather of a city.", "parameters": parameters}
     earlier: list[dict[str, Any]] = []
-    for number, (city, weather) in enumerate((("Paris", "sunny"), ("Oslo", "cold"), ("Berlin", "rainy"))):
+    known = {"Paris": "sunny", "Oslo": "cold", "Berlin": "rainy", "Madrid": "hot", "Vienna": "cloudy"}
+    for number, (city, weather) in enumerate(known.items()):
         earlier.append({"role": "user", "content": f"What is the weather in {city}?"})
         earlier += of_weather(city, weather, f"call_{number}")
         earlier.append({"role": "assistant", "content": f"The weather in {city} is {weather}."})
