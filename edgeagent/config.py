@@ -325,6 +325,37 @@ class CacheConfig(Section, frozen=True):
     """Most bytes to write in an hour, to limit the wear of flash storage (0: no limit)."""
 
 
+class AnswersConfig(Section, frozen=True):
+    """Answers that are kept, and given again to the same question without a model. Off unless the owner wants it."""
+
+    flag_prefix: ClassVar[str] = "answers-"
+
+    exact: bool = False
+    """Keep answers for equal requests, and let equal requests at the same time share one answer."""
+    clients: Strings = ()
+    """Only for the clients of these tokens (default: for all clients and the owner)."""
+    models: Strings = ()
+    """Only for these models, by their names in `edgeagent ps` (default: for all)."""
+    sampled: bool = False
+    """Also if the answer is drawn at random: its temperature is above 0, and it has no seed."""
+    shared: bool = False
+    """Give one client's answers to all others too. Otherwise each client has only its own."""
+    max_age: Duration = "168h"
+    """Forget an answer after this time: 90, 5m, 24h (-1: never)."""
+    max_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
+    """Space for kept answers, which are compressed. The least recently used are forgotten first."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any answer may be kept."""
+        return self.exact
+
+    @property
+    def max_age_s(self) -> float:
+        """`max_age` in seconds; infinite if it is negative (never)."""
+        return seconds_of(self.max_age)
+
+
 class StoreConfig(Section, frozen=True):
     """Model files."""
 
@@ -418,6 +449,7 @@ class Config(Section, frozen=True):
     engine: EngineConfig = EngineConfig()
     load: LoadConfig = LoadConfig()
     cache: CacheConfig = CacheConfig()
+    answers: AnswersConfig = AnswersConfig()
     store: StoreConfig = StoreConfig()
     kiosk: KioskConfig = KioskConfig()
     log: LogConfig = LogConfig()

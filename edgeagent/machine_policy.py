@@ -36,23 +36,25 @@ class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     `route`: the least strict routing mode that is allowed. `tier`: the highest tier of requests. `remote_hosts`: the
     only hosts that remotes may have, as "gpu.example", "gpu.example:8443" or "*.example". `pulls`: whether models may
-    be downloaded. `model_sha256`: the hashes of the only files that may be loaded. `budget`: the limits of a day's
-    spending on all remotes together. `ca_file`: the PEM file of the only CA that is trusted for remotes. `proxy`: the
-    proxy for every remote that is not on this machine.
+    be downloaded. `answers`: whether answers may be kept and given again. `model_sha256`: the hashes of the only files
+    that may be loaded. `budget`: the limits of a day's spending on all remotes together. `ca_file`: the PEM file of the
+    only CA that is trusted for remotes. `proxy`: the proxy for every remote that is not on this machine.
     """
 
     route: RouteMode | None = None
     tier: Tier | None = None
     remote_hosts: tuple[str, ...] | None = None
     pulls: bool = True
+    answers: bool = True
     model_sha256: tuple[str, ...] | None = None
     budget: Budget = Budget()
     ca_file: str | None = None
     proxy: str | None = None
 
 
-CLOSED = MachinePolicy(route=RouteMode.LOCAL_ONLY, remote_hosts=(), pulls=False)
-"""The policy while its file cannot be trusted or understood: nothing leaves the machine, and nothing is downloaded."""
+CLOSED = MachinePolicy(route=RouteMode.LOCAL_ONLY, remote_hosts=(), pulls=False, answers=False)
+"""The policy while its file cannot be trusted or understood: nothing leaves the machine, nothing is downloaded, and no
+answer is kept."""
 
 _PORTS = {"https": 443, "http": 80}
 

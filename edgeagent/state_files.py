@@ -19,6 +19,9 @@ from edgeagent.errors import ConfigError
 HISTORY_FILE = "history"
 """The name of the file in the state folder that keeps the lines that were typed in chats."""
 
+ANSWERS_FILE = "answers.sqlite3"
+"""The name of the file in the state folder that has the kept answers."""
+
 RETRY_S = 1.0
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.01

@@ -7,7 +7,7 @@ from functools import singledispatch
 
 import numpy as np
 
-from edgeagent.conversation.database import DamagedError, ResponseDatabase
+from edgeagent.conversation.database import ResponseDatabase
 from edgeagent.engine.cache.block_table import BlockTable, _OnDisk
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.cache.radix_tree import Node, RadixTree
@@ -15,6 +15,7 @@ from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cache.slots import KvCells, Slots
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.speculation.draft_model import DraftModel
+from edgeagent.sqlite_files import DamagedError
 
 
 @singledispatch

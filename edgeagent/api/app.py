@@ -6,6 +6,7 @@ import difflib
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -25,6 +26,7 @@ from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
 from edgeagent.credentials.keys import Keys
 from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest, MethodNotAllowed, NotFound
+from edgeagent.machine_policy import MachinePolicy
 from edgeagent.metrics.slo import SloLedger
 from edgeagent.router.policy import targets_of
 from edgeagent.service.live_service import LiveService, Trace
@@ -32,6 +34,9 @@ from edgeagent.service.probe import Probe
 from edgeagent.service.service import Service
 from edgeagent.store.hub.background import Pulls
 from edgeagent.types import GenerateRequest
+
+if TYPE_CHECKING:
+    from edgeagent.answers.answers import Answers
 
 # A path is suggested if it is at least this similar: /v1/chat/completions for /chat/completion.
 _LIKENESS = 0.75
@@ -59,8 +64,11 @@ def create_app(
     trace: Trace | None = None,
     trouble: Callable[[], str | None] = lambda: None,
     slo: SloLedger | None = None,
+    answers: Answers | None = None,
 ) -> FastAPI:
     """Return the application that serves `service`; its Context is at `app.state.context`.
+
+    `answers`: the cache of answers in front of `service`; None if it is off.
 
     `keys` checks tokens and returns the client of each. `config.server` decides which requests need a token. By
     default the stored responses are in memory only; the caller must close those that it passes. See Context for `stop`,
@@ -84,9 +92,10 @@ def create_app(
 
     def admitted(request: GenerateRequest) -> GenerateRequest:
         access = service.remote_access
-        return with_caller(request, config, None if access is None else access.policy.policy.tier)
+        policy = MachinePolicy() if access is None else access.policy.policy
+        return with_caller(request, config, policy.tier, answers=policy.answers)
 
-    live = LiveService(service, admitted, trace, targets_of(config))
+    live = LiveService(answers or service, admitted, trace, targets_of(config))
     app.state.context = Context(
         config=config,
         service=live,
@@ -98,6 +107,7 @@ def create_app(
         pulls=Pulls(config.store, config.state_dir),
         in_flight=in_flight,
         slo=slo or SloLedger(),
+        answers=answers,
     )
     app.router.default = _answer_no_route
     for router in ROUTERS:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from starlette.requests import HTTPConnection
 
@@ -24,6 +24,9 @@ from edgeagent.metrics.slo import SloLedger
 from edgeagent.service.live_service import LiveService
 from edgeagent.service.probe import Probe
 from edgeagent.store.hub.background import Pulls
+
+if TYPE_CHECKING:
+    from edgeagent.answers.answers import Answers  # a daemon without it does not load it
 
 # The file of stored responses keeps items in the JSON form of the wire.
 ITEM_FORMAT = ItemFormat(encode_items, decode_items)
@@ -79,9 +82,9 @@ class Context:
     `stop` asks the daemon to finish its live requests and end. `trouble` returns what is wrong with the daemon itself,
     or None. `slo` is the ledger of latency targets. `links`: the one-time links for browsers, with the scopes of their
     tokens. `kiosk_links`: those for the page of a kiosk, with its token. `in_flight` counts the bytes that clients have
-    sent; the server counts its frames there too. `connections`: those that clients have open; the server adds and
-    removes them. `kiosk_pages`: how many pages of the kiosk each client shows. `started_at_s` is the daemon's start by
-    time.monotonic, and `started_unix_s` the same by time.time.
+    sent; the server counts its frames there too. `answers`: the cache of answers; None if it is off. `connections`:
+    those that clients have open; the server adds and removes them. `kiosk_pages`: how many pages of the kiosk each
+    client shows. `started_at_s` is the daemon's start by time.monotonic, and `started_unix_s` the same by time.time.
     """
 
     config: Config
@@ -94,6 +97,7 @@ class Context:
     pulls: Pulls
     in_flight: InFlight
     slo: SloLedger
+    answers: Answers | None = None
     links: Links[frozenset[Scope]] = field(default_factory=Links)
     kiosk_links: Links[str] = field(default_factory=Links)
     connections: set[Any] = field(default_factory=set)

@@ -9,7 +9,7 @@ from edgeagent.api.ollama import chat as ollama_chat
 from edgeagent.api.ollama import embed as ollama_embed
 from edgeagent.api.ollama import models as ollama_models
 from edgeagent.api.openai import completions, embeddings, models
-from edgeagent.api.ops import cache, remotes, status
+from edgeagent.api.ops import answers, cache, remotes, status
 from edgeagent.api.page import conversations, entry, files, kiosk, markdown
 from edgeagent.api.realtime import connection as realtime
 from edgeagent.api.responses import choose
@@ -22,7 +22,7 @@ _MODULES = (
     *(completions, embeddings, completion, tools),
     *(responses, connection, realtime, choose, messages),
     *(files, entry, conversations, markdown, kiosk),
-    *(models, ollama_chat, ollama_embed, ollama_models, status, cache, remotes),
+    *(models, ollama_chat, ollama_embed, ollama_models, status, cache, answers, remotes),
 )
 _TABLES = [module.routes for module in _MODULES]
 ROUTERS = [table.router for table in _TABLES]

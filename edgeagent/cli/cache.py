@@ -1,4 +1,4 @@
-"""`edgeagent cache`: show, purge and warm the prompt cache.
+"""`edgeagent cache`: show, purge and warm the prompt cache. `edgeagent cache answers` is the cache of answers.
 
 `list` always reads the cache folder itself. `purge` does so if no daemon runs. `stats` and `warm` need a daemon.
 """
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeagent import cache_folder
+from edgeagent.cli.answers import answers_app
 from edgeagent.cli.display import duration, print_json, size_text, table, wrapped
 from edgeagent.cli.link import ask, daemon_of
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
@@ -22,6 +23,7 @@ from edgeagent.errors import ConfigError, EdgeAgentError
 from edgeagent.runtime_file import find_daemon
 
 cache_app = typer.Typer(rich_markup_mode=None)
+cache_app.add_typer(answers_app, name="answers")
 
 WARM_TIMEOUT_S = 600.0
 

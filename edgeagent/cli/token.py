@@ -42,6 +42,10 @@ HighestTier = Annotated[
         help="The highest tier of the client's requests. A request that asks for a higher one is lowered to it.",
     ),
 ]
+NoAnswers = Annotated[
+    bool,
+    typer.Option("--no-answers", help="Keep none of the client's answers, and give it no kept one."),
+]
 
 
 @token_app.command("rotate")
@@ -58,13 +62,14 @@ def add(
     scope: Scopes = [Scope.INFER],  # noqa: B006
     route: Route = None,
     tier: HighestTier = None,
+    no_answers: NoAnswers = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
     """Print a new token for a client; only its digest is kept. It replaces the token that the client had."""
     folder = _made(settings_of(state_dir, config).state_dir)
     is_known = any(client.label == name for client in clients(folder))
-    token = add_client(folder, name, scope, route, tier)
+    token = add_client(folder, name, scope, route, tier, answers=not no_answers)
     if is_known:
         typer.echo(f"{name} had a token, which is refused from now on; this one replaces it.", err=True)
     typer.echo(token)

@@ -9,7 +9,6 @@ partition has the responses of one client. To make room, the least recently used
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,7 @@ from edgeagent.conversation.history import (
 from edgeagent.conversation.items import Item, ItemFormat, MessageItem
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 from edgeagent.router.policy import strictest
+from edgeagent.sqlite_files import DamagedError, open_private
 from edgeagent.types import RouteMode
 
 VERSION = 1
@@ -99,10 +99,6 @@ GROUP BY partition ORDER BY min(used)
 _NEXT_TO_EVICT = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER BY used LIMIT 1"
 
 
-class DamagedError(Exception):
-    """The file has content that this daemon did not write, or it has the format of another version."""
-
-
 class ResponseDatabase:
     """The stored responses in a SQLite file, or in memory if `path` is None. `form`: how items are written.
 
@@ -115,7 +111,7 @@ class ResponseDatabase:
         self._clock = clock
         self._num_responses = self._num_bytes = self._last_use = 0
         self._titles: dict[int, str] = {}
-        self._connection = _open(path)
+        self._connection = open_private(path)
         try:
             self._prepare()
         except BaseException:
@@ -390,27 +386,6 @@ class ResponseDatabase:
             with suppress(sqlite3.Error):
                 self._execute("ROLLBACK")
             raise
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a damaged file to NAME.damaged, in place of an earlier one. Delete its log, and return its new path."""
-    aside = path.with_name(f"{path.name}.damaged")
-    path.replace(aside)
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    return aside
-
-
-def _open(path: Path | None) -> sqlite3.Connection:
-    if path is not None:
-        # SQLite makes its other files with the mode of this one.
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        try:
-            if os.name == "posix":
-                os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
-    return sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
 
 
 class _Reader:

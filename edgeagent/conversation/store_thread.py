@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from edgeagent.conversation.database import DamagedError, ResponseDatabase, set_aside
+from edgeagent.conversation.database import ResponseDatabase
 from edgeagent.conversation.history import (
     ConversationTurn,
     Limits,
@@ -27,6 +27,7 @@ from edgeagent.conversation.history import (
 from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.errors import InvalidRequest, StoreError
 from edgeagent.router.policy import strictest
+from edgeagent.sqlite_files import DamagedError, is_damage, set_aside
 from edgeagent.types import RouteMode
 
 # The most responses, and their bytes, that wait in memory after a failed write. They are tried again at the next `add`
@@ -146,7 +147,7 @@ class ThreadState:
             try:
                 return act(self._opened())
             except (DamagedError, sqlite3.DatabaseError) as error:
-                if not _is_damage(error):
+                if not is_damage(error):
                     raise
                 self._set_aside(error)
                 return act(self._opened())
@@ -175,10 +176,3 @@ class ThreadState:
 def _write(response: StoredResponse, body: bytes, database: ResponseDatabase) -> bool:
     database.add(response, body)
     return True
-
-
-def _is_damage(error: Exception) -> bool:
-    if isinstance(error, DamagedError):
-        return True
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

@@ -57,9 +57,10 @@ class Scope(StrEnum):
 class Client:
     """A holder of a token, or a local user without one. The owner's name is empty.
 
-    `route` limits where the client's requests may run, and `tier` is their highest tier; None adds no limit. `browser`:
-    the name of a browser of the owner, which has the owner's stored responses and cached prompts; empty for others.
-    `used_on`: the day (UTC) on which a browser last used its token, as far as it is known.
+    `route` limits where the client's requests may run, and `tier` is their highest tier; None adds no limit. `answers`:
+    whether the answer cache may keep and give answers to its requests. `browser`: the name of a browser of the owner,
+    which has the owner's stored responses and cached prompts; empty for others. `used_on`: the day (UTC) on which a
+    browser last used its token, as far as it is known.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Client:
     route: RouteMode | None = None
     tier: Tier | None = None
     browser: str = ""
+    answers: bool = True
     # It changes nothing that the token allows, so a change of it ends no request.
     used_on: date | None = field(default=None, compare=False)
 
@@ -248,7 +250,13 @@ def clients(state_dir: Path) -> list[Client]:
 
 
 def add_client(
-    state_dir: Path, name: str, scopes: Iterable[Scope], route: RouteMode | None = None, tier: Tier | None = None
+    state_dir: Path,
+    name: str,
+    scopes: Iterable[Scope],
+    route: RouteMode | None = None,
+    tier: Tier | None = None,
+    *,
+    answers: bool = True,
 ) -> str:
     """Create a token for a client and return it. It replaces the client's earlier token, if there is one.
 
@@ -259,7 +267,7 @@ def add_client(
         raise ConfigError(f"a client's name must be 1 to 64 letters, digits, _ . or -, not {name!r:.80}")
     if name == VOICE_CLIENT:
         raise ConfigError(f"{name} is the client of all who ask over Wyoming without a token; choose another name")
-    return _add(state_dir, Client(name, frozenset(scopes), route, tier))
+    return _add(state_dir, Client(name, frozenset(scopes), route, tier, answers=answers))
 
 
 def add_browser(state_dir: Path, scopes: Iterable[Scope], replaced: str = "") -> str:
@@ -326,6 +334,7 @@ def _write_clients(state_dir: Path, entries: Iterable[tuple[Client, str]]) -> No
         | ({} if client.used_on is None else {"used_on": client.used_on.isoformat()})
         | ({} if client.route is None else {"route": client.route})
         | ({} if client.tier is None else {"tier": client.tier})
+        | ({} if client.answers else {"answers": False})
         for client, token_digest in entries
     ]
     write_private(state_dir / CLIENTS_FILE, json.dumps({"clients": rows}, indent=1).encode() + b"\n")
@@ -358,5 +367,8 @@ def _read_client(row: object) -> tuple[Client, str]:
             used_on = date.fromisoformat(str(more["used_on"])) if "used_on" in more else None
             if used_on is not None and used_on.year == date.max.year:
                 raise ValueError("used_on is too late for a day of expiry")
-            return Client(OWNER.name if browser else name, allowed, route, tier, browser, used_on), token_digest
+            answers = more.get("answers", True) is True
+            return Client(
+                OWNER.name if browser else name, allowed, route, tier, browser, answers, used_on
+            ), token_digest
     raise ValueError("a client has a name, scopes and a sha256")

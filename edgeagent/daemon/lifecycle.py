@@ -40,10 +40,11 @@ from edgeagent.process_settings import (
 )
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, bracketed, local_url
 from edgeagent.service.service import Service
-from edgeagent.state_files import HISTORY_FILE
+from edgeagent.state_files import ANSWERS_FILE, HISTORY_FILE
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
+    from edgeagent.answers.answers import Answers
     from edgeagent.config import Config
     from edgeagent.service.live_service import Trace
 
@@ -147,7 +148,8 @@ def _forget_conversations(config: Config) -> None:
     from edgeagent.conversation.store import FILE
 
     try:
-        for path in (config.state_dir / HISTORY_FILE, *config.state_dir.glob(f"{FILE}*")):
+        kept = (path for name in (FILE, ANSWERS_FILE) for path in config.state_dir.glob(f"{name}*"))
+        for path in (config.state_dir / HISTORY_FILE, *kept):
             path.unlink(missing_ok=True)
         purge(config.cache_dir)
         purge_unfinished(config.cache_dir)
@@ -212,6 +214,7 @@ async def _serve(
     from edgeagent.daemon.server import make_server
 
     responses = Responses.of(config, config.state_dir)
+    answers = await _open_answers(config, service)
     runtime = _runtime(config, listeners.tcp)
     token_file = config.state_dir / TOKEN_FILE if config.server.is_token_needed else None
 
@@ -253,6 +256,7 @@ async def _serve(
         trace=trace,
         trouble=lambda: publication.trouble,
         slo=slo,
+        answers=answers,
     )
     server = make_server(app, stop, reporter, announce, listeners.unix)
     try:
@@ -268,6 +272,19 @@ async def _serve(
             async with asyncio.timeout(FILES_CLOSE_S):
                 await slo_file.close()
                 await responses.close()
+                if answers is not None:
+                    await answers.close()
+
+
+async def _open_answers(config: Config, service: Service) -> Answers | None:
+    """Return the cache of answers; None if it is off. Its modules are imported only for it."""
+    if not config.answers.is_on:
+        return None
+    from edgeagent.answers.answers import Answers
+
+    answers = Answers.of(config, service)
+    await answers.start()
+    return answers
 
 
 def _runtime(config: Config, listener: socket.socket) -> Runtime:

@@ -185,6 +185,15 @@ recomputed_tokens_total = Counter(
     registry=REGISTRY,
 )
 decode_tokens_total = Counter("edgeagent_decode_tokens_total", "Generated tokens.", ["model"], registry=REGISTRY)
+answer_cache_total = Counter(
+    "edgeagent_answer_cache_total",
+    "Requests that may use the answer cache, by outcome. exact: a kept answer was given; joined: an equal request was "
+    "running; miss: a model answered; slow: too, since the store did not answer in time.",
+    ["outcome"],
+    registry=REGISTRY,
+)
+answer_cache_entries = Gauge("edgeagent_answer_cache_entries", "Answers that are kept.", registry=REGISTRY)
+answer_cache_bytes = Gauge("edgeagent_answer_cache_bytes", "Space that kept answers take.", registry=REGISTRY)
 draft_tokens_total = Counter(
     "edgeagent_draft_tokens_total",
     "Draft tokens, by whether the target accepted them.",

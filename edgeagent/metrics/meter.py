@@ -227,6 +227,8 @@ class Meter(Sink):
         return "" if self.first_s is None else MET
 
     def _count_tokens(self) -> None:
+        if self.finished is not None and self.finished.timings.origin is not None:
+            return  # no model computed them for this request
         usage = self.usage
         metrics.prefill_tokens_total.labels(self.model).inc(usage.num_prompt_tokens - usage.num_cached_tokens)
         metrics.prefix_cache_hit_tokens_total.labels(self.model).inc(usage.num_cached_tokens)

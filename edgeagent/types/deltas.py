@@ -81,6 +81,22 @@ class CacheMiss(Struct, frozen=True):
     now: str
 
 
+class AnswerOrigin(Struct, frozen=True):
+    """Where an answer comes from, if no model computed it for this request alone.
+
+    - `kind`: "exact": a kept answer to the same request. "similar": one to a similar request. "joined": the answer of
+      an equal request that was running.
+    - `age_s`: the age of the kept answer, or for how long the equal request had been running.
+    - `id`: the kept answer's, by which it can be deleted; "" for "joined".
+    - `similarity`: of both questions, 0 to 1; only for "similar".
+    """
+
+    kind: str
+    age_s: float
+    id: str = ""
+    similarity: float | None = None
+
+
 class Timings(Struct, frozen=True):
     """Milliseconds of each stage, counts of draft tokens, and where the request ran.
 
@@ -92,6 +108,7 @@ class Timings(Struct, frozen=True):
     `verdict`.
     miss: why most of the prompt was computed, if an earlier prompt explains it. num_shifted_tokens: cached tokens of an
     earlier prompt that were used at other positions, so the answer is not exact (see `--cache-shift`).
+    origin: where the answer comes from, if no model computed it for this request alone. The answer cache sets it.
     If an answer `is_resumed`, or is cancelled and the worker does not end it soon, the times of the stages before the
     first token are unknown and 0.
     """
@@ -115,6 +132,7 @@ class Timings(Struct, frozen=True):
     verdict: Verdict | None = None
     miss: CacheMiss | None = None
     num_shifted_tokens: int = 0
+    origin: AnswerOrigin | None = None
 
     @property
     def stages_before_first_token_ms(self) -> dict[str, float]:

@@ -204,6 +204,13 @@ class WorkerState(StrEnum):
 UNUSABLE = (WorkerState.FAILED, WorkerState.QUARANTINED)
 
 
+class ModelFile(Struct, frozen=True):
+    """A file that a model is loaded from. `loaded`: its identity when it was loaded last; "" if it never was."""
+
+    path: str
+    loaded: str = ""
+
+
 class ModelStatus(Struct, frozen=True):
     """A model that the daemon serves, and the state of its worker.
 
@@ -222,6 +229,7 @@ class ModelStatus(Struct, frozen=True):
     num_live: how many requests run or wait.
     sha256: the hash of the model's file, or of a split model's first file; None if unknown.
     is_remote: a remote runs the model, so it has no worker here.
+    files: the model's own file, by the name "", and those of its adapters, by their names.
     """
 
     name: str
@@ -242,6 +250,7 @@ class ModelStatus(Struct, frozen=True):
     num_live: int = 0
     sha256: str | None = None
     is_remote: bool = False
+    files: dict[str, ModelFile] = {}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -199,13 +199,22 @@ class SamplingParams(Struct, frozen=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
 
 
+class AnswerPolicy(StrEnum):
+    """What a request lets the answer cache do: USE also keeps its answer, READ only takes a kept one, NONE neither."""
+
+    USE = "use"
+    READ = "read"
+    NONE = "none"
+
+
 class CachePolicy(Struct, frozen=True):
-    """What the prefix cache may do with a request.
+    """What the prefix cache may do with a request, and what the answer cache may do.
 
     `read`: reuse cached prefixes. `write`: keep this request's tokens in the cache. `partition`: the client whose
     requests share the cached prompt. It is derived from the credential, never from a field that a client sends.
     `persist`: the cache may write to disk. `pin`: keep the prompt cached until it is purged. `lane`: the id of
     a conversation; "" for none. Its prompt stays in memory until its next request ends or other lanes need the room.
+    `answers`: what the answer cache may do. A request that no client has sent leaves it out.
     """
 
     read: bool = True
@@ -214,6 +223,7 @@ class CachePolicy(Struct, frozen=True):
     persist: bool = True
     pin: bool = False
     lane: str = ""
+    answers: AnswerPolicy = AnswerPolicy.NONE
 
 
 HOPS_HEADER = "X-EdgeAgent-Hops"

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from edgeagent.api.context import ITEM_FORMAT
-from edgeagent.conversation.database import DamagedError, ResponseDatabase
+from edgeagent.conversation.database import ResponseDatabase
 from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, Limits, StoredResponse
 from edgeagent.conversation.items import Item, MessageItem
 from edgeagent.errors import InvalidRequest
+from edgeagent.sqlite_files import DamagedError
 from edgeagent.types import RouteMode
 from tests.integrity import check_integrity
 

@@ -14,6 +14,7 @@ from typing import cast
 import httpx
 from starlette.types import ASGIApp
 
+from edgeagent.answers.answers import Answers
 from edgeagent.api.app import create_app
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import Keys
@@ -85,12 +86,15 @@ async def running(
     keys: Keys | None = None,
     trace: Trace | None = None,
     port: int = 0,
+    answers: Answers | None = None,
 ) -> AsyncIterator[Running]:
-    """Serve on a port of the configured host; 0: on a free one."""
+    """Serve on a port of the configured host; 0: on a free one. `answers`: a cache of answers in front of `service`."""
     config = config or Config()
     stop, reporter, listening = StopRequest(), RecordingReporter(), asyncio.Event()
     with closing(bind(config.server.host, port)) as listener:
-        served = create_app(config, service, keys=keys or OwnerKey(TOKEN), stop=stop.request, trace=trace)
+        served = create_app(
+            config, service, keys=keys or OwnerKey(TOKEN), stop=stop.request, trace=trace, answers=answers
+        )
         server = make_server(served, stop, reporter, listening.set)
         # uvicorn only calls the app.
         app = CheckedApp(cast(ASGIApp, server.config.app))

@@ -20,7 +20,7 @@ from edgeagent.credentials.grants import GRANT
 from edgeagent.credentials.keys import OWNER, TOKEN_PREFIX, Client, Keys, Scope
 from edgeagent.errors import EdgeAgentError
 from edgeagent.router.policy import lowered, strictest, targets_of, within_budget
-from edgeagent.types import GenerateRequest, RouteMode, Tier, replace
+from edgeagent.types import AnswerPolicy, GenerateRequest, RouteMode, Tier, replace
 
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
 CLIENT_KEY = "edgeagent.client"
@@ -186,11 +186,14 @@ def subprotocol_tokens(scope: AsgiScope) -> list[bytes]:
     return [token.encode() for token in tokens]
 
 
-def with_caller(request: GenerateRequest, config: Config, ceiling: Tier | None) -> GenerateRequest:
+def with_caller(
+    request: GenerateRequest, config: Config, ceiling: Tier | None, *, answers: bool = True
+) -> GenerateRequest:
     """Return a copy of a request with its client's name, its number of hops, and the limits that apply to it.
 
-    They are the strictest route mode, the highest tier (`ceiling` is that of the machine's policy), and the budgets of
-    its tier. Its `warnings` say how it was changed.
+    They are the strictest route mode, the highest tier (`ceiling` is that of the machine's policy), the budgets of its
+    tier, and whether its answer may be kept (`answers` is what the machine's policy says). Its `warnings` say how it
+    was changed.
 
     A request with `prefill_only` or `is_ahead` runs on this machine, because it fills this machine's cache; so does one
     with `choices`, for which no remote has a route. A request that was forwarded MAX_HOPS times runs here too.
@@ -206,4 +209,6 @@ def with_caller(request: GenerateRequest, config: Config, ceiling: Tier | None) 
     targets = targets_of(config)
     request = lowered(request, client.tier, targets, f"the token of {client.label!r} allows no more")
     request = lowered(request, ceiling, targets, "the policy of this machine allows no more")
+    if not (client.answers and answers):
+        request = replace(request, cache=replace(request.cache, answers=AnswerPolicy.NONE))
     return within_budget(request, config.tier(request.tier))

@@ -146,6 +146,7 @@ def pinned_fields(kiosk: KioskConfig, default_model: str, facts: str = "") -> Js
         "instructions": "\n\n".join(text for text in (kiosk.instructions, facts.strip()) if text),
         "max_output_tokens": kiosk.max_output_tokens,
         "store": False,
+        "edgeagent": {"answers": "read"},  # what a visitor says is not kept; answers that the owner has warmed are
         "truncation": "auto",
     }
 

@@ -30,6 +30,7 @@ from edgeagent.api.wire.fields import (
     Schema,
     Stops,
     TemplateKwargs,
+    answers_of,
     drafts_of,
     earlier_notices,
     route_of,
@@ -258,6 +259,7 @@ class ResponseCreate:
             truncate=body.truncation == "auto",
         )
         is_cached, need = body.cache_prompt is not False, self.latency.need
+        is_kept = self.is_stored and conversation.is_storable
         need_ahead = Need(max_prompt_tokens=need.max_prompt_tokens, names_tier=need.names_tier)
         return GenerateRequest(
             id=request_id,
@@ -272,7 +274,13 @@ class ResponseCreate:
             timeout_s=self.latency.timeout_s,
             prefill_only=self.is_prefill_only,
             is_ahead=self.is_prefill_only,
-            cache=CachePolicy(is_cached, is_cached, partition, persist=self.is_stored and conversation.is_storable),
+            cache=CachePolicy(
+                is_cached,
+                is_cached,
+                partition,
+                persist=is_kept,
+                answers=answers_of(body.edgeagent, is_kept=is_kept and is_cached),
+            ),
             route=route_of(body.edgeagent),
             draft_tokens=drafts_of(body.edgeagent),
             need=need_ahead if self.is_prefill_only else need,

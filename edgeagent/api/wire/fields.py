@@ -27,7 +27,7 @@ from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS, TierName
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.policy import strictest
-from edgeagent.types import Role, RouteMode, SamplingParams, Tool, ToolChoice
+from edgeagent.types import AnswerPolicy, Role, RouteMode, SamplingParams, Tool, ToolChoice
 from edgeagent.units import seconds_of
 
 MAX_INT32 = 2**31 - 1
@@ -151,11 +151,26 @@ class EdgeagentBody(Settings):
             description="The longest prompt. A longer one is shortened if it may be truncated, and otherwise refused."
         ),
     ] = None
+    answers: Annotated[
+        Literal["use", "read", "none"] | None,
+        Field(
+            description="What the owner's answer cache may do: `use`: give a kept answer, and keep this one; `read`: "
+            "keep nothing; `none`: neither. A request that is not to be stored is `none`, or `read` if it says so."
+        ),
+    ] = None
 
 
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
     """Return the strictest route mode that the `edgeagent` fields of a request name; None if they name none."""
     return strictest(*(RouteMode(body.route) for body in bodies if body is not None and body.route is not None))
+
+
+def answers_of(*bodies: EdgeagentBody | None, is_kept: bool) -> AnswerPolicy:
+    """Return what the answer cache may do with a request. `is_kept`: the request lets itself be stored."""
+    asked = next((body.answers for body in bodies if body is not None and body.answers is not None), None)
+    if asked is None:
+        return AnswerPolicy.USE if is_kept else AnswerPolicy.NONE
+    return AnswerPolicy(asked) if is_kept or asked == "none" else AnswerPolicy.READ
 
 
 def drafts_of(*bodies: EdgeagentBody | None) -> int | None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired, cast
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -21,7 +21,7 @@ from edgeagent.api.wire.body import WARNING_HEADER
 from edgeagent.api.wire.errors import EXPECTED_HEADER
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.errors import printable
-from edgeagent.types import Placement, Queued, Started, Tier, Timings, TokenLogprob, Usage, Verdict
+from edgeagent.types import AnswerOrigin, Placement, Queued, Started, Tier, Timings, TokenLogprob, Usage, Verdict
 
 
 class ResponseUsage(Shape):
@@ -118,8 +118,22 @@ class Miss(Shape):
     now: str
 
 
+class AnswerUse(Shape):
+    """Where an answer comes from that no model computed for this request alone.
+
+    `kind`: `exact`: a kept answer to the same request, `similar`: to a similar one, `joined`: the answer of an equal
+    request that was running. `age_s`: the kept answer's age, or for how long the equal request had been running.
+    `id`: the kept answer's, by which it can be deleted. `similarity`: of both questions, 0 to 1.
+    """
+
+    kind: Literal["exact", "similar", "joined"]
+    age_s: float
+    id: NotRequired[str]
+    similarity: NotRequired[float]
+
+
 class CacheUse(Shape):
-    """What is remarkable about a prompt's use of the prefix cache.
+    """What is remarkable about a request's use of the caches: that of prompts, and that of answers.
 
     `shifted_tokens`: how many of the cached tokens were used at other positions than those at which they were computed,
     behind another text, so the answer is not exact (`--cache-shift`).
@@ -127,6 +141,7 @@ class CacheUse(Shape):
 
     shifted_tokens: NotRequired[int]
     miss: NotRequired[Miss]
+    answer: NotRequired[AnswerUse]
 
 
 class Run(Shape):
@@ -245,6 +260,17 @@ def _cache_use(timings: Timings) -> CacheUse:
             "earlier": miss.earlier,
             "now": miss.now,
         }
+    if (origin := timings.origin) is not None:
+        use["answer"] = _answer_use(origin)
+    return use
+
+
+def _answer_use(origin: AnswerOrigin) -> AnswerUse:
+    use = AnswerUse(kind=cast("Any", origin.kind), age_s=round(origin.age_s, 3))
+    if origin.id:
+        use["id"] = origin.id
+    if origin.similarity is not None:
+        use["similarity"] = round(origin.similarity, 4)
     return use
 
 

@@ -23,6 +23,7 @@ from edgeagent.api.wire.fields import (
     NumTopLogprobs,
     SamplingBody,
     Schema,
+    answers_of,
     drafts_of,
     route_of,
     with_adapter,
@@ -32,6 +33,7 @@ from edgeagent.api.wire.request_id import NUM_HOPS
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
+    AnswerPolicy,
     CachePolicy,
     GenerateRequest,
     JsonSchemaFormat,
@@ -149,7 +151,7 @@ class ExtendedBody(SamplingBody):
 
         Raise the errors of `sampling` and `asked_latency`.
 
-        With `store: false` or `no_store: true`, the prefix cache writes nothing to disk.
+        With `store: false` or `no_store: true`, the prefix cache writes nothing to disk, and no answer is kept.
         """
         latency = asked_latency(self.service_tier, self.edgeagent)
         is_cached = self.cache_prompt is not False
@@ -161,7 +163,13 @@ class ExtendedBody(SamplingBody):
             sampling=self.sampling(),
             tier=latency.tier,
             timeout_s=latency.timeout_s,
-            cache=CachePolicy(is_cached, is_cached, partition, persist=is_kept),
+            cache=CachePolicy(
+                is_cached,
+                is_cached,
+                partition,
+                persist=is_kept,
+                answers=answers_of(self.edgeagent, is_kept=is_kept and is_cached),
+            ),
             reports_progress=bool(self.stream) and bool(self.return_progress),
             route=route_of(self.edgeagent),
             draft_tokens=drafts_of(self.edgeagent),
@@ -201,14 +209,19 @@ class ExtendedBody(SamplingBody):
 
 
 def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...]:
-    """Return `num` copies of a request, which differ in their ids, and in their seeds if `request` has a seed."""
+    """Return `num` copies of a request, which differ in their ids, and in their seeds if `request` has a seed.
+
+    Without a seed, only the first may get an answer of the answer cache. Otherwise all would get the same.
+    """
     seed = request.sampling.seed
+    cache = request.cache if seed is not None else replace(request.cache, answers=AnswerPolicy.NONE)
     return (
         request,
         *(
             replace(
                 request,
                 id=f"{request.id}-{index}",
+                cache=cache,
                 sampling=request.sampling if seed is None else replace(request.sampling, seed=seed + index),
             )
             for index in range(1, num)

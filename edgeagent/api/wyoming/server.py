@@ -40,6 +40,7 @@ from edgeagent.credentials.keys import VOICE_CLIENT
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.live_requests import LiveRequest
 from edgeagent.types import (
+    AnswerPolicy,
     CachePolicy,
     ChatPrompt,
     Finished,
@@ -265,7 +266,7 @@ class _Connection:
             max_tokens=MAX_ANSWER_TOKENS,
             tier=Tier.REALTIME,
             timeout_s=TIMEOUT_S,
-            cache=CachePolicy(partition=CLIENT, lane=lane),
+            cache=CachePolicy(partition=CLIENT, lane=lane, answers=AnswerPolicy.USE),
         )
 
     async def _speak(self, request: GenerateRequest, answer: _Answer, context: Json) -> str:

@@ -21,7 +21,7 @@ from edgeagent.fit.plan import least_cells
 from edgeagent.store.drafts import FoundDraft
 from edgeagent.store.gguf.header import GgufHeader
 from edgeagent.store.library import Found
-from edgeagent.types import FileShape
+from edgeagent.types import FileShape, ModelFile
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.profile_store import ProfileStore
 from edgeagent.worker.protocol import DiskShare, Load, adapter_part, draft_part, rewind_part
@@ -259,6 +259,7 @@ class LoadPreparation:
         """How many bytes of memory the model is predicted to use, and with how few it could run; 0 before `load`."""
         self.sha256 = ""
         """The SHA-256 of the model's file; empty if it is not known, and until `load` has checked the file."""
+        self._loaded: dict[str, str] = {}  # the identities of the model's file and adapters at the latest load
 
     def weigh(self) -> int:
         """Return the size in bytes of the model's file, its adapters, and its draft model if `load` has chosen one.
@@ -278,6 +279,7 @@ class LoadPreparation:
             raise ModelLoadFailed(NOT_INSTALLED)
         self.files.record()
         self.sha256 = ""
+        self._loaded = {name: identity(path) for name, path in self._parts().items()}
         model = self._source.validate(self.path)
         self.sha256 = self._source.known_sha256(self.path)
         unusable = self._unusable_adapters()
@@ -321,6 +323,15 @@ class LoadPreparation:
             draft_by=draft.by,
             why_no_drafts=cause and f"removing refused drafts ended the process ({cause})",
         )
+
+    def model_files(self) -> dict[str, ModelFile]:
+        """Return the model's own file, by the name "", and those of its adapters. Nothing is read."""
+        return {
+            name: ModelFile(str(path.absolute()), self._loaded.get(name, "")) for name, path in self._parts().items()
+        }
+
+    def _parts(self) -> dict[str, Path]:
+        return {"": self.path, **self.adapters}
 
     def disk_share(self) -> DiskShare | None:
         """Return the model's present share of the disk cache; None if its worker has no folder."""

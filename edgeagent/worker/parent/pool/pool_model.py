@@ -178,6 +178,7 @@ class PoolModel:
             adapters=tuple(self.preparation.adapters),
             num_live=max(self.supervisor.num_live, int(self.supervisor.is_busy)),  # questions about text count as 1
             sha256=self.preparation.sha256 or None,
+            files=self.preparation.model_files(),
         )
 
     def resident(self) -> ResidentModel | None:

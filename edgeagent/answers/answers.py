@@ -1,0 +1,456 @@
+"""The answer cache: a Service in front of the router, which gives kept answers, and shares one among equal requests.
+
+What it does not concern passes it unchanged. It is under `service.live_service`, so each request is admitted, counted
+and measured as if a model had answered it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from edgeagent import metrics
+from edgeagent.answers.answer import ID_CHARS, answer_of
+from edgeagent.answers.files import Clocks, identity_of
+from edgeagent.answers.key import Question, sharing_key
+from edgeagent.answers.lookup import Found, Similar
+from edgeagent.answers.rules import NO_USE, Use, is_model_among, kept_elsewhere, partition_of, use_of, why_not_kept
+from edgeagent.answers.seal import Seal
+from edgeagent.answers.shared import SharedAnswer
+from edgeagent.answers.store import BUDGET_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
+from edgeagent.cache_folder import ensure_secret
+from edgeagent.config import AnswersConfig, Config
+from edgeagent.errors import BackendUnavailable, DeadlineUnreachable, EdgeAgentError, RequestTimeout
+from edgeagent.service.service import Service, status_of
+from edgeagent.state_files import ANSWERS_FILE
+from edgeagent.types import (
+    AnswerOrigin,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    ModelStatus,
+    PromptProgress,
+    Queued,
+    RemoteStatus,
+    Sink,
+    Started,
+    Step,
+    Timings,
+    Usage,
+    is_remote,
+)
+
+REMOTE = "remote"
+"""The identity of a remote's model. Only an age limit notices that it changed."""
+_CANCELLED = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))
+_BEFORE_CONTENT = (Started, Queued, PromptProgress)
+
+
+class Generation(SharedAnswer):
+    """An answer that is being generated, for one client or several. `id`: that of the request at the router."""
+
+    def __init__(self, request_id: str, *, is_open: bool) -> None:
+        super().__init__(time.monotonic, is_open=is_open)
+        self.id = request_id
+        self.task: asyncio.Task[None] | None = None
+        self._has_changed = asyncio.Event()
+
+    def note_change(self) -> None:
+        """Look again for a follower that has room. Call it when one has joined or left."""
+        self._has_changed.set()
+
+    async def room(self) -> None:
+        """Wait until one follower has read enough, so that a slow one delays no other."""
+        while sinks := self.sinks:
+            if len(sinks) == 1 and not self.is_open:
+                return await sinks[0].room()
+            self._has_changed.clear()
+            rooms = [asyncio.ensure_future(sink.room()) for sink in sinks]
+            change = asyncio.ensure_future(self._has_changed.wait())
+            try:
+                done, _ = await asyncio.wait({change, *rooms}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in (change, *rooms):
+                    wait.cancel()
+                await asyncio.gather(change, *rooms, return_exceptions=True)
+            # A sink whose client is gone raises. Its own task ends it soon.
+            if any(each.exception() is None for each in done if each is not change):
+                return None
+            if change not in done:
+                await asyncio.sleep(0)
+        return None
+
+
+class _Asked:
+    """A request between its acceptance and its end."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self.generation: Generation | None = None
+
+
+class Held(Sink):
+    """A sink that holds what comes before the first content, until `release`; content releases it too."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._held: list[Step] | None = []
+        self.has_content = asyncio.Event()
+
+    def put(self, step: Step) -> None:
+        if self._held is None:
+            self._sink.put(step)
+            return
+        self._held.append(step)
+        if any(not isinstance(delta, _BEFORE_CONTENT) for delta in step.deltas):
+            self.has_content.set()
+            self.release()
+
+    async def room(self) -> None:
+        await self._sink.room()
+
+    def release(self) -> None:
+        """Pass on what is held, and from now on each step as it comes."""
+        held, self._held = self._held or [], None
+        for step in held:
+            self._sink.put(step)
+
+
+class Answers:
+    """The answer cache in front of `service`, which is asked for all that it does not have."""
+
+    def __init__(self, service: Service, store: Store, seal: Seal, options: AnswersConfig) -> None:
+        self._service = service
+        self.store = store
+        self.similar: Similar | None = None
+        self.options = options
+        self._seal = seal
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="answers-files")
+        self._clocks = Clocks()
+        self._breaker = Breaker()
+        self._asked: dict[str, _Asked] = {}
+        self._running: dict[bytes, Generation] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_forgotten = 0  # how often answers were forgotten; what had begun before is not kept
+        self.counts: Counter[str] = Counter()
+        """How often each outcome came since the start; see metrics.answer_cache_total."""
+        self.models = service.models
+        self.remote_access = service.remote_access
+
+    @classmethod
+    def of(cls, config: Config, service: Service) -> Answers:
+        """Return the cache for a configuration, with its store in the state folder.
+
+        Raise ConfigError if the installation's secret cannot be read or created.
+        """
+        seal = Seal(ensure_secret(config.state_dir))
+        path = None if config.forget else config.state_dir / ANSWERS_FILE
+        return cls(service, EmbeddedStore(path, seal, config.answers), seal, config.answers)
+
+    async def start(self) -> None:
+        """Open the store."""
+        await self.store.start()
+
+    async def close(self) -> None:
+        """End what is still being generated, and release the store."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.similar is not None:
+            await self.similar.close()
+        await self.store.close()
+        self._files.shutdown(wait=False)
+
+    def remotes(self) -> list[RemoteStatus]:
+        return self._service.remotes()
+
+    def cancel(self, request_id: str) -> None:
+        asked = self._asked.get(request_id)
+        if asked is None:
+            self._service.cancel(request_id)
+            return
+        asked.is_cancelled = True
+        generation = asked.generation
+        if generation is not None and not generation.cancel(request_id):
+            self._service.cancel(generation.id)
+
+    async def generate(self, request: GenerateRequest, sink: Sink) -> None:
+        """Give a kept answer, or share or begin a generation; by the contract of backends.base.Backend."""
+        use = use_of(request, self.options)
+        if use == NO_USE:
+            await self._service.generate(request, sink)
+            return
+        asked = self._asked[request.id] = _Asked()
+        try:
+            is_done = await self._answer(request, use, asked, sink)
+        finally:
+            self._asked.pop(request.id, None)
+        if not is_done:
+            await self._service.generate(request, sink)
+
+    async def _answer(self, request: GenerateRequest, use: Use, asked: _Asked, sink: Sink) -> bool:
+        """Answer a request; return False if the cache must leave it to the router."""
+        try:
+            question = await self._question(request)
+            if question is None:
+                return self._has_cancelled(asked, sink)
+            if question.identity != REMOTE:
+                use = kept_elsewhere(use, request)
+            key = question.key(self._seal.key_secret)
+            kept = await self.store.get(key) if use.reads else None
+        except TooSlow:
+            self._count("slow")
+            return self._has_cancelled(asked, sink)
+        if self._has_cancelled(asked, sink):
+            return True
+        if kept is not None:
+            self._give(Found(key, kept, 1.0), "exact", sink)
+            return True
+        shared = sharing_key(request, question.model)
+        generation = self._running.get(shared) if use.shares else None
+        if generation is not None and generation.is_open:
+            self._count("joined")
+            await self._follow(request, generation, sink, asked)
+        else:
+            self._count("miss")
+            generation = self._begin(request, question, use, key, shared)
+            await self._lead(question, use, generation, sink, asked)
+        return True
+
+    def _has_cancelled(self, asked: _Asked, sink: Sink) -> bool:
+        """End a request that was cancelled while it was looked up. Return whether it was."""
+        if asked.is_cancelled:
+            sink.put(Step((_CANCELLED,), at_s=time.monotonic()))
+        return asked.is_cancelled
+
+    def _count(self, outcome: str) -> None:
+        self.counts[outcome] += 1
+        metrics.answer_cache_total.labels(outcome).inc()
+
+    # What is asked.
+
+    async def _question(self, request: GenerateRequest) -> Question | None:
+        """Return what is asked; None if the cache is not for its model, or cannot know whether the model changes.
+
+        Raise TooSlow if the disk does not say that in time.
+        """
+        try:
+            model = await self.models.locate(request.model)
+        except EdgeAgentError:
+            return None  # the router raises it, or finds a backend that has the model
+        status = status_of(self.models, model)
+        if status is None or not is_model_among(model, self.options):
+            return None
+        partition = partition_of(request.cache.partition, self.options)
+        if status.is_remote:
+            return Question(request, model, REMOTE, partition)
+        paths = _paths(status, model)
+        if paths is None:
+            return None
+
+        def look() -> tuple[str, str | None]:
+            found = identity_of(*paths)
+            return found, self._clocks.day(paths[0], found, datetime.now())
+
+        loop = asyncio.get_running_loop()
+        identity, day = await within(BUDGET_S, self._breaker, lambda: loop.run_in_executor(self._files, look))
+        if not identity or day is None:
+            return None
+        return Question(request, model, identity, partition, day)
+
+    # How it is answered.
+
+    def _give(self, found: Found, kind: str, sink: Sink) -> None:
+        similarity = found.similarity if kind == "similar" else None
+        age_s = max(0.0, time.time() - found.answer.created_s)
+        origin = AnswerOrigin(kind, age_s, found.key.hex()[:ID_CHARS], similarity)
+        self._count(kind)
+        for step in found.answer.again(time.monotonic(), origin):
+            sink.put(step)
+
+    def _begin(self, request: GenerateRequest, question: Question, use: Use, key: bytes, shared: bytes) -> Generation:
+        """Start a generation without followers. The caller must join it at once."""
+        generation = Generation(request.id, is_open=True)
+        if use.leads:
+            self._running[shared] = generation
+
+        async def run() -> None:
+            num_forgotten = self._num_forgotten
+            try:
+                await self._service.generate(request, generation)
+            except Exception as error:
+                generation.end(error)
+            else:
+                generation.end(None)
+                if use.writes and num_forgotten == self._num_forgotten:
+                    self._keep(question, key, generation)
+            finally:
+                generation.end(BackendUnavailable("the daemon is stopping"))  # only if it was cancelled
+                if self._running.get(shared) is generation:
+                    del self._running[shared]
+
+        task = generation.task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return generation
+
+    async def _lead(self, question: Question, use: Use, generation: Generation, sink: Sink, asked: _Asked) -> None:
+        """Follow one's own generation, unless a similar question's answer is found before it has content."""
+        request = question.request
+        if self.similar is None or not use.reads:
+            await self._follow(request, generation, sink, asked)
+            return
+        held = Held(sink)
+        following = asyncio.create_task(self._follow(request, generation, held, asked))
+        finding = asyncio.create_task(self.similar.find(question))
+        content = asyncio.create_task(held.has_content.wait())
+        try:
+            await asyncio.wait({following, finding, content}, return_when=asyncio.FIRST_COMPLETED)
+            found = finding.result() if finding.done() and not finding.cancelled() else None
+            if found is not None and not (held.has_content.is_set() or following.done() or asked.is_cancelled):
+                following.cancel()
+                await asyncio.wait({following})
+                self._give(found, "similar", sink)
+                return
+            held.release()
+            await following
+        finally:
+            for task in (following, finding, content):
+                task.cancel()
+            await asyncio.gather(following, finding, content, return_exceptions=True)
+
+    async def _follow(self, request: GenerateRequest, generation: Generation, sink: Sink, asked: _Asked) -> None:
+        """Get a generation's answer to its end. Raise the error that ends it, or what the request's limits say."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asked.generation = generation
+        is_own = generation.id == request.id
+        generation.join(request.id, sink, _ender(ended))
+        generation.note_change()
+        # The router knows the limits of the request that it has.
+        timers = [] if is_own else _timers(request, generation, ended)
+        try:
+            await ended
+        finally:
+            for timer in timers:
+                timer.cancel()
+            generation.leave(request.id)
+            generation.note_change()
+            if not generation.num_followers and generation.finished is None and generation.task is not None:
+                generation.task.cancel()
+
+    # What is kept.
+
+    def _keep(self, question: Question, key: bytes, generation: Generation) -> None:
+        """Keep an answer that has ended, unless it is not whole, or its model is not known to be the asked one."""
+        steps, end = generation.steps, generation.finished
+        if end is None:
+            return
+        started = next((delta for step in steps for delta in step.deltas if isinstance(delta, Started)), None)
+        is_elsewhere = is_remote(end.timings.route) != (question.identity == REMOTE)
+        if why_not_kept(question.request, started, end.timings, end.reason) or is_elsewhere:
+            return
+        status = status_of(self.models, question.model)
+        if status is None or (question.identity != REMOTE and _loaded(status, question.model) != question.identity):
+            return
+        answer = answer_of(question, steps, time.time())
+        if answer is not None:
+            self.store.put(key, answer)
+            if self.similar is not None:
+                self.similar.learn(question, key, answer)
+
+    async def forget(self, partition: str | None) -> int:
+        """Forget all answers, or those of a partition, and keep none that is being generated. Return how many.
+
+        Raise StoreError if they cannot be deleted.
+        """
+        self._num_forgotten += 1
+        if self.similar is not None:
+            listed = [] if partition is None else await self.store.listed(partition, 1 << 20)
+            self.similar.forget(None if partition is None else [each.id for each in listed])
+        return await self.store.forget(partition)
+
+    async def forget_one(self, answer_id: str, partition: str | None) -> bool:
+        """Forget one answer, if it is in the partition (None: in any). Raise StoreError if it cannot be deleted."""
+        is_forgotten = await self.store.forget_one(answer_id, partition)
+        if is_forgotten and self.similar is not None:
+            self.similar.forget([answer_id])
+        return is_forgotten
+
+    async def listed(self, partition: str | None, limit: int, offset: int = 0) -> list[Listed]:
+        """Return the kept answers of a partition, or of all if it is None, the last used first."""
+        return await self.store.listed(partition, limit, offset)
+
+    def partition_of(self, client: str) -> str:
+        """Return whose answers a client may get; see rules.partition_of."""
+        return partition_of(client, self.options)
+
+    def status(self) -> dict[str, Any]:
+        """Return what the owner is to know of the cache."""
+        return {
+            "store": self.store.kind,
+            "trouble": self.store.trouble,
+            "num_answers": self.store.num_answers,
+            "num_bytes": self.store.num_bytes,
+            "max_bytes": self.options.max_bytes,
+            "outcomes": dict(self.counts),
+            "similar": None if self.similar is None else self.similar.status(),
+        }
+
+
+def _ender(ended: asyncio.Future[None]) -> Callable[[Exception | None], None]:
+    def end(error: Exception | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(None)
+        else:
+            # Each follower raises an error of its own, since those who handle it add to it.
+            ended.set_exception(copy.copy(error))
+
+    return end
+
+
+def _timers(request: GenerateRequest, generation: Generation, ended: asyncio.Future[None]) -> list[asyncio.TimerHandle]:
+    """Set timers that end a follower at its own limits: of the whole answer, and of the first token."""
+    limit_s, first_s = request.timeout_s, request.need.first_token_s
+
+    def pass_limit() -> None:
+        if not ended.done():
+            num_tokens = generation.usage.num_output_tokens
+            ended.set_exception(RequestTimeout.passed(limit_s, num_delivered_tokens=num_tokens))
+
+    def pass_first() -> None:
+        if first_s is not None and not (generation.has_content or ended.done()):
+            ended.set_exception(DeadlineUnreachable.passed(first_s))
+
+    loop = asyncio.get_running_loop()
+    limits = ((limit_s, pass_limit), (first_s, pass_first))
+    return [loop.call_later(seconds, act) for seconds, act in limits if seconds is not None]
+
+
+def _adapter(status: ModelStatus, model: str) -> str:
+    return model.removeprefix(status.name).removeprefix("+")
+
+
+def _paths(status: ModelStatus, model: str) -> tuple[Path, Path | None] | None:
+    """Return the files of a model and its adapter; None if they are not known."""
+    adapter = _adapter(status, model)
+    if "" not in status.files or (adapter and adapter not in status.files):
+        return None
+    return Path(status.files[""].path), Path(status.files[adapter].path) if adapter else None
+
+
+def _loaded(status: ModelStatus, model: str) -> str:
+    """Return the identity of a model and its adapter as they were loaded; "" if it is not known."""
+    with suppress(KeyError):
+        loaded = [status.files[name].loaded for name in ("", *filter(None, [_adapter(status, model)]))]
+        return " ".join(loaded) if all(loaded) else ""
+    return ""

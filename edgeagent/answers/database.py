@@ -1,0 +1,175 @@
+"""The kept answers in a SQLite file, sealed. It is synchronous, and one thread owns it.
+
+The number of bytes and the age are limited; the least recently used answer is forgotten first. A row that cannot be
+opened is deleted when it is read, and counts as not found.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeagent.answers.key import KEY_BYTES
+from edgeagent.sqlite_files import DamagedError, open_private
+
+VERSION = 1
+_SCHEMA = """
+CREATE TABLE answers (
+    key BLOB PRIMARY KEY, partition TEXT NOT NULL, model TEXT NOT NULL, sealed BLOB NOT NULL,
+    created_s REAL NOT NULL, used INTEGER NOT NULL, num_uses INTEGER NOT NULL, num_bytes INTEGER NOT NULL
+);
+CREATE INDEX answers_by_use ON answers (used, num_bytes);
+CREATE INDEX answers_by_age ON answers (created_s);
+CREATE INDEX answers_by_partition ON answers (partition, used);
+"""
+_ROW_BYTES = 256  # what a row and its places in the indexes take besides the sealed answer and the names
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A kept answer as the database has it. `num_uses`: how often it was given."""
+
+    key: bytes
+    partition: str
+    model: str
+    sealed: bytes
+    created_s: float
+    num_uses: int
+    num_bytes: int
+
+
+class AnswerDatabase:
+    """The kept answers in a file, or in memory if `path` is None.
+
+    All methods may raise sqlite3.Error, and the constructor DamagedError or OSError too. After either, use no method
+    but `close`.
+    """
+
+    def __init__(self, path: Path | None, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_answers = self.num_bytes = self._last_use = 0
+        self._connection = open_private(path)
+        try:
+            self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def get(self, key: bytes) -> tuple[bytes, float] | None:
+        """Return what is sealed under a key, and when it was created (time.time); None if there is nothing."""
+        row: tuple[bytes, float] | None = self._execute(
+            "SELECT sealed, created_s FROM answers WHERE key = ?", key
+        ).fetchone()
+        return row
+
+    def note_uses(self, uses: Collection[bytes]) -> None:
+        """Count a use of each of these keys, in this order."""
+        with self._transaction():
+            for key in uses:
+                self._execute(
+                    "UPDATE answers SET used = ?, num_uses = num_uses + 1 WHERE key = ?", self._next_use(), key
+                )
+
+    def put(self, key: bytes, partition: str, model: str, sealed: bytes, created_s: float) -> None:
+        """Keep an answer, in place of one with the same key. Then forget the least recently used over the limit."""
+        num_bytes = _ROW_BYTES + len(sealed) + len(partition.encode()) + len(model.encode())
+        with self._transaction():
+            self._remove("key = ?", key)
+            self._execute(
+                "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, 0, ?)",
+                *(key, partition, model, sealed, created_s, self._next_use(), num_bytes),
+            )
+            self.num_answers += 1
+            self.num_bytes += num_bytes
+            while self.num_bytes > self._max_bytes and self.num_answers:
+                (oldest,) = self._execute("SELECT key FROM answers ORDER BY used LIMIT 1").fetchone()
+                self._remove("key = ?", oldest)
+
+    def rows(self, partition: str | None, limit: int, offset: int = 0) -> list[Row]:
+        """Return the answers of a partition, or of all if it is None, the last used first."""
+        where = "" if partition is None else "WHERE partition = ?"
+        values = (limit, offset) if partition is None else (partition, limit, offset)
+        found = self._execute(
+            f"SELECT key, partition, model, sealed, created_s, num_uses, num_bytes FROM answers {where} "  # noqa: S608
+            "ORDER BY used DESC LIMIT ? OFFSET ?",
+            *values,
+        )
+        return [Row(*row) for row in found.fetchall()]
+
+    def remove(self, key: bytes, partition: str | None = None) -> int:
+        """Forget one answer, if it is in the partition (None: in any). Return how many were forgotten.
+
+        `key` may be the beginning of its key.
+        """
+        last = key + b"\xff" * KEY_BYTES
+        with self._transaction():
+            if partition is None:
+                return self._remove("key BETWEEN ? AND ?", key, last)
+            return self._remove("key BETWEEN ? AND ? AND partition = ?", key, last, partition)
+
+    def remove_older(self, than_s: float) -> int:
+        """Forget all that were created before a time of time.time(). Return how many."""
+        with self._transaction():
+            return self._remove("created_s < ?", than_s)
+
+    def remove_all(self, partition: str | None) -> int:
+        """Forget all answers, or those of one partition. Return how many. Their bytes are overwritten in the file."""
+        with self._transaction():
+            num = self._remove("TRUE") if partition is None else self._remove("partition = ?", partition)
+        # What was removed must not stay in the log either.
+        with suppress(sqlite3.Error):
+            self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return num
+
+    def _prepare(self) -> None:
+        for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY"):
+            self._execute(f"PRAGMA {pragma}")
+        self._execute(f"PRAGMA journal_size_limit = {4 << 20}")
+        (version,) = self._execute("PRAGMA user_version").fetchone()
+        if version == 0 and self._execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            with self._transaction():
+                for statement in _SCHEMA.split(";"):
+                    self._execute(statement)
+                self._execute(f"PRAGMA user_version = {VERSION}")
+        elif version != VERSION:
+            raise DamagedError(f"its format is {version}, not {VERSION}")
+        self.num_answers, self.num_bytes, self._last_use = self._execute(
+            "SELECT count(*), coalesce(sum(num_bytes), 0), coalesce(max(used), 0) FROM answers"
+        ).fetchone()
+
+    def _remove(self, where: str, *values: object) -> int:
+        num, num_bytes = self._execute(
+            f"SELECT count(*), coalesce(sum(num_bytes), 0) FROM answers WHERE {where}",  # noqa: S608
+            *values,
+        ).fetchone()
+        if num:
+            self._execute(f"DELETE FROM answers WHERE {where}", *values)  # noqa: S608
+            self.num_answers -= num
+            self.num_bytes -= num_bytes
+        return int(num)
+
+    def _next_use(self) -> int:
+        self._last_use += 1
+        return self._last_use
+
+    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        return self._connection.execute(statement, values)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._execute("BEGIN IMMEDIATE")
+        counts = self.num_answers, self.num_bytes
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            self.num_answers, self.num_bytes = counts
+            with suppress(sqlite3.Error):
+                self._execute("ROLLBACK")
+            raise

@@ -1,0 +1,297 @@
+"""The store of kept answers: what the cache asks of one, and the embedded one, whose thread owns a SQLite file.
+
+A store never delays an answer by more than its `budget_s`, and never fails one: what cannot be read counts as not
+found, and what cannot be written is not kept. A damaged file is set aside, and a new one begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from edgeagent import metrics
+from edgeagent.answers.answer import ID_CHARS, Answer, decode, encode
+from edgeagent.answers.database import AnswerDatabase, Row
+from edgeagent.answers.seal import Seal
+from edgeagent.config import AnswersConfig
+from edgeagent.errors import StoreError
+from edgeagent.sqlite_files import DamagedError, is_damage, set_aside
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+BUDGET_S = 0.05
+"""How long an answer waits for the embedded store. A read takes 0.1 ms; a disk that is busy may take far longer."""
+_MAX_USES = 64  # uses of kept answers that are written together
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A kept answer in the owner's list. `question`: the beginning of what was asked last. `age_s`: since then."""
+
+    id: str
+    partition: str
+    model: str
+    question: str
+    text: str
+    age_s: float
+    num_uses: int
+    num_bytes: int
+
+
+class TooSlow(Exception):
+    """The store did not answer within its budget, or did not in the last seconds and is not asked."""
+
+
+class Store(Protocol):
+    """Where answers are kept. All methods are called in the event loop; none but `get` raises anything but StoreError.
+
+    `trouble`: why it keeps nothing at the moment; None if it does. `kind`: "sqlite", for example.
+    """
+
+    kind: str
+
+    @property
+    def trouble(self) -> str | None: ...
+
+    @property
+    def num_answers(self) -> int | None:
+        """How many answers are kept; None if that is not known."""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """The space that they take; None if that is not known."""
+
+    async def start(self) -> None:
+        """Open it. What fails is tried again later."""
+
+    async def get(self, key: bytes) -> Answer | None:
+        """Return the answer that is kept under a key; None if there is none, or none that is young enough.
+
+        Raise TooSlow if that takes too long.
+        """
+
+    def put(self, key: bytes, answer: Answer) -> None:
+        """Keep an answer, in the background."""
+
+    async def listed(self, partition: str | None, limit: int, offset: int = 0) -> list[Listed]:
+        """Return the answers of a partition, or of all if it is None, the last used first."""
+
+    async def forget(self, partition: str | None) -> int:
+        """Forget all answers, or those of a partition. Return how many."""
+
+    async def forget_one(self, answer_id: str, partition: str | None) -> bool:
+        """Forget one answer. Return False if there is none with this id in the partition (None: in any)."""
+
+    async def close(self) -> None:
+        """Write what waits, and release everything."""
+
+
+class Breaker:
+    """Counts how often a store did not answer in time, and says whether to ask it. It is pure; times are monotonic.
+
+    After `most` times in a row it is left alone for `rest_s`. Then one call tries it.
+    """
+
+    def __init__(self, most: int = 3, rest_s: float = 5.0) -> None:
+        self._most, self._rest_s = most, rest_s
+        self._num_failed = 0
+        self._open_until_s = 0.0
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether the store is left alone."""
+        return now_s < self._open_until_s
+
+    def note(self, now_s: float, *, has_answered: bool) -> None:
+        """Record how a call ended."""
+        self._num_failed = 0 if has_answered else self._num_failed + 1
+        if self._num_failed >= self._most:
+            self._open_until_s = now_s + self._rest_s
+
+
+async def within(budget_s: float, breaker: Breaker, asked: Callable[[], Awaitable[T]]) -> T:
+    """Return what `asked` returns. Raise TooSlow if it takes longer than `budget_s`, or if the breaker is open."""
+    if breaker.is_open(time.monotonic()):
+        raise TooSlow
+    try:
+        async with asyncio.timeout(budget_s):
+            found = await asked()
+    except TimeoutError:
+        breaker.note(time.monotonic(), has_answered=False)
+        raise TooSlow from None
+    breaker.note(time.monotonic(), has_answered=True)
+    return found
+
+
+class EmbeddedStore:
+    """The answers in a SQLite file, or in memory if `path` is None."""
+
+    kind = "sqlite"
+
+    def __init__(
+        self, path: Path | None, seal: Seal, options: AnswersConfig, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path, self._seal, self._options, self._clock = path, seal, options, clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._breaker = Breaker()
+        self._database: AnswerDatabase | None = None  # the thread's
+        self._uses: list[bytes] = []  # the thread's
+        self._is_closed = False
+        self.trouble: str | None = None
+        self.num_answers: int | None = 0
+        self.num_bytes: int | None = 0
+
+    async def start(self) -> None:
+        await self._ask(lambda database: database.remove_older(self._oldest_s), 0)
+
+    async def get(self, key: bytes) -> Answer | None:
+        return await within(BUDGET_S, self._breaker, lambda: self._run(lambda: self._get(key)))
+
+    def put(self, key: bytes, answer: Answer) -> None:
+        if not self._is_closed:
+            self._thread.submit(self._put, key, answer)
+
+    async def listed(self, partition: str | None, limit: int, offset: int = 0) -> list[Listed]:
+        none: list[Listed] = []
+
+        def read(database: AnswerDatabase) -> list[Listed]:
+            return [self._listed(row) for row in self._flushed(database).rows(partition, limit, offset)]
+
+        return await self._ask(read, none)
+
+    async def forget(self, partition: str | None) -> int:
+        return await self._must(lambda database: database.remove_all(partition))
+
+    async def forget_one(self, answer_id: str, partition: str | None) -> bool:
+        try:
+            key = bytes.fromhex(answer_id)
+        except ValueError:
+            return False
+        is_id = len(answer_id) == ID_CHARS
+        return is_id and bool(await self._must(lambda database: database.remove(key, partition)))
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            await self._run(self._close)
+            self._thread.shutdown(wait=False)
+
+    def run(self, act: Callable[[], T]) -> asyncio.Future[T]:
+        """Run a function in the store's thread, which may wait for a disk."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, act)
+
+    _run = run
+
+    async def _ask(self, act: Callable[[AnswerDatabase], T], otherwise: T) -> T:
+        return await self._run(lambda: self._try(act, otherwise))
+
+    async def _must(self, act: Callable[[AnswerDatabase], int]) -> int:
+        done = await self._run(lambda: self._try(act, -1))
+        if done < 0:
+            raise StoreError(f"answers could not be deleted ({self.trouble}); try again later")
+        return done
+
+    @property
+    def _oldest_s(self) -> float:
+        return self._clock() - self._options.max_age_s
+
+    # What follows runs in the thread.
+
+    def _get(self, key: bytes) -> Answer | None:
+        found = self._try(lambda database: database.get(key), None)
+        if found is None:
+            return None
+        sealed, created_s = found
+        answer = self._opened(key, sealed) if created_s >= self._oldest_s else None
+        if answer is None or answer.created_s < self._oldest_s:
+            self._try(lambda database: database.remove(key), 0)
+            return None
+        self._uses.append(key)
+        if len(self._uses) >= _MAX_USES:
+            self._try(self._flushed, None)
+        return answer
+
+    def _put(self, key: bytes, answer: Answer) -> None:
+        content = encode(answer)
+        if content is None:
+            return
+        sealed = self._seal.seal(key, content)
+        self._try(lambda database: database.put(key, answer.partition, answer.model, sealed, answer.created_s), None)
+
+    def _opened(self, key: bytes, sealed: bytes) -> Answer | None:
+        content = self._seal.open(key, sealed)
+        return None if content is None else decode(content)
+
+    def _listed(self, row: Row) -> Listed:
+        answer = self._opened(row.key, row.sealed)
+        return Listed(
+            row.key.hex()[:ID_CHARS],
+            row.partition,
+            row.model,
+            "" if answer is None else answer.question,
+            "" if answer is None else answer.text,
+            max(0.0, self._clock() - row.created_s),
+            row.num_uses,
+            row.num_bytes,
+        )
+
+    def _flushed(self, database: AnswerDatabase) -> AnswerDatabase:
+        """Write the uses that wait, and return the database."""
+        if self._uses:
+            database.note_uses(self._uses)
+            self._uses.clear()
+        return database
+
+    def _try(self, act: Callable[[AnswerDatabase], T], otherwise: T) -> T:
+        """Return what `act` returns, or `otherwise` if the database fails. If the file is damaged, begin a new one."""
+        try:
+            try:
+                result = act(self._open())
+            except (DamagedError, sqlite3.DatabaseError) as error:
+                if not is_damage(error):
+                    raise
+                self._set_aside(error)
+                result = act(self._open())
+        except (DamagedError, sqlite3.Error, OSError) as error:
+            if self.trouble is None:
+                logger.warning("answers cannot be kept or read: %s", error)
+            self.trouble = str(error)
+            return otherwise
+        self.trouble = None
+        self._count()
+        return result
+
+    def _open(self) -> AnswerDatabase:
+        if self._database is None:
+            self._database = AnswerDatabase(self._path, self._options.max_bytes)
+        return self._database
+
+    def _count(self) -> None:
+        if self._database is not None:
+            self.num_answers, self.num_bytes = self._database.num_answers, self._database.num_bytes
+            metrics.answer_cache_entries.set(self.num_answers)
+            metrics.answer_cache_bytes.set(self.num_bytes)
+
+    def _set_aside(self, error: Exception) -> None:
+        self._release()
+        if self._path is not None:
+            aside = set_aside(self._path)
+            logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)
+
+    def _release(self) -> None:
+        if self._database is not None:
+            with suppress(sqlite3.Error):
+                self._database.close()
+            self._database = None
+
+    def _close(self) -> None:
+        self._try(self._flushed, None)
+        self._release()

@@ -1,0 +1,136 @@
+"""`edgeagent cache answers`: show, list, forget and export the answers that the daemon keeps. All need a daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+
+from edgeagent.cli.display import duration, print_json, size_text, table, wrapped
+from edgeagent.cli.link import ask, daemon_of
+from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
+from edgeagent.client import Address
+from edgeagent.errors import ConfigError
+
+answers_app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Show and forget answers that are given again without a model."
+)
+
+PAGE = 500
+OFF = "The answer cache is off. To keep answers, set exact = true in [answers] of config.toml, and restart the daemon."
+COLUMNS = ("id", "client", "model", "question", "age", "given", "size")
+_OUTCOMES = {
+    "exact": "kept answers given to equal questions",
+    "similar": "kept answers given to similar questions",
+    "joined": "answers shared with an equal question that was running",
+    "miss": "answers that a model gave",
+    "slow": "questions that were not looked up, since the store was slow",
+}
+_MAX_QUESTION_CHARS = 40
+
+Client = Annotated[
+    str | None,
+    typer.Option(
+        "--client",
+        metavar="NAME",
+        help="The client, by its token's name, or kiosk:NAME for what a kiosk's visitors ask; \"\" is the owner.",
+    ),
+]
+
+
+@answers_app.command("stats")
+def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Show how many answers are kept, and how often one was given."""
+    report = ask(daemon_of(settings_of(state_dir, config).state_dir), "/edgeagent/answers")
+    if as_json:
+        print_json(report)
+        return
+    if not report["is_on"]:
+        typer.echo(wrapped(OFF))
+        return
+    num, num_bytes = report["num_answers"], report["num_bytes"]
+    kept = "An unknown number of answers is" if num is None else f"{num:,} answer{' is' if num == 1 else 's are'}"
+    size = "" if num_bytes is None else f", {size_text(num_bytes)} of {size_text(report['max_bytes'])}"
+    typer.echo(f"{kept} kept ({report['store']}{size}).")
+    rows = [(f"{report['outcomes'].get(name, 0):,}", meaning) for name, meaning in _OUTCOMES.items()]
+    typer.echo(table(("times", "since the start"), rows, left_columns=0))
+    if report["trouble"]:
+        typer.echo(wrapped(f"Nothing is kept at the moment: {report['trouble']}"))
+
+
+@answers_app.command("list")
+def list_answers(
+    client: Client = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, metavar="N", help="At most N answers.")] = 100,
+    as_json: AsJsonArray = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """List the kept answers, the last used first, by what was asked."""
+    address = daemon_of(settings_of(state_dir, config).state_dir)
+    listed = _page(address, client, limit, 0, is_whole=False)
+    if as_json:
+        print_json(listed)
+    elif listed:
+        typer.echo(table(COLUMNS, [*map(_row, listed)], left_columns=4))
+    else:
+        is_on = ask(address, "/edgeagent/answers")["is_on"]
+        typer.echo("No answer is kept." if is_on else wrapped(OFF))
+
+
+@answers_app.command("forget")
+def forget(
+    answer: Annotated[str | None, typer.Argument(metavar="[ID]", help="The id of one answer, from `list`.")] = None,
+    client: Client = None,
+    every: Annotated[bool, typer.Option("--all", help="Forget all answers of all clients.")] = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Forget one answer by its id, those of one client, or all.
+
+    The next question of that kind is answered by the model again.
+    """
+    if (answer is not None) + (client is not None) + every != 1:
+        raise ConfigError("give the id of an answer, --client NAME, or --all")
+    address = daemon_of(settings_of(state_dir, config).state_dir)
+    if answer is not None:
+        ask(address, f"/edgeagent/answers/{answer}", "DELETE")
+        typer.echo("Forgotten.")
+        return
+    body = {} if client is None else {"client": client}
+    num = ask(address, "/edgeagent/answers/forget", "POST", body=body)["num_answers"]
+    typer.echo(f"{num:,} answer{'' if num == 1 else 's'} forgotten.")
+
+
+@answers_app.command("export")
+def export(client: Client = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+    """Print all kept answers with their texts, one JSON object a line, the last used first."""
+    address = daemon_of(settings_of(state_dir, config).state_dir)
+    for answer in _all(address, client):
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+
+
+def _all(address: Address, client: str | None) -> Iterator[dict[str, Any]]:
+    offset = 0
+    while page := _page(address, client, PAGE, offset, is_whole=True):
+        yield from page
+        offset += len(page)
+
+
+def _page(address: Address, client: str | None, limit: int, offset: int, *, is_whole: bool) -> list[dict[str, Any]]:
+    query: dict[str, Any] = {"limit": limit, "offset": offset, "whole": str(is_whole).lower()}
+    if client is not None:
+        query["client"] = client
+    listed: list[dict[str, Any]] = ask(address, f"/edgeagent/answers/list?{urlencode(query)}")["answers"]
+    return listed
+
+
+def _row(answer: dict[str, Any]) -> tuple[str, ...]:
+    question = answer["question"]
+    if len(question) > _MAX_QUESTION_CHARS:
+        question = question[: _MAX_QUESTION_CHARS - 1] + "…"
+    counts = (duration(answer["age_s"]), str(answer["num_uses"]), size_text(answer["num_bytes"]))
+    return (answer["id"], answer["client"] or "-", answer["model"], question, *counts)
