@@ -1,7 +1,7 @@
 """The key of a kept answer: a digest of all that decides what the model answers.
 
-Each field of a request is either in FIELDS or in LEFT_OUT, with the reason. A test compares both with the class, so
-nobody can add a field and forget the key.
+Each field of a request is either in FIELDS or in LEFT_OUT, with the reason. A test compares both with the class, so a
+new field cannot be overlooked.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Question:
     day: str = ""
 
     def key(self, secret: bytes) -> bytes:
-        """Return the key of its answer. Without the secret, nobody can find out what was asked."""
+        """Return the key of its answer. Without the secret, the key does not show what was asked."""
         return digest((self.model, self.identity, self.partition, self.day, *_values(self.request)), secret)
 
 

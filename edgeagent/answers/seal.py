@@ -1,6 +1,6 @@
 """Encrypts and authenticates kept answers, with keys derived from a secret: the installation's, or a shared one.
 
-A sealed answer opens only under its own key, so nobody can put one answer in the place of another.
+A sealed answer opens only under its own key, so one answer cannot be put in the place of another.
 """
 
 from __future__ import annotations
