@@ -33,6 +33,7 @@ def test_a_client_comes_and_goes(tmp_path: Path, capsys: Output) -> None:
             "scopes": ["infer", "models"],
             "route": None,
             "tier": None,
+            "answers": True,
             "is_browser": False,
             "expires_on": None,
         }
