@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.config import AnswersConfig
-from edgeagent.types import AnswerPolicy, FinishReason, GenerateRequest, RouteMode, Started, Timings
+from edgeagent.types import AnswerPolicy, ChatPrompt, FinishReason, GenerateRequest, RouteMode, Started, Timings
 
 KIOSK = "kiosk:"
 """How the partition of a kiosk's visitors begins; the name of the kiosk's token follows."""
@@ -32,7 +32,8 @@ NO_USE = Use()
 def use_of(request: GenerateRequest, options: AnswersConfig) -> Use:
     """Return what the cache may do with a request, whatever its model is."""
     policy = request.cache.answers
-    is_asked = not (request.prefill_only or request.is_ahead or request.so_far is not None)
+    has_media = isinstance(request.prompt, ChatPrompt) and bool(request.prompt.media)
+    is_asked = not (request.prefill_only or request.is_ahead or request.so_far is not None or has_media)
     if not options.is_on or policy is AnswerPolicy.NONE or not is_asked:
         return NO_USE
     if not (options.sampled or is_repeatable(request)) or not _is_among(request.cache.partition, options.clients):
