@@ -127,7 +127,11 @@ class Held(Sink):
 class Answers:
     """The answer cache in front of `service`, which is asked for all that it does not have."""
 
-    def __init__(self, service: Service, store: Store, seal: Seal, options: AnswersConfig) -> None:
+    def __init__(
+        self, service: Service, store: Store, seal: Seal, options: AnswersConfig, budget_s: float = BUDGET_S
+    ) -> None:
+        """`budget_s`: how long an answer waits for the disk that has the models."""
+        self._budget_s = budget_s
         self._service = service
         self.store = store
         self.similar: Similar | None = None
@@ -261,7 +265,7 @@ class Answers:
             return found, self._clocks.day(paths[0], found, datetime.now())
 
         loop = asyncio.get_running_loop()
-        identity, day = await within(BUDGET_S, self._breaker, lambda: loop.run_in_executor(self._files, look))
+        identity, day = await within(self._budget_s, self._breaker, lambda: loop.run_in_executor(self._files, look))
         if not identity or day is None:
             return None
         return Question(request, model, identity, partition, day)

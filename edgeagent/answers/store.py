@@ -137,9 +137,15 @@ class EmbeddedStore:
     kind = "sqlite"
 
     def __init__(
-        self, path: Path | None, seal: Seal, options: AnswersConfig, clock: Callable[[], float] = time.time
+        self,
+        path: Path | None,
+        seal: Seal,
+        options: AnswersConfig,
+        clock: Callable[[], float] = time.time,
+        budget_s: float = BUDGET_S,
     ) -> None:
         self._path, self._seal, self._options, self._clock = path, seal, options, clock
+        self._budget_s = budget_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._breaker = Breaker()
         self._database: AnswerDatabase | None = None  # the thread's
@@ -153,7 +159,7 @@ class EmbeddedStore:
         await self._ask(lambda database: database.remove_older(self._oldest_s), 0)
 
     async def get(self, key: bytes) -> Answer | None:
-        return await within(BUDGET_S, self._breaker, lambda: self._run(lambda: self._get(key)))
+        return await within(self._budget_s, self._breaker, lambda: self._run(lambda: self._get(key)))
 
     def put(self, key: bytes, answer: Answer) -> None:
         if not self._is_closed:
@@ -224,7 +230,10 @@ class EmbeddedStore:
         if content is None:
             return
         sealed = self._seal.seal(key, content)
-        self._try(lambda database: database.put(key, answer.partition, answer.model, sealed, answer.created_s), None)
+        self._try(
+            lambda database: self._flushed(database).put(key, answer.partition, answer.model, sealed, answer.created_s),
+            None,
+        )
 
     def _opened(self, key: bytes, sealed: bytes) -> Answer | None:
         content = self._seal.open(key, sealed)

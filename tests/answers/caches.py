@@ -24,6 +24,7 @@ from edgeagent.types import (
 )
 from edgeagent.worker.parent.pool.loading import identity
 from tests.backends.fake import FakeBackend, Script, echo
+from tests.patience import patient
 
 GREEDY = SamplingParams(temperature=0)
 SEAL = Seal(bytes(32))
@@ -56,10 +57,13 @@ def asking(request_id: str, text: str = "one two", client: str = "", **given: An
 
 
 @asynccontextmanager
-async def caching(backend: FakeBackend, path: Path | None = None, **options: Any) -> AsyncIterator[Answers]:
+async def caching(
+    backend: FakeBackend, path: Path | None = None, budget_s: float = patient(10), **options: Any
+) -> AsyncIterator[Answers]:
     """Yield a cache in front of a backend, with its store in a file, or in memory."""
     config = AnswersConfig(**({"exact": True} | options))
-    answers = Answers(backend, EmbeddedStore(path, SEAL, config), SEAL, config)
+    store = EmbeddedStore(path, SEAL, config, budget_s=budget_s)
+    answers = Answers(backend, store, SEAL, config, patient(10))
     await answers.start()
     try:
         yield answers

@@ -385,7 +385,7 @@ async def test_a_request_that_is_cancelled_while_it_is_looked_up_ends_as_cancell
 
 async def test_a_store_that_does_not_answer_delays_nothing_for_long(model_file: Path) -> None:
     backend = ModelBackend(model_file)
-    async with caching(backend) as answers:
+    async with caching(backend, budget_s=0.01) as answers:
         assert isinstance(answers.store, EmbeddedStore)
         busy = asyncio.Event()
         loop = asyncio.get_running_loop()
