@@ -138,7 +138,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "llama_server": {"openai", "gate", "wire", "context"},
         "anthropic": {"openai", "gate", "wire", "context"},
         "ollama": {"openai", "gate", "wire", "context"},
-        "ops": {"openai", "gate", "wire", "context"},
+        "ops": {"openai", "responses", "page", "gate", "wire", "context"},
         "page": {"responses", "gate", "wire", "context"},
         "wyoming": {"wire", "context"},
         "documents": {

@@ -22,7 +22,16 @@ from edgeagent.answers.answer import ID_CHARS, answer_of
 from edgeagent.answers.files import Clocks, identity_of
 from edgeagent.answers.key import Question, sharing_key
 from edgeagent.answers.lookup import Found, Similar
-from edgeagent.answers.rules import NO_USE, Use, is_model_among, kept_elsewhere, partition_of, use_of, why_not_kept
+from edgeagent.answers.rules import (
+    NO_USE,
+    Use,
+    is_model_among,
+    is_repeatable,
+    kept_elsewhere,
+    partition_of,
+    use_of,
+    why_not_kept,
+)
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.shared import SharedAnswer
 from edgeagent.answers.store import BUDGET_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
@@ -391,6 +400,21 @@ class Answers:
     async def listed(self, partition: str | None, limit: int, offset: int = 0) -> list[Listed]:
         """Return the kept answers of a partition, or of all if it is None, the last used first."""
         return await self.store.listed(partition, limit, offset)
+
+    def why_not(self, request: GenerateRequest) -> str:
+        """Return which option keeps the cache from giving the answer to a request; "" if none does."""
+        if use_of(request, self.options).reads:
+            return ""
+        if not is_repeatable(request) and not self.options.sampled:
+            return "it is drawn at random; set answers.sampled, or send temperature 0 or a seed"
+        return f"answers.clients has no {request.cache.partition or 'owner'!r}"
+
+    async def has(self, request: GenerateRequest) -> bool:
+        """Whether an answer to a request is kept."""
+        with suppress(TooSlow):
+            question = await self._question(request)
+            return question is not None and await self.store.get(question.key(self._seal.key_secret)) is not None
+        return False
 
     def partition_of(self, client: str) -> str:
         """Return whose answers a client may get; see rules.partition_of."""

@@ -1,9 +1,11 @@
-"""`edgeagent cache answers`: show, list, forget and export the answers that the daemon keeps. All need a daemon."""
+"""`edgeagent cache answers`: show, list, forget, export and warm the answers that the daemon keeps. All need one."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -12,14 +14,16 @@ import typer
 from edgeagent.cli.display import duration, print_json, size_text, table, wrapped
 from edgeagent.cli.link import ask, daemon_of
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
+from edgeagent.cli.progress import progress
 from edgeagent.client import Address
-from edgeagent.errors import ConfigError
+from edgeagent.errors import ConfigError, EdgeAgentError, InvalidRequest, NotSupported
 
 answers_app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Show and forget answers that are given again without a model."
 )
 
 PAGE = 500
+WARM_TIMEOUT_S = 600.0
 OFF = "The answer cache is off. To keep answers, set exact = true in [answers] of config.toml, and restart the daemon."
 COLUMNS = ("id", "client", "model", "question", "age", "given", "size")
 _OUTCOMES = {
@@ -103,6 +107,88 @@ def forget(
     body = {} if client is None else {"client": client}
     num = ask(address, "/edgeagent/answers/forget", "POST", body=body)["num_answers"]
     typer.echo(f"{num:,} answer{'' if num == 1 else 's'} forgotten.")
+
+
+@answers_app.command("warm")
+def warm(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A question a line; or, in a .jsonl file, a chat completion a line.")
+    ],
+    kiosk: Annotated[
+        str | None, typer.Option("--kiosk", metavar="NAME", help="Ask as visitors of the kiosk with this token do.")
+    ] = None,
+    client: Client = None,
+    like: Annotated[
+        Path | None,
+        typer.Option("--like", metavar="FILE", help="JSON of a chat completion; each question follows its messages."),
+    ] = None,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+) -> None:
+    """Ask each question of a file, so that its answer is kept. Ctrl-C keeps those that are done.
+
+    A question whose answer is kept already takes no time. A question that fails is named, and the others go on.
+    """
+    address = daemon_of(settings_of(state_dir, config).state_dir)
+    bodies = _bodies(file, _like(like))
+    given = {"client": client or ""} if kiosk is None else {"kiosk": kiosk}
+    counts = Counter(new=0, known=0, not_kept=0, failed=0)
+    with progress("questions", is_quiet=as_json) as show:
+        for number, body in enumerate(bodies):
+            show("Asking", number, len(bodies))
+            try:
+                asked = ask(
+                    address, "/edgeagent/answers/warm", "POST", body={**body, **given}, timeout_s=WARM_TIMEOUT_S
+                )
+                counts[asked["status"]] += 1
+            except (InvalidRequest, NotSupported):
+                raise  # it holds for all questions
+            except EdgeAgentError as error:
+                counts["failed"] += 1
+                typer.echo(wrapped(f"line {number + 1}: {error.message}"), err=True)
+        show("Asking", len(bodies), len(bodies))
+    if as_json:
+        print_json(dict(counts))
+    else:
+        typer.echo(f"{counts['new']} answers are new, {counts['known']} were kept before.")
+        if counts["not_kept"]:
+            typer.echo(f"{counts['not_kept']} were answered, but may not be kept: see docs/howto/answers.md.")
+    if counts["failed"]:
+        raise typer.Exit(1)
+
+
+def _bodies(file: Path, like: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the body of each question's request; raise ConfigError if the file cannot be used."""
+    lines = [line.strip() for line in _text(file).splitlines() if line.strip()]
+    if not lines:
+        raise ConfigError(f"{file} has no questions")
+    if file.suffix.lower() != ".jsonl":
+        return [{"question": line, **({} if like is None else {"request": like})} for line in lines]
+    return [{"request": _object(line, f"line {number} of {file}")} for number, line in enumerate(lines, 1)]
+
+
+def _like(file: Path | None) -> dict[str, Any] | None:
+    return None if file is None else _object(_text(file), str(file))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text (see its byte {error.start})") from None
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{what} is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{what} must be a JSON object, as for /v1/chat/completions")
+    return fields
 
 
 @answers_app.command("export")

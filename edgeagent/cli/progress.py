@@ -18,7 +18,7 @@ LINE_STEP_PERCENT = 10
 
 Show = Callable[[str, int, int], None]
 """Shows a stage, how much of it is done, and how much there is in all; 0 if that is not known."""
-Unit = Literal["bytes", "tensors", "rounds", "seconds"]
+Unit = Literal["bytes", "tensors", "rounds", "seconds", "questions"]
 
 
 @contextmanager

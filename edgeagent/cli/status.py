@@ -124,6 +124,8 @@ def _report_lines(found: Runtime, report: Mapping[str, Any]) -> Iterator[str]:
         yield wrapped(f"every token is refused: {trouble}")
     if trouble := report.get("response_trouble"):
         yield wrapped(trouble)
+    if answers := report.get("answers"):
+        yield wrapped(_answers_line(answers))
     for advice in report.get("advice") or ():
         yield wrapped(advice)
     for line in _route_lines(report.get("route")):
@@ -132,6 +134,16 @@ def _report_lines(found: Runtime, report: Mapping[str, Any]) -> Iterator[str]:
     for model in report["models"]:
         for line in _remarks(model):
             yield wrapped(line)
+
+
+def _answers_line(answers: dict[str, Any]) -> str:
+    """Return the line about the answer cache."""
+    if answers["trouble"]:
+        return f"answers are not kept at the moment: {answers['trouble']}"
+    outcomes = answers["outcomes"]
+    num_given = sum(outcomes.get(name, 0) for name in ("exact", "similar", "joined"))
+    num_kept = "?" if answers["num_answers"] is None else answers["num_answers"]
+    return f"answers: {num_kept} kept, {num_given} of {sum(outcomes.values())} questions needed no model of their own"
 
 
 def _watch(state_dir: Path, *, as_json: bool, with_slo: bool) -> NoReturn:

@@ -46,7 +46,7 @@ def blocks(kind: str) -> list[str]:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The guide's config.toml; only the model is another."""
-    [text] = blocks("toml")
+    text = blocks("toml")[0]
     path = tmp_path_factory.mktemp("kiosk") / "config.toml"
     path.write_text(re.sub('^model = ".*"$', 'model = "builtin"', text, flags=re.M))
     return path

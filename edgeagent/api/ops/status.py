@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
+from edgeagent.api.ops.answers import AnswersReport, answers_report
 from edgeagent.api.ops.remotes import RouteReport, route_report
 from edgeagent.api.wire.body import OwnerBody, read_fields
 from edgeagent.api.wire.fields import MAX_NAME_CHARS, KeepAlive
@@ -62,6 +63,8 @@ class Status(Shape):
     """Why every token is refused: the files of the tokens cannot be trusted. null if they can be trusted."""
     response_trouble: str | None
     """Why stored responses are in memory only, e.g. a full disk; null if all are written."""
+    answers: AnswersReport | None
+    """What the answer cache has and did; null if it is off."""
     advice: list[str]
     """What would make requests faster, e.g. to move a clock to the end of the instructions."""
     models: list[Annotated[Json, Reported(ModelStatus)]]
@@ -137,6 +140,7 @@ async def get_status(request: Request) -> JSONResponse:
         "default_model": service.models.default(),
         "token_trouble": context.keys.trouble or None,
         "response_trouble": context.responses.trouble,
+        "answers": None if context.answers is None else answers_report(context.answers),
         "advice": [each.advice for each in service.changing_instructions],
         "models": [report(status) for status in models],
         "route": route_report(context),
