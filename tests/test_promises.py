@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 KIOSK, SECURITY, SERVICE = "docs/guides/kiosk.md", "docs/howto/security.md", "docs/howto/service.md"
 DESKTOP, TERMINAL, CACHE = "docs/guides/desktop-app.md", "docs/guides/terminal.md", "docs/howto/cache.md"
 VOICE, MODELS, WATCH = "docs/guides/voice-assistant.md", "docs/howto/models.md", "docs/howto/watch.md"
+ANSWERS = "docs/howto/answers.md"
 README, REMOTE, PAGE = "README.md", "docs/remote.md", "docs/howto/page.md"
 ON_KIOSK, ON_DESKTOP = "tests/integration/test_kiosk_guide.py", "tests/integration/test_desktop_guide.py"
 ON_WYOMING = "tests/integration/test_wyoming_real.py"
@@ -31,6 +32,21 @@ PROMISES = [
     (KIOSK, "Nothing of them is on the disk, also after a power cut", FORGOTTEN),
     (KIOSK, "What earlier runs kept is deleted at the start.", FORGOTTEN),
     (KIOSK, "Nothing of a visitor is written to the disk", "tests/page/test_kiosk_kills.py::test_all_comes_back"),
+    (
+        KIOSK,
+        "Visitors leave no answers there: only what you have warmed is kept.",
+        "tests/integration/test_answers_real.py::test_the_guides_commands_answer_visitors_without_the_model",
+    ),
+    (
+        ANSWERS,
+        "Each client gets only its own answers.",
+        "tests/answers/test_answers.py::test_another_question_is_not",
+    ),
+    (
+        ANSWERS,
+        "A single damaged answer counts as not found.",
+        "tests/answers/test_store.py::test_a_changed_row_costs_itself_only",
+    ),
     (KIOSK, "There are no tools.", "tests/api/page/test_kiosk.py::test_a_visitor_sets_nothing_of_the_owners"),
     (
         KIOSK,

@@ -87,7 +87,9 @@ async def test_eight_equal_questions_share_one_answer_while_some_leave(kiosk: Da
     headers = {"Authorization": f"Bearer {(kiosk.state_dir / TOKEN_FILE).read_text().strip()}"}
     body = {
         "messages": [{"role": "user", "content": "Tell me a story about a river."}],
-        "temperature": 0, "max_tokens": 60, "stream": True,
+        "temperature": 0,
+        "max_tokens": 60,
+        "stream": True,
     }
 
     async def ask(client: httpx.AsyncClient, *, leaves: bool) -> tuple[str, str]:
