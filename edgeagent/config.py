@@ -344,11 +344,21 @@ class AnswersConfig(Section, frozen=True):
     """Forget an answer after this time: 90, 5m, 24h (-1: never)."""
     max_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
     """Space for kept answers, which are compressed. The least recently used are forgotten first."""
+    similar: bool = False
+    """Also give a kept answer to a question that means the same in other words; this needs the embedding model."""
+    similar_clients: Strings = ()
+    """Only for the clients of these tokens (default: for all that get kept answers)."""
+    max_error: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
+    """The largest share of answers from similarity that may differ from what the model would say."""
+    embedding_model: str = "all-minilm-l6-v2"
+    """The model that compares questions. all-minilm-l6-v2 knows English only, embeddinggemma-300m 100 languages."""
+    judge: Literal["text", "model"] = "text"
+    """Who says whether two answers are the same: equal texts only, or the model that gave them, in idle time."""
 
     @property
     def is_on(self) -> bool:
         """Whether any answer may be kept."""
-        return self.exact
+        return self.exact or self.similar
 
     @property
     def max_age_s(self) -> float:

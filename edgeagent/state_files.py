@@ -22,6 +22,9 @@ HISTORY_FILE = "history"
 ANSWERS_FILE = "answers.sqlite3"
 """The name of the file in the state folder that has the kept answers."""
 
+SIMILAR_FILE = "similar.sqlite3"
+"""The name of the file in the state folder that has what is known of similar questions."""
+
 RETRY_S = 1.0
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.01

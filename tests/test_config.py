@@ -296,6 +296,7 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("EDGEAGENT_ENGINE__DRAFT_TOKENS", "7")
     monkeypatch.setenv("EDGEAGENT_ENGINE__NICE", "7")
     monkeypatch.setenv("EDGEAGENT_ANSWERS__MAX_AGE", "7m")
+    monkeypatch.setenv("EDGEAGENT_ANSWERS__MAX_ERROR", "0.1")
     monkeypatch.setenv("EDGEAGENT_SERVER__ALLOWED_ORIGINS", "http://7")
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7")
     sources = load_config().provenance

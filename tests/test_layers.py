@@ -97,7 +97,8 @@ OWNERS: dict[str, set[str]] = {
         "api",
     },
     "llama_cpp": {"engine"},
-    "numpy": {"engine", "text"},
+    # The vectors of questions, only if similar ones are answered.
+    "numpy": {"engine", "text", "answers"},
     "jinja2": {"text"},
     "llguidance": {"text"},
     "cryptography": {"engine", "answers", "daemon"},

@@ -39,7 +39,7 @@ from edgeagent.cache_folder import ensure_secret
 from edgeagent.config import AnswersConfig, Config
 from edgeagent.errors import BackendUnavailable, DeadlineUnreachable, EdgeAgentError, RequestTimeout
 from edgeagent.service.service import Service, status_of
-from edgeagent.state_files import ANSWERS_FILE
+from edgeagent.state_files import ANSWERS_FILE, SIMILAR_FILE
 from edgeagent.types import (
     AnswerOrigin,
     Finished,
@@ -165,12 +165,22 @@ class Answers:
         Raise ConfigError if the installation's secret cannot be read or created.
         """
         seal = Seal(ensure_secret(config.state_dir))
-        path = None if config.forget else config.state_dir / ANSWERS_FILE
-        return cls(service, EmbeddedStore(path, seal, config.answers), seal, config.answers)
+        folder = None if config.forget else config.state_dir
+        store = EmbeddedStore(folder and folder / ANSWERS_FILE, seal, config.answers)
+        answers = cls(service, store, seal, config.answers)
+        if config.answers.similar:
+            # Only for it, since it loads numpy.
+            from edgeagent.answers.similar.similar_answers import SimilarAnswers
+
+            path = folder and folder / SIMILAR_FILE
+            answers.similar = SimilarAnswers(service, store, seal, config.answers, path, REMOTE)
+        return answers
 
     async def start(self) -> None:
         """Open the store."""
         await self.store.start()
+        if self.similar is not None:
+            await self.similar.start()
 
     async def close(self) -> None:
         """End what is still being generated, and release the store."""

@@ -25,6 +25,9 @@ class Found:
 class Similar(Protocol):
     """Finds kept answers to similar questions. All methods are called in the event loop and raise nothing."""
 
+    async def start(self) -> None:
+        """Read what was learned before."""
+
     async def find(self, question: Question) -> Found | None:
         """Return an answer that may be given; None if there is none that is sure enough.
 

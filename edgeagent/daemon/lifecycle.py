@@ -40,7 +40,7 @@ from edgeagent.process_settings import (
 )
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, bracketed, local_url
 from edgeagent.service.service import Service
-from edgeagent.state_files import ANSWERS_FILE, HISTORY_FILE
+from edgeagent.state_files import ANSWERS_FILE, HISTORY_FILE, SIMILAR_FILE
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _forget_conversations(config: Config) -> None:
     from edgeagent.conversation.store import FILE
 
     try:
-        kept = (path for name in (FILE, ANSWERS_FILE) for path in config.state_dir.glob(f"{name}*"))
+        kept = (path for name in (FILE, ANSWERS_FILE, SIMILAR_FILE) for path in config.state_dir.glob(f"{name}*"))
         for path in (config.state_dir / HISTORY_FILE, *kept):
             path.unlink(missing_ok=True)
         purge(config.cache_dir)

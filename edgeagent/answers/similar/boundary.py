@@ -1,0 +1,167 @@
+"""How similar two questions must be so that the answer to one may answer the other: learned, with a bound on errors.
+
+The idea is that of vCache (Schroeder et al., 2025, "vCache: Verified Semantic Prompt Caching"): each kept answer
+(entry) has a decision boundary of its own, a logistic function of the similarity. It is learned online from questions
+that the model answered too, and an answer is reused only where the uncertainty about that function leaves at most the
+owner's share of wrong answers.
+
+**Model.** A question has the similarity s, a cosine, to its nearest entry e. The entry's answer is right with
+
+    p(s; e) = (1 - lapse) / (1 + exp(-steepness (x(s) - threshold - shift_e))), x(s) = -ln(1 - s + 0.001)
+
+x is the logarithm of a closeness: 1 - s is half the squared distance of both vectors. So the errors vanish like a power
+of the distance. A logistic function of s itself expects errors near s = 1 that are not there.
+
+`threshold`, `steepness` and `lapse` belong to all entries. `lapse` is the share of questions whose vectors do not show
+the difference, at any similarity. `shift_e` is the entry's own, one of SHIFTS, drawn with one of the shares in SPREADS;
+the largest shift is an entry whose answer is never right for another question. vCache estimates each entry alone, so it
+needs many questions for each. Here the shares and the three parameters are estimated from all entries together.
+
+**Rule.** All parameters have a prior on a grid, so the posterior is exact on that grid. With c_i = 1 if the answer to
+question i was right, and theta for the three parameters and the shares:
+
+    P(theta | D) ~ prior(theta) prod_e sum_k share_k prod_{i of e} p(s_i; theta, k)^c_i (1 - p(s_i; theta, k))^(1 - c_i)
+    P(wrong | s, e, D) = sum_theta sum_k P(theta, k | D, e) (1 - p(s; theta, k))
+
+An entry's answer is reused if P(wrong) is at most `max_error`. vCache bounds the same quantity by a confidence limit of
+the parameters, plus the probability that the limit is exceeded. It then reuses an answer with the probability that
+keeps the wrong ones among all questions below the bound. Here the bound holds for each reused answer, so also for their
+mean, which is the stricter of the two promises.
+
+**What the bound means.** E[wrong answers reused] <= max_error E[answers reused], if
+
+1. whether an answer is right depends on the past only through similarity and entry: the questions of an entry are
+   exchangeable;
+2. the true function is near one of the grid, and the prior gives that one enough weight;
+3. the judge that said c_i was right. Wrong means: different from what the model would have said.
+
+None of them can be proved for a real stream of questions. So a share of the reused answers is checked, and
+`measured.ErrorTest` ends the reuse if what was measured contradicts the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+_THRESHOLDS = np.linspace(0.6, 4.0, 18)  # of closeness: similarities of 0.45 to 0.98
+_STEEPNESS = np.array([2.0, 3.0, 5.0, 8.0])
+_LAPSES = np.array([0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3])
+SHIFTS = np.array([-0.3, 0.0, 0.3, 0.7, 10.0])
+SPREADS = np.array(
+    [
+        [0.0, 0.9995, 0.0, 0.0, 0.0005],
+        [0.05, 0.90, 0.03, 0.01, 0.01],
+        [0.20, 0.50, 0.15, 0.10, 0.05],
+        [0.20, 0.30, 0.20, 0.15, 0.15],
+    ]
+)
+_SPREAD_PRIOR = np.array([8.0, 4.0, 2.0, 1.0])
+MIN_SIMILARITY = 0.7
+"""Below it, two questions are not compared at all: what was learned there would say little about more similar ones."""
+
+MAX_OBSERVATIONS = 32  # of an entry
+_MEMORY = 4000
+"""After this many observations an earlier one counts 1/e of a new one, so that the boundary follows what changes."""
+
+
+class Observation(NamedTuple):
+    """A question whose nearest entry was compared with the model's own answer."""
+
+    similarity: float
+    is_right: bool
+
+
+class Boundary:
+    """What is known of a set of entries. It has no clock and no randomness."""
+
+    def __init__(self) -> None:
+        shape = (len(SPREADS), len(_THRESHOLDS), len(_STEEPNESS), len(_LAPSES))
+        # Small lapses and equal entries are likelier: of a lapse, each decade has less weight than the one below it.
+        prior = _SPREAD_PRIOR[:, None, None, None] / _LAPSES
+        self._prior = np.broadcast_to(np.log(prior / prior.sum()), shape)
+        self._evidence: Values = np.zeros(shape)
+        self._entries: dict[bytes, deque[Observation]] = {}
+        self.num_observed = 0
+        self.num_wrong = 0
+
+    def error(self, entry: bytes, similarity: float) -> float:
+        """Return the probability that the entry's answer is wrong for a question of this similarity, 0 to 1."""
+        likelihood = _likelihood(self._entries.get(entry, ()))
+        joint = SPREADS[:, :, None, None, None] * likelihood  # spread, shift, threshold, steepness, lapse
+        weights = self._weights() / joint.sum(axis=1)
+        right = (weights[:, None] * joint * _right(similarity)).sum()
+        return float(1.0 - right)
+
+    def observe(self, entry: bytes, similarity: float, *, is_right: bool) -> None:
+        """Learn whether the entry's answer was right for a question of this similarity."""
+        known = self._entries.setdefault(entry, deque(maxlen=MAX_OBSERVATIONS))
+        before = _marginal(known)
+        made = Observation(similarity, is_right)
+        after = _marginal([*known, made])
+        self._evidence = (1.0 - 1.0 / _MEMORY) * self._evidence + after - before
+        known.append(made)
+        self.num_observed += 1
+        self.num_wrong += not is_right
+
+    def forget(self, entry: bytes) -> None:
+        """Forget an entry. What its questions taught about all entries stays."""
+        self._entries.pop(entry, None)
+
+    def observations(self, entry: bytes) -> tuple[Observation, ...]:
+        """Return what was observed of an entry, the earliest first."""
+        return tuple(self._entries.get(entry, ()))
+
+    def state(self) -> dict[str, bytes]:
+        """Return what all entries taught, for `restore`."""
+        counts = np.array([self.num_observed, self.num_wrong], "<f8")
+        return {"evidence": self._evidence.astype("<f8").tobytes(), "counts": counts.tobytes()}
+
+    def restore(self, state: dict[str, bytes], entries: Mapping[bytes, Sequence[Observation]]) -> bool:
+        """Continue from a `state` and the entries' observations. Return False, without a change, if it does not fit."""
+        evidence = np.frombuffer(state.get("evidence", b""), "<f8")
+        counts = np.frombuffer(state.get("counts", b""), "<f8")
+        if evidence.size != self._evidence.size or counts.size != 2 or not np.isfinite(evidence).all():
+            return False
+        self._evidence = evidence.reshape(self._evidence.shape).astype(np.float64)
+        self.num_observed, self.num_wrong = map(int, counts)
+        self._entries = {key: deque(known, maxlen=MAX_OBSERVATIONS) for key, known in entries.items() if known}
+        return True
+
+    def _weights(self) -> Values:
+        total = self._prior + self._evidence
+        weights = np.exp(total - total.max())
+        return np.asarray(weights / weights.sum())
+
+
+def _right(similarity: float) -> Values:
+    """Return p for each shift, threshold, steepness and lapse."""
+    distance = _closeness(similarity) - _THRESHOLDS[None, :, None, None] - SHIFTS[:, None, None, None]
+    return np.asarray((1.0 - _LAPSES) / (1.0 + np.exp(-_STEEPNESS[:, None] * distance)))
+
+
+def _closeness(similarity: float) -> float:
+    """Return x of the module's docstring. Rounded numbers of a vector make 0.001 of a similarity meaningless."""
+    return -math.log(max(1.0 - similarity, 0.0) + 0.001)
+
+
+def _likelihood(observations: Sequence[Observation] | deque[Observation]) -> Values:
+    """Return the probability of an entry's observations for each shift, threshold, steepness and lapse."""
+    shape = (len(SHIFTS), len(_THRESHOLDS), len(_STEEPNESS), len(_LAPSES))
+    likelihood = np.ones(shape)
+    for each in observations:
+        right = _right(each.similarity)
+        likelihood *= right if each.is_right else 1.0 - right
+    return np.maximum(likelihood, 1e-300)
+
+
+def _marginal(observations: Sequence[Observation] | deque[Observation]) -> Values:
+    """Return the logarithm of the observations' probability, over the shifts, for each spread and the parameters."""
+    return np.asarray(np.log(np.einsum("su,utgl->stgl", SPREADS, _likelihood(observations))))

@@ -1,0 +1,182 @@
+"""Rules that refuse an answer from similarity. They compare two questions' texts, and can only refuse.
+
+An embedding places "approve the refund" next to "deny the refund", and "room 3" next to "room 5". Each rule looks for
+one such difference. A rule that does not know a language finds nothing in it; it never allows what another rule
+refuses.
+
+Numbers, dates, times, units, names, quoted text, scripts and lengths are compared in any language that is written in
+Latin letters. Negations, antonyms, words that point to a context, and numbers written as words are known in English,
+German, French, Spanish and Italian. Languages are told apart by their script, and those five by their most usual words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+
+from edgeagent.answers.similar.words import COURTESIES, LANGUAGES, PREFIXES, Language, joined
+
+MAX_CHARACTERS = 1000
+"""A longer question has more in it than a vector of its whole text can tell apart, so it is never compared."""
+
+# Without the article that French and Italian join to a word: l'entrée, dell'arte.
+_WORD = re.compile(r"[^\W\d_]{1,4}(?='[^\W\d_]{3})|[^\W\d_]+(?:'[^\W\d_]+)*")
+_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_QUOTED = re.compile(r"[\"“”„«»‹›‘`]([^\"“”„«»‹›‘’`]{1,200})[\"“”«»‹›’`]|(?<!\w)'([^']{1,200})'(?!\w)")
+_CODE = re.compile(r"\S*(?:[a-z]\d|\d[a-z]|[@#\\_{}<>=$€£%+*&|]|\w\.\w|://)\S*", re.IGNORECASE)
+_SENTENCE_ENDS = ".!?:;\n"
+_MAX_RATIO = 3.0
+_MIN_FRAME = 2  # words, with the one that differs
+_MIN_STEM = 4
+_NOTHING: frozenset[str] = frozenset()
+
+
+def refusal(asked: str, kept: str) -> str:
+    """Return the name of the rule by which an answer to `kept` may not answer `asked`; "" if no rule refuses."""
+    if max(len(asked), len(kept)) > MAX_CHARACTERS:
+        return "length"
+    first, second = _Text(asked), _Text(kept)
+    known = joined(frozenset(first.languages | second.languages or LANGUAGES.keys()))
+    first.read(known)
+    second.read(known)
+    return next((name for name, refuses in RULES.items() if refuses(first, second)), "")
+
+
+def refusal_alone(asked: str) -> str:
+    """Return the name of the rule by which no kept answer may ever answer `asked`; "" if there is none."""
+    return refusal(asked, asked)
+
+
+class _Text:
+    """What the rules compare of one text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = unicodedata.normalize("NFKC", text).replace("’", "'")
+        self._found = [(match.group(), match.start()) for match in _WORD.finditer(self.text)]
+        self.words = [word.lower() for word, _ in self._found]
+        counts = {name: sum(word in known.fillers for word in self.words) for name, known in LANGUAGES.items()}
+        most = max(counts.values())
+        self.languages = {name for name, count in counts.items() if count == most} if most else set()
+        letters = {character for word in self.words for character in word if character.isalpha()}
+        self.scripts = {unicodedata.name(letter, "UNKNOWN").partition(" ")[0] for letter in letters}
+
+    def read(self, known: Language) -> None:
+        """Find what the rules look for, with the words of a language or of several."""
+        self.content = [word for word in self.words if word not in known.fillers]
+        self.names = self._names() - known.fillers - known.dates.keys()
+        self.opposites = {word: known.opposites[word] for word in self.words if word in known.opposites}
+        self.num_negations = sum(word.endswith("n't") or word in known.negations for word in self.words)
+        self.has_context = not known.context.isdisjoint(self.words)
+        digits = (_plain(match.group()) for match in _NUMBER.finditer(self.text))
+        self.numbers = Counter([*digits, *self._meanings(known.numbers)])
+        self.units = set(self._meanings(known.units))
+        self.dates = set(self._meanings(known.dates))
+        self.quotes = {(match.group(1) or match.group(2)).strip().lower() for match in _QUOTED.finditer(self.text)}
+        self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)}
+
+    def _meanings(self, table: dict[str, str]) -> list[str]:
+        return [table[word] for word in self.words if word in table]
+
+    def _names(self) -> set[str]:
+        """Return the words that are written with a capital letter as names are, in lower case.
+
+        The first word of a sentence is one only if another such word follows it. A text without capital letters has no
+        names; but a name of the other text is looked for in it (see `_other_names`).
+        """
+        found = set()
+        for index, (word, start) in enumerate(self._found):
+            following = self._found[index + 1 : index + 2]
+            has_second = any(each[0].isupper() and at == start + len(word) + 1 for each, at in following)
+            if word[0].isupper() and (has_second or not self._begins(start)):
+                found.add(word.lower().removesuffix("'s"))
+        return found
+
+    def _begins(self, start: int) -> bool:
+        before = self.text[:start].rstrip(" \t\"'“„«([-¿¡*")
+        return not before or before[-1] in _SENTENCE_ENDS
+
+
+def _plain(number: str) -> str:
+    """Return a number without separators of thousands and without zeros that change nothing: 1000 for 1,000.0."""
+    text = re.sub(r"[,.](?=\d{3}(?:\D|$))", "", number).replace(",", ".")
+    return re.sub(r"\.0+$", "", text).lstrip("0") or "0"
+
+
+def _opposed(first: _Text, second: _Text) -> bool:
+    """Whether a word of one text has its opposite only in the other: by the lists, or by a prefix that reverses it."""
+    mine, other = set(first.words) - set(second.words), set(second.words) - set(first.words)
+    return any(
+        not first.opposites.get(word, _NOTHING).isdisjoint(other)
+        or any(prefix + word in other or word == prefix + each for prefix in PREFIXES for each in other)
+        for word in mine
+    )
+
+
+def _other_names(first: _Text, second: _Text) -> bool:
+    """Whether a name of one text is not in the other, in whatever case."""
+    known = [{word.removesuffix("'s") for word in text.words} for text in (first, second)]
+    return not (first.names <= known[1] and second.names <= known[0])
+
+
+def _other_units(first: _Text, second: _Text) -> bool:
+    return bool(first.units and second.units) and first.units != second.units
+
+
+def _one_word(first: _Text, second: _Text) -> bool:
+    """Whether only one word differs: "a ticket for adults" and "a ticket for children".
+
+    Such a word may be a synonym. No rule knows that, so the model answers.
+    """
+    return any(
+        len(mine) == len(other)
+        and len(mine) >= _MIN_FRAME
+        and len(pairs := [(one, two) for one, two in zip(mine, other, strict=True) if one != two]) == 1
+        and not _are_forms(*pairs[0])
+        for mine, other in (
+            (first.content, second.content),
+            ([word for word in text.words if word not in COURTESIES] for text in (first, second)),
+        )
+    )
+
+
+def _are_forms(first: str, second: str) -> bool:
+    """Whether two words look like forms of one word, such as opens and opening."""
+    short, long = sorted((first, second), key=len)
+    return long.startswith(short[: max(_MIN_STEM, len(short) - 1)])
+
+
+def _other_order(first: _Text, second: _Text) -> bool:
+    """Whether both have the same words in another order: "from Leeds to York" and "from York to Leeds"."""
+    return first.content != second.content and sorted(first.content) == sorted(second.content)
+
+
+def _other_language(first: _Text, second: _Text) -> bool:
+    if first.scripts != second.scripts and first.words and second.words:
+        return True
+    return bool(first.languages and second.languages) and not first.languages & second.languages
+
+
+def _other_length(first: _Text, second: _Text) -> bool:
+    """Whether one says several times as much as the other, or one says nothing."""
+    short, long = sorted((len(first.content), len(second.content)))
+    return short == 0 or long > _MAX_RATIO * short
+
+
+RULES: dict[str, Callable[[_Text, _Text], bool]] = {
+    "context": lambda first, second: first.has_context or second.has_context,
+    "language": _other_language,
+    "length": _other_length,
+    "numbers": lambda first, second: first.numbers != second.numbers,
+    "dates": lambda first, second: first.dates != second.dates,
+    "units": _other_units,
+    "negation": lambda first, second: first.num_negations != second.num_negations,
+    "antonyms": _opposed,
+    "names": _other_names,
+    "quoted": lambda first, second: first.quotes != second.quotes,
+    "codes": lambda first, second: first.codes != second.codes,
+    "order": _other_order,
+    "one_word": _one_word,
+}
+"""Each rule's name, and whether it refuses. The names are those of the metric and of `answers stats`."""

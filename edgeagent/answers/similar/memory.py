@@ -1,0 +1,156 @@
+"""What the cache knows of kept questions, and what follows from it for another one. It is pure: no I/O, no clock.
+
+It joins guards, index, boundary and the test of the measured error. `SimilarAnswers` embeds, judges and stores for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from edgeagent.answers.similar.boundary import MIN_SIMILARITY, Boundary
+from edgeagent.answers.similar.guards import refusal, refusal_alone
+from edgeagent.answers.similar.index import Index, Near, Vector
+from edgeagent.answers.similar.measured import ErrorTest
+
+MAX_QUESTIONS = 100_000
+MIN_CHECKED = 0.05
+"""At least this share of the reused answers is checked. More are while the boundary is less sure."""
+_NUM_NEAREST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The nearest kept question that no guard refuses.
+
+    `error`: the probability that its answer is wrong. `is_sure`: the answer may be given. `check_probability`: with
+    which to check it then.
+    """
+
+    near: Near
+    error: float
+    is_sure: bool
+    check_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A kept question: its place (see `place_of`) and text."""
+
+    place: bytes
+    text: str
+
+
+class Memory:
+    """The kept questions and what was learned from them. `max_error`: the owner's bound on wrong answers."""
+
+    def __init__(self, max_error: float) -> None:
+        self.max_error = max_error
+        self.refused: Counter[str] = Counter()
+        """How often each guard refused the nearest question, or the question alone."""
+        self.boundary = Boundary()
+        self.test = ErrorTest(max_error)
+        self._index = Index()
+        self._known: dict[bytes, Known] = {}
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no answer is given, since the measured error contradicts the bound."""
+        return self.test.is_above
+
+    @property
+    def num_questions(self) -> int:
+        return len(self._known)
+
+    def refusal(self, text: str) -> str:
+        """Return the name of the guard by which a question is compared with none; "" if there is none. Count it."""
+        rule = refusal_alone(text)
+        if rule:
+            self.refused[rule] += 1
+        return rule
+
+    def look_up(self, place: bytes, text: str, vector: Vector) -> Lookup | None:
+        """Return the nearest question of a place that no guard refuses; None if none is near enough."""
+        near = self._allowed(place, text, vector)
+        if near is None:
+            return None
+        error = self.boundary.error(*near)
+        is_sure = error <= self.max_error and not self.is_off
+        check = min(1.0, max(MIN_CHECKED, error / self.max_error))
+        return Lookup(near, error, is_sure, check)
+
+    def add(self, place: bytes, key: bytes, text: str, vector: Vector) -> list[bytes]:
+        """Keep a question. Return the keys of those that were forgotten for it, the oldest first."""
+        self._known.pop(key, None)
+        self._known[key] = Known(place, text)
+        self._index.add(place, key, vector)
+        surplus = [*self._first(len(self._known) - MAX_QUESTIONS)]
+        self.forget(surplus)
+        return surplus
+
+    def teach(self, near: Near, *, is_right: bool) -> None:
+        """Learn whether the answer to a near question was right. Ignored if it was forgotten."""
+        if near.key in self._known:
+            self.boundary.observe(*near, is_right=is_right)
+
+    def check(self, lookup: Lookup, *, is_right: bool) -> None:
+        """Learn whether an answer that was given is right."""
+        self.test.observe(is_right=is_right, probability=lookup.check_probability)
+        self.teach(lookup.near, is_right=is_right)
+
+    def forget(self, keys: Collection[bytes] | None) -> None:
+        """Forget questions. With None, forget all and what they taught: what was turned off is on again."""
+        if keys is None:
+            self._index, self._known = Index(), {}
+            self.boundary, self.test = Boundary(), ErrorTest(self.max_error)
+            return
+        for key in keys:
+            if self._known.pop(key, None) is not None:
+                self._index.remove(key)
+                self.boundary.forget(key)
+
+    def starting_with(self, ids: Collection[str]) -> list[bytes]:
+        """Return the keys that begin with one of these hexadecimal ids, all of one length."""
+        length = max(map(len, ids), default=0)
+        wanted = set(ids)
+        return [key for key in self._known if key.hex()[:length] in wanted]
+
+    def known(self, key: bytes) -> Known | None:
+        """Return what is known of a kept question."""
+        return self._known.get(key)
+
+    def vector(self, key: bytes) -> Vector | None:
+        """Return the vector of a kept question, rounded to 16 bits a number."""
+        return self._index.vector(key)
+
+    def status(self) -> dict[str, Any]:
+        """Return what the owner is to know."""
+        return {
+            "is_on": not self.is_off,
+            "num_questions": self.num_questions,
+            "max_error": self.max_error,
+            "measured_error": self.test.measured,
+            "num_checked": self.test.num_checked,
+            "num_found_wrong": self.test.num_wrong,
+            "num_compared": self.boundary.num_observed,
+            "refused": dict(self.refused),
+        }
+
+    def _allowed(self, place: bytes, text: str, vector: Vector) -> Near | None:
+        for position, near in enumerate(self._index.nearest(place, vector, _NUM_NEAREST)):
+            if near.similarity < MIN_SIMILARITY:
+                return None
+            rule = refusal(text, self._known[near.key].text)
+            if not rule:
+                return near
+            if position == 0:
+                self.refused[rule] += 1
+        return None
+
+    def _first(self, count: int) -> Iterator[bytes]:
+        for number, key in enumerate(self._known):
+            if number >= count:
+                return
+            yield key

@@ -1,0 +1,129 @@
+"""What is known of kept questions, in a SQLite file, sealed. It is synchronous, and one thread owns it.
+
+A record that cannot be opened is left out. A damaged file is set aside, and a new one begun: then everything is learned
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import DecodeError, Struct, msgpack
+
+from edgeagent.answers.key import FORM
+from edgeagent.answers.seal import Seal
+from edgeagent.sqlite_files import DamagedError, is_damage, open_private, set_aside
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_SCHEMA = "CREATE TABLE IF NOT EXISTS records (key BLOB PRIMARY KEY, sealed BLOB NOT NULL)"
+_LEARNED = b"learned"  # a key of another length than those of answers
+
+
+class Kept(Struct, frozen=True):
+    """A kept question. `vector`: float32, little-endian. `observations`: of its boundary, a similarity and right."""
+
+    place: bytes
+    text: str
+    vector: bytes
+    observations: tuple[tuple[float, bool], ...] = ()
+
+
+class Learned(Struct, frozen=True):
+    """What all questions taught. `model`: the embedding model's file. For the rest see Boundary and ErrorTest."""
+
+    model: str
+    max_error: float
+    boundary: dict[str, bytes]
+    test: dict[str, float | list[float]]
+    form: int = FORM
+
+
+class Records:
+    """The records in a file, or in memory if `path` is None. No method raises anything: what fails is not kept."""
+
+    def __init__(self, path: Path | None, seal: Seal) -> None:
+        self._path, self._seal = path, seal
+        self._connection: sqlite3.Connection | None = None
+        self.trouble: str | None = None
+
+    def load(self) -> tuple[Learned | None, dict[bytes, Kept]]:
+        """Return what was kept; nothing of it if its form or its version is another one."""
+        rows: list[tuple[bytes, bytes]] = self._try(
+            lambda connection: connection.execute("SELECT key, sealed FROM records").fetchall(), []
+        )
+        learned: Learned | None = None
+        kept: dict[bytes, Kept] = {}
+        for key, sealed in rows:
+            content = self._seal.open(key, sealed)
+            with suppress(DecodeError):
+                if content is not None and key == _LEARNED:
+                    learned = msgpack.decode(content, type=Learned)
+                elif content is not None:
+                    kept[key] = msgpack.decode(content, type=Kept)
+        return (learned, kept) if learned is not None and learned.form == FORM else (None, {})
+
+    def put(self, learned: Learned, kept: dict[bytes, Kept]) -> None:
+        """Write what was learned, and these questions."""
+        rows = [(key, self._seal.seal(key, msgpack.encode(each))) for key, each in kept.items()]
+        rows.append((_LEARNED, self._seal.seal(_LEARNED, msgpack.encode(learned))))
+        self._try(lambda connection: _execute(connection, "INSERT OR REPLACE INTO records VALUES (?, ?)", rows), None)
+
+    def remove(self, keys: Collection[bytes] | None) -> None:
+        """Remove questions; with None, all of them and what was learned."""
+        if keys is None:
+            self._try(lambda connection: _execute(connection, "DELETE FROM records", [()]), None)
+        else:
+            rows = [(key,) for key in keys]
+            self._try(lambda connection: _execute(connection, "DELETE FROM records WHERE key = ?", rows), None)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _try(self, act: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        try:
+            try:
+                result = act(self._open())
+            except (DamagedError, sqlite3.DatabaseError) as error:
+                if self._path is None or not is_damage(error):
+                    raise
+                self.close()
+                logger.warning("%s is damaged (%s): moved to %s", self._path, error, set_aside(self._path).name)
+                result = act(self._open())
+        except (DamagedError, sqlite3.Error, OSError) as error:
+            self.close()
+            if self.trouble is None:
+                logger.warning("what is known of similar questions cannot be kept: %s", error)
+            self.trouble = str(error)
+            return otherwise
+        self.trouble = None
+        return result
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = open_private(self._path)
+            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"):
+                self._connection.execute(f"PRAGMA {pragma}")
+            self._connection.execute(_SCHEMA)
+        return self._connection
+
+
+def _execute(connection: sqlite3.Connection, statement: str, rows: Collection[tuple[object, ...]]) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.executemany(statement, rows)
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise

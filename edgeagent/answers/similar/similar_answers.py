@@ -1,0 +1,342 @@
+"""The lookup by similarity in the daemon: it embeds questions, judges answers, checks some in idle time, and stores.
+
+What it decides is in `memory.Memory`. One task at a time asks models for it, at the tier that waits for all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgeagent import metrics
+from edgeagent.answers.answer import Answer
+from edgeagent.answers.key import Question
+from edgeagent.answers.lookup import Found
+from edgeagent.answers.rules import KIOSK
+from edgeagent.answers.seal import Seal
+from edgeagent.answers.similar.boundary import Observation
+from edgeagent.answers.similar.index import Vector, as_bytes, vector_of
+from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
+from edgeagent.answers.similar.memory import Lookup, Memory
+from edgeagent.answers.similar.place import asked_text, place_of
+from edgeagent.answers.similar.records import Kept, Learned, Records
+from edgeagent.answers.store import Store, TooSlow
+from edgeagent.config import AnswersConfig
+from edgeagent.errors import EdgeAgentError
+from edgeagent.service.service import Service
+from edgeagent.types import (
+    AnswerPolicy,
+    CachePolicy,
+    Embed,
+    FinishReason,
+    GenerateRequest,
+    RouteMode,
+    Sink,
+    Step,
+    TextDelta,
+    TextPrompt,
+    Tier,
+    ToolCallStarted,
+    replace,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_MAX_PENDING = 256  # lookups whose model's answer has not ended yet
+_MAX_WAITING = 64  # comparisons and checks that wait for idle time; a further one is not made
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question that was looked up: its place, text and vector, and the nearest one that no guard refuses."""
+
+    place: bytes
+    text: str
+    vector: Vector
+    lookup: Lookup | None
+
+
+class _Steps(Sink):
+    """A sink that keeps all steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def put(self, step: Step) -> None:
+        self.steps.append(step)
+
+
+class SimilarAnswers:
+    """A lookup.Similar. Call `start` before any other method."""
+
+    def __init__(
+        self,
+        service: Service,
+        store: Store,
+        seal: Seal,
+        options: AnswersConfig,
+        path: Path | None,
+        remote: str,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`path`: of the file of what is learned; None: memory. `remote`: the identity of a remote's model."""
+        self._service, self._store, self._seal, self._options = service, store, seal, options
+        self._remote = remote
+        self._random = rng or random.SystemRandom()
+        self.memory = Memory(options.max_error)
+        self._embedder = ""  # the file of the embedding model that made the vectors
+        self._records = Records(path, seal)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers-similar")
+        self._pending: OrderedDict[str, asyncio.Task[_Asked | None]] = OrderedDict()
+        self._work: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(_MAX_WAITING)
+        self._worker: asyncio.Task[None] | None = None
+        self._writes: set[asyncio.Future[None]] = set()
+        self._generation = 0  # how often all was forgotten
+        self.trouble: str | None = None
+
+    async def start(self) -> None:
+        """Read what was learned before."""
+        learned, kept = await self._in_thread(self._records.load)
+        if learned is not None:
+            self._embedder = learned.model
+            self._restore(learned, kept)
+        self._worker = asyncio.create_task(self._run_work())
+
+    async def close(self) -> None:
+        tasks = [*self._pending.values(), *([] if self._worker is None else [self._worker])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._in_thread(self._records.close)
+        self._thread.shutdown(wait=False)
+
+    def status(self) -> dict[str, Any]:
+        trouble = self.trouble or self._records.trouble
+        return {**self.memory.status(), "embedding_model": self._options.embedding_model, "trouble": trouble}
+
+    async def find(self, question: Question) -> Found | None:
+        text = asked_text(question, self._remote)
+        if text is None or not self._is_for(question) or self.memory.refusal(text):
+            return None
+        looking = asyncio.create_task(self._look_up(question, text))
+        self._pending[question.request.id] = looking
+        while len(self._pending) > _MAX_PENDING:
+            self._pending.popitem(last=False)[1].cancel()
+        # If the model is faster, this call is cancelled, but its answer still teaches the boundary.
+        asked = await asyncio.shield(looking)
+        if asked is None or asked.lookup is None or not asked.lookup.is_sure:
+            return None
+        answer = await self._kept(asked.lookup.near.key)
+        if answer is None:
+            self._forget([asked.lookup.near.key])
+            return None
+        self._pending.pop(question.request.id, None)
+        if self._random.random() < asked.lookup.check_probability:
+            lookup = asked.lookup
+            self._later(lambda: self._check(question, text, lookup, answer))
+        return Found(asked.lookup.near.key, answer, asked.lookup.near.similarity)
+
+    def learn(self, question: Question, key: bytes, answer: Answer) -> None:
+        looking = self._pending.pop(question.request.id, None)
+        if looking is not None:
+            generation = self._generation
+            self._later(lambda: self._learn(looking, question, key, answer, generation))
+
+    def forget(self, keys: Collection[str] | None) -> None:
+        self._forget(None if keys is None else self.memory.starting_with(keys))
+
+    # What is asked.
+
+    def _is_for(self, question: Question) -> bool:
+        clients = self._options.similar_clients
+        return not clients or question.request.cache.partition.removeprefix(KIOSK) in clients
+
+    async def _look_up(self, question: Question, text: str) -> _Asked | None:
+        vector = await self._embed(text)
+        if vector is None:
+            return None
+        place = place_of(question, self._seal.key_secret)
+        return _Asked(place, text, vector, self.memory.look_up(place, text, vector))
+
+    async def _embed(self, text: str) -> Vector | None:
+        """Return a text's vector; None if the embedding model has none. Another model's vectors are forgotten first."""
+        models, name = self._service.models, self._options.embedding_model
+        try:
+            answer = await models.ask(name, Embed((TextPrompt(text),), truncate=True))
+            file = next((status.sha256 or status.name for status in models.statuses() if name in status.names), name)
+        except EdgeAgentError as error:
+            if self.trouble is None:
+                logger.warning("no answer is found by similarity: %s", error)
+            self.trouble = str(error)
+            return None
+        self.trouble = None
+        if file != self._embedder:
+            if self._embedder:
+                self._forget(None)
+            self._embedder = file
+        return vector_of(answer.embeddings[0].vector)
+
+    async def _kept(self, key: bytes) -> Answer | None:
+        with suppress(TooSlow):
+            answer = await self._store.get(key)
+            return None if answer is None or answer.has_calls else answer
+        return None
+
+    # What is learned, in idle time.
+
+    def _later(self, act: Callable[[], Awaitable[None]]) -> None:
+        with suppress(asyncio.QueueFull):
+            self._work.put_nowait(act)
+
+    async def _run_work(self) -> None:
+        while True:
+            act = await self._work.get()
+            try:
+                await act()
+            except Exception:
+                logger.exception("a comparison of similar answers failed")
+            finally:
+                self._work.task_done()
+
+    async def settled(self) -> None:
+        """Wait until all comparisons and checks that were begun have ended."""
+        await self._work.join()
+
+    async def _learn(
+        self, looking: asyncio.Task[_Asked | None], question: Question, key: bytes, answer: Answer, generation: int
+    ) -> None:
+        asked = await looking
+        if asked is None or answer.has_calls or answer.end.reason is not FinishReason.STOP:
+            return
+        if asked.lookup is not None:
+            await self._compare(asked.lookup, question, asked.text, answer, generation)
+        if generation == self._generation:
+            forgotten = self.memory.add(asked.place, key, asked.text, asked.vector)
+            self._save([key])
+            self._remove(forgotten)
+
+    async def _compare(self, lookup: Lookup, question: Question, text: str, answer: Answer, generation: int) -> None:
+        """Learn from the model's own answer whether that to the nearest question would have been right."""
+        kept = await self._kept(lookup.near.key)
+        is_right = None if kept is None else await self._is_same(question, text, kept.text, answer.text)
+        if is_right is not None and generation == self._generation:
+            self.memory.teach(lookup.near, is_right=is_right)
+            self._save([lookup.near.key])
+
+    async def _check(self, question: Question, text: str, lookup: Lookup, given: Answer) -> None:
+        """Have the model answer a question that was answered from similarity, and compare."""
+        generation = self._generation
+        steps = await self._run(_own(question.request))
+        answer = _text_of(steps or ())
+        if answer is None:
+            return
+        is_right = await self._is_same(question, text, given.text, answer)
+        if is_right is None or generation != self._generation:
+            return
+        was_off = self.memory.is_off
+        self.memory.check(lookup, is_right=is_right)
+        metrics.answer_cache_total.labels("checked" if is_right else "wrong").inc()
+        self._save([lookup.near.key])
+        if self.memory.is_off and not was_off:
+            logger.warning(
+                "answers from similarity are off: of %d checked ones %d were wrong, and at most %g %% may be; "
+                "`edgeagent cache answers forget` turns them on again",
+                *(self.memory.test.num_checked, self.memory.test.num_wrong, 100 * self._options.max_error),
+            )
+
+    async def _is_same(self, question: Question, text: str, first: str, second: str) -> bool | None:
+        if is_same_text(first, second):
+            return True
+        if self._options.judge == "text":
+            return False
+        return await is_same_by_model(self._run, _own(question.request), text, (first, second))
+
+    async def _run(self, request: GenerateRequest) -> list[Step] | None:
+        sink = _Steps()
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._service.generate(request, sink)
+        except (EdgeAgentError, TimeoutError):
+            return None
+        return sink.steps
+
+    # What is kept.
+
+    def _restore(self, learned: Learned, kept: dict[bytes, Kept]) -> None:
+        observations = {key: [Observation(*each) for each in one.observations] for key, one in kept.items()}
+        if not self.memory.boundary.restore(learned.boundary, observations):
+            return
+        if learned.max_error == self._options.max_error:
+            self.memory.test.restore(learned.test)
+        for key, each in kept.items():
+            self.memory.add(each.place, key, each.text, vector_of(each.vector))
+
+    def _forget(self, keys: Collection[bytes] | None) -> None:
+        self.memory.forget(keys)
+        if keys is None:
+            self._generation += 1
+        self._remove(keys)
+
+    def _remove(self, keys: Collection[bytes] | None) -> None:
+        if keys is None or keys:
+            self._write(lambda: self._records.remove(keys))
+
+    def _save(self, keys: Collection[bytes]) -> None:
+        """Write what was learned and what is known of some questions."""
+        memory = self.memory
+        learned = Learned(self._embedder, memory.max_error, memory.boundary.state(), memory.test.state())
+        kept = {}
+        for key in keys:
+            known, vector = memory.known(key), memory.vector(key)
+            if known is not None and vector is not None:
+                observations = tuple((each.similarity, each.is_right) for each in memory.boundary.observations(key))
+                kept[key] = Kept(known.place, known.text, as_bytes(vector), observations)
+        self._write(lambda: self._records.put(learned, kept))
+
+    def _write(self, act: Callable[[], None]) -> None:
+        write = asyncio.ensure_future(self._in_thread(act))
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+
+    def _in_thread(self, act: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, act)
+
+
+def _own(request: GenerateRequest) -> GenerateRequest:
+    """Return a copy of a client's request that the daemon itself runs in idle time, on this machine."""
+    partition = request.cache.partition
+    return replace(
+        request,
+        id=f"similar-{secrets.token_hex(8)}",
+        tier=Tier.BATCH,
+        timeout_s=None,
+        need=type(request.need)(),
+        target=None,
+        reports_progress=False,
+        is_whole=True,
+        route=RouteMode.LOCAL_ONLY,
+        cache=CachePolicy(write=False, partition=partition, persist=False, answers=AnswerPolicy.NONE),
+    )
+
+
+def _text_of(steps: Collection[Step]) -> str | None:
+    """Return the text of an answer that ended by itself; None of any other."""
+    deltas = [delta for step in steps for delta in step.deltas]
+    end = deltas[-1] if deltas else None
+    if getattr(end, "reason", None) is not FinishReason.STOP or any(
+        isinstance(each, ToolCallStarted) for each in deltas
+    ):
+        return None
+    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))

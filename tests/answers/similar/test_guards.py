@@ -1,0 +1,118 @@
+"""What the guards refuse, and what they leave to the boundary, as a table."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeagent.answers.similar.guards import MAX_CHARACTERS, RULES, refusal, refusal_alone
+from edgeagent.answers.similar.words import LANGUAGES
+
+REFUSED = [
+    ("numbers", "Where is room 3?", "Where is room 5?"),
+    ("numbers", "Where is room three?", "Where is room five?"),
+    ("numbers", "Tickets for two people, please", "Tickets for 3 people, please"),
+    ("numbers", "What is 12 times 30?", "What is 12 times 300?"),
+    ("numbers", "What happens at 10:30?", "What happens at 10:45?"),
+    ("numbers", "I was charged twice, why?", "I was charged, why?"),
+    ("numbers", "Wo ist Raum drei?", "Wo ist Raum vier?"),
+    ("numbers", "Où est la salle deux ?", "Où est la salle six ?"),
+    ("numbers", "¿Dónde está la sala cuatro?", "¿Dónde está la sala siete?"),
+    ("numbers", "Dov'è la sala sette?", "Dov'è la sala otto?"),
+    ("numbers", "部屋3はどこですか", "部屋5はどこですか"),
+    ("dates", "When do you open on Monday?", "When do you open on Sunday?"),
+    ("dates", "Wann öffnen Sie am Montag?", "Wann öffnen Sie am Sonntag?"),
+    ("dates", "Is there a tour in the morning?", "Is there a tour in the evening?"),
+    ("dates", "À quelle heure ouvrez-vous le lundi ?", "À quelle heure ouvrez-vous le mardi ?"),
+    ("units", "How far is the station in miles?", "How many kilometres is the station away?"),
+    ("negation", "What am I allowed to bring?", "What am I not allowed to bring?"),
+    ("negation", "Why can I pay?", "Why can't I pay?"),
+    ("negation", "Kann ich mit Karte zahlen?", "Kann ich nicht mit Karte zahlen?"),
+    ("negation", "Welche Ausweise sind gültig?", "Welche Ausweise sind nicht gültig?"),
+    ("negation", "Je peux prendre des photos ?", "Je ne peux pas prendre des photos ?"),
+    ("negation", "¿Puedo pagar con tarjeta?", "¿No puedo pagar con tarjeta?"),
+    ("negation", "Posso pagare con la carta?", "Non posso pagare con la carta?"),
+    ("antonyms", "approve the refund", "deny the refund"),
+    ("antonyms", "When do you open at the weekend?", "When do you close at the weekend?"),
+    ("antonyms", "How do I block my card?", "How do I unblock my card?"),
+    ("antonyms", "Turn on the light in the kitchen", "Switch off the kitchen's light"),
+    ("antonyms", "What does a ticket cost for adults?", "Price of the tickets for children?"),
+    ("antonyms", "Wo ist der Eingang?", "Wo ist der Ausgang?"),
+    ("antonyms", "Où est l'entrée ?", "Où est la sortie ?"),
+    ("antonyms", "¿Cuándo abre el museo?", "¿Cuándo cierra el museo?"),
+    ("antonyms", "Quando apre il museo?", "Quando chiude il museo?"),
+    ("names", "Who painted the portrait of Anna Weber?", "Whose work is the portrait of Hannah Weber?"),
+    ("names", "Anna Weber was born when?", "When was Hannah Weber born?"),
+    ("names", "How do I get to Leeds?", "how do i get to york?"),
+    ("names", "Wie komme ich nach Leeds?", "Wie komme ich nach York?"),
+    ("quoted", 'What does "sure thing" mean in French?', 'What does "well done" mean in French?'),
+    ("quoted", "Translate 'good luck' for me", "Translate 'what a pity' for me"),
+    ("codes", "How much is it + tax?".replace(" it", " a visit"), "How much is a visit?"),
+    ("codes", "Who wrote to a@example.org?", "Who wrote to b@example.org?"),
+    ("codes", "Explain a+b", "Explain a*b"),
+    ("order", "Trains from Leeds to York", "Trains from York to Leeds"),
+    ("order", "Is gold heavier than lead?", "Is lead heavier than gold?"),
+    ("context", "Is it open?", "Is it open?"),
+    ("context", "What is the weather today?", "What is the weather today?"),
+    ("context", "Say that again", "Say that again"),
+    ("context", "What time do you close now?", "When do you close?"),
+    ("context", "Ist das Museum heute offen?", "Ist das Museum heute offen?"),
+    ("context", "Et maintenant, où aller ?", "Et maintenant, où aller ?"),
+    ("context", "¿Está abierto hoy?", "¿Está abierto hoy?"),
+    ("context", "È aperto oggi?", "È aperto oggi?"),
+    ("language", "Where are the toilets?", "Wo sind die Toiletten?"),
+    ("language", "Where are the toilets?", "Где находятся туалеты?"),
+    ("language", "Hola, ¿dónde está la salida?", "Dov'è l'uscita per favore?"),
+    ("length", "Tickets?", "Where can I buy the tickets for the new exhibition about ancient ships and harbours?"),
+    ("length", "please", "thanks"),
+    ("one_word", "Can I bring a dog inside?", "Can I bring a cat inside?"),
+    ("one_word", "How do I reset my password quickly?", "How do I reset my username quickly?"),
+    ("one_word", "Jak zmienić numer telefonu banku", "Jak zmienić numer konta banku"),
+]
+ALLOWED = [
+    ("What time do you open on Sunday?", "Hello, when does the museum of arts open on Sunday?"),
+    ("Where is room 3?", "How do I get to room three?"),
+    ("Where are the toilets?", "where is the restroom"),
+    ("Do you accept credit cards?", "May I pay with a credit card? Thanks!"),
+    ("Why can't I pay by card?", "Why is payment by card not possible?"),
+    ("Who painted the portrait of Anna Weber?", "by whom is anna weber's picture?"),
+    ("A fee of 1,000 euros, why?", "Why is there a fee of 1000 euros?"),
+    ("Wann öffnen Sie am Sonntag?", "Hallo, ab wann ist sonntags geöffnet?"),
+    ("Was kostet der Eintritt?", "Wie viel muss man für den Eintritt zahlen?"),
+    ("What is the opening time?", "What are the opening times?"),
+]
+
+
+@pytest.mark.parametrize(("rule", "first", "second"), REFUSED)
+def test_what_embeddings_miss_is_refused(rule: str, first: str, second: str) -> None:
+    assert refusal(first, second) == rule
+    assert refusal(second, first) == rule
+
+
+@pytest.mark.parametrize(("first", "second"), ALLOWED)
+def test_other_wordings_are_left_to_the_boundary(first: str, second: str) -> None:
+    assert refusal(first, second) == refusal(second, first) == ""
+
+
+def test_each_rule_is_in_the_table() -> None:
+    assert {rule for rule, _, _ in REFUSED} == set(RULES)
+
+
+def test_a_long_text_is_never_compared() -> None:
+    text = "How does it work? " * MAX_CHARACTERS
+    assert refusal(text, text) == "length"
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_any_text_is_compared_and_the_order_does_not_matter(first: str, second: str) -> None:
+    assert bool(refusal(first, second)) == bool(refusal(second, first))
+    assert refusal_alone(first) in {"", "context", "length"}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_opposites_go_both_ways(name: str) -> None:
+    opposites = LANGUAGES[name].opposites
+    for word, others in opposites.items():
+        assert all(word in opposites[other] for other in others), word
+    assert not LANGUAGES[name].fillers & (LANGUAGES[name].negations | LANGUAGES[name].context)

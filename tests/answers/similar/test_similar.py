@@ -1,0 +1,142 @@
+"""Which requests are compared, how answers are judged, and what is kept of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace as replaced
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgeagent.answers.key import Question
+from edgeagent.answers.seal import Seal
+from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
+from edgeagent.answers.similar.place import asked_text, place_of
+from edgeagent.answers.similar.records import Kept, Learned, Records
+from edgeagent.types import (
+    ChatPrompt,
+    ChoiceScores,
+    GenerateRequest,
+    JsonObjectFormat,
+    Message,
+    SamplingParams,
+    Step,
+    TextPrompt,
+    Tool,
+    ToolCall,
+    replace,
+)
+
+SEAL = Seal(bytes(32))
+SYSTEM = Message("system", "You are a guide.")
+
+
+def question(*messages: Message, **given: Any) -> Question:
+    prompt = ChatPrompt(messages or (SYSTEM, Message("user", "Where?")))
+    request = GenerateRequest("id", "model", prompt, **given)
+    return Question(request, "model", "file", "client")
+
+
+def test_only_plain_questions_are_compared() -> None:
+    assert asked_text(question(), "remote") == "Where?"
+    tools = ChatPrompt((Message("user", "Where?"),), tools=(Tool("clock"),))
+    call = ToolCall("1", "clock", "{}")
+    never = [
+        replaced(question(), request=replace(question().request, prompt=tools)),
+        replaced(question(), request=replace(question().request, prompt=TextPrompt("Where?"))),
+        replaced(question(), identity="remote"),
+        question(format=JsonObjectFormat()),
+        question(choices=("a", "b")),
+        question(logprobs=1),
+        question(echo=True),
+        question(Message("user", " ")),
+        question(Message("user", "Where?"), Message("assistant", "Here.")),
+        question(Message("user", "Where?"), Message("assistant", "", tool_calls=(call,)), Message("tool", "1 h")),
+    ]
+    assert [asked_text(each, "remote") for each in never] == [None] * len(never)
+
+
+def test_a_place_has_all_but_the_last_text() -> None:
+    place = place_of(question(), SEAL.key_secret)
+    assert place_of(question(SYSTEM, Message("user", "When?")), SEAL.key_secret) == place
+    others = [
+        question(Message("system", "You are a guide. It is 10:15."), Message("user", "Where?")),
+        question(SYSTEM, Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "Where?")),
+        question(sampling=SamplingParams(temperature=0)),
+        question(max_tokens=5),
+        replaced(question(), partition="other"),
+        replaced(question(), identity="another file"),
+        replaced(question(), day="2026-07-01"),
+    ]
+    places = {place_of(each, SEAL.key_secret) for each in others}
+    assert len(places) == len(others) and place not in places
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ("At 9.", " at 9 ", True),
+        ("**Yes**, it is!", "Yes, it is.", True),
+        ("It costs 3.50", "It costs 3.5", False),
+        ("It is -5", "It is 5", False),
+        ("Yes", "No", False),
+        ("", "", False),
+        ("!", "?", False),
+    ],
+)
+def test_texts_are_the_same_but_for_case_and_punctuation(first: str, second: str, *, is_same: bool) -> None:
+    assert is_same_text(first, second) is is_same
+
+
+async def test_a_model_is_asked_for_its_verdict() -> None:
+    seen: list[GenerateRequest] = []
+
+    async def run(request: GenerateRequest) -> list[Step] | None:
+        seen.append(request)
+        return [Step((ChoiceScores((-0.1, -2.0), 2),))]
+
+    async def fail(request: GenerateRequest) -> list[Step] | None:
+        return None
+
+    request = question().request
+    assert await is_same_by_model(run, request, "Where?", ("There.", "Over there."))
+    assert seen[0].choices == ("yes", "no") and "Over there." in repr(seen[0].prompt)
+    assert await is_same_by_model(fail, request, "Where?", ("There.", "Over there.")) is None
+    assert await is_same_by_model(run, request, "Where?", ("There.", "x" * 5000)) is None
+
+
+def learned(max_error: float = 0.01) -> Learned:
+    return Learned("file", max_error, {"counts": b"1"}, {"logs": [1.0]})
+
+
+def test_records_are_sealed_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "similar.sqlite3"
+    kept = {bytes([number]) * 32: Kept(b"place", f"question {number}", b"1234", ((0.5, True),)) for number in range(5)}
+    records = Records(path, SEAL)
+    assert records.load() == (None, {})
+    records.put(learned(), kept)
+    records.remove([bytes(32)])
+    records.close()
+    assert b"question" not in path.read_bytes()
+    assert Records(path, SEAL).load() == (learned(), {key: each for key, each in kept.items() if key != bytes(32)})
+    assert Records(path, Seal(bytes([1]) * 32)).load() == (None, {})
+    records.remove(None)
+    assert records.load() == (None, {})
+    records.close()
+
+
+def test_a_damaged_record_costs_only_itself_and_a_damaged_file_all(tmp_path: Path) -> None:
+    path = tmp_path / "similar.sqlite3"
+    records = Records(path, SEAL)
+    records.put(learned(), {b"a" * 32: Kept(b"p", "one", b""), b"b" * 32: Kept(b"p", "two", b"")})
+    records.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE records SET sealed = x'00' WHERE key = ?", (b"a" * 32,))
+    connection.close()
+    assert list(records.load()[1]) == [b"b" * 32]
+    records.close()
+    path.write_bytes(b"no database" * 1000)
+    assert records.load() == (None, {}) and records.trouble is None
+    assert (tmp_path / "similar.sqlite3.damaged").exists()
+    records.close()

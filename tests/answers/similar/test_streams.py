@@ -1,0 +1,89 @@
+"""Streams of questions whose answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from edgeagent.answers.similar.index import Vector
+from edgeagent.answers.similar.memory import Memory
+from tests.answers.similar.paraphrases import Asked, negatives, stream
+from tests.answers.similar.streams import PLACE, Result, best_threshold, run, without_repeats
+
+_WIDTH = 64
+_LENGTH = 300
+
+
+def scripted_vectors(asked: list[Asked], seed: int, *, likeness: float) -> Mapping[str, Vector]:
+    """Return a vector for each text: near to its meaning's, and that near to those of the same intent.
+
+    `likeness`: how similar two meanings of one intent are, as other numbers or names in one wording.
+    """
+    random = np.random.default_rng(seed)
+
+    def unit(row: Vector) -> Vector:
+        return np.asarray(row / np.linalg.norm(row), np.float32)
+
+    centres: dict[str, Vector] = {}
+    vectors = {}
+    for each in asked:
+        for name in (each.meaning.partition("/")[0], each.meaning):
+            if name not in centres:
+                centres[name] = unit(random.standard_normal(_WIDTH, np.float32))
+        intent, own = centres[each.meaning.partition("/")[0]], centres[each.meaning]
+        middle = unit(np.sqrt(likeness) * intent + np.sqrt(1 - likeness) * own)
+        vectors[each.text] = unit(middle + random.uniform(0.1, 0.5) * unit(random.standard_normal(_WIDTH, np.float32)))
+    return vectors
+
+
+def answered(asked: list[Asked], max_error: float, seed: int) -> tuple[Result, Result]:
+    """Return what the cache did, and what the best fixed threshold would have done."""
+    vectors = scripted_vectors(asked, seed, likeness=0.6)
+    return run(asked, vectors, max_error, seed=seed), best_threshold(asked, vectors, max_error)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_bound_holds_and_most_questions_are_answered(seed: int) -> None:
+    asked = without_repeats(stream(("museum", "bank")[seed % 2], seed, _LENGTH))
+    result, best = answered(asked, 0.03, seed)
+    assert result.error <= 0.03 and not result.is_off
+    assert result.num_hits >= 0.7 * best.num_hits > 0
+
+
+def test_where_no_answer_fits_none_is_given() -> None:
+    """Each question has another meaning. The vectors are so similar that any threshold would give wrong answers."""
+    asked = without_repeats([*negatives("museum", 0, _LENGTH), *negatives("bank", 0, _LENGTH)])
+    result = run(asked, scripted_vectors(asked, 0, likeness=0.97), 0.03)
+    assert result.num_hits == 0
+
+
+def test_when_the_answers_change_few_wrong_ones_are_given() -> None:
+    """All kept answers become wrong at once, as if the world had changed. Only checks can notice that."""
+    asked = without_repeats(stream("museum", 0, _LENGTH))
+    known = {each.text for each in asked}
+    later = [each for each in without_repeats(stream("museum", 1, _LENGTH)) if each.text not in known]
+    vectors = scripted_vectors([*asked, *later], 0, likeness=0.6)
+    changed = [Asked(each.text, f"later/{each.meaning}") for each in later]
+    result = run([*asked, *changed], vectors, 0.03)
+    assert result.num_wrong < 0.2 * len(changed)
+
+
+def test_it_turns_itself_off_and_says_so_until_all_is_forgotten() -> None:
+    memory = Memory(0.03)
+    vector = np.eye(1, 4, dtype=np.float32)[0]
+    text = "Where are the toilets?"
+    for number in range(100):
+        memory.add(PLACE, b"%d" % number, text, vector)
+        memory.boundary.observe(b"%d" % number, 0.98, is_right=True)
+    lookup = memory.look_up(PLACE, f"Hello, {text}", vector)
+    assert lookup is not None and lookup.is_sure
+    for _ in range(20):
+        memory.check(lookup, is_right=False)
+    status = memory.status()
+    assert (status["is_on"], status["num_found_wrong"]) == (False, 20)
+    again = memory.look_up(PLACE, f"Hello, {text}", vector)
+    assert again is not None and not again.is_sure
+    memory.forget(None)
+    assert memory.status()["is_on"] and memory.look_up(PLACE, text, vector) is None

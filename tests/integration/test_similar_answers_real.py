@@ -1,0 +1,109 @@
+"""Similar questions are answered without the model, in a real daemon with real vectors, after a restart too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.encoder import Encoder
+from edgeagent.engine.llama.model import Model
+from tests.integration.conftest import Daemon, serving
+from tests.minilm import make_minilm, reference
+from tests.patience import patient
+
+FACTS = "You are the museum's guide. The museum opens at 9 and closes at 17. The toilets are in the basement."
+BEFORE = ("", "Hello, ", "Hi! ", "Excuse me, ", "Good day. ", "Please, ", "Hello there, ", "Hi, ")
+AFTER = ("", " Thank you!", " Thanks!", " Thank you very much.", " Many thanks.")
+# One wording with what people say before and after it. A model this small may be faster than the embedding of a
+# question, so several are tried.
+WORDINGS = [f"{before}where are the toilets?{after}" for after in AFTER for before in BEFORE]
+FLAGS = ("--answers-similar", "--answers-max-error", "0.4")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make_minilm(folder / "all-minilm-l6-v2.gguf")
+    return folder
+
+
+def test_the_vectors_are_those_of_the_weights(models: Path) -> None:
+    config = EngineConfig()
+    model = Model(models / "all-minilm-l6-v2.gguf", config)
+    begin, end = model.frame_tokens
+    texts = ["What time do you open on Sunday?", "naïve café: £30 — don't!", "Was kostet der Eintritt?"]
+    tokens = [[*begin, *model.tokenize(text, parse_special=False), *end] for text in texts]
+    rows = Encoder(model, config).encode(tokens, 1)
+    for row, ids in zip(rows, tokens, strict=True):
+        assert float(np.dot(row, reference(ids))) > 0.9999
+
+
+def ask(daemon: Daemon, question: str, **fields: Any) -> dict[str, Any]:
+    """Return a greedy answer: its text, and where it comes from."""
+    messages = [{"role": "system", "content": FACTS}, {"role": "user", "content": question}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 60, **fields}
+    reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=patient(60)).raise_for_status().json()
+    origin = reply["edgeagent"].get("cache", {}).get("answer") or {}
+    return {"text": reply["choices"][0]["message"]["content"], **origin}
+
+
+def similar(daemon: Daemon) -> dict[str, Any]:
+    """Return what the owner sees of the lookup by similarity."""
+    return dict(httpx.get(f"{daemon.url}/edgeagent/answers").raise_for_status().json()["similar"])
+
+
+def wait_for_questions(daemon: Daemon) -> None:
+    """Wait until a question is kept: the first one loads the embedding model, which takes longer than an answer."""
+    deadline = time.monotonic() + patient(30)
+    while not similar(daemon)["num_questions"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def first_similar(daemon: Daemon, wordings: Sequence[str]) -> dict[str, Any]:
+    """Ask questions until one is answered from similarity, and return that answer."""
+    for wording in wordings:
+        answer = ask(daemon, wording)
+        if answer.get("kind") == "similar":
+            return answer
+    raise AssertionError(similar(daemon))
+
+
+def test_similar_questions_are_learned_and_kept(models: Path, tmp_path: Path) -> None:
+    flags = ("builtin", "--models-dir", str(models), *FLAGS)
+    with serving(tmp_path, *flags) as daemon:
+        first = ask(daemon, WORDINGS[0])
+        assert "kind" not in first
+        wait_for_questions(daemon)
+        found = first_similar(daemon, WORDINGS[1:20])
+        assert found["text"] == first["text"] and 0.7 < found["similarity"] <= 1
+        # What the guards refuse, and what may not be looked up, is asked of the model.
+        assert "kind" not in ask(daemon, "Where are the toilets now?")
+        assert "kind" not in ask(daemon, "Where aren't the toilets?")
+        assert "kind" not in ask(daemon, "Good morning, where are the toilets?", edgeagent={"answers": "none"})
+        status = similar(daemon)
+        assert status["is_on"] and status["refused"]["context"] == 1 and status["trouble"] is None
+    with serving(tmp_path, *flags) as daemon:
+        num_kept = similar(daemon)["num_questions"]
+        assert num_kept >= status["num_questions"]
+        again = first_similar(daemon, WORDINGS[20:])
+        assert again["text"] and again["age_s"] > 0
+        httpx.delete(f"{daemon.url}/edgeagent/answers/{again['id']}").raise_for_status()
+        daemon.run("cache", "answers", "forget")
+        assert similar(daemon)["num_questions"] == 0
+        assert "kind" not in ask(daemon, WORDINGS[3])
+
+
+def test_without_the_embedding_model_answers_come_as_before(tmp_path: Path) -> None:
+    with serving(tmp_path, "builtin", *FLAGS) as daemon:
+        assert "kind" not in ask(daemon, WORDINGS[0])
+        assert ask(daemon, WORDINGS[0])["kind"] == "exact"
+        assert "kind" not in ask(daemon, WORDINGS[1])
+        assert "all-minilm-l6-v2" in similar(daemon)["trouble"]
