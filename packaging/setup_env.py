@@ -33,8 +33,10 @@ OLDEST_PYTHON = (3, 11)
 RUNTIME = "--runtime"
 # The engine that a setup asks for: compiled for this CPU with CMAKE_ARGS, or any that fits this machine.
 NATIVE, ANY = "native", "any"
-# edgeagent does not serve vision, and the vision library doubles the compile time.
-DEFAULT_CMAKE_ARGS = "-DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
+# With video, llama.cpp's library for images and sounds would start ffmpeg on the bytes of a client.
+DEFAULT_CMAKE_ARGS = "-DMTMD_VIDEO=OFF"
+# The default of earlier setups, which left that library out.
+_RETIRED_CMAKE_ARGS = "-DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF"
 # GCC before 13 drops the stores that fill the AMX tile configuration, so the first matrix product ends the process
 # (llama.cpp issue 20824, pull request 26954). Without AMX the same CPUs use AVX-512.
 NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
@@ -144,8 +146,12 @@ def previous_cmake_args(stamp: Path) -> str:
     So `CMAKE_ARGS=-DGGML_CUDA=on make setup` is needed only once. A later plain `make test` keeps that build.
     """
     if "CMAKE_ARGS" in os.environ:
-        return " ".join([DEFAULT_CMAKE_ARGS, *os.environ["CMAKE_ARGS"].split()])
-    return read_stamp(stamp).get("cmake_args", DEFAULT_CMAKE_ARGS)
+        given = os.environ["CMAKE_ARGS"]
+    else:
+        given = (
+            read_stamp(stamp).get("cmake_args", "").removeprefix(_RETIRED_CMAKE_ARGS).removeprefix(DEFAULT_CMAKE_ARGS)
+        )
+    return " ".join([DEFAULT_CMAKE_ARGS, *given.split()])
 
 
 def for_this_cpu(cmake_args: str) -> str:
@@ -310,7 +316,7 @@ def compiled_bindings(setup: dict[str, str]) -> Path:
     # Built beside its final path and renamed, so a wheel in the cache is always complete.
     with tempfile.TemporaryDirectory(dir=str(folder.parent), prefix="building-") as building:
         step(
-            "compiling llama.cpp for this CPU, about 4 minutes on two cores",
+            "compiling llama.cpp for this CPU, about 6 minutes on two cores",
             *("wheel", "--verbose", "--no-cache-dir", "--no-binary", "llama-cpp-python", "--no-deps"),
             *("--wheel-dir", building, requirement),
             environment={"CMAKE_ARGS": setup["cmake_args"]},

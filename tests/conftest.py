@@ -111,7 +111,7 @@ def _is_alone(item: pytest.Item | None) -> bool:
 def _freed_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Free the contexts and weights that a test leaves open, as a worker does whose process ends."""
     opened: list[Any] = []
-    for name in ("model.Model", "context.LlamaRunner"):
+    for name in ("model.Model", "context.LlamaRunner", "projector.Projector"):
         module = sys.modules.get("edgeagent.engine.llama." + name.split(".")[0])
         if module is not None:
             kind = getattr(module, name.split(".")[1])

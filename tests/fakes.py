@@ -21,7 +21,8 @@ from edgeagent.engine.cache.block import (
     Written,
 )
 from edgeagent.engine.costs.cost_model import CostModel, StepShape
-from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
+from edgeagent.engine.media_tokens import cut_before_media, is_medium
+from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Rows, Slice, Stretch
 from edgeagent.types import MemoryKind
 
 ALWAYS = 1e9
@@ -44,6 +45,22 @@ def computed(token: int, adapter: str) -> int:
 
 SHIFTED = 1 << 20
 """A FakeRunner's cell that was moved holds its token plus this number: it is not the cell of an exact prompt."""
+
+
+def rows_of(numbers: Iterable[int]) -> Rows:
+    """Return embeddings that a FakeRunner knows as those of a chunk with these numbers."""
+    return np.array([[number % 4096] for number in numbers], np.float32)
+
+
+def check_media(slices: Sequence[Slice]) -> None:
+    """Check the rules for a batch with embeddings; see Slice."""
+    media = [part for part in slices if any(map(is_medium, part.tokens))]
+    assert all(part.rows is None for part in slices if part not in media)
+    for part in media:
+        assert len(slices) == 1 and all(map(is_medium, part.tokens)) and not part.num_logits and not part.num_drafts
+        assert part.rows is not None and np.array_equal(part.rows, rows_of(part.tokens))
+        if not part.is_causal:
+            assert cut_before_media(part.tokens, len(part.tokens) - 1) == 0, "a whole chunk was cut"
 
 
 class FakeRunner:
@@ -106,6 +123,7 @@ class FakeRunner:
         assert len({part.seq_id for part in slices}) == len(slices)
         assert sum(part.num_logits for part in slices) <= self.max_outputs
         assert sum(part.places[0].end for part in slices if part.places) <= self.max_branches
+        check_media(slices)
         if self.refuse_next:
             self.refuse_next = False
             raise OutOfCells
@@ -140,6 +158,8 @@ class FakeRunner:
         if self.cancel_next is not None:
             self.cancel_next = None
             raise DecodeCancelled
+
+    def place_media(self, seq_id: int, stretches: Sequence[Stretch]) -> None: ...
 
     def use_adapter(self, adapter: str) -> None:
         self._adapter = adapter

@@ -119,8 +119,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "engine": {
         "sampling": set(),
         "costs": set(),
-        "cache": {"runner", "costs"},
-        "speculation": {"cache", "runner", "costs", "sequence"},
+        "cache": {"runner", "costs", "media_tokens"},
+        "speculation": {"cache", "runner", "costs", "sequence", "media_tokens"},
         "llama": {"attention", "sampling", "costs", "cache", "runner", "scheduler"},
     },
     "worker": {

@@ -333,6 +333,14 @@ def test_build_flags_are_said_once(setup_env: ModuleType, monkeypatch: pytest.Mo
     assert asked[3:] == FULL
 
 
+@pytest.mark.parametrize("added", ["", " -DGGML_CUDA=on"])
+def test_a_setup_from_before_images_gets_their_library(setup_env: ModuleType, added: str) -> None:
+    setup_env.STAMP.parent.mkdir(parents=True, exist_ok=True)
+    for earlier in ("-DMTMD_BUILD=OFF -DLLAVA_BUILD=OFF", setup_env.DEFAULT_CMAKE_ARGS):
+        setup_env.STAMP.write_text(json.dumps({"cmake_args": earlier + added}))
+        assert setup_env.previous_cmake_args(setup_env.STAMP) == setup_env.DEFAULT_CMAKE_ARGS + added
+
+
 def test_amx_is_left_out_unless_the_person_chose_compiler_flags(
     setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

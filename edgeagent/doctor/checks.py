@@ -42,8 +42,8 @@ def fail(name: str, text: str, remedy: str) -> list[Finding]:
     return [Finding(name, "fail", text, remedy)]
 
 
-# Vision is not served, and its library doubles the compile time.
-_WITHOUT_VISION = "-DMTMD_BUILD=OFF"
+# Video would start ffmpeg on the bytes of a client.
+_WITHOUT_VIDEO = "-DMTMD_VIDEO=OFF"
 # GCC before 13 miscompiles AMX (llama.cpp issue 20824); without it the same CPUs use AVX-512.
 _WITHOUT_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
 FLAGS: dict[GpuVendor, str] = {
@@ -71,7 +71,7 @@ def rebuild_command(facts: Facts, flags: str = "") -> str:
     if facts.tools.is_checkout:
         # CMAKE_ARGS asks for a compiled engine. Nothing is compiled if flags and CPU are the same as last time.
         return f"CMAKE_ARGS={shlex.quote(flags)} make setup" if flags else "CMAKE_ARGS= make clean setup"
-    flags = " ".join(filter(None, (_WITHOUT_VISION, flags, _WITHOUT_AMX if "amx_int8" in facts.cpu_flags else "")))
+    flags = " ".join(filter(None, (_WITHOUT_VIDEO, flags, _WITHOUT_AMX if "amx_int8" in facts.cpu_flags else "")))
     package = required_bindings()
     python, has_pip = facts.tools.python, facts.tools.has_pip
     options = "install --force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"

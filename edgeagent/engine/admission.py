@@ -82,6 +82,7 @@ class Admission:
                 if sequence.restoring is not None:
                     sequence.is_apart, sequence.shifts = False, []  # a preempted sequence is computed as a whole
                     sequence.seq_id = sequence.restoring.seq_id
+                    self._runner.place_media(sequence.seq_id, sequence.stretches)
                     sequence.num_computed = self._prefixes.cells.length(sequence.seq_id)
                     sequence.restore_started_s = started_s
                     return True
@@ -251,7 +252,9 @@ class Admission:
         # A boundary near the end needs no extra step if the cells can be cut there later.
         last = sequence.num_prompt - (_MIN_SHARED if kind in CUTTABLE else 1)
         for boundary in spec.boundaries:
-            if _MIN_SHARED <= boundary <= last:
+            # A chunk ends at a medium anyway, and the medium is worth more than a step.
+            is_behind_medium = any(span.end <= boundary < span.end + _MIN_SHARED for span in spec.media)
+            if boundary >= _MIN_SHARED and (boundary <= last or is_behind_medium):
                 sequence.add_chunk_end(boundary)
         if kind in CUTTABLE:
             return

@@ -7,6 +7,7 @@ single-threaded and handles token ids, not text.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -44,6 +45,7 @@ from edgeagent.types import CacheStatus, FinishReason, MemoryKind, WorkerStatus
 # Shares of the inter-token-latency budget, for one sequence's restore and for read-outs between two steps.
 _BUDGET_SHARE_TO_RESTORE, _BUDGET_SHARE_TO_READ_OUT = 0.1, 0.1
 _WAIT_FOR_DISK_S = 0.05  # until the disk has probably written the queued blocks
+_NUM_ENCODED_AHEAD = 2  # chunks of media: while a step computes one, the next one is encoded
 _LOAD_WAIT_S = 0.005  # how long to wait for a block from disk when there is nothing else to do
 _NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
 
@@ -128,6 +130,7 @@ class Engine:
         self._batch: _Batch | None = None  # submitted and not finished
         self._finished: _Batch | None = None  # the latest finished batch, until `save_step`
         self._outputs: list[Output] = []  # of the next `finish`
+        self._was_media = False  # whether the latest batch had embeddings
         self._unsaved: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
 
     @property
@@ -352,6 +355,7 @@ class Engine:
         if not self._side.wait(has_command, self._running.values()):
             return False
         self._outputs += self._take_side_chunks()
+        self._outputs += self._end_unreadable()
         began_s = self._clock()
         parts = self._plan()
         if not parts:
@@ -494,7 +498,17 @@ class Engine:
             ready, restoring = list[Sequence](), list[Sequence]()
             for sequence in self._running.values():
                 (ready if sequence.restoring is None else restoring).append(sequence)
-            in_steps = self._side.split_running(ready, num_cells)
+            texts, media = (
+                [each for each in ready if each.span is None],
+                [each for each in ready if each.span is not None],
+            )
+            if parts := self._plan_media(media, texts, num_cells):
+                if self._reserve(parts):
+                    return parts
+                assert len(self._running) > 1, "one sequence always fits: it is no longer than the number of cells"
+                self._preempt_last()
+                continue
+            in_steps = self._side.split_running(texts, num_cells)
             running = self._scheduler.choose(
                 in_steps, num_cells, self._side.sequence if self._side.may_compute else None
             )
@@ -516,6 +530,37 @@ class Engine:
             assert len(self._running) > 1, "one sequence always fits: it is no longer than the number of cells"
             self._preempt_last()
         return []
+
+    def _plan_media(self, media: Items[Sequence], texts: Items[Sequence], num_cells: int) -> list[BatchPart]:
+        """Plan a batch of embeddings, if some are there and it is their turn: text has every second batch.
+
+        `media`: sequences whose next tokens stand for embeddings. `texts`: the others. llama.cpp takes either tokens or
+        embeddings in a batch, and the attention of a whole chunk would hold for all. So the batch has one sequence.
+        """
+        ready = [each for each in media if each.span is not None and each.span.embeddings.take() is not None]
+        self._was_media = bool(ready) and not (self._was_media and texts)
+        if not self._was_media:
+            return []
+        sequence = by_share(ready)[0]
+        assert sequence.span is not None
+        parts = self._turns.plan([sequence], self._scheduler, self.proposals, num_cells, waiting=texts)
+        num_tokens = sequence.span.end - sequence.num_computed if sequence.span.is_whole else parts[0].num_tokens
+        return [BatchPart(sequence, num_tokens, (), 0, 0)]
+
+    def _end_unreadable(self) -> list[Output]:
+        """Have the next media of each sequence encoded. End the sequences whose media cannot be, with an error."""
+        outputs = []
+        for sequence in list(self._running.values()):
+            if sequence.restoring is not None or not sequence.spec.media:
+                continue
+            ahead = (span for span in sequence.spec.media if span.end > sequence.num_computed)
+            try:
+                for span in itertools.islice(ahead, _NUM_ENCODED_AHEAD):
+                    span.embeddings.take()
+            except InternalError as error:
+                self._end(sequence)
+                outputs.append(Output(sequence, error=error))
+        return outputs
 
     def _limit_trees(self, running: Items[Sequence]) -> list[Sequence]:
         """Limit the trees of the sequences that are to compute one to the cells that are left, and return these."""
@@ -543,8 +588,11 @@ class Engine:
     def _use_idle_moment(self) -> None:
         """Wait for the side context, or for blocks that are read from disk. Do background work if no sequence runs."""
         restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
+        spans = [sequence.span for sequence in self._running.values() if sequence.restoring is None and sequence.span]
         if self._side.sequence is not None:
-            self._side.wait_alone(_LOAD_WAIT_S if restorings else ALONE_S)
+            self._side.wait_alone(_LOAD_WAIT_S if restorings or spans else ALONE_S)
+        elif spans and spans[0] is not None:
+            spans[0].embeddings.wait(_LOAD_WAIT_S)
         elif self._running:
             self._prefixes.restorer.wait(restorings, _LOAD_WAIT_S)
         else:
@@ -635,7 +683,7 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
         self._release(sequence)
-        if sequence.spec.prefill_only:
+        if sequence.spec.prefill_only and not sequence.spec.media:
             self._warmer.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:

@@ -18,6 +18,10 @@ from edgeagent.engine.cache.block import Payload
 from edgeagent.types import MemoryKind
 
 Logits = NDArray[np.float32]
+Rows = NDArray[np.float32]
+"""Embeddings, shape (number, width of the model)."""
+Positions = NDArray[np.int32]
+"""Positions of embeddings in time, height and width, relative to the first one; shape (3, number)."""
 
 # The kinds of memory whose last cells can be removed. Attention writes each cell once. A recurrent state is overwritten
 # layer by layer: this cannot be undone, and an interrupted step leaves it half updated.
@@ -40,6 +44,11 @@ class Slice(NamedTuple):
     If there are `places`, one for each token, the tokens are a tree instead, whose branches follow the sequence. A
     token comes after the tokens before it in its branches. The sequence itself does not change, and the branches are
     forgotten after the batch. The branches of all slices of a batch are at most `Runner.max_branches`.
+
+    If there are `rows`, these embeddings are computed instead of tokens, and nothing gives logits. Such a slice is
+    alone in its batch. Without `is_causal`, each of them attends to all others too, and one micro-batch must hold them.
+    With `positions`, they take other positions than their own; see `Runner.place_media`. Then the slice may be longer
+    than `max_batch`.
     """
 
     seq_id: int
@@ -48,6 +57,17 @@ class Slice(NamedTuple):
     num_logits: int
     num_drafts: int = 0
     places: Sequence[Place] = ()
+    rows: Rows | None = None
+    is_causal: bool = True
+    positions: Positions | None = None
+
+
+class Stretch(NamedTuple):
+    """Tokens from `start` to `end` of a sequence that stand for embeddings and together take `num_positions`."""
+
+    start: int
+    end: int
+    num_positions: int
 
 
 class DecodeCancelled(Exception):
@@ -106,6 +126,13 @@ class Runner(Protocol):
 
     def all_logits(self) -> Logits:
         """Return all rows of the last batch's logits, shape (num_rows, num_vocab), as `logits` does."""
+        ...
+
+    def place_media(self, seq_id: int, stretches: Sequence[Stretch]) -> None:
+        """Say where a live sequence has fewer positions than tokens, in order. It cannot be cut within such a stretch.
+
+        All lengths and ends of this protocol count tokens. The stretches stay known until the sequence is cleared.
+        """
         ...
 
     def can_trim(self, seq_id: int, length: int) -> bool:

@@ -104,6 +104,14 @@ class BatchPart(NamedTuple):
         if self.tree is not None:
             return Slice(self.sequence.seq_id, start, self.tree.tokens, self.num_logits, 0, self.tree.places)
         tokens = self.sequence.tokens[start : start + self.num_tokens]
+        span = self.sequence.span
+        if span is not None:
+            rows = span.embeddings.take()
+            assert rows is not None, "a part with embeddings is planned when they are there"
+            rows = rows[start - span.start :][: self.num_tokens]
+            return Slice(
+                self.sequence.seq_id, start, tokens, 0, rows=rows, is_causal=span.is_causal, positions=span.positions
+            )
         tokens.extend(self.drafts)
         return Slice(self.sequence.seq_id, start, tokens, self.num_logits, len(self.drafts))
 

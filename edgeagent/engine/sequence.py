@@ -14,6 +14,8 @@ from enum import IntEnum
 from edgeagent.engine.cache.block import CachePriority, Importance
 from edgeagent.engine.cache.cached_prefix import Divergence, Restoring, Run
 from edgeagent.engine.choices import Choices
+from edgeagent.engine.media import MediaSpan
+from edgeagent.engine.runner import Stretch
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.types import Tier
 
@@ -115,6 +117,7 @@ class SequenceSpec:
       tiers REALTIME and INTERACTIVE, and any time in the tier BATCH.
     - `is_ahead`: the sequence is computed ahead of a request that may never come, so its rank is AHEAD.
     - `choices`: compute the log probability of each of these texts behind the prompt, and generate nothing.
+    - `media`: the parts of the prompt that stand for images and sounds, in order. Text follows the last one.
     """
 
     id: str
@@ -142,6 +145,7 @@ class SequenceSpec:
     token_s: float | None = None
     is_ahead: bool = False
     choices: Choices | None = None
+    media: Tokens[MediaSpan] = ()
 
     @property
     def rank(self) -> Rank:
@@ -290,13 +294,34 @@ class Sequence:
         """
         if self.min_prompt_chunk == 1:
             return False
-        start, end = 0, self.prompt_end
-        if position >= end:
+        start, end = self._run_around(position)
+        if position >= self.prompt_end:
             around = self.batch_ends.around(position)
             if around is None:
                 return False
             start, end = around
         return start < position == end - 1
+
+    @property
+    def span(self) -> MediaSpan | None:
+        """The chunk of an image or a sound that is computed next; None if it is text."""
+        return next((span for span in self.spec.media if span.start <= self.num_computed < span.end), None)
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Where its prompt has fewer positions than tokens."""
+        media = (span for span in self.spec.media if span.positions is not None)
+        return [Stretch(span.start, span.end, span.num_positions) for span in media]
+
+    def _run_around(self, position: int) -> tuple[int, int]:
+        """Return the start and end of the text, or of the chunk of a medium, in which a position of the prompt is."""
+        start = 0
+        for span in self.spec.media:
+            for end in (span.start, span.end):
+                if start <= position < end:
+                    return start, end
+                start = end
+        return start, self.prompt_end
 
     def add_chunk_end(self, position: int) -> None:
         """Make a chunk of the prompt end at `position`.
@@ -314,6 +339,8 @@ class Sequence:
         index = bisect.bisect_right(self.chunk_ends, self.num_computed)
         if index < len(self.chunk_ends):
             end = min(end, self.chunk_ends[index])
+        if self.spec.media and self.num_computed < self.prompt_end:
+            end = min(end, self._run_around(self.num_computed)[1])
         batch_end = self.batch_ends.after(self.num_computed)
         if batch_end is not None:
             end = min(end, batch_end)
@@ -327,7 +354,9 @@ class Sequence:
     @property
     def is_choosing(self) -> bool:
         """Whether the next step may compute a tree of choices. Before `prompt_end`, it must be that of all choices."""
-        return self.spec.choices is not None and self.num_pending <= _MAX_ROOTS
+        if self.spec.choices is None or self.num_pending > _MAX_ROOTS:
+            return False
+        return all(span.end <= self.num_computed for span in self.spec.media)
 
     @property
     def num_unscored(self) -> int:

@@ -214,7 +214,10 @@ class SidePrefill:
         for sequence in by_urgency(running):
             if own is not None and sequence.rank >= own.rank:
                 return
-            chunk = 0 if sequence in self._unfit else self._chunk_of(sequence, base)
+            has_media = any(
+                span.end > sequence.num_computed or span.positions is not None for span in sequence.spec.media
+            )
+            chunk = 0 if has_media or sequence in self._unfit else self._chunk_of(sequence, base)
             if chunk:
                 if own is not None:
                     self.close_for(own)

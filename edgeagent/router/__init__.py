@@ -25,6 +25,7 @@ def build(config: Config) -> Router:
     from edgeagent.store.library import Library
     from edgeagent.store.names.own import OwnNamesFile
     from edgeagent.store.names.parsing import split_paths
+    from edgeagent.store.projectors import find_projector
     from edgeagent.worker.parent.pool.cache_shares import CacheShares
     from edgeagent.worker.parent.pool.loading import ModelSource
     from edgeagent.worker.parent.pool.pool import Pool
@@ -58,6 +59,7 @@ def build(config: Config) -> Router:
         difference=first_difference,
         known_sha256=lambda path: known_sha256(path, verified),
         find_draft=DraftFinder(library).find,
+        find_projector=find_projector,
         names_stamp=OwnNamesFile(config.state_dir.absolute()).stamp,
     )
     return Router([LocalBackend(Pool(config, source))], remote_access, targets=targets)

@@ -215,6 +215,11 @@ def draft_part(path: str) -> str:
     return f"the draft {path}"
 
 
+def projector_part(path: str) -> str:
+    """Return the `LoadProgress.part` of a projector. The worker sends it before it opens the projector's file."""
+    return f"the projector {path}"
+
+
 def rewind_part(path: str) -> str:
     """Return the `LoadProgress.part` of the test whether the model at `path` can remove refused drafts."""
     return f"removing refused drafts of {path}"

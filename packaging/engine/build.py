@@ -109,6 +109,8 @@ COMMON_FLAGS = (
     "-DLLAMA_BUILD_SERVER=OFF",
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_BUILD_MTMD=ON",
+    # It would start ffmpeg on the bytes of a client.
+    "-DMTMD_VIDEO=OFF",
     "-DLLAMA_OPENSSL=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )

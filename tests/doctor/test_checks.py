@@ -118,7 +118,7 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     ),
     "NVIDIA without CUDA": (
         changed(gpus=frozenset({"nvidia"}), tools=Tools("/venv/bin/python", has_cuda=True)),
-        *("GPU", "warn", "compiled without it", "run: CMAKE_ARGS='-DMTMD_BUILD=OFF -DGGML_CUDA=on' /venv/bin/python"),
+        *("GPU", "warn", "compiled without it", "run: CMAKE_ARGS='-DMTMD_VIDEO=OFF -DGGML_CUDA=on' /venv/bin/python"),
     ),
     "NVIDIA without CUDA's compiler": (
         changed(gpus=frozenset({"nvidia"})),
@@ -172,7 +172,7 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     ),
     "Windows": (
         changed(platform="win32", gpus=frozenset({"nvidia"}), tools=Tools(r"C:\py\python.exe", has_cuda=True)),
-        *("GPU", "warn", "an NVIDIA GPU", "$env:CMAKE_ARGS='-DMTMD_BUILD=OFF -DGGML_CUDA=on'; & 'C:\\py\\python.exe'"),
+        *("GPU", "warn", "an NVIDIA GPU", "$env:CMAKE_ARGS='-DMTMD_VIDEO=OFF -DGGML_CUDA=on'; & 'C:\\py\\python.exe'"),
     ),
     "little memory": (changed(memory=Memory(4 * GB, GB // 2)), "memory", "warn", "500.0 MB of 4.0 GB", "unload"),
     "no Landlock": (

@@ -66,6 +66,9 @@ class Device:
     num_cells, num_sequences, max_batch, max_outputs = 1 << 16, 64, 512, 512
     row_cost, max_rewind, attention_tile, min_prompt_chunk = 0.1, 512, 0, 1
     max_branches = 1
+
+    def place_media(self, seq_id: int, stretches: object) -> None: ...
+
     can_shift = False
 
     def __init__(self, num_vocab: int, step_s: float, *, is_blocking: bool) -> None:

@@ -36,6 +36,7 @@ from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import MAX_GAP, Saver
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.costs.cost_model import CostModel, Retrials
+from edgeagent.engine.media_tokens import cut_before_media
 from edgeagent.engine.runner import CUTTABLE, Runner
 
 # Tokens that both prompts have count only in runs of at least this many: shorter ones are common phrases.
@@ -148,8 +149,16 @@ class PrefixStore:
         """Return the cached part of a prompt, at most `max_length` tokens: a part in cells, then blocks to restore.
 
         Blocks are left out if computing their tokens would be faster than the restore, except for retrials, or if they
-        add fewer than MIN_PART tokens. `only_live`: ignore the cells of idle prefixes. No prefix is changed.
+        add fewer than MIN_PART tokens. `only_live`: ignore the cells of idle prefixes. No prefix is changed. The part
+        ends where a prefix may end beside media; see `cut_before_media`.
         """
+        found = self._match(partition, tokens, max_length, only_live=only_live)
+        end = cut_before_media(tokens, found.end)
+        return found if end == found.end else self.match(partition, tokens, end, only_live=only_live)
+
+    def _match(
+        self, partition: str, tokens: Sequence[int], max_length: int, *, only_live: bool = False
+    ) -> CachedPrefix:
         root = self.blocks.root(partition)
         walk = self.blocks.walk(root, tokens[:max_length])
         cell_prefix = self.cells.match(walk, max_length, only_live=only_live)

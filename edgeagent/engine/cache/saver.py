@@ -23,6 +23,7 @@ from edgeagent.engine.cache.block_table import BlockTable, NextBlocks
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.costs.cost_model import CostModel, Retrials
+from edgeagent.engine.media_tokens import end_beside_one, is_within_one
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
@@ -460,15 +461,26 @@ class Saver:
 
     def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> NextBlocks:
         size, root = self._blocks.block_tokens, self._slots.root(seq_id)
-        own = self._slots.tokens(seq_id, chain.end, min(length, chain.end + size))
-        return self._blocks.continuation(root, chain.key, chain.end, own, priority.instructions_end(size))
+        end, usual_end = chain.end + size, priority.instructions_end(size)
+        full_end = self._full_end(seq_id, chain.end, priority)
+        if full_end not in (end, usual_end):
+            end = usual_end = full_end
+        own = self._slots.tokens(seq_id, chain.end, min(length, end))
+        return self._blocks.continuation(root, chain.key, chain.end, own, usual_end)
+
+    def _full_end(self, seq_id: int, start: int, priority: CachePriority) -> int:
+        """Return where the full block from `start` on ends: before or behind an image whose cells are one."""
+        end, length = priority.block_end(start, self._blocks.block_tokens), self._slots.length(seq_id)
+        if end >= length or not is_within_one(self._slots.tokens(seq_id, end, end + 1)[0]):
+            return end
+        return start + end_beside_one(self._slots.tokens(seq_id, start), end - start, MIN_PART)
 
     def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, allow_partial: bool) -> int | None:
         """Return where a sequence's next block ends; None if it is still too short, or if all tokens are in blocks."""
         length = self._slots.length(seq_id)
         if self._has_state:
             return length if length >= MIN_PART and chain.end < length else None
-        full_end = priority.block_end(chain.end, self._blocks.block_tokens)
+        full_end = self._full_end(seq_id, chain.end, priority)
         end = min(full_end, length)
         if end - chain.end < MIN_PART or (end < full_end and not allow_partial):
             return None

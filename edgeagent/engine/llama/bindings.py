@@ -54,7 +54,7 @@ KV_TYPES = {  # ggml_type
     "bf16": 30,
 }
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
-_ERROR_LEVEL = 4  # ggml_log_level
+ERROR_LEVEL = 4  # ggml_log_level
 _Q8_0 = 8  # ggml_type
 _last_errors: deque[str] = deque(maxlen=8)
 # The abort flags of all contexts. While one is set, llama.cpp reports the interruption as an error with words of
@@ -65,7 +65,7 @@ _INTERRUPTIONS = ("failed to compute graph", "graph_compute_async failed", "fail
 
 def _log(level: int, text: bytes, _: object) -> None:
     # Less severe messages describe the model, and the daemon logs its own description of it.
-    if level != _ERROR_LEVEL:
+    if level != ERROR_LEVEL:
         return
     line = text.decode(errors="replace").strip()
     is_interrupted = any(flag.value for flag in abort_flags)

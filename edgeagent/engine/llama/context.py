@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import Attention, choose_attention
@@ -21,7 +22,7 @@ from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.fingerprint import adapter_id
 from edgeagent.engine.llama.model import Model, is_short_of_memory
 from edgeagent.engine.llama.past_states import PastStates, possible_rewind
-from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Slice
+from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Rows, Slice, Stretch
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
@@ -125,6 +126,7 @@ _NUM_IDLE_STATES = 2
 _NUM_IDLE_STATES_WITHOUT_HOST = 8
 _MAX_ROW_COST = 64.0  # for models that consist of little more than a vocabulary
 _OUT_OF_CELLS = 1  # of llama_decode
+_ROPES_WITH_DIMENSIONS = (8, 40)  # llama_rope_type: M-RoPE, and its interleaved form
 _UNROUNDED = (KV_TYPES["f32"], KV_TYPES["f16"])  # K cells that an angle of 0 leaves as they are
 
 
@@ -163,6 +165,16 @@ def _make_context(model: Model, params: Any) -> tuple[Any, Any]:
             "token by token"
         )
     return context, memory
+
+
+def _check_status(status: int, num_tokens: int) -> None:
+    """Raise the error that a status of llama_decode stands for; 0 is none."""
+    if status == _OUT_OF_CELLS:
+        raise OutOfCells
+    if status == 2:
+        raise DecodeCancelled
+    if status != 0:
+        raise InternalError(f"llama_decode failed with status {status} on a batch of {num_tokens} tokens")
 
 
 def num_sequences_of(model: Model, config: EngineConfig) -> int:
@@ -213,6 +225,8 @@ class LlamaRunner:
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
         self._window = model.window
         self._gapless_from: dict[int, int] = {}  # by sequence; see _window_begins
+        self._stretches: dict[int, tuple[Stretch, ...]] = {}  # by sequence; see place_media
+        self._has_dimensions = lib.llama_model_rope_type(model.handle) in _ROPES_WITH_DIMENSIONS
         self._like = like
         self.params = params = self._context_params(config, num_cells)
         if model.memory_kind not in CUTTABLE:
@@ -224,6 +238,8 @@ class LlamaRunner:
         """How often llama.cpp was asked to compute a batch."""
         self.num_graphs_reused = 0
         """How often it could take the graph of the batch before: a batch of the same size and outputs."""
+        self.max_whole = min(self.max_batch, int(lib.llama_n_ubatch(self._context)))
+        """The most embeddings that may attend to each other; see Slice."""
         self._past = PastStates(self._context, self._memory)
         self.max_rewind = self.max_batch if self.memory_kind in CUTTABLE else self._past.max_rewind
         self._adapters: dict[str, Adapter] = {}
@@ -265,6 +281,9 @@ class LlamaRunner:
         self._batch.n_seq_id = self._num_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         self._batch.seq_id = self._pointers.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self._batch.logits = self._flags.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+        self._row_batch = lib.llama_batch()  # of embeddings, which share the other arrays
+        for field in ("pos", "n_seq_id", "seq_id", "logits"):
+            setattr(self._row_batch, field, getattr(self._batch, field))
         self._outputs: list[int | Logits] = []  # rows of llama.cpp's buffer, or copies of rows that it has overwritten
         self._row = ctypes.c_float * self.num_vocab
         self._views: dict[int, Logits] = {}
@@ -318,6 +337,12 @@ class LlamaRunner:
         interruption, or if cells ran out midway: parts may be computed, so cut each sequence to its known length.
         """
         self._past.begin()
+        if slices[0].rows is not None:
+            assert len(slices) == 1, "embeddings are alone in their batch"
+            self._decode_rows(slices[0], slices[0].rows)
+            self._past.record(slices)
+            self._outputs = []
+            return
         rows: dict[int, list[int | Logits]] = {}
         for call in self._past.calls(slices):
             is_first = not rows
@@ -342,7 +367,8 @@ class LlamaRunner:
             if part.places:
                 num_branches += self._branch_off(part, at, num_branches)
             else:
-                self._positions[at:end] = np.arange(part.start, part.start + end - at)
+                begin = self._position(part.seq_id, part.start)
+                self._positions[at:end] = np.arange(begin, begin + end - at)
                 self._seq_ids[at:end] = part.seq_id
             self._flags[at : end - part.num_logits] = 0
             self._flags[end - part.num_logits : end] = 1
@@ -353,13 +379,54 @@ class LlamaRunner:
             self.clear(self._first_branch + branch)
         if num_branches:
             self._num_ids[:at], self._pointers[:at] = 1, self._own_pointers[:at]
-        if status == _OUT_OF_CELLS:
-            raise OutOfCells
-        if status == 2:
-            raise DecodeCancelled
-        if status != 0:
-            raise InternalError(f"llama_decode failed with status {status} on a batch of {at} tokens")
+        _check_status(status, at)
         return rows
+
+    def _decode_rows(self, part: Slice, rows: Rows) -> None:
+        """Compute the embeddings of a slice."""
+        assert part.is_causal or len(rows) <= self.max_whole, "llama.cpp computes them in one micro-batch"
+        begin = self._position(part.seq_id, part.start)
+        # Time, height, width, and a fourth dimension that no image here uses.
+        positions = np.zeros((4, len(rows)), np.int32)
+        positions[:3] = begin + (np.arange(len(rows)) if part.positions is None else part.positions)
+        rows = np.ascontiguousarray(rows, np.float32)
+        if not part.is_causal:
+            lib.llama_set_causal_attn(self._context, False)
+        try:
+            for start in range(0, len(rows), self.max_batch):
+                end = min(len(rows), start + self.max_batch)
+                status = self._decode_some_rows(part.seq_id, rows[start:end], positions[:, start:end])
+                if status == _OUT_OF_CELLS and start:
+                    raise DecodeCancelled
+                _check_status(status, end - start)
+        finally:
+            if not part.is_causal:
+                lib.llama_set_causal_attn(self._context, True)
+
+    def _decode_some_rows(self, seq_id: int, rows: Rows, positions: NDArray[np.int32]) -> int:
+        """Compute embeddings in one call of llama_decode, and return its status."""
+        count, batch = len(rows), self._row_batch
+        flat = np.ascontiguousarray(positions if self._has_dimensions else positions[:1]).ravel()
+        self._seq_ids[:count], self._flags[:count] = seq_id, 0
+        batch.n_tokens, batch.embd = count, rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        batch.pos = flat.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self.num_decodes += 1
+        status = int(lib.llama_decode(self._context, batch))
+        lib.llama_synchronize(self._context)  # it reads the rows
+        return status
+
+    def place_media(self, seq_id: int, stretches: Sequence[Stretch]) -> None:
+        if stretches:
+            self._stretches[seq_id] = tuple(stretches)
+        else:
+            self._stretches.pop(seq_id, None)
+
+    def _position(self, seq_id: int, length: int) -> int:
+        """Return the position behind a sequence's first `length` tokens."""
+        return length - sum(each.end - each.start - each.num_positions for each in self._before(seq_id, length))
+
+    def _before(self, seq_id: int, length: int) -> list[Stretch]:
+        return [each for each in self._stretches.get(seq_id, ()) if each.start < length]
 
     def _branch_off(self, part: Slice, at: int, first: int) -> int:
         """Begin the branches of a slice's tree, whose tokens are at `at` in the batch. Return the number of branches.
@@ -373,7 +440,7 @@ class LlamaRunner:
                 raise InternalError("llama.cpp could not copy the state of a sequence")
             lib.llama_memory_seq_cp(self._memory, part.seq_id, self._first_branch + first + branch, -1, -1)
         end = at + len(places)
-        self._positions[at:end] = part.start + places[:, 0]
+        self._positions[at:end] = self._position(part.seq_id, part.start) + places[:, 0]
         self._num_ids[at:end] = places[:, 2] - places[:, 1]
         self._pointers[at:end] = self._branch_ids.ctypes.data + 4 * (first + places[:, 1]).astype(np.uint64)
         return num_branches
@@ -429,7 +496,7 @@ class LlamaRunner:
             return length == held
         match self.memory_kind:
             case MemoryKind.FULL_ATTENTION:
-                return True
+                return not any(length < each.end for each in self._before(seq_id, length))
             case MemoryKind.SLIDING_WINDOW:
                 # The next token attends to the window before it, so those cells must be present.
                 return length == 0 or self._window_begins(seq_id) <= max(0, length - self._window)
@@ -441,7 +508,7 @@ class LlamaRunner:
             return False
         if length == 0:
             self._past.forget(seq_id)
-        return bool(lib.llama_memory_seq_rm(self._memory, seq_id, length, -1))
+        return bool(lib.llama_memory_seq_rm(self._memory, seq_id, self._position(seq_id, length), -1))
 
     def rewind(self, seq_id: int, length: int) -> bool:
         if self.memory_kind in CUTTABLE:
@@ -451,6 +518,7 @@ class LlamaRunner:
     def clear(self, seq_id: int) -> None:
         self._past.forget(seq_id)
         self._gapless_from.pop(seq_id, None)
+        self._stretches.pop(seq_id, None)
         lib.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def copy(self, source: int, target: int, length: int) -> bool:
@@ -461,6 +529,7 @@ class LlamaRunner:
         lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         if source in self._gapless_from:
             self._gapless_from[target] = self._gapless_from[source]
+        self.place_media(target, self._before(source, length))
         return self.trim(target, length)
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
@@ -477,7 +546,8 @@ class LlamaRunner:
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
         if not self._past.put_in_place(seq_id):
             raise InternalError("llama.cpp could not read the state of a sequence")
-        lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
+        begin, behind = self._position(seq_id, start), self._position(seq_id, end)
+        lib.llama_memory_seq_cp(self._memory, seq_id, self._spare, begin, behind)
         try:
             size = lib.llama_state_seq_get_size(self._context, self._spare)
             payload = self._payloads.take(size)
@@ -504,6 +574,7 @@ class LlamaRunner:
         source = np.frombuffer(payload, np.uint8)
         pointer = source.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         read = lib.llama_state_seq_set_data(self._context, pointer, len(source), self._spare)
+        self.place_media(self._spare, self._stretches.get(seq_id, ()))
         is_whole = bool(read == len(source)) and self.length(self._spare) == end
         if is_whole:
             start = self.length(seq_id)
@@ -570,7 +641,13 @@ class LlamaRunner:
         return max(oldest, self._gapless_from.get(seq_id, 0))
 
     def length(self, seq_id: int) -> int:
-        return int(lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+        length = int(lib.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+        for each in self._stretches.get(seq_id, ()):
+            if length <= each.start:
+                break
+            # In llama.cpp, an image's cells may all have its first position.
+            length = each.end + max(0, length - each.start - each.num_positions)
+        return length
 
     def is_end(self, token: int) -> bool:
         return self.model.is_end(token)

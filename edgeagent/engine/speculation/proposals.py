@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from edgeagent.engine.costs.cost_model import CostModel, StepShape, TimeShare
+from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, Ending, Experience, min_chances
 from edgeagent.engine.speculation.allocation import (
@@ -398,13 +400,15 @@ class Proposals:
         model, ngrams = self.drafters.model, self.drafters.ngrams
         if ngrams is not None:
             tokens, length = ngrams.find(sequence, max_tokens)
+            tokens = tuple(takewhile(lambda token: not is_medium(token), tokens))
             if tokens:
                 end = next((place for place, token in enumerate(tokens) if self._is_end(token)), len(tokens))
                 tokens = tokens[: end + 1]
                 source = next(name for least, name in _NGRAM_SOURCES if length >= least)
                 acceptance = self._acceptance(sequence, source)
                 found.append(_Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens))
-        if model is not None and (self.may_catch_up or model.can_draft_now(sequence)):
+        # The draft model has no embeddings.
+        if model is not None and not sequence.spec.media and (self.may_catch_up or model.can_draft_now(sequence)):
             catch_up_s = model.catch_up_s(sequence)
             if catch_up_s < math.inf:
                 state, acceptance = self._states[sequence.id], self._acceptance(sequence, MODEL)

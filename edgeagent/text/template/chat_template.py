@@ -34,11 +34,12 @@ from edgeagent.text.template.conversation import (
     join_systems,
     mark_messages,
     separate_calls,
+    show_media,
     tool_definitions,
     turns,
     write_tools,
 )
-from edgeagent.text.template.rendered import Mark, Marker, Rendered, control_pattern
+from edgeagent.text.template.rendered import Mark, Marker, Rendered, choose_media_marks, control_pattern
 from edgeagent.text.tool_format import REASONING, ReasoningMarkers, ToolFormat
 from edgeagent.types import ChatPrompt, Message, Tool, ToolCall
 
@@ -196,14 +197,15 @@ class ChatTemplate:
         """
         kwargs = _template_kwargs(prompt.template_kwargs)
         marker = Marker(self._control, _strings(prompt), foreign=self._foreign)
+        marks = choose_media_marks(sum(len(message.media) for message in prompt.messages), _strings(prompt))
         try:
             definitions = tool_definitions(prompt.tools, marker.mark)
-            messages = mark_messages(prompt.messages, marker.mark, marker.mark_foreign)
+            messages = mark_messages(show_media(prompt.messages, marks), marker.mark, marker.mark_foreign)
             text = self._render_somehow(messages, definitions, kwargs, marker.mark)
         except RecursionError:
             raise InvalidRequest("the messages or tools are nested too deep", param="messages") from None
         pieces = marker.split(text)
-        return Rendered("".join(text for text, _ in pieces), pieces, _open_reasoning(text))
+        return Rendered("".join(text for text, _ in pieces), pieces, _open_reasoning(text), marks)
 
     def _compile(self, source: str | None) -> jinja2.Template:
         if source is None or not source.strip():

@@ -202,6 +202,18 @@ def turns(messages: Sequence[Message], style: Style, mark: Mark) -> list[Turn]:
     return [_turn(message, style, mark) for message in messages]
 
 
+def show_media(messages: Sequence[Message], marks: str) -> tuple[Message, ...]:
+    """Return the messages with a mark in `content` for each medium. `marks` has one character for each place."""
+    shown, left = [], iter(marks)
+    for message in messages:
+        parts, start = [], 0
+        for place in message.media:
+            parts += [message.content[start : place.offset], next(left)]
+            start = max(start, place.offset)
+        shown.append(replace(message, content="".join((*parts, message.content[start:])), media=()))
+    return tuple(shown)
+
+
 def mark_messages(messages: Sequence[Message], mark: Mark, mark_foreign: Mark) -> tuple[Message, ...]:
     """Return the messages with the content of users and tools marked by `mark_foreign`, all other text by `mark`."""
     return tuple(

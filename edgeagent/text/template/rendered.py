@@ -10,13 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
+from edgeagent.errors import InvalidRequest
 from edgeagent.text.tool_format import ReasoningMarkers
 from edgeagent.text.vocabulary import Vocabulary, any_of
 
 # Any text that looks like a control token. Used if the control tokens are unknown.
 _LOOKS_LIKE_CONTROL = re.compile(r"<[^\s<>]{1,64}>|\[/?[A-Z_]{1,32}\]")
 _SENTINELS = range(0x10_F000, 0x10_FFFE)
+_MEDIA_MARKS = range(0x0F_0000, 0x0F_FFFE)
 
 Mark = Callable[[str], str]
 Pieces = tuple[tuple[str, bool], ...]
@@ -27,12 +30,45 @@ class Rendered:
     """A rendered prompt. `pieces` holds its text in order, as pairs of a text and whether it is trusted.
 
     Control tokens in a trusted text are the template's own. open_reasoning: the markers of reasoning that the prompt
-    opens but does not close. The model's answer begins inside this reasoning.
+    opens but does not close. The model's answer begins inside this reasoning. `media_marks`: the characters that stand
+    for images and sounds in the text, one for each place, in the order of the messages.
     """
 
     text: str
     pieces: Pieces
     open_reasoning: ReasoningMarkers | None = None
+    media_marks: str = ""
+
+    def split_at_media(self) -> list[Pieces | int]:
+        """Return the pieces between the media, and for each medium the index of its place, in the order of the text."""
+        if not self.media_marks:
+            return [self.pieces]
+        marks = {mark: index for index, mark in enumerate(self.media_marks)}
+        at_marks = re.compile(f"([{self.media_marks}])")
+        runs: list[Pieces | int] = []
+        run: list[tuple[str, bool]] = []
+        for text, is_trusted in self.pieces:
+            for part in filter(None, at_marks.split(text)):
+                if part in marks:
+                    runs += [tuple(run), marks[part]]
+                    run = []
+                else:
+                    run.append((part, is_trusted))
+        return [*runs, tuple(run)]
+
+
+def choose_media_marks(num: int, strings: Iterable[str]) -> str:
+    """Return `num` characters that are in none of the strings.
+
+    Raise InvalidRequest if the strings have nearly all characters that are assigned to nothing.
+    """
+    if not num:
+        return ""
+    used = set().union(*strings)
+    marks = "".join(islice((mark for mark in map(chr, _MEDIA_MARKS) if mark not in used), num))
+    if len(marks) < num:
+        raise InvalidRequest("the messages have too many characters for private use", param="messages")
+    return marks
 
 
 class Marker:
@@ -96,10 +132,33 @@ def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
     The text is cut only around client text that would become a control token, because a cut can change the tokens of
     the text next to it. BOS is added once, by the template or by the vocabulary.
     """
+    return _tokenize_pieces(rendered.pieces, vocabulary, is_begin=True)
+
+
+def tokenize_around_media(rendered: Rendered, vocabulary: Vocabulary) -> list[list[int] | int]:
+    """Return the tokens before, between and behind the media, and for each medium the index of its place.
+
+    Each text is tokenized alone, as llama.cpp does it. Raise InvalidRequest if the template has not written each medium
+    exactly once.
+    """
+    runs = rendered.split_at_media()
+    places = sorted(run for run in runs if isinstance(run, int))
+    if places != list(range(len(rendered.media_marks))):
+        raise InvalidRequest(
+            "the model's chat template does not show each image or sound of this conversation exactly once",
+            param="messages",
+        )
+    return [
+        run if isinstance(run, int) else _tokenize_pieces(run, vocabulary, is_begin=index == 0)
+        for index, run in enumerate(runs)
+    ]
+
+
+def _tokenize_pieces(pieces: Pieces, vocabulary: Vocabulary, *, is_begin: bool) -> list[int]:
     plain: dict[str, list[int] | None] = {}
     runs: list[tuple[str, list[int] | None]] = []
     joined: list[str] = []
-    for text, is_trusted in rendered.pieces:
+    for text, is_trusted in pieces:
         if not is_trusted and text not in plain:
             plain[text] = _plain_tokens(text, vocabulary) if _is_special(text, vocabulary) else None
         if is_trusted or plain[text] is None:
@@ -111,7 +170,7 @@ def tokenize_rendered(rendered: Rendered, vocabulary: Vocabulary) -> list[int]:
     bos = vocabulary.bos_text
     tokens: list[int] = []
     for index, (text, ready) in enumerate(runs):
-        add_bos = index == 0 and not (bos and text.startswith(bos))
+        add_bos = is_begin and index == 0 and not (bos and text.startswith(bos))
         if ready is not None:
             tokens += ready
         elif text or add_bos:

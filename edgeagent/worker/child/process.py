@@ -339,7 +339,7 @@ def _enclose(load: Load) -> tuple[str, ...]:
     """Enter the sandbox and return the restrictions that took effect; ("off",) if the sandbox is switched off."""
     if not load.engine_config.sandbox:
         return ("off",)
-    models = [Path(path) for path in (load.path, load.draft_path) if path is not None]
+    models = [Path(path) for path in (load.path, load.draft_path, load.projector_path) if path is not None]
     files = [part for model in models for part in split_parts(model)]
     return enclose([*files, *map(Path, load.adapters.values())], map(Path, load.writable))
 

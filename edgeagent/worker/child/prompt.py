@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from msgspec import structs
 
 from edgeagent.engine.context_room import longer_context
 from edgeagent.engine.llama.model import InfillTokens, Model
+from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.runner import CUTTABLE
 from edgeagent.errors import (
     ContextLengthExceeded,
@@ -22,7 +23,7 @@ from edgeagent.errors import (
 )
 from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.template.conversation import cut_before, cut_places, num_items, text_of
-from edgeagent.text.template.rendered import Rendered, tokenize_rendered
+from edgeagent.text.template.rendered import Rendered, tokenize_around_media, tokenize_rendered
 from edgeagent.text.tool_format import KNOWN_MARKERS, ReasoningMarkers
 from edgeagent.text.vocabulary import LongTextVocabulary, SpecialTexts
 from edgeagent.types import (
@@ -43,6 +44,7 @@ from edgeagent.types import (
     TokenPrompt,
     replace,
 )
+from edgeagent.worker.child.generator.media import MediaReader
 from edgeagent.worker.protocol import Load
 from edgeagent.worker.render.protocol import Open
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer, Template
@@ -164,6 +166,7 @@ class ReadPrompt:
     - `boundaries`: positions where other prompts may diverge from this one; empty if the memory kind needs none, and
       the message cannot grow.
     - `num_dropped_items`: how many items of the conversation were dropped because they did not fit.
+    - `media`: the parts of `tokens` that stand for images and sounds.
     """
 
     tokens: list[int]
@@ -173,15 +176,37 @@ class ReadPrompt:
     num_system: int = 0
     boundaries: tuple[int, ...] = ()
     num_dropped_items: int = 0
+    media: tuple[MediaSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A conversation that the template has rendered, and its tokens."""
+    """A conversation that the template has rendered, and its tokens.
+
+    `media`: the parts of `tokens` that stand for images and sounds. `marks`: the ranges of `tokens` that a mark of a
+    medium in the rendered text became.
+    """
 
     prompt: ChatPrompt
     rendered: Rendered
     tokens: list[int]
+    media: tuple[MediaSpan, ...] = ()
+    marks: tuple[range, ...] = ()
+
+    def place(self, template: Template, piece: Piece) -> tuple[Template, ChatPrompt, str, Sequence[int], Piece]:
+        """Return what `find_system_end` and the other functions need. `piece`: the bytes of a token."""
+        if not self.marks:
+            return template, self.prompt, self.rendered.text, self.tokens, piece
+        pieces = dict.fromkeys(chain.from_iterable(self.marks), b"")
+        pieces |= {mark.start: _MARK for mark in self.marks if mark}
+
+        def piece_at(index: int) -> bytes:
+            return pieces[index] if index in pieces else piece(self.tokens[index])
+
+        return template, self.prompt, self.rendered.text, range(len(self.tokens)), piece_at
+
+
+_MARK = b"\xf3\xb0\x80\x80"  # as many bytes as a mark has in the rendered text
 
 
 def make_template(model: Model, special: SpecialTexts, make: MakeTemplate) -> Renderer:
@@ -206,13 +231,15 @@ class PromptReader:
         template: Renderer,
         context_length: int,
         *,
+        media: MediaReader | None = None,
         why_no_media: str = "",
     ) -> None:
-        """`why_no_media`: why the model takes only text, as an error's message."""
+        """`media` reads images and sounds. If None, `why_no_media` is the message of the error for them."""
         self._model = model
         self._vocabulary = vocabulary
         self._template = template
         self._context_length = context_length
+        self._media = media
         self._why_no_media = why_no_media
         self._sizes: PartitionCache[bytes, int] = PartitionCache(_MAX_SIZES)
 
@@ -238,12 +265,13 @@ class PromptReader:
         """
         match prompt:
             case ChatPrompt():
-                check_media(prompt, self._why_no_media)
+                if self._media is None:
+                    check_media(prompt, self._why_no_media)
                 self._template.renew()
                 if prompt.truncate:
                     written = self._write_shortened(prompt, max_tokens, partition, max_prompt)
                 else:
-                    written = self._write(prompt)
+                    written = self._write(prompt, partition)
                 num_dropped = num_items(prompt.messages) - num_items(written.prompt.messages)
                 return self._read_chat(written, num_dropped, is_open=is_open)
             case TextPrompt(text=text, suffix=suffix, parse_special=parse_special, files=files):
@@ -255,10 +283,27 @@ class PromptReader:
                 check_tokens(self._model, tokens, "prompt")
                 return ReadPrompt(list(tokens))
 
-    def _write(self, prompt: ChatPrompt) -> _Written:
+    def _write(self, prompt: ChatPrompt, partition: str) -> _Written:
         rendered = self._template.render(prompt)
         self._check_length(rendered.text)
-        return _Written(prompt, rendered, tokenize_rendered(rendered, self._vocabulary))
+        if not rendered.media_marks:
+            return _Written(prompt, rendered, tokenize_rendered(rendered, self._vocabulary))
+        assert self._media is not None
+        indices = [place.index for message in prompt.messages for place in message.media]
+        tokens, media, marks = list[int](), list[MediaSpan](), list[range]()
+        for run in tokenize_around_media(rendered, self._vocabulary):
+            if isinstance(run, list):
+                tokens += run
+                continue
+            if not 0 <= indices[run] < len(prompt.media):
+                raise InvalidRequest(f"the conversation has no medium {indices[run]}", param="messages")
+            medium = self._media.read(prompt.media[indices[run]], partition)
+            media += medium.at(len(tokens))
+            marks.append(range(len(tokens), len(tokens) + len(medium.tokens)))
+            tokens += medium.tokens
+        if media and media[-1].end >= len(tokens):
+            raise InvalidRequest("the model's chat template writes nothing behind a medium", param="messages")
+        return _Written(prompt, rendered, tokens, tuple(media), tuple(marks))
 
     def _write_shortened(
         self, prompt: ChatPrompt, max_tokens: int | None, partition: str, max_prompt: int | None
@@ -271,63 +316,71 @@ class PromptReader:
         most = context - min(max_tokens or context // _USUAL_ANSWER, context // _LONGEST_ANSWER)
         limit = context if max_prompt is None else min(context, max_prompt)
         most = min(most, limit)
-        written = self._write_fitting(prompt, most)
-        places = [] if written is not None else self._places(prompt.messages, partition, limit)
+        written = self._write_fitting(prompt, most, partition)
+        places = [] if written is not None else self._places(prompt, partition, limit)
         low, high = 0, len(places) - 1
         while low <= high:
             middle = (low + high) // 2
-            fitting = self._write_fitting(_cut(prompt, places[middle]), most)
+            fitting = self._write_fitting(_cut(prompt, places[middle]), most, partition)
             written = fitting or written
             low, high = (low, middle - 1) if fitting is not None else (middle + 1, high)
         if written is not None:
             return written
-        return self._write(_cut(prompt, places[-1]) if places else prompt)
+        return self._write(_cut(prompt, places[-1]) if places else prompt, partition)
 
-    def _places(self, messages: Sequence[Message], partition: str, limit: int) -> list[int]:
+    def _places(self, prompt: ChatPrompt, partition: str, limit: int) -> list[int]:
         """Return the indices of the messages before which a conversation can be cut; see `cut_places`.
 
         `limit`: the longest prompt, in tokens. The sizes of messages are cached, because the next request of the
         conversation has the same messages.
         """
+        messages = prompt.messages
         texts = {id(message): text_of(message) for message in messages}
         is_countable = sum(map(len, texts.values())) <= _USUAL_PIECE * _MOST_BYTES * self._context_length
 
         def size(message: Message) -> int:
             text = texts[id(message)].encode()
+            num_added = _TURN_TOKENS + self._num_media_tokens(prompt, message, partition)
             if not is_countable:
-                return _TURN_TOKENS + len(text) // _ROUGHLY_BYTES
+                return num_added + len(text) // _ROUGHLY_BYTES
             key = blake2b(text, digest_size=16).digest()
             num_tokens = self._sizes.get(partition, key)
             if num_tokens is None:
                 num_tokens = len(self._vocabulary.tokenize(texts[id(message)], parse_special=False))
                 self._sizes.put(partition, key, num_tokens)
-            return _TURN_TOKENS + num_tokens
+            return num_added + num_tokens
 
         return cut_places(messages, max(1, limit // _STEP), size)
 
-    def _write_fitting(self, prompt: ChatPrompt, most: int) -> _Written | None:
+    def _num_media_tokens(self, prompt: ChatPrompt, message: Message, partition: str) -> int:
+        if self._media is None:
+            return 0
+        return sum(len(self._media.read(prompt.media[place.index], partition).tokens) for place in message.media)
+
+    def _write_fitting(self, prompt: ChatPrompt, most: int, partition: str) -> _Written | None:
         """Render a conversation; return None if it has more than `most` tokens."""
         if sum(len(text_of(message).encode()) for message in prompt.messages) > _MOST_BYTES * most:
             return None
         try:
-            written = self._write(prompt)
+            written = self._write(prompt, partition)
         except ContextLengthExceeded:
             return None
         return written if len(written.tokens) <= most else None
 
     def _read_chat(self, written: _Written, num_dropped: int, *, is_open: bool) -> ReadPrompt:
         prompt, rendered, tokens = written.prompt, written.rendered, written.tokens
-        place = (self._template, prompt, rendered.text, tokens, self._model.piece)
+        place = written.place(self._template, self._model.piece)
         has_instructions = bool(prompt.tools) or any(message.role == "system" for message in prompt.messages[:1])
         # A memory that can be truncated at any position needs no boundaries.
         has_boundaries = self._model.memory_kind is not MemoryKind.FULL_ATTENTION
         system_end = find_system_end(*place) if has_instructions or has_boundaries else None
-        open_end = find_open_end(*place) if is_open else None
+        open_end = find_open_end(*place) if is_open and not written.media else None
         next_turn = find_next_turn(*place) if has_boundaries and open_end is None else None
         if open_end is not None and self._model.memory_kind not in CUTTABLE:
             # The engine's memory stays at the end of these tokens, so they need no boundary there.
             tokens, system_end, open_end = tokens[:open_end], min(system_end or 0, open_end), None
-        boundaries = (system_end, next_turn) if has_boundaries else ()
+        # Another question about the same image has the same tokens up to the image's end.
+        boundaries = (system_end, next_turn, *(mark.stop for mark in written.marks)) if has_boundaries else ()
         return ReadPrompt(
             tokens,
             rendered.text,
@@ -335,6 +388,7 @@ class PromptReader:
             num_system=(system_end or 0) if has_instructions else 0,
             boundaries=tuple(sorted({end for end in (*boundaries, open_end) if end})),
             num_dropped_items=num_dropped,
+            media=written.media,
         )
 
     def _read_text(self, text: str, *, parse_special: bool) -> ReadPrompt:

@@ -81,7 +81,7 @@ def carry_out(template: ChatTemplate | None, job: Job) -> tuple[ChatTemplate | N
             case Render(prompt):
                 assert template is not None
                 rendered = template.render(prompt)
-                outcome = Done(rendered.pieces, rendered.open_reasoning)
+                outcome = Done(rendered.pieces, rendered.open_reasoning, rendered.media_marks)
             case Check(grammar):
                 outcome = Checked(grammar_fault(grammar))
         return template, _encode(outcome, began_s)
@@ -102,7 +102,7 @@ def _encode(outcome: Opened | NotOpen | Done | Checked | Refused, began_s: float
         body = encode(Answer(outcome, cpu_s))
     except UnicodeEncodeError:  # a template may write lone surrogates
         assert isinstance(outcome, Done)
-        body = encode(Answer(Done(_whole(outcome.pieces), outcome.open_reasoning), cpu_s))
+        body = encode(Answer(structs.replace(outcome, pieces=_whole(outcome.pieces)), cpu_s))
     if len(body) > MAX_ANSWER_BYTES:
         raise InvalidRequest(f"the rendered prompt is longer than {MAX_ANSWER_BYTES >> 20} MiB", param="messages")
     return body

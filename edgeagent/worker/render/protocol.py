@@ -54,6 +54,7 @@ class Done(Struct, frozen=True, tag="done"):
 
     pieces: Pieces
     open_reasoning: ReasoningMarkers | None
+    media_marks: str = ""
 
 
 class Checked(Struct, frozen=True, tag="checked"):

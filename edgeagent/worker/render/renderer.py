@@ -13,7 +13,7 @@ from typing import Protocol
 from edgeagent.errors import InternalError, InvalidRequest, TemplateTooSlow, from_code
 from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.tool_format import ToolFormat
-from edgeagent.types import ChatPrompt
+from edgeagent.types import ChatPrompt, replace
 from edgeagent.worker.protocol import FromWorker, RenderAnswer, RenderJob
 from edgeagent.worker.render.protocol import (
     Answer,
@@ -152,11 +152,12 @@ class RemoteTemplate:
             if self._left_s < _LEAST_CPU_S:
                 raise _too_slow(f"more than {REQUEST_CPU_S:g} s of CPU time")
             try:
-                outcome = self._ask(Render(prompt), self._left_s)
+                outcome = self._ask(Render(replace(prompt, media=())), self._left_s)
             except _EndedError as error:
                 raise _too_slow(str(error)) from None
             if isinstance(outcome, Done):
-                return Rendered("".join(text for text, _ in outcome.pieces), outcome.pieces, outcome.open_reasoning)
+                text = "".join(text for text, _ in outcome.pieces)
+                return Rendered(text, outcome.pieces, outcome.open_reasoning, outcome.media_marks)
             self._open()
         raise _too_slow("several processes, which were ended")
 

@@ -121,9 +121,20 @@ SHAPES = {
 }
 
 
+SEEING = Shape("qwen2-vl-0.5b", "qwen2vl", 24, 896, 14, 2, 64, 4864, "qwen2", 151_936)
+"""Positions in three dimensions (M-RoPE), for images. It is not among the shapes whose figures are compared."""
+
+
 def _twin(name: str, num_layers: int = 4, **sizes: object) -> Shape:
     """Return a narrow version with few layers: two heads of width 32, the minimum for quantized cells."""
-    narrow = replace(SHAPES[name], num_layers=num_layers, width=64, num_heads=2, num_kv_heads=1, head_width=32)
+    narrow = replace(
+        SEEING if name == SEEING.name else SHAPES[name],
+        num_layers=num_layers,
+        width=64,
+        num_heads=2,
+        num_kv_heads=1,
+        head_width=32,
+    )
     narrow = replace(narrow, num_ffn=128, num_vocab=512, context_length=2048, rope_base=10_000.0)
     return replace(narrow, **sizes)  # type: ignore[arg-type]
 
@@ -142,3 +153,4 @@ TWINS = {
         _twin("8b-kv", num_kv_heads=2),
     )
 }
+SEEING_TWIN = _twin(SEEING.name)

@@ -96,6 +96,9 @@ def metadata(shape: Shape) -> Metadata:
         }
     if shape.architecture == "llama":
         found["rope.dimension_count"] = shape.head_width
+    if shape.architecture == "qwen2vl":
+        half = shape.head_width // 2
+        found["rope.dimension_sections"] = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8, 0]
     if shape.architecture == "lfm2":
         found["shortconv.l_cache"] = shape.conv_width
     if shape.architecture == "qwen35":
@@ -117,7 +120,7 @@ def metadata(shape: Shape) -> Metadata:
 
 def _attention(shape: Shape, prefix: str) -> Iterator[Tensor]:
     q_rows, kv_rows = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
-    has_norms = shape.architecture not in ("qwen2", "llama")
+    has_norms = shape.architecture not in ("qwen2", "qwen2vl", "llama")
     sharp = 1.0 if has_norms else SHARP
     # Qwen3.5 gates the output of each head; the gate has the size of the head's query.
     parts = 2 if shape.architecture == "qwen35" else 1
@@ -128,7 +131,7 @@ def _attention(shape: Shape, prefix: str) -> Iterator[Tensor]:
     if has_norms:
         yield _constant(f"{prefix}attn_q_norm.weight", shape.head_width, SHARP)
         yield _constant(f"{prefix}attn_k_norm.weight", shape.head_width, SHARP)
-    if shape.architecture == "qwen2":
+    if shape.architecture in ("qwen2", "qwen2vl"):
         for name, rows in (("attn_q", q_rows), ("attn_k", kv_rows), ("attn_v", kv_rows)):
             yield _constant(f"{prefix}{name}.bias", rows, 0.0)
 

@@ -11,7 +11,7 @@ import pytest
 
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.worker.child import process
-from edgeagent.worker.child_process import lower_thread_priority
+from edgeagent.worker.child_process import give_way, lower_thread_priority
 from edgeagent.worker.protocol import DiskCache
 from tests.patience import patient
 
@@ -33,6 +33,18 @@ class TestPriority:
         thread.start()
         thread.join()
         assert (seen, self.nice()) == ([19], before)
+
+    def test_a_thread_that_gives_way_keeps_a_share(self) -> None:
+        before, seen = self.nice(), []
+
+        def run() -> None:
+            give_way()
+            seen.append(self.nice())
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert (seen, self.nice()) == ([min(19, before + 5)], before)
 
     def test_the_thread_that_seals_and_writes_blocks_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen, is_done = [], threading.Event()

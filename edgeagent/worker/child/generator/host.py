@@ -19,16 +19,27 @@ from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.first_steps import FIRST_STEPS, can_rewind, measure_small_steps, try_adapter, try_out
 from edgeagent.engine.llama.cell_packing import CellPacker
-from edgeagent.engine.llama.context import Adapter, LlamaRunner
+from edgeagent.engine.llama.context import Adapter, LlamaRunner, attention_of
+from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.embedder import Embedder
 from edgeagent.engine.llama.fingerprint import machine_conditions
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.llama.projector import Projector
+from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.runner import CUTTABLE, OutOfCells
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
-from edgeagent.errors import InternalError, InvalidRequest, ModelDamaged, ModelLoadFailed, TemplateTooSlow
+from edgeagent.errors import (
+    EdgeAgentError,
+    InternalError,
+    InvalidRequest,
+    ModelDamaged,
+    ModelLoadFailed,
+    NotSupported,
+    TemplateTooSlow,
+)
 from edgeagent.fit.need import CONTEXT_STEP
 from edgeagent.text.grammar.calls import CallBan
 from edgeagent.text.grammar.compiler import GrammarCompiler
@@ -50,6 +61,7 @@ from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.choosing import read_choices
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
+from edgeagent.worker.child.generator.media import MediaReader
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.opening import Opened
@@ -62,7 +74,15 @@ from edgeagent.worker.child.prompt import (
     describe_no_media,
     make_template,
 )
-from edgeagent.worker.protocol import FULL_POWER, NOTHING_DELIVERED, Delivered, Load, adapter_part, rewind_part
+from edgeagent.worker.protocol import (
+    FULL_POWER,
+    NOTHING_DELIVERED,
+    Delivered,
+    Load,
+    adapter_part,
+    projector_part,
+    rewind_part,
+)
 from edgeagent.worker.render.renderer import MakeTemplate, Renderer
 
 
@@ -216,9 +236,13 @@ class Host:
         started_s = time.monotonic() if started_s is None else started_s
         config = opened.config
         self.model = opened.model
+        self.notes = opened.notes
+        self.warnings: tuple[str, ...] = ()
+        """The lines in `notes` and `warnings` are about this load, for the daemon's log."""
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
-        self._open_runner(opened)
+        projector, why_no_media = self._open_projector(load, opened.config, on_part)
+        self._open_runner(opened, 0 if projector is None else projector.max_whole)
         self._adapters = load_adapters(self.runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self.runner.max_batch, self.runner.attention_tile)
         self._token_bytes = try_out(self.model, self.runner, on_part, costs)
@@ -226,16 +250,15 @@ class Host:
         self._store = store
         self._codec = CellPacker() if config.cache_type == "q8_0" else None
         self._block_keys = BlockKeys(load, store)
-        self.notes = opened.notes
-        self.warnings: tuple[str, ...] = ()
-        """The lines in `notes` and `warnings` are about this load, for the daemon's log."""
         if 0 < config.ctx < CONTEXT_STEP:
             self._note(f"--ctx {config.ctx} is less than the shortest context, which has {CONTEXT_STEP} tokens")
         for name in self._adapters.unusable.keys() - load.unusable_adapters.keys():
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
         drafters = self._make_drafters(load, opened, costs, on_part)
         self.engine = self._make_engine(load, config, costs, drafters)
-        self._why_no_media = describe_no_media(load)
+        self.media = None if projector is None else MediaReader(load.name, projector, self.runner.max_whole)
+        """Reads images and sounds; None if the model takes none."""
+        self._why_no_media = why_no_media
         self._open_text(config, make)
         self.itl_budget_s = config.itl_budget_ms / 1000
         if store is not None:
@@ -244,12 +267,28 @@ class Host:
         load_ms = (time.monotonic() - started_s) * 1000
         self.info = self._described(opened.describe(load, sandbox, self.engine.context_length, load_ms))
 
-    def _open_runner(self, opened: Opened) -> None:
-        """Open the model's context (its runner)."""
+    def _open_projector(
+        self, load: Load, config: EngineConfig, on_part: Callable[[str], None]
+    ) -> tuple[Projector | None, str]:
+        """Open the projector. If there is none, or it cannot be used, return what clients are told who send media."""
+        if load.projector_path is None:
+            return None, describe_no_media(load)
+        on_part(projector_part(load.projector_path))
+        num_threads = config.threads or num_usable_cores()
+        try:
+            return Projector(Path(load.projector_path), self.model, num_threads=num_threads), ""
+        except (ModelDamaged, NotSupported, OSError) as error:
+            why = error.message if isinstance(error, EdgeAgentError) else str(error)
+            self._warn(f"takes no images and no sounds: {why}")
+            return None, f"{load.name} takes no images and no sounds: {why}"
+
+    def _open_runner(self, opened: Opened, max_whole: int) -> None:
+        """Open the model's context (its runner). A step must have room for `max_whole` embeddings of an image."""
         config = opened.config
-        self.runner = LlamaRunner(self.model, config, max_rewind=opened.max_rewind)
+        attention = attention_of(self.model, config)
+        attention = replace(attention, micro_batch=min(max(attention.micro_batch, max_whole), config.batch))
+        self.runner = LlamaRunner(self.model, config, attention=attention, max_rewind=opened.max_rewind)
         """The model's context. Any thread may call its `request_abort`."""
-        attention = self.runner.attention
         self._choices = (*opened.choices, describe_attention(attention, config, is_tuned=opened.is_tuned))
         if config.cache_shift:
             self.runner.allow_shift()
@@ -262,6 +301,8 @@ class Host:
         """Cancel all requests, and save cached blocks to the disk cache if there is one. Call no method afterwards."""
         self.engine.close()
         self.embedder.close()
+        if self.media is not None:
+            self.media.encoder.stop()
 
     def adjust_threads(self) -> None:
         """Set the number of CPU threads as `power` says, and so that busy cores are left to other programs.
@@ -293,8 +334,12 @@ class Host:
 
     @property
     def embedder_bytes(self) -> int:
-        """About how much memory the context for embeddings takes, in bytes; any thread may read this."""
-        return int(self.embedder.num_cells * self._token_bytes)
+        """About how much memory the context for embeddings takes, and the embeddings of media, in bytes.
+
+        Any thread may read this.
+        """
+        num_media_bytes = 0 if self.media is None else self.media.encoder.num_bytes
+        return int(self.embedder.num_cells * self._token_bytes) + num_media_bytes
 
     def answer(self, query: TextQuery) -> QueryAnswer:
         """Return the answer to a query about text. One thread may call this method while the other threads run."""
@@ -328,7 +373,7 @@ class Host:
             self.model.num_tokens,
             constraint=constraint,
             num_logprobs=request.logprobs,
-            history=prompt.tokens,
+            history=[token for token in prompt.tokens if not is_medium(token)] if prompt.media else prompt.tokens,
         )
         output = OutputStream(
             self.model,
@@ -413,6 +458,7 @@ class Host:
             self._vocabulary,
             self._template,
             self.engine.context_length,
+            media=self.media,
             why_no_media=self._why_no_media,
         )
         self._grammars = GrammarCompiler(self.model, self._template.check_grammar)
@@ -507,4 +553,6 @@ class Host:
                 *derived_choices(self.runner, self._block_tokens, self._token_bytes),
             ),
             num_parallel=self.engine.max_running,
+            media=() if self.media is None else self.media.projector.kinds,
+            projector=None if self.media is None else str(self.media.projector.path),
         )

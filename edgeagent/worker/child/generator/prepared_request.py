@@ -119,5 +119,7 @@ def make_spec(
         lane=cache.lane,
         adapter=adapter,
         draft_tokens=request.draft_tokens,
+        is_exact=bool(prompt.media),
         token_s=token_s,
+        media=prompt.media,
     )

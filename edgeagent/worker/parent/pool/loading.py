@@ -24,7 +24,7 @@ from edgeagent.store.library import Found
 from edgeagent.types import FileShape, ModelFile
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.profile_store import ProfileStore
-from edgeagent.worker.protocol import DiskShare, Load, adapter_part, draft_part, rewind_part
+from edgeagent.worker.protocol import DiskShare, Load, adapter_part, draft_part, projector_part, rewind_part
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,7 @@ class ModelSource:
     - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
     - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
     - `find_draft` gets a found model and its header, and returns the model's draft model. It raises nothing.
+    - `find_projector` returns the file with which the model at a path reads images and sounds; None if there is none.
     - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
 
@@ -141,6 +142,7 @@ class ModelSource:
     difference: Callable[[GgufHeader, GgufHeader], str | None] = lambda _model, _draft: None
     known_sha256: Callable[[Path], str] = lambda _: ""
     find_draft: Callable[[Found, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
+    find_projector: Callable[[Path], Path | None] = lambda _: None
     names_stamp: Callable[[], object] = lambda: None
 
 
@@ -248,6 +250,8 @@ class LoadPreparation:
         self.engine = engine
         self.adapters = adapters
         self._source = source
+        self.projector_path: Path | None = None
+        """The file with which the model reads images and sounds. `load` finds it."""
         self.files = self._files(None)
         self.cache_folder: Path | None = None
         """The folder of the model's cached blocks that the latest load gave to its worker; None if it gave none."""
@@ -285,8 +289,11 @@ class LoadPreparation:
         unusable = self._unusable_adapters()
         usable = {name: path for name, path in self.adapters.items() if name not in unusable}
         draft = self._draft.choose(model)
+        self.projector_path, why_no_projector = self._find_projector()
         rewind = rewind_part(str(self.path.absolute()))
         tried = {adapter_part(str(path.absolute())): path for path in usable.values()} | {rewind: self.path}
+        if self.projector_path is not None:
+            tried[projector_part(str(self.projector_path.absolute()))] = self.projector_path
         self.fatal.try_again(
             tried if draft.path is None else {draft_part(str(draft.path.absolute())): draft.path, **tried}
         )
@@ -306,6 +313,10 @@ class LoadPreparation:
                 predict(counted, self.engine, num_cells_wanted(model.shape, self.engine)).total_bytes,
                 predict(shapes[:1], self.engine, least_cells(model.shape, self.engine)).total_bytes,
             )
+            if self.projector_path is not None:
+                projector_bytes = self._source.size_of(self.projector_path)
+                self.needed_bytes += projector_bytes
+                self.least_bytes += projector_bytes
         return Load(
             name=self.name,
             path=str(self.path.absolute()),
@@ -322,6 +333,8 @@ class LoadPreparation:
             draft_why=draft.why,
             draft_by=draft.by,
             why_no_drafts=cause and f"removing refused drafts ended the process ({cause})",
+            projector_path=None if self.projector_path is None else str(self.projector_path.absolute()),
+            why_no_projector=why_no_projector,
         )
 
     def model_files(self) -> dict[str, ModelFile]:
@@ -344,7 +357,20 @@ class LoadPreparation:
         return cache is not None and folder is not None and cache.is_replaced(folder)
 
     def _files(self, draft_path: Path | None) -> ModelFiles:
-        return ModelFiles([self.path, *([] if draft_path is None else [draft_path]), *self.adapters.values()])
+        beside = (draft_path, self.projector_path)
+        return ModelFiles([self.path, *(path for path in beside if path is not None), *self.adapters.values()])
+
+    def _find_projector(self) -> tuple[Path | None, str]:
+        """Return the projector for the next load. If it ended a process, return why it is left out instead."""
+        path = self._source.find_projector(self.path)
+        if path is None:
+            return None, ""
+        cause = self.fatal.cause(projector_part(str(path.absolute())), path)
+        if not cause:
+            return path, ""
+        why = f"{path} ended the process that tried it ({cause}); get the file again"
+        logger.warning("%s is loaded without its projector: %s", self.name, why)
+        return None, why
 
     def _unusable_adapters(self) -> dict[str, str]:
         """Return the adapters that cannot be used, with the reasons. Log a warning; the model loads without them."""

@@ -1,0 +1,206 @@
+"""A projector (mmproj file): it turns images and sounds into embeddings, with llama.cpp's libmtmd.
+
+No text passes through libmtmd. It gets one decoded medium at a time, and returns the model's own tokens around the
+medium and its chunks of embeddings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeagent.engine.llama.bindings import ERROR_LEVEL, has_tensor, lib
+from edgeagent.engine.llama.fingerprint import adapter_id
+from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import Positions, Rows
+from edgeagent.errors import InternalError, InvalidRequest, ModelDamaged, NotSupported
+from edgeagent.types import MediaKind, MemoryKind
+
+_TEXT = 0  # mtmd_input_chunk_type
+# DeepSeek's: its chunks begin with as many of these as the text before them needs, which libmtmd does not get here.
+_PADDING = "v.token_embd.img_pad"
+_LONG, _SHORT = 2048, 512  # sides of images, in pixels, of which some has the most tokens
+_MIN_SAMPLES = 400  # of a sound: the window of one spectrum
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """`num_tokens` embeddings of a medium. `is_causal`: each attends only to those before it.
+
+    `positions`: if not None, their own positions, in several dimensions; they take `num_positions` of the sequence.
+    """
+
+    num_tokens: int
+    is_causal: bool
+    positions: Positions | None = None
+    num_positions: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no prefix may end within the chunk."""
+        return not self.is_causal or self.positions is not None
+
+
+Layout = tuple[tuple[int, ...] | Chunk, ...]
+"""The form of a medium in a prompt: tokens of the vocabulary, and chunks of embeddings, in order."""
+
+
+_errors: deque[str] = deque(maxlen=4)
+
+
+def _log(level: int, text: bytes, _: object) -> None:
+    # They are about clients' files, so they go to the client and not to the log.
+    if level == ERROR_LEVEL:
+        _errors.append(text.decode(errors="replace").strip())
+
+
+_log_callback = lib.llama_log_callback(_log)  # kept alive: libmtmd holds the pointer
+
+
+def _last_error() -> str:
+    message = "; ".join(dict.fromkeys(_errors))
+    _errors.clear()
+    return message or "no reason is given"
+
+
+def _load() -> Any:
+    try:
+        mtmd = importlib.import_module("llama_cpp.mtmd_cpp")
+    except (OSError, FileNotFoundError, RuntimeError) as error:
+        raise NotSupported(
+            "this build of llama.cpp has no library for images and sounds (libmtmd); `edgeagent doctor` shows how to "
+            "install one that has it"
+        ) from error
+    mtmd.mtmd_helper_log_set(_log_callback, None)
+    return mtmd
+
+
+class Projector:
+    """An open projector of a model. One thread at a time may call `encode`; any thread may call `layout`."""
+
+    def __init__(self, path: Path, model: Model, *, num_threads: int) -> None:
+        """Open the file. Raise NotSupported if this build has no libmtmd, or if the projector cannot be used.
+
+        Raise ModelDamaged if the file is damaged or does not suit the model.
+        """
+        self.path = path
+        self._mtmd = mtmd = _load()
+        params = mtmd.mtmd_context_params_default()
+        params.use_gpu, params.n_threads, params.print_timings = model.num_gpu_layers != 0, num_threads, False
+        _errors.clear()
+        self._handle = mtmd.mtmd_init_from_file(str(path).encode(), model.handle, params)
+        if not self._handle:
+            raise ModelDamaged(f"the projector {path} does not suit {model.path}: {_last_error()}")
+        if has_tensor(path, _PADDING):
+            self.close()
+            raise NotSupported(f"the projector {path} pads images by the text before them, which is not supported")
+        self._has_dimensions = mtmd.mtmd_decode_use_mrope(self._handle)
+        if self._has_dimensions and model.memory_kind is not MemoryKind.FULL_ATTENTION:
+            self.close()
+            raise NotSupported(
+                f"the positions of {model.path} have several dimensions (M-RoPE), which is supported only with full "
+                f"attention, and its memory is of the kind {model.memory_kind}"
+            )
+        takes = ((mtmd.mtmd_support_vision, "image"), (mtmd.mtmd_support_audio, "audio"))
+        self.kinds: tuple[MediaKind, ...] = tuple(kind for is_taken, kind in takes if is_taken(self._handle))  # type: ignore[misc]
+        """The kinds of media that it takes."""
+        self.width = int(lib.llama_model_n_embd_inp(model.handle))
+        """The number of values of an embedding."""
+        self.id = adapter_id(path)
+        """It changes when the file changes."""
+        self.max_whole = self._find_max_whole() if mtmd.mtmd_decode_use_non_causal(self._handle, None) else 0
+        """The most tokens of a chunk whose embeddings attend to each other; 0 if there are no such chunks."""
+
+    def _find_max_whole(self) -> int:
+        sizes = ((_LONG, _LONG), (_LONG, _SHORT), (_SHORT, _LONG))
+        layouts = (self._layout(self._mtmd.mtmd_bitmap_init(*size, None)) for size in sizes if "image" in self.kinds)
+        return max((part.num_tokens for layout in layouts for part in layout if isinstance(part, Chunk)), default=0)
+
+    def close(self) -> None:
+        """Free the projector. Call no method afterwards."""
+        if self._handle:
+            self._mtmd.mtmd_free(self._handle)
+            self._handle = None
+
+    def layout(self, data: bytes) -> Layout:
+        """Return the form of a medium. Raise InvalidRequest if it cannot be decoded.
+
+        `data` is a file that `check_medium` accepts.
+        """
+        return self._layout(self._bitmap(data))
+
+    def _layout(self, bitmap: Any) -> Layout:
+        with self._chunks(bitmap) as chunks:
+            return tuple(map(self._describe, chunks))
+
+    def encode(self, data: bytes) -> Iterator[Rows]:
+        """Yield the embeddings of each chunk of a medium, shape (num_tokens, width), in the order of its layout.
+
+        Raise InvalidRequest or InternalError.
+        """
+        with self._chunks(self._bitmap(data)) as chunks:
+            for chunk in chunks:
+                if self._mtmd.mtmd_input_chunk_get_type(chunk) != _TEXT:
+                    yield self._encode(chunk)
+
+    def _encode(self, chunk: Any) -> Rows:
+        _errors.clear()
+        if self._mtmd.mtmd_encode_chunk(self._handle, chunk):
+            raise InternalError(f"{self.path} could not encode a medium: {_last_error()}")
+        num_values = self._mtmd.mtmd_input_chunk_get_n_tokens(chunk) * self.width
+        output = ctypes.cast(self._mtmd.mtmd_get_output_embd(self._handle), ctypes.POINTER(ctypes.c_float))
+        rows: Rows = np.ctypeslib.as_array(output, (num_values,)).reshape(-1, self.width).copy()
+        return rows
+
+    def _describe(self, chunk: Any) -> tuple[int, ...] | Chunk:
+        mtmd, num_tokens = self._mtmd, ctypes.c_size_t()
+        if mtmd.mtmd_input_chunk_get_type(chunk) == _TEXT:
+            tokens = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(num_tokens))
+            # -1: the vocabulary lacks a token that usually stands there.
+            return tuple(token for token in tokens[: num_tokens.value] if token >= 0)
+        count = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
+        is_causal = not mtmd.mtmd_decode_use_non_causal(self._handle, chunk)
+        image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+        if not self._has_dimensions or not image:
+            return Chunk(count, is_causal, num_positions=count)
+        places = (mtmd.mtmd_decoder_pos * count)()
+        mtmd.mtmd_helper_image_get_decoder_pos(image, 0, places)
+        if any(place.z for place in places):
+            raise NotSupported(f"the positions of images of {self.path} depend on those before them; not supported")
+        positions = np.array([[place.t, place.y, place.x] for place in places], np.int32).T
+        return Chunk(count, is_causal, positions, int(mtmd.mtmd_input_chunk_get_n_pos(chunk)))
+
+    @contextlib.contextmanager
+    def _chunks(self, bitmap: Any) -> Iterator[list[Any]]:
+        """Open the chunks of a decoded medium, which is freed at the end."""
+        mtmd = self._mtmd
+        chunks = mtmd.mtmd_input_chunks_init()
+        try:
+            part = mtmd.mtmd_input_part(None, bitmap)
+            parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
+            if mtmd.mtmd_tokenize_from_parts(self._handle, chunks, parts, 1, False):
+                raise InvalidRequest(f"an image or a sound cannot be read: {_last_error()}", param="messages")
+            yield [mtmd.mtmd_input_chunks_get(chunks, index) for index in range(mtmd.mtmd_input_chunks_size(chunks))]
+        finally:
+            mtmd.mtmd_input_chunks_free(chunks)
+            mtmd.mtmd_bitmap_free(bitmap)
+
+    def _bitmap(self, data: bytes) -> Any:
+        mtmd = self._mtmd
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        options = mtmd.mtmd_helper_init_opt_default()
+        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(self._handle, buffer, len(data), False, options).bitmap
+        if not bitmap:
+            raise InvalidRequest("an image or a sound cannot be decoded: it is damaged", param="messages")
+        if mtmd.mtmd_bitmap_is_audio(bitmap) and mtmd.mtmd_bitmap_get_n_bytes(bitmap) < 4 * _MIN_SAMPLES:
+            mtmd.mtmd_bitmap_free(bitmap)
+            raise InvalidRequest("a sound is too short to be read", param="messages")
+        return bitmap

@@ -1,0 +1,212 @@
+"""Reads the images and sounds of prompts, and encodes them on a thread of its own.
+
+A medium's form (its tokens and the sizes of its chunks) is needed for each prompt that contains it. Its embeddings are
+needed only if they are not in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from weakref import ref
+
+from edgeagent.engine.llama.projector import Chunk, Layout, Projector
+from edgeagent.engine.media import MediaSpan
+from edgeagent.engine.media_tokens import media_tokens
+from edgeagent.engine.runner import Rows
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, NotSupported
+from edgeagent.text.partition_cache import PartitionCache
+from edgeagent.types import Media
+from edgeagent.worker.child.generator.media_file import check_medium
+from edgeagent.worker.child_process import give_way
+
+_MAX_LAYOUTS = 1024
+MAX_EMBEDDING_BYTES = 64 << 20
+"""How many bytes of embeddings are kept, for prompts that are not in the prefix cache any more."""
+
+
+class ChunkEmbeddings:
+    """The embeddings of one chunk of a medium; see engine.media.Embeddings. Only the engine's thread calls it."""
+
+    def __init__(self, medium: Media, partition: str, index: int, ask: Callable[[ChunkEmbeddings], None]) -> None:
+        """`partition`: the client, see CachePolicy. `index` counts the chunks of the medium. `ask` passes this object
+        to the thread that calls `answer`.
+        """
+        self.medium = medium
+        self.partition = partition
+        self.index = index
+        self._ask = ask
+        self._answers: SimpleQueue[Rows | EdgeAgentError] = SimpleQueue()
+        self._answer: Rows | EdgeAgentError | None = None
+        self._is_asked = False
+
+    def answer(self, answer: Rows | EdgeAgentError) -> None:
+        """Give the embeddings, or why they cannot be computed. The encoder's thread calls it once."""
+        self._answers.put(answer)
+
+    def take(self) -> Rows | None:
+        if not self._is_asked:
+            self._is_asked = True
+            self._ask(self)
+        self.wait(0.0)
+        if isinstance(self._answer, EdgeAgentError):
+            raise InternalError(self._answer.message, param="messages", served_by="local")
+        return self._answer
+
+    def wait(self, timeout_s: float) -> None:
+        if self._answer is None:
+            try:
+                self._answer = self._answers.get(block=timeout_s > 0, timeout=timeout_s or None)
+            except Empty:
+                return
+
+
+_Key = tuple[str, bytes, int]
+"""The partition, the digest of a medium, and the index of a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    partition: str | None
+
+
+class Encoder(threading.Thread):
+    """Encodes media beside the engine's steps, one after the other, with a smaller share of the cores.
+
+    Least priority would let an image wait until no stream runs.
+
+    It keeps the latest embeddings, so that a prompt that was preempted or purged needs no second encoding.
+    """
+
+    def __init__(self, projector: Projector, max_bytes: int = MAX_EMBEDDING_BYTES) -> None:
+        super().__init__(name="encoder", daemon=True)
+        self._projector = projector
+        self._max_bytes = max_bytes
+        self._asked: SimpleQueue[ref[ChunkEmbeddings] | _Forget | None] = SimpleQueue()
+        self._kept: OrderedDict[_Key, Rows] = OrderedDict()  # the latest used last
+        self.num_bytes = 0
+        """How many bytes of embeddings are kept. Any thread may read it."""
+        self.num_encoded = 0
+        """How many chunks were encoded. Any thread may read it."""
+
+    def ask(self, wanted: ChunkEmbeddings) -> None:
+        """Queue a chunk. If its sequence has ended when its turn comes, it is not encoded. Any thread may call it."""
+        self._asked.put(ref(wanted))
+
+    def forget(self, partition: str | None) -> None:
+        """Drop the embeddings of a partition, or of all partitions if None. Any thread may call it."""
+        self._asked.put(_Forget(partition))
+
+    def stop(self) -> None:
+        """End the thread after what it encodes now. Any thread may call it."""
+        self._asked.put(None)
+
+    def run(self) -> None:
+        """Encode until `stop`."""
+        give_way()
+        while (asked := self._asked.get()) is not None:
+            if isinstance(asked, _Forget):
+                self._forget(asked.partition)
+                continue
+            wanted = asked()
+            if wanted is not None:
+                self._answer(wanted)
+            del wanted
+
+    def _forget(self, partition: str | None) -> None:
+        for key in [key for key in self._kept if partition in (None, key[0])]:
+            self.num_bytes -= self._kept.pop(key).nbytes
+
+    def _answer(self, wanted: ChunkEmbeddings) -> None:
+        key = (wanted.partition, wanted.medium.digest, wanted.index)
+        try:
+            if key not in self._kept:
+                self._encode(wanted.medium, wanted.partition)
+            self._kept.move_to_end(key)
+            wanted.answer(self._kept[key])
+        except EdgeAgentError as error:
+            wanted.answer(error)
+        except Exception as error:  # one bad medium must not end the thread
+            wanted.answer(InternalError(f"a medium could not be encoded: {error}"))
+        self._shrink()
+
+    def _encode(self, medium: Media, partition: str) -> None:
+        for index, rows in enumerate(self._projector.encode(medium.data)):
+            self.num_encoded += 1
+            key = (partition, medium.digest, index)
+            if key not in self._kept:
+                self._kept[key] = rows
+                self.num_bytes += rows.nbytes
+
+    def _shrink(self) -> None:
+        while self.num_bytes > self._max_bytes:
+            _, rows = self._kept.popitem(last=False)
+            self.num_bytes -= rows.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMedium:
+    """A medium in a prompt: its `tokens`, and the chunks of embeddings among them (`spans`, from position 0 on)."""
+
+    tokens: array[int]
+    spans: tuple[MediaSpan, ...]
+
+    def at(self, position: int) -> tuple[MediaSpan, ...]:
+        """Return the spans for a medium whose tokens begin at a position of the prompt."""
+        return tuple(span.moved(position) for span in self.spans)
+
+
+class MediaReader:
+    """Finds the tokens of images and sounds. Only the preparer's thread calls it."""
+
+    def __init__(self, name: str, projector: Projector, max_whole: int) -> None:
+        """`name`: the model's, for messages. `max_whole`: see LlamaRunner. Start the thread that encodes."""
+        self.projector = projector
+        self.encoder = Encoder(projector)
+        self._name = name
+        self._max_whole = max_whole
+        self._layouts: PartitionCache[bytes, Layout] = PartitionCache(_MAX_LAYOUTS)  # by digest
+        self.encoder.start()
+
+    def read(self, medium: Media, partition: str) -> ReadMedium:
+        """Return the tokens of a medium, and where its embeddings stand among them. `partition`: see CachePolicy.
+
+        Raise InvalidRequest if the medium cannot be decoded, NotSupported if the model does not take this kind, or
+        ContextLengthExceeded if a chunk is too large for one step.
+        """
+        if medium.kind not in self.projector.kinds:
+            kinds = " and ".join({"image": "images", "audio": "sounds"}[kind] for kind in self.projector.kinds)
+            raise NotSupported(f"{self._name} takes {kinds}, and no other media", param="messages", served_by="local")
+        tokens, spans, num_chunks = array("i"), list[MediaSpan](), 0
+        for part in self._layout(medium, partition):
+            if not isinstance(part, Chunk):
+                tokens.extend(part)
+                continue
+            if not part.is_causal and part.num_tokens > self._max_whole:
+                raise ContextLengthExceeded(
+                    f"an image takes {part.num_tokens} tokens of one step, which has room for {self._max_whole}; load "
+                    "the model with a larger --batch",
+                    param="messages",
+                    served_by="local",
+                )
+            is_one = part.positions is not None
+            key = b"".join((medium.digest, self.projector.id.encode(), num_chunks.to_bytes(4, "little")))
+            start = len(tokens)
+            tokens.extend(media_tokens(key, part.num_tokens, is_whole=part.is_whole, is_one=is_one))
+            embeddings = ChunkEmbeddings(medium, partition, num_chunks, self.encoder.ask)
+            span = MediaSpan(start, len(tokens), embeddings, part.is_causal, part.positions, part.num_positions)
+            spans.append(span)
+            num_chunks += 1
+        return ReadMedium(tokens, tuple(spans))
+
+    def _layout(self, medium: Media, partition: str) -> Layout:
+        layout = self._layouts.get(partition, medium.digest)
+        if layout is None:
+            check_medium(medium)
+            layout = self.projector.layout(medium.data)
+            self._layouts.put(partition, medium.digest, layout)
+        return layout

@@ -1,0 +1,195 @@
+"""Checks a client's image or sound by its header, before libmtmd decodes it: its format, its size, its length.
+
+The decoders (stb_image and miniaudio) allocate what a header claims. So a header may claim only what the file can hold
+and what the worker has memory for.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+from edgeagent.errors import InvalidRequest
+from edgeagent.types import Media
+
+MAX_PIXELS = 40_000_000
+"""The most pixels of an image. Decoded they take 120 MB, and a progressive JPEG as much again."""
+MAX_RATIO = 100
+"""The most times that an image may be longer than wide, or wider than long."""
+MAX_SECONDS = 1800
+"""The longest sound."""
+_MAX_CHANNELS = 8
+_RATES = range(4000, 192_001)
+# Start-of-frame markers of JPEG that stb_image decodes: baseline, extended and progressive.
+_JPEG_FRAMES = (0xC0, 0xC1, 0xC2)
+_JPEG_OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
+_JPEG_ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
+_MAX_SCANS = 64  # each may visit all blocks of an image, whatever its own size
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_PIECE_BYTES = 1 << 20
+_WAV_FORMATS = (1, 3, 0xFFFE)  # PCM, float, and the extensible form of both
+_FORMATS = {"image": "PNG, JPEG and GIF", "audio": "WAV, MP3 and FLAC"}
+_MP3_RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}  # by version
+_MP3_KBITS = {
+    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),  # version 1, layer III
+    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+
+
+def check_medium(medium: Media) -> None:
+    """Raise InvalidRequest if a file is not of a format that is read here, or claims to be too large or too long."""
+    try:
+        if medium.kind == "image":
+            _check_image(*_image_size(medium.data))
+        else:
+            _check_sound(*_sound_length(medium.data))
+    except (struct.error, IndexError, zlib.error) as error:
+        raise _refused("it is damaged or incomplete") from error
+
+
+def _refused(why: str) -> InvalidRequest:
+    return InvalidRequest(f"an image or a sound cannot be read: {why}", param="messages", served_by="local")
+
+
+def _check_image(width: int, height: int) -> None:
+    if width < 1 or height < 1:
+        raise _refused("the image is empty")
+    if width * height > MAX_PIXELS:
+        raise _refused(f"the image has {width} × {height} pixels; at most {MAX_PIXELS // 1_000_000} million are read")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise _refused(f"the image has {width} × {height} pixels; one side may be {MAX_RATIO} times the other")
+
+
+def _check_sound(num_samples: int, rate: int, num_channels: int) -> None:
+    """Check the samples of one channel, the samples in a second, and the channels."""
+    if rate not in _RATES or not 1 <= num_channels <= _MAX_CHANNELS:
+        raise _refused(f"the sound has {num_channels} channels with {rate} samples a second")
+    if num_samples < 1:
+        raise _refused("the sound is empty")
+    if num_samples > MAX_SECONDS * rate:
+        raise _refused(f"the sound takes {num_samples // rate} s; at most {MAX_SECONDS} s are read")
+
+
+def _image_size(data: bytes) -> tuple[int, int]:
+    """Return an image's width and height in pixels, from its header."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return _png_size(data)
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        width, height = struct.unpack_from("<HH", data, 6)
+        return width, height
+    if data.startswith(b"\xff\xd8"):
+        return _jpeg_size(data)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        raise _refused(f"it is a WebP; {_FORMATS['image']} are read")
+    raise _refused(f"it is no image of a known format; {_FORMATS['image']} are read")
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    """Return a PNG's size, after a check that its compressed data hold no more than an image of this size."""
+    width, height, depth, colour = struct.unpack_from(">IIBB", data, 16)
+    if data[12:16] != b"IHDR" or colour not in _PNG_CHANNELS or depth not in (1, 2, 4, 8, 16):
+        raise _refused("the PNG has no valid header")
+    _check_image(width, height)
+    # Each row has one byte more. Interlaced images have more rows, but not twice as many bytes.
+    most = 2 * height * (width * depth * _PNG_CHANNELS[colour] // 8 + 2)
+    unpacked, num_bytes = zlib.decompressobj(), 0
+    for packed in _png_data(data):
+        while packed and not unpacked.eof:
+            num_bytes += len(unpacked.decompress(packed, _PIECE_BYTES))
+            packed = unpacked.unconsumed_tail
+            if num_bytes > most:
+                raise _refused("the PNG holds more data than its image")
+    return width, height
+
+
+def _png_data(data: bytes) -> Iterator[bytes]:
+    place, kind = 8, b""
+    while kind != b"IEND" and place < len(data):
+        num_bytes, kind = struct.unpack_from(">I4s", data, place)
+        if kind == b"IDAT":
+            yield data[place + 8 : place + 8 + num_bytes]
+        place += num_bytes + 12
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    if data.count(b"\xff\xda") > _MAX_SCANS:
+        raise _refused(f"the JPEG has more than {_MAX_SCANS} scans")
+    place = 2
+    while True:
+        if data[place] != 0xFF:
+            raise _refused("the JPEG is damaged")
+        marker = data[place + 1]
+        place += 2
+        if marker == 0xFF:
+            place -= 1
+        elif marker in _JPEG_FRAMES:
+            height, width = struct.unpack_from(">HH", data, place + 3)
+            return width, height
+        elif marker in _JPEG_OTHER_FRAMES:
+            raise _refused("the JPEG is lossless or arithmetically coded")
+        elif marker not in _JPEG_ALONE:
+            place += int(struct.unpack_from(">H", data, place)[0])
+
+
+def _sound_length(data: bytes) -> tuple[int, int, int]:
+    """Return a sound's samples of one channel, its samples in a second, and its channels."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return _wav_length(data)
+    if data.startswith(b"fLaC"):
+        return _flac_length(data)
+    if data.startswith(b"ID3") or (data[0] == 0xFF and data[1] & 0xE0 == 0xE0):
+        return _mp3_length(data)
+    raise _refused(f"it is no sound of a known format; {_FORMATS['audio']} are read")
+
+
+def _wav_length(data: bytes) -> tuple[int, int, int]:
+    place, shape = 12, None
+    while True:
+        name, num_bytes = struct.unpack_from("<4sI", data, place)
+        place += 8
+        if name == b"fmt ":
+            code, num_channels, rate, _, align, num_bits = struct.unpack_from("<HHIIHH", data, place)
+            if code not in _WAV_FORMATS or num_bits not in (8, 16, 24, 32, 64) or align != num_channels * num_bits // 8:
+                raise _refused("the WAV is neither PCM nor float")
+            shape = rate, num_channels, align
+        elif name == b"data":
+            if shape is None or num_bytes > len(data) - place or not shape[2]:
+                raise _refused("the WAV claims more samples than it has")
+            return num_bytes // shape[2], shape[0], shape[1]
+        place += num_bytes + num_bytes % 2
+
+
+def _flac_length(data: bytes) -> tuple[int, int, int]:
+    if data[4] & 0x7F or len(data) < 42:
+        raise _refused("the FLAC does not begin with its form")
+    bits = int.from_bytes(data[18:26], "big")
+    rate, num_channels, num_samples = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
+    return num_samples, rate, num_channels
+
+
+def _mp3_length(data: bytes) -> tuple[int, int, int]:
+    num_samples = rate = num_channels = 0
+    for samples, rate, num_channels in _mp3_frames(data):
+        num_samples += samples
+        _check_sound(num_samples, rate, num_channels)
+    if not num_samples:
+        raise _refused("the MP3 has no sound")
+    return num_samples, rate, num_channels
+
+
+def _mp3_frames(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield each frame's samples, their rate and the channels, up to the first bytes that are no frame."""
+    place = 0
+    while data[place : place + 3] == b"ID3" and len(data) >= place + 10:
+        size = data[place + 6 : place + 10]
+        place += 10 + (size[0] << 21 | size[1] << 14 | size[2] << 7 | size[3]) + 10 * bool(data[place + 5] & 0x10)
+    while place + 4 <= len(data):
+        head = int.from_bytes(data[place : place + 4], "big")
+        version, layer, kbits, rate = head >> 19 & 3, head >> 17 & 3, head >> 12 & 15, head >> 10 & 3
+        if head >> 21 != 0x7FF or version == 1 or layer != 1 or not 0 < kbits < 15 or rate == 3:
+            return
+        is_first = version == 3
+        samples, per_second = (1152 if is_first else 576), _MP3_RATES[version][rate]
+        yield samples, per_second, 1 if head >> 6 & 3 == 3 else 2
+        place += samples * 125 * _MP3_KBITS[is_first][kbits] // per_second + (head >> 9 & 1)

@@ -1,0 +1,189 @@
+"""Images and sounds in a sequence: their numbers, and the engine's law with them in random schedules."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.engine import Engine
+from edgeagent.engine.media import MediaSpan
+from edgeagent.engine.media_tokens import (
+    cut_before_media,
+    end_beside_one,
+    is_medium,
+    is_within_one,
+    media_tokens,
+)
+from edgeagent.engine.runner import Rows
+from edgeagent.engine.sequence import SequenceSpec
+from edgeagent.engine.speculation.ngram import NgramDrafter
+from edgeagent.engine.speculation.proposals import Drafters
+from edgeagent.errors import InternalError
+from edgeagent.types import MemoryKind
+from tests.engine.support import greedy, make_engine, naive, run
+from tests.fakes import ALWAYS, FakeRunner, FakeTier, rows_of, warm_costs
+from tests.integrity import check_integrity
+
+KEYS = (b"first", b"second", b"third")
+
+
+def test_the_numbers_of_a_medium_are_no_tokens_and_depend_on_all_of_its_key() -> None:
+    numbers = media_tokens(b"a", 100, is_whole=False)
+    assert len(numbers) == len(set(numbers)) == 100
+    assert all(map(is_medium, numbers))
+    assert numbers == media_tokens(b"a", 100, is_whole=False)
+    assert not set(numbers) & (set(media_tokens(b"b", 100, is_whole=False)) | set(media_tokens(b"a", 9, is_whole=True)))
+
+
+def test_a_block_ends_beside_an_image_of_one_position() -> None:
+    tokens = [1, 2, 3, 4, *media_tokens(b"a", 6, is_whole=False, is_one=True), 5, 6]
+    assert [is_within_one(token) for token in tokens] == [False] * 5 + [True] * 5 + [False] * 2
+    assert [end_beside_one(tokens, 7, least) for least in (0, 4, 5)] == [4, 4, 10]
+    assert [cut_before_media(tokens, length) for length in (4, 7, 10)] == [4, 4, 10]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_only_a_whole_chunk_is_not_cut(is_whole: bool) -> None:
+    chunk = media_tokens(b"a", 5, is_whole=is_whole)
+    tokens = [1, 2, *chunk, *media_tokens(b"b", 3, is_whole=is_whole), 3]
+    ends = [cut_before_media(tokens, length) for length in range(len(tokens) + 1)]
+    assert ends == ([0, 1, 2, 2, 2, 2, 2, 7, 7, 7, 10, 11] if is_whole else list(range(12)))
+
+
+@dataclass
+class FakeEmbeddings:
+    """Embeddings that are there after some calls of `take`, or that cannot be computed."""
+
+    rows: Rows
+    num_calls: int = 0
+    error: InternalError | None = None
+    num_waits: int = field(default=0, init=False)
+
+    def take(self) -> Rows | None:
+        if self.error is not None:
+            raise self.error
+        self.num_calls -= 1
+        return None if self.num_calls >= 0 else self.rows
+
+    def wait(self, timeout_s: float) -> None:
+        self.num_waits += 1
+
+
+def prompt_of(rng: random.Random, chunk_tokens: int) -> tuple[list[int], list[MediaSpan]]:
+    """Return a prompt of few different parts, so that prompts share prefixes that end in media, and its spans."""
+    tokens, spans = [rng.randrange(1, 3)], list[MediaSpan]()
+    for _ in range(rng.randrange(1, 4)):
+        key, is_whole = rng.choice(KEYS), rng.random() < 0.5
+        chunk = media_tokens(key, chunk_tokens, is_whole=is_whole)
+        embeddings = FakeEmbeddings(rows_of(chunk), rng.choice((0, 0, 3)))
+        spans.append(MediaSpan(len(tokens), len(tokens) + len(chunk), embeddings, is_causal=not is_whole))
+        tokens += chunk
+        tokens += rng.choice(([7], [7, 8, 9], list(range(20, 40))))
+    return tokens, spans
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_law_with_media(seed: int, kind: MemoryKind) -> None:
+    """The fake runner checks that embeddings are alone in a batch, and that a whole chunk is never cut."""
+    rng = random.Random(seed)
+    runner = FakeRunner(
+        num_cells=rng.choice((256, 512)), num_sequences=rng.choice((4, 8)), max_batch=48, memory_kind=kind, max_rewind=3
+    )
+    draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if seed == 1 else None
+    host_bytes = rng.choice((0, 1 << 20))
+    engine = make_engine(runner, max_running=rng.choice((1, 3)), draft=draft, host_bytes=host_bytes, below=FakeTier())
+    wanted: dict[str, tuple[list[int], int]] = {}
+    outputs: dict[str, list[int]] = {}
+    for step in range(150):
+        if step < 100 and rng.random() < 0.25:
+            tokens, spans = prompt_of(rng, 6 if kind is MemoryKind.FULL_ATTENTION else 40)
+            wanted[f"s{step}"] = tokens, rng.randrange(1, 10)
+            boundaries = tuple(span.end for span in spans) if kind is MemoryKind.RECURRENT else ()
+            spec = SequenceSpec(f"s{step}", tokens, greedy(), wanted[f"s{step}"][1], boundaries=boundaries, media=spans)
+            engine.add(spec)
+        if wanted and rng.random() < 0.02:
+            name = rng.choice(list(wanted))
+            if engine.cancel(name) is not None:
+                del wanted[name]
+        runner.cancel_next = 0 if rng.random() < 0.05 else None
+        if rng.random() < 0.01:
+            engine.purge()
+        for output in engine.step():
+            assert output.error is None
+            outputs.setdefault(output.sequence.id, []).extend(output.tokens)
+        check_integrity(engine)
+    _finish(engine, outputs)
+    for name, (tokens, most) in wanted.items():
+        assert outputs[name] == naive(tokens, most)[0], name
+    engine.close()
+
+
+def _finish(engine: Engine, outputs: dict[str, list[int]]) -> None:
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.sequence.id, []).extend(output.tokens)
+
+
+def test_a_medium_that_cannot_be_encoded_ends_its_own_sequence() -> None:
+    engine = make_engine(FakeRunner(), max_running=2)
+    chunk = media_tokens(b"a", 4, is_whole=True)
+    bad = MediaSpan(1, 5, FakeEmbeddings(np.zeros((4, 1), np.float32), error=InternalError("no")), is_causal=False)
+    engine.add(SequenceSpec("bad", [1, *chunk, 2], greedy(), 3, media=[bad]))
+    engine.add(SequenceSpec("good", [1, 2, 3], greedy(), 3))
+    errors, outputs = list[str](), dict[str, list[int]]()
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.sequence.id, []).extend(output.tokens)
+            errors += [output.sequence.id] if output.error is not None else []
+    assert errors == ["bad"]
+    assert outputs["good"] == naive([1, 2, 3], 3)[0]
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
+def test_a_medium_is_found_in_the_cache(kind: MemoryKind) -> None:
+    engine = make_engine(FakeRunner(memory_kind=kind), max_running=1, host_bytes=1 << 20)
+    chunk = media_tokens(b"a", 40, is_whole=True)
+    for name, end in (("first", 3), ("second", 4)):
+        span = MediaSpan(1, 41, FakeEmbeddings(rows_of(chunk)), is_causal=False)
+        sequence = engine.add(SequenceSpec(name, [1, *chunk, 2, end], greedy(), 3, boundaries=(42,), media=[span]))
+        run(engine)
+        assert sequence.num_cached == (42 if name == "second" else 0)
+
+
+def test_no_medium_is_drafted() -> None:
+    """Behind the image stands the text that stood before it: its n-grams would draft the image's numbers."""
+    runner, text = FakeRunner(), [5, 6, 7, 8]
+    drafters = Drafters(None, NgramDrafter(), max_tokens=4, planning_share=ALWAYS)
+    engine = Engine(runner, max_running=1, drafters=drafters, prefixes=PrefixStore(runner, costs=warm_costs(64, 0.0)))
+    chunk = media_tokens(b"a", 4, is_whole=False)
+    span = MediaSpan(4, 8, FakeEmbeddings(rows_of(chunk)))
+    prompt = [*text, *chunk, *text]
+    for name, draft_tokens in (("planned", None), ("asked", 4)):
+        spec = SequenceSpec(name, prompt, greedy(), 20, draft_tokens=draft_tokens, media=[span])
+        engine.add(spec)
+        assert run(engine)[name][0] == naive(prompt, 20)[0]
+
+
+def test_streams_go_on_while_a_medium_is_encoded_and_computed() -> None:
+    """Between two batches of embeddings there is one with the streams' tokens."""
+    runner = FakeRunner(max_batch=4)
+    engine = make_engine(runner, max_running=2)
+    engine.add(SequenceSpec("stream", [1, 2], greedy(), 200))
+    for _ in range(3):
+        engine.step()
+    chunk = media_tokens(b"a", 12, is_whole=False)
+    slow = FakeEmbeddings(rows_of(chunk), num_calls=12)
+    engine.add(SequenceSpec("image", [1, *chunk, 2], greedy(), 1, media=[MediaSpan(1, 13, slow)]))
+    without = most_without = 0
+    has_ended = False
+    while not has_ended:
+        outputs = engine.step()
+        has_ended = any(output.sequence.id == "image" and output.is_last for output in outputs)
+        without = 0 if any(output.sequence.id == "stream" for output in outputs) else without + 1
+        most_without = max(most_without, without)
+    assert most_without <= 1

@@ -1,0 +1,119 @@
+"""Images through a real worker: decoded in its sandbox, kept over its death and over a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from edgeagent.backends.local import LocalBackend
+from edgeagent.config import Config, EngineConfig
+from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.store.gguf.header import validate_model
+from edgeagent.store.projectors import find_projector
+from edgeagent.types import Finished, GenerateRequest, MemoryKind, Prompt, SamplingParams, Usage
+from edgeagent.worker.parent.pool.cache_shares import CacheShares
+from edgeagent.worker.parent.pool.loading import ModelSource
+from edgeagent.worker.parent.pool.pool import Pool
+from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
+from tests.backends.reading import steps_of
+from tests.models import make_tiny_model
+from tests.projectors import NEEDS_LIBMTMD, make_projector, medium, png, question
+from tests.worker.support import found_at
+
+pytestmark = NEEDS_LIBMTMD
+
+LIMITS = SupervisionLimits(ping_interval_s=0.1, pong_timeout_s=5.0, max_crashes=10)
+QUESTION = question("What is on this picture, and what is beside it?", medium(png()))
+
+Make = Callable[[], LocalBackend]
+
+
+@pytest.fixture
+async def make(tmp_path: Path) -> AsyncIterator[Make]:
+    made: list[LocalBackend] = []
+    for folder in ("models", "state"):
+        (tmp_path / folder).mkdir()
+    model = make_tiny_model(tmp_path / "models" / "seeing-F32.gguf", MemoryKind.FULL_ATTENTION)
+    make_projector(tmp_path / "models" / "mmproj-seeing-F16.gguf", "gemma3")
+
+    def make_one() -> LocalBackend:
+        config = Config(engine=EngineConfig(threads=1, ctx=512, flash_attention="off"))
+        config = structs.replace(config, state_dir=tmp_path / "state")
+        files = found_at(model)
+        source = ModelSource(lambda _: files, validate_model, cache=CacheShares(config), find_projector=find_projector)
+        made.append(LocalBackend(Pool(config, source, limits=LIMITS)))
+        return made[-1]
+
+    yield make_one
+    for backend in made:
+        await backend.stop()
+
+
+def ask(name: str, prompt: Prompt = QUESTION, max_tokens: int = 24) -> GenerateRequest:
+    return GenerateRequest(name, "", prompt, sampling=SamplingParams(temperature=0.0), max_tokens=max_tokens)
+
+
+async def answer(
+    backend: LocalBackend, request: GenerateRequest, *, kill_at: int | None = None
+) -> tuple[list[int], Usage]:
+    """Return an answer's tokens and usage. Kill the worker when there are `kill_at` tokens."""
+    tokens, usage = list[int](), None
+    async for step in steps_of(backend.generate, request):
+        tokens += step.tokens
+        if kill_at is not None and len(tokens) >= kill_at:
+            pid = backend.models.statuses()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            kill_at = None
+        for delta in step.deltas:
+            usage = delta.usage if isinstance(delta, Finished) else usage
+    assert usage is not None
+    return tokens, usage
+
+
+async def test_an_answer_about_an_image_goes_on_after_the_worker_is_killed(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    whole, usage = await answer(backend, ask("whole", max_tokens=300))
+    assert len(whole) == 300 and usage.num_prompt_tokens > 64
+    (status,) = backend.models.statuses()
+    assert status.info is not None and status.info.media == ("image",)
+    continued, _ = await answer(backend, ask("killed", max_tokens=300), kill_at=5)
+    assert continued == whole
+    assert backend.models.statuses()[0].num_restarts == 1
+
+
+async def test_an_image_stays_known_after_a_restart(make: Make) -> None:
+    first = make()
+    await first.start()
+    words, _ = await answer(first, ask("first"))
+    await first.stop()
+    second = make()
+    await second.start()
+    again, usage = await answer(second, ask("second"))
+    assert again == words
+    assert usage.num_cached_tokens > 64, "the image's cells were read from disk"
+
+
+async def test_a_malformed_image_fails_its_own_request_only(make: Make) -> None:
+    backend = make()
+    await backend.start()
+    for name, data in (("short", png()[:200]), ("webp", b"RIFF\x10\0\0\0WEBPVP8 "), ("empty", b"")):
+        with pytest.raises(InvalidRequest) as caught:
+            await answer(backend, ask(name, question("What?", medium(data))))
+        assert caught.value.param == "messages"
+    assert (await answer(backend, ask("good")))[0]
+    assert backend.models.statuses()[0].num_restarts == 0
+
+
+async def test_without_a_projector_the_error_says_what_is_missing(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "models" / "mmproj-seeing-F16.gguf").unlink()
+    backend = make()
+    await backend.start()
+    with pytest.raises(NotSupported, match="mmproj-"):
+        await answer(backend, ask("a"))

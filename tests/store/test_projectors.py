@@ -1,0 +1,39 @@
+"""Which projector belongs to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeagent.store.projectors import find_projector
+
+
+@pytest.mark.parametrize(
+    ("model", "others", "found"),
+    [
+        ("seeing-Q4_K_M.gguf", {"mmproj-seeing-F16.gguf": 9}, "mmproj-seeing-F16.gguf"),
+        ("seeing-Q4_K_M.gguf", {"mmproj-model-f16.gguf": 9, "seeing-Q8_0.gguf": 9}, "mmproj-model-f16.gguf"),
+        ("seeing-Q4_K_M.gguf", {"mmproj-F32.gguf": 9, "mmproj-F16.gguf": 5}, "mmproj-F16.gguf"),
+        ("seeing-Q4_K_M.gguf", {"mmproj-model-f16.gguf": 9, "other-Q8_0.gguf": 9}, None),
+        (
+            "Other-Q8_0.gguf",
+            {"mmproj-model-f16.gguf": 9, "seeing.gguf": 9, "other.mmproj.gguf": 9},
+            "other.mmproj.gguf",
+        ),
+        (
+            "seeing-Q4_K_M-00001-of-00002.gguf",
+            {"seeing-Q4_K_M-00002-of-00002.gguf": 9, "mmproj.gguf": 1},
+            "mmproj.gguf",
+        ),
+        ("seeing.gguf", {"mmproj.txt": 1}, None),
+    ],
+)
+def test_it_is_beside_the_model(tmp_path: Path, model: str, others: dict[str, int], found: str | None) -> None:
+    for name, size in {model: 1, **others}.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    assert find_projector(tmp_path / model) == (None if found is None else tmp_path / found)
+
+
+def test_a_folder_that_is_gone_has_none(tmp_path: Path) -> None:
+    assert find_projector(tmp_path / "gone" / "m.gguf") is None

@@ -1,0 +1,288 @@
+"""Images and sounds through a real llama.cpp, with tiny random projectors: the same words as libmtmd's own loop."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.llama.bindings import lib
+from edgeagent.engine.media_tokens import is_medium
+from edgeagent.engine.sequence import Sequence
+from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.types import CachePolicy, ChatPrompt, GenerateRequest, Media, MemoryKind, Message, SamplingParams
+from edgeagent.worker.child.generator import host as host_module
+from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.opening import open_model
+from edgeagent.worker.protocol import Load
+from tests.integrity import check_integrity
+from tests.local_template import open_here
+from tests.models import make_tiny_model
+from tests.peer.shelf import make_model
+from tests.peer.shelf.shapes import SEEING_TWIN, Shape
+from tests.projectors import NEEDS_LIBMTMD, Kind, make_projector, medium, png, question, wav
+
+pytestmark = NEEDS_LIBMTMD
+
+# For each form of embeddings, a memory: a window, a state, and full attention.
+MEMORY: dict[Kind, MemoryKind | Shape] = {
+    "gemma3": MemoryKind.SLIDING_WINDOW,
+    "lfm2": MemoryKind.HYBRID,
+    "ultravox": MemoryKind.FULL_ATTENTION,
+    "qwen2vl_merger": SEEING_TWIN,  # its positions have dimensions
+}
+KINDS = tuple(MEMORY)
+SEEING = tuple(kind for kind in MEMORY if kind != "ultravox")  # a sound takes longer: its spectra are of half a minute
+
+
+class Asker:
+    """A loaded model that answers questions, one after the other or beside each other."""
+
+    def __init__(self, folder: Path, kind: Kind, *, block_tokens: int = 0, **engine: Any) -> None:
+        """`block_tokens`: the tokens of a full block; 0: as many as the host chooses."""
+        path, memory = folder / f"{kind}.gguf", MEMORY[kind]
+        if isinstance(memory, MemoryKind):
+            make_tiny_model(path, memory)
+        else:
+            make_model(path, memory, "F32")
+        self.projector_path = make_projector(folder / f"mmproj-{kind}.gguf", kind)
+        options: dict[str, Any] = {"threads": 1, "ctx": 2048, "flash_attention": "off"}
+        config = EngineConfig(**(options | engine))
+        load = Load("tiny", str(path), None, config, projector_path=str(self.projector_path))
+        with pytest.MonkeyPatch.context() as patch:
+            if block_tokens:
+                patch.setattr(host_module, "choose_block_tokens", lambda _: block_tokens)
+            self.host = Host(load, open_model(load), open_here)
+        self.media = [medium(wav(n), "audio") if kind == "ultravox" else medium(png(n)) for n in range(3)]
+        self._num = 0
+
+    def begin(self, prompt: ChatPrompt, **fields: Any) -> Sequence:
+        self._num += 1
+        sampling = SamplingParams(temperature=0.0)
+        request = GenerateRequest(f"r{self._num}", "", prompt, **{"sampling": sampling, "max_tokens": 12, **fields})
+        return self.host.engine.add(self.host.prepare(request).spec)
+
+    def finish(self, *sequences: Sequence) -> list[list[int]]:
+        left = {sequence.id for sequence in sequences}
+        while left:
+            for output in self.host.engine.step():
+                assert output.error is None
+                left -= {output.sequence.id} if output.is_last else set()
+            check_integrity(self.host.engine)
+        return [list(sequence.tokens[sequence.num_prompt :]) for sequence in sequences]
+
+    def ask(self, prompt: ChatPrompt, **fields: Any) -> list[int]:
+        return self.finish(self.begin(prompt, **fields))[0]
+
+    def close(self) -> None:
+        self.host.close()
+
+
+@pytest.fixture
+def asker(tmp_path: Path) -> Iterator[Callable[..., Asker]]:
+    made: list[Asker] = []
+
+    def make(kind: Kind, **options: Any) -> Asker:
+        made.append(Asker(tmp_path, kind, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def words_of_libmtmd(asker: Asker, prompt: ChatPrompt, num: int) -> list[int]:
+    """Return the greedy words of a plain loop: llama_decode for texts, and mtmd_helper_eval_chunk_single for media."""
+    host = asker.host
+    spec = host.prepare(GenerateRequest("plain", "", prompt)).spec
+    assert host.media is not None
+    projector, mtmd = host.media.projector, host.media.projector._mtmd
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_threads = 1024, 512, 512, 1
+    params.flash_attn_type, params.n_threads_batch = 0, 1
+    context = lib.llama_init_from_model(host.model.handle, params)
+    position, moved, words = 0, 0, list[int]()
+
+    def compute(tokens: list[int], begin: int) -> int:
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        batch = lib.llama_batch_get_one(array, len(tokens))
+        positions = (ctypes.c_int32 * len(tokens))(*range(begin, begin + len(tokens)))
+        batch.pos = positions
+        assert lib.llama_decode(context, batch) == 0
+        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), (host.model.num_tokens,))
+        return int(logits.argmax())
+
+    try:
+        texts = [*((span.start, span.end) for span in spec.media), (len(spec.prompt), 0)]
+        chunks = [
+            (chunks, chunk)
+            for each in prompt.media
+            for chunks in [mtmd.mtmd_input_chunks_init()]
+            for chunk in _media_chunks(projector, chunks, each)
+        ]
+        for index, (start, end) in enumerate(texts):
+            words = [compute(list(spec.prompt[position:start]), position + moved)]
+            if end:
+                after = ctypes.c_int32()
+                chunk = chunks[index][1]
+                assert not mtmd.mtmd_helper_eval_chunk_single(
+                    projector._handle, context, chunk, start + moved, 0, 512, False, ctypes.byref(after)
+                )
+                moved = after.value - end
+                position = end
+        while len(words) < num:
+            words.append(compute([words[-1]], len(spec.prompt) + moved + len(words) - 1))
+        return words
+    finally:
+        lib.llama_free(context)
+        for each in {chunks for chunks, _ in chunks}:
+            mtmd.mtmd_input_chunks_free(each)
+
+
+def _media_chunks(projector: Any, chunks: Any, each: Media) -> list[Any]:
+    mtmd, bitmap = projector._mtmd, projector._bitmap(each.data)
+    part = mtmd.mtmd_input_part(None, bitmap)
+    parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
+    assert mtmd.mtmd_tokenize_from_parts(projector._handle, chunks, parts, 1, False) == 0
+    mtmd.mtmd_bitmap_free(bitmap)
+    found = [mtmd.mtmd_input_chunks_get(chunks, index) for index in range(mtmd.mtmd_input_chunks_size(chunks))]
+    return [chunk for chunk in found if mtmd.mtmd_input_chunk_get_type(chunk) != 0]
+
+
+class TestWords:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_they_are_those_of_libmtmd(self, asker: Callable[..., Asker], kind: Kind) -> None:
+        own = asker(kind)
+        for prompt in (question("What is this?", own.media[0]), question("Compare.", *own.media[:2], offsets={1: 4})):
+            assert own.ask(prompt, cache=CachePolicy(read=False, write=False)) == words_of_libmtmd(own, prompt, 12)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_they_are_the_same_from_the_cache_and_beside_others(self, asker: Callable[..., Asker], kind: Kind) -> None:
+        own = asker(kind)
+        first, other = question("What is it?", own.media[0]), question("What is it?", own.media[1])
+        apart = CachePolicy(read=False, write=False, partition=f"{kind} apart")
+        plain = [own.ask(each, cache=apart) for each in (first, other)]
+        assert plain[0] != plain[1], "the model sees its images"
+        text = ChatPrompt((Message("user", "Count to ten, then to twenty, then to thirty."),))
+        streams = [own.begin(text, max_tokens=40), own.begin(first), own.begin(other)]
+        assert own.finish(*streams)[1:] == plain
+        again = own.begin(first)
+        assert own.finish(again) == [plain[0]]
+        assert again.num_cached >= again.spec.media[-1].end
+        another = own.begin(question("And what else?", own.media[0]))
+        own.finish(another)
+        assert another.num_cached >= another.spec.media[-1].end, "a second question about the same medium"
+
+    @pytest.mark.parametrize("kind", SEEING)
+    def test_they_are_the_same_from_blocks_in_memory(
+        self, asker: Callable[..., Asker], kind: Kind, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Blocks of 32 tokens end within each medium, except where its cells have one position."""
+        monkeypatch.setattr(PrefixStore, "_computed_s", lambda *_: math.inf)  # so that blocks are always restored
+        own = asker(kind, block_tokens=32)
+        prompts = [question("What is it?", own.media[0]), question("Which is it?", own.media[1], own.media[0])]
+        words = [own.ask(prompt) for prompt in prompts]
+        cells = own.host.engine._prefixes.cells
+        while own.host.engine.has_work:
+            own.host.engine.step()
+        while cells.evict_one():
+            pass
+        assert cells.num_cells_used == 0
+        again = [own.begin(prompt) for prompt in prompts]
+        assert own.finish(*again) == words
+        for sequence in again:
+            assert sequence.num_restored.get("host", 0) >= sequence.spec.media[0].end
+
+    @pytest.mark.parametrize("kind", SEEING)
+    def test_another_client_finds_nothing(self, asker: Callable[..., Asker], kind: Kind) -> None:
+        own = asker(kind)
+        prompt = question("Whose is it?", own.media[2])
+        words = own.ask(prompt, cache=CachePolicy(partition="alice"))
+        sequence = own.begin(prompt, cache=CachePolicy(partition="bob"))
+        assert own.finish(sequence) == [words]
+        assert sequence.num_cached < sequence.spec.media[0].end
+
+    @pytest.mark.parametrize("kind", SEEING)
+    def test_a_purge_forgets_them(self, asker: Callable[..., Asker], kind: Kind) -> None:
+        own = asker(kind)
+        assert own.host.media is not None
+        own.ask(question("Once.", own.media[2]), cache=CachePolicy(partition="carol"))
+        own.host.engine.purge("carol")
+        own.host.media.encoder.forget("carol")
+        sequence = own.begin(question("Once.", own.media[2]), cache=CachePolicy(partition="carol"))
+        num_before = own.host.media.encoder.num_encoded
+        own.finish(sequence)
+        assert sequence.num_cached == 0 and own.host.media.encoder.num_encoded > num_before
+
+
+def test_an_image_is_encoded_once(asker: Callable[..., Asker]) -> None:
+    own = asker("gemma3")
+    assert own.host.media is not None
+    fresh = medium(png(99))
+    num_before = own.host.media.encoder.num_encoded
+    for text in ("What is this?", "And this?", "And now?"):
+        own.ask(question(text, fresh))
+    assert own.host.media.encoder.num_encoded == num_before + 1
+
+
+def test_a_penalty_counts_only_the_tokens_of_texts(asker: Callable[..., Asker]) -> None:
+    own = asker("lfm2")
+    sampling = SamplingParams(temperature=0.0, repeat_penalty=1.5, presence_penalty=0.5)
+    assert not any(map(is_medium, own.ask(question("Again and again.", own.media[0]), sampling=sampling)))
+
+
+def test_media_that_cannot_be_read_are_refused(asker: Callable[..., Asker]) -> None:
+    own = asker("gemma3")
+    webp = b"RIFF\x10\0\0\0WEBPVP8 " + bytes(20)
+    for data, why in ((webp, "WebP"), (b"GIF89a", "incomplete"), (png()[:60], "damaged"), (b"hello", "no image")):
+        with pytest.raises(InvalidRequest, match=why) as caught:
+            own.begin(question("What?", medium(data)))
+        assert caught.value.param == "messages"
+    with pytest.raises(NotSupported, match="tiny takes images, and no other media"):
+        own.begin(question("What?", medium(wav(), "audio")))
+    twice = structs.replace(question("What?", own.media[0]), media=())
+    with pytest.raises(InvalidRequest, match="no medium 0"):
+        own.begin(twice)
+
+
+def test_the_model_says_what_it_takes(asker: Callable[..., Asker]) -> None:
+    assert asker("gemma3").host.info.media == ("image",)
+    own = asker("ultravox")
+    assert own.host.info.media == ("audio",) and own.host.info.projector == str(own.projector_path)
+
+
+def test_an_unsuitable_projector_leaves_the_model_its_texts(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "m.gguf", MemoryKind.FULL_ATTENTION)
+    projector = make_projector(tmp_path / "mmproj.gguf", "lfm2", width=32)
+    load = Load("tiny", str(path), None, EngineConfig(threads=1, ctx=256), projector_path=str(projector))
+    host = Host(load, open_model(load), open_here)
+    try:
+        assert host.info.media == () and any("mismatch between text model" in line for line in host.warnings)
+        with pytest.raises(NotSupported, match="the projector"):
+            host.prepare(GenerateRequest("r", "", question("What?", medium(png()))))
+        assert host.prepare(GenerateRequest("r", "", ChatPrompt((Message("user", "Hi"),)))).spec.prompt
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("micro_batch", [32, 512])
+def test_a_whole_image_has_room_in_a_step(tmp_path: Path, micro_batch: int) -> None:
+    """Its 64 tokens attend to each other, so the micro-batch is raised, but not beyond --batch."""
+    own = Asker(tmp_path, "gemma3", batch=micro_batch)
+    try:
+        if micro_batch >= 64:
+            assert own.host.runner.max_whole >= 64
+            own.ask(question("What?", own.media[0]))
+        else:
+            with pytest.raises(InvalidRequest, match="load the model with a larger --batch"):
+                own.begin(question("What?", own.media[0]))
+    finally:
+        own.close()
