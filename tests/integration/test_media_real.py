@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.store.gguf.header import validate_model
 from edgeagent.store.projectors import find_projector
-from edgeagent.types import Finished, GenerateRequest, MemoryKind, Prompt, SamplingParams, Usage
+from edgeagent.types import ChatPrompt, Finished, GenerateRequest, MemoryKind, Message, Prompt, SamplingParams, Usage
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
@@ -117,3 +118,14 @@ async def test_without_a_projector_the_error_says_what_is_missing(make: Make, tm
     await backend.start()
     with pytest.raises(NotSupported, match="mmproj-"):
         await answer(backend, ask("a"))
+
+
+async def test_a_projector_that_ends_the_process_is_left_out(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "models" / "mmproj-seeing-F16.gguf"
+    size = b"clip.vision.image_size" + struct.pack("<I", 4)  # a key, and the type of its value
+    path.write_bytes(path.read_bytes().replace(size + struct.pack("<I", 64), size + struct.pack("<I", 96)))
+    backend = make()
+    await backend.start()
+    assert (await answer(backend, ask("text", ChatPrompt((Message("user", "Hi"),)))))[0]
+    with pytest.raises(NotSupported, match="ended the process"):
+        await answer(backend, ask("image"))

@@ -17,8 +17,8 @@ MAX_PIXELS = 40_000_000
 """The most pixels of an image. Decoded they take 120 MB, and a progressive JPEG as much again."""
 MAX_RATIO = 100
 """The most times that an image may be longer than wide, or wider than long."""
-MAX_SECONDS = 1800
-"""The longest sound."""
+MAX_SECONDS = 600
+"""The longest sound. Its spectra take about a hundredth of that time, in which no other prompt is prepared."""
 _MAX_CHANNELS = 8
 _RATES = range(4000, 192_001)
 # Start-of-frame markers of JPEG that stb_image decodes: baseline, extended and progressive.
