@@ -148,7 +148,7 @@ class ServerConfig(Section, frozen=True):
     """Listening addresses and limits."""
 
     # Limits that no option changes. Tests make them smaller in a subclass.
-    max_body_bytes: ClassVar[int] = 8 << 20
+    max_body_bytes: ClassVar[int] = 16 << 20
     """Largest HTTP body."""
     max_frame_bytes: ClassVar[int] = 16 << 20
     """Largest WebSocket message."""

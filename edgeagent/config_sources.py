@@ -55,7 +55,7 @@ _WANTED_IN_TABLES = {
 CONFIG_FILE_VARIABLE = "EDGEAGENT_CONFIG"
 # Options of the previous release, by name: what holds instead. Errors say so, until the next release.
 _REMOVED = {
-    "server.max_body_bytes": "a body may have 8 MiB",
+    "server.max_body_bytes": "a body may have 16 MiB",
     "server.max_frame_bytes": "a WebSocket message may have 16 MiB",
     "server.max_connections": "2000 connections may be open",
     "server.max_stored_responses": "server.max_stored_bytes and server.max_stored_days limit stored responses",

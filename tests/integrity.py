@@ -32,6 +32,10 @@ def _(response_database: ResponseDatabase) -> None:
         "SELECT count(*) FROM segments s WHERE NOT EXISTS (SELECT 1 FROM responses WHERE segment = s.id) "
         "AND NOT EXISTS (SELECT 1 FROM segments WHERE parent = s.id)"
     ).fetchone()[0]
+    orphans += response_database._execute(
+        "SELECT count(*) FROM media d WHERE NOT EXISTS (SELECT 1 FROM segment_media m JOIN segments s "
+        "ON s.id = m.segment WHERE m.partition = d.partition AND m.digest = d.digest)"
+    ).fetchone()[0]
     if verdict != "ok" or counted != response_database._count() or orphans:
         raise DamagedError(f"{verdict}; counted {counted}, there are {response_database._count()}; {orphans} orphans")
 

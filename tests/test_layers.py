@@ -28,7 +28,7 @@ ROWS: list[set[str]] = [
         "keepalive",
         "__init__",
     },
-    {"strict_json", "state_files", "freed_memory", "sqlite_files"},
+    {"strict_json", "state_files", "freed_memory", "sqlite_files", "media_files"},
     {"config"},
     {"config_sources", "metrics", "runtime_file", "fit"},
     {"credentials", "cache_folder", "remotes"},
@@ -151,7 +151,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "socket": {"items", "body", "event_json", "events", "turn"},
     },
     "backends": {
-        "remote": {"base", "prompts"},
+        "remote": {"base", "prompts", "media"},
     },
     "worker.child": {
         "encoder": {"frame_writer", "job_loop", "opening", "prompt"},

@@ -10,6 +10,8 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, ModelStatus, Permit, Q
 
 CONTEXT = "context"
 """The value of `Estimate.obstacle` if the prompt, by its estimated size, does not fit the remote's context."""
+MEDIA = "media"
+"""The value of `Estimate.obstacle` if the backend does not read the images or sounds of the request."""
 UNREACHABLE = "unreachable"
 """The value of `Estimate.obstacle` if no endpoint of the remote can be reached, as far as is known."""
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from edgeagent.backends.prompts import message_bytes, prompt_bytes, tools_bytes
+from edgeagent.backends.prompts import digests, message_bytes, prompt_bytes, tools_bytes
 from edgeagent.types import ChatPrompt, Finished, FinishReason, GenerateRequest, Prompt, Started, Tier
 
 MOST_BYTES_PER_TOKEN = 16.0
@@ -478,7 +478,7 @@ def _beginnings(request: GenerateRequest) -> Iterator[tuple[int, int]]:
     key: object = (request.cache.partition, prompt.tools)
     num_bytes = tools_bytes(prompt)
     for message in prompt.messages:
-        key = hash((key, message.role, message.content, message.reasoning))
+        key = hash((key, message.role, message.content, message.reasoning, digests(prompt, message)))
         num_bytes += message_bytes(message)
         yield hash(key), num_bytes
 

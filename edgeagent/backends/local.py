@@ -13,8 +13,9 @@ import math
 import time
 from collections.abc import Callable
 
-from edgeagent.backends.base import Estimate
+from edgeagent.backends.base import MEDIA, Estimate
 from edgeagent.backends.forecast import MOST_BYTES_PER_TOKEN, Forecast, Prediction, Rates
+from edgeagent.backends.media import kinds, new_kinds, not_read, readable
 from edgeagent.errors import DeadlineUnreachable, Overloaded, RequestTimeout
 from edgeagent.types import (
     UNUSABLE,
@@ -22,6 +23,7 @@ from edgeagent.types import (
     ChatPrompt,
     Finished,
     GenerateRequest,
+    MediaKind,
     ModelStatus,
     Permit,
     Placement,
@@ -72,7 +74,9 @@ class _Answer:
         forecast: Forecast,
         placement: Placement,
         clock: Callable[[], float],
+        warning: str,
     ) -> None:
+        """`warning`: how the backend changed the request; "" if it did not."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_started = False
         self._request = request
@@ -80,6 +84,7 @@ class _Answer:
         self._forecast = forecast
         self._placement = placement
         self._clock = clock
+        self._warnings = (warning,) if warning else ()
 
     def put(self, step: Step) -> None:
         if self.ended.done():
@@ -103,7 +108,9 @@ class _Answer:
             return step
         self.has_started = True
         self._forecast.start(self._request, step.deltas[0], self._clock())
-        return replace(step, deltas=(replace(step.deltas[0], placement=self._placement), *step.deltas[1:]))
+        warnings = (*self._warnings, *step.deltas[0].warnings)
+        started = replace(step.deltas[0], placement=self._placement, warnings=warnings)
+        return replace(step, deltas=(started, *step.deltas[1:]))
 
 
 class LocalBackend:
@@ -138,10 +145,13 @@ class LocalBackend:
             num_live,
             max_live,
             traffic.retry_after_s if status.retry_after_s is None else max(1.0, status.retry_after_s),
-            obstacle=_obstacle(request, status, traffic.forecast.num_bytes(request), lacks_room=model.lacks_room),
+            obstacle=_obstacle(request, status, traffic.forecast.num_bytes(request), lacks_room=model.lacks_room)
+            or (MEDIA if new_kinds(request) - _takes(model) else ""),
             first_token_s=prediction.first_token_s,
             token_s=token_s or None,
-            strain=self._strain(status, traffic.forecast.num_tokens(request), request),
+            strain=MEDIA
+            if kinds(request) - _takes(model)
+            else self._strain(status, traffic.forecast.num_tokens(request), request),
             doubt=self._doubt(num_live, traffic),
         )
 
@@ -192,11 +202,14 @@ class LocalBackend:
         await self.models.locate(request.model)
         model = self.models.model(request.model)
         traffic = self._traffic_of(model.name)
+        if missing := new_kinds(request) - _takes(model):
+            raise not_read(model.name, missing, _takes(model))
+        request, warning = readable(request, _takes(model))
         prediction = self._admit(request, model, traffic)
         placement = Placement(self.name, request.model, "", sha256=model.preparation.sha256)
         if so_far is not None and so_far.tokens and so_far.sha256 != placement.sha256:
             so_far = replace(so_far, tokens=(), step_lengths=())  # another model made them: continue from the text
-        answer = _Answer(request, sink, traffic.forecast, placement, self._clock)
+        answer = _Answer(request, sink, traffic.forecast, placement, self._clock, warning)
         began_s = self._clock()
         traffic.forecast.accept(request, began_s, prediction)
         try:
@@ -258,6 +271,12 @@ def _num_parallel(model: PoolModel) -> int:
     """Return how many requests a model runs at a time; fewer than configured if memory was short at loading."""
     info = model.status().info
     return (0 if info is None else info.num_parallel) or model.preparation.engine.num_parallel
+
+
+def _takes(model: PoolModel) -> frozenset[MediaKind]:
+    """Return what a model reads besides text."""
+    info = model.status().info
+    return frozenset() if info is None else frozenset(info.media)
 
 
 def _obstacle(request: GenerateRequest, status: ModelStatus, num_bytes: int, *, lacks_room: bool) -> str:

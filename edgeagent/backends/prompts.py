@@ -11,6 +11,8 @@ from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextPrompt
 _TOKEN_ID_BYTES = 4
 # Of usual text. The tokenizer of a remote's model is not available here.
 _BYTES_PER_TOKEN = 4
+# About as many tokens as an image of usual size has. Only the model's own projector knows the number.
+_TOKENS_PER_MEDIUM = 1024
 
 
 def num_prompt_tokens(request: GenerateRequest) -> int:
@@ -19,7 +21,10 @@ def num_prompt_tokens(request: GenerateRequest) -> int:
 
 
 def prompt_bytes(request: GenerateRequest) -> int:
-    """Return how many bytes a request's prompt has, without the template. A token id counts as 4 bytes."""
+    """Return how many bytes a request's prompt has, without the template.
+
+    A token id counts as 4 bytes, and an image or a sound as the text that takes about as many tokens.
+    """
     match request.prompt:
         case ChatPrompt(messages):
             return tools_bytes(request.prompt) + sum(map(message_bytes, messages))
@@ -35,9 +40,10 @@ def tools_bytes(prompt: ChatPrompt) -> int:
 
 
 def message_bytes(message: Message) -> int:
-    """Return how many bytes the content, the reasoning and the tool calls' arguments of a message have."""
+    """Return how many bytes a message has: its content with its media, its reasoning, and its calls' arguments."""
     calls = sum(_num_bytes(call.arguments) for call in message.tool_calls)
-    return _num_bytes(message.content) + _num_bytes(message.reasoning) + calls
+    media = len(message.media) * _TOKENS_PER_MEDIUM * _BYTES_PER_TOKEN
+    return _num_bytes(message.content) + media + _num_bytes(message.reasoning) + calls
 
 
 def _num_bytes(text: str) -> int:
@@ -59,4 +65,11 @@ def _beginning(request: GenerateRequest) -> str:
         return ""
     messages = request.prompt.messages
     first_user = next((index for index, message in enumerate(messages) if message.role == "user"), 0)
-    return hashlib.sha256(msgspec.msgpack.encode(messages[: first_user + 1])).hexdigest()
+    beginning = messages[: first_user + 1]
+    seen = [digest for message in beginning for digest in digests(request.prompt, message)]
+    return hashlib.sha256(msgspec.msgpack.encode((beginning, *seen))).hexdigest()
+
+
+def digests(prompt: ChatPrompt, message: Message) -> tuple[bytes, ...]:
+    """Return the digests of the media in a message of this prompt."""
+    return tuple([prompt.media[place.index].digest for place in message.media])

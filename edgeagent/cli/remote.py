@@ -19,12 +19,14 @@ from edgeagent.cli.display import print_json, table, wrapped
 from edgeagent.cli.link import address_of, ask, daemon_of
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
 from edgeagent.cli.remote_options import (
+    Audio,
     Budgets,
     CaFile,
     ClientCert,
     ClientKey,
     ContextLength,
     Continues,
+    Images,
     KeyEnv,
     KeyFile,
     KeyKeyring,
@@ -89,8 +91,8 @@ def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
         lines.append(f"It replaces {before.name} at {', '.join(host_of(each.url) for each in before.endpoints)}.")
     lines += [
         "",
-        f"What goes there: {_WHEN[mode]}: its whole conversation (messages, tools, their results) and its settings, "
-        "including the part of an answer that began here.",
+        f"What goes there: {_WHEN[mode]}: its whole conversation (messages, {_media(remote)}tools, their results) and "
+        "its settings, including the part of an answer that began here.",
         "What stays here: all other conversations, stored responses, files, the names of this machine, of its users "
         "and of its clients, and every request whose own route, or whose token's route, is local_only.",
         f"Who can read it: {_readers(remote)}.",
@@ -112,6 +114,10 @@ _WHEN = {
     "prefer_remote": "each request, while the remote can serve it",
     "remote_only": "each request",
 }
+
+
+def _media(remote: Remote) -> str:
+    return ("images, " if remote.images else "") + ("sounds, " if remote.audio else "")
 
 
 def _host(url: str, region: str) -> str:
@@ -186,6 +192,8 @@ def add(
     budgets: Budgets = [],  # noqa: B006
     limit: LimitsGiven = [],  # noqa: B006
     plaintext: Plaintext = False,
+    images: Images = False,
+    audio: Audio = False,
     yes: Yes = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
@@ -209,6 +217,8 @@ def add(
         limits=limits(limit),
         terms=Terms(operator, retention, training),
         plaintext=plaintext,
+        images=images,
+        audio=audio,
     )
     _add(checked(remote), settings_of(state_dir, config), is_asked=not yes)
 

@@ -92,6 +92,8 @@ LimitsGiven = Annotated[
 Plaintext = Annotated[
     bool, typer.Option("--plaintext", help="Allow http:// to another machine: the network can read prompts.")
 ]
+Images = Annotated[bool, typer.Option("--images", help="Its models read images, so requests with images may go there.")]
+Audio = Annotated[bool, typer.Option("--audio", help="Its models read sounds, so requests with sounds may go there.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Agree without being asked.")]
 
 T = TypeVar("T", int, float)

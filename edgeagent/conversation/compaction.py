@@ -17,6 +17,7 @@ from edgeagent.conversation.items import (
     Item,
     MessageItem,
     compaction_item,
+    media_of,
     to_messages,
 )
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelNotFound, TokenBudgetExceeded
@@ -27,6 +28,7 @@ from edgeagent.types import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Media,
     Message,
     RenderPrompt,
     RouteMode,
@@ -88,21 +90,23 @@ async def summarize(
     messages is left out. Raise ContextLengthExceeded or TokenBudgetExceeded if fewer than four messages are left and do
     not fit, SummaryCancelled if the request was cancelled, or the service's errors.
     """
-    messages = to_messages(instructions, items)
+    messages, media = to_messages(instructions, items), media_of(items)
     while True:
         try:
-            return await _summarize(template, messages, service)
+            return await _summarize(template, messages, media, service)
         except (ContextLengthExceeded, TokenBudgetExceeded):
             if len(messages) < 4:
                 raise
             messages = messages[len(messages) // 2 :]
 
 
-async def _summarize(template: GenerateRequest, messages: Sequence[Message], service: Service) -> tuple[str, Usage]:
+async def _summarize(
+    template: GenerateRequest, messages: Sequence[Message], media: tuple[Media, ...], service: Service
+) -> tuple[str, Usage]:
     request = GenerateRequest(
         id=template.id,
         model=template.model,
-        prompt=ChatPrompt((*messages, Message("user", INSTRUCTION))),
+        prompt=ChatPrompt((*messages, Message("user", INSTRUCTION)), media=media),
         sampling=SamplingParams(temperature=0.0),
         max_tokens=MAX_SUMMARY_TOKENS,
         tier=template.tier,
@@ -224,7 +228,8 @@ def _client(template: GenerateRequest) -> tuple[str, str]:
 
 
 def _beginning(template: GenerateRequest, instructions: str | None, items: Sequence[Item]) -> int:
-    return hash((_client(template), to_messages(instructions, items)))
+    seen = tuple([medium.digest for medium in media_of(items)])
+    return hash((_client(template), to_messages(instructions, items), seen))
 
 
 class _Summary(Ending):

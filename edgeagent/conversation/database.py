@@ -2,7 +2,8 @@
 
 Each response is a row, and has a segment: the items that the response added, and a reference to the segment of the
 response that it continued. So the items of a conversation are stored once, however long its chain is. A segment stays
-while a response or another segment needs it. The number of responses, their bytes and their age are limited. A
+while a response or another segment needs it. An image or a sound is stored once for each partition, and stays while a
+segment names it. The number of responses, their bytes and their age are limited. A
 partition has the responses of one client. To make room, the least recently used response of the largest one is evicted.
 """
 
@@ -24,11 +25,11 @@ from edgeagent.conversation.history import (
     StoredResponse,
     too_long,
 )
-from edgeagent.conversation.items import Item, ItemFormat, MessageItem
+from edgeagent.conversation.items import Item, ItemFormat, MessageItem, media_of
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 from edgeagent.router.policy import strictest
 from edgeagent.sqlite_files import DamagedError, open_private
-from edgeagent.types import RouteMode
+from edgeagent.types import Media, MediaKind, RouteMode
 
 VERSION = 1
 _SCHEMA = """
@@ -44,6 +45,22 @@ CREATE INDEX responses_by_segment ON responses (segment);
 CREATE INDEX responses_by_use ON responses (used);
 CREATE INDEX responses_by_age ON responses (created_s);
 CREATE TABLE items (id TEXT, segment INTEGER, PRIMARY KEY (id, segment)) WITHOUT ROWID;
+"""
+# Files of earlier versions do not have these tables. Older versions ignore them.
+_MEDIA_SCHEMA = """
+CREATE TABLE IF NOT EXISTS media (
+    partition TEXT NOT NULL, digest BLOB NOT NULL, data BLOB NOT NULL, PRIMARY KEY (partition, digest)
+);
+CREATE TABLE IF NOT EXISTS segment_media (
+    segment INTEGER NOT NULL, digest BLOB NOT NULL, partition TEXT NOT NULL, PRIMARY KEY (segment, digest)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS segments_by_medium ON segment_media (partition, digest);
+"""
+_FORGET_UNNAMED = """
+DELETE FROM segment_media WHERE segment NOT IN (SELECT id FROM segments);
+DELETE FROM media WHERE NOT EXISTS (
+    SELECT 1 FROM segment_media m WHERE m.partition = media.partition AND m.digest = media.digest
+);
 """
 # The segments of a conversation, the last one first, without their content.
 _CHAIN = """
@@ -73,6 +90,7 @@ WHERE i.id = ? AND r.partition = ? ORDER BY i.segment DESC LIMIT 64
 # repeat these numbers.
 _ITEM_ROW_BYTES = 32
 _RESPONSE_ROW_BYTES = 256
+_MEDIUM_ROW_BYTES = 128
 _SEGMENT_SIZES = """
 CREATE TEMP VIEW segment_sizes AS SELECT s.id, s.parent, length(s.items) + (
     SELECT coalesce(sum(length(CAST(i.id AS BLOB)) + 32), 0) FROM items i WHERE i.segment = s.id
@@ -93,6 +111,8 @@ SELECT partition, sum(num_bytes) FROM (
     SELECT partition, length(body) + 256 AS num_bytes, used FROM responses
     UNION ALL
     SELECT n.partition, s.num_bytes, NULL FROM needed n JOIN segment_sizes s ON s.id = n.segment
+    UNION ALL
+    SELECT partition, length(data) + 128, NULL FROM media
 )
 GROUP BY partition ORDER BY min(used)
 """
@@ -133,6 +153,7 @@ class ResponseDatabase:
                 "INSERT INTO segments (parent, num_input, items) VALUES (?, ?, ?)", parent, len(own_input), items
             )
             segment = cursor.lastrowid
+            self._add_media(segment, response.partition, media_of((*own_input, *response.output)))
             packed = zlib.compress(body, 1)
             self._execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -145,6 +166,14 @@ class ResponseDatabase:
             self._num_bytes += _RESPONSE_ROW_BYTES + len(packed) + len(items)
             self._num_bytes += sum(len(name.encode()) + _ITEM_ROW_BYTES for name in own_ids)
             self._evict()
+
+    def _add_media(self, segment: int | None, partition: str, media: Iterable[Media]) -> None:
+        for medium in media:
+            names = (segment, medium.digest, partition)
+            if self._execute("INSERT OR IGNORE INTO segment_media VALUES (?, ?, ?)", *names).rowcount:
+                values = (partition, medium.digest, medium.data)
+                is_new = self._execute("INSERT OR IGNORE INTO media VALUES (?, ?, ?)", *values).rowcount
+                self._num_bytes += is_new * (len(medium.data) + _MEDIUM_ROW_BYTES)
 
     def get(self, response_id: str, partition: str) -> StoredResponse | None:
         """Return a response of this partition, and mark it as used now; None if there is no such response.
@@ -220,9 +249,11 @@ class ResponseDatabase:
         if segment not in self._titles:
             items: tuple[Item, ...] = ()
             with suppress(InvalidRequest):  # it is too large to be read
-                items = self._items_of(segment, _Reader(too_long()))
-            texts = (item.text for item in items if isinstance(item, MessageItem) and item.role == "user")
-            self._titles[segment] = " ".join(next(texts, "")[:_MAX_TITLE_CHARS].split())
+                items = self._items_of(segment, _Reader(too_long()), has_media=False)
+            said = (item for item in items if isinstance(item, MessageItem) and item.role == "user")
+            first = next(said, MessageItem("", "user", ""))
+            text = first.text if first.text.strip() or not first.media else f"[{first.media[0][1].kind}]"
+            self._titles[segment] = " ".join(text[:_MAX_TITLE_CHARS].split())
         return self._titles[segment]
 
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
@@ -275,6 +306,9 @@ class ResponseDatabase:
                 self._execute(f"PRAGMA user_version = {VERSION}")
         elif version != VERSION:
             raise DamagedError(f"its format is {version}, not {VERSION}")
+        with self._transaction():
+            for statement in f"{_MEDIA_SCHEMA}{_FORGET_UNNAMED}".split(";"):
+                self._execute(statement)
         # The indexes are not part of the format: SQLite maintains them also for an older daemon, which does not create
         # them. They only save time, so the file is used even if the disk has no room for them.
         with suppress(sqlite3.OperationalError):
@@ -292,7 +326,8 @@ class ResponseDatabase:
             "SELECT count(*), coalesce(sum(length(body)), 0) FROM responses"
         ).fetchone()
         (segment_bytes,) = self._execute("SELECT coalesce(sum(num_bytes), 0) FROM segment_sizes").fetchone()
-        return num_responses, num_responses * _RESPONSE_ROW_BYTES + body_bytes + segment_bytes
+        (media_bytes,) = self._execute("SELECT coalesce(sum(length(data) + 128), 0) FROM media").fetchone()
+        return num_responses, num_responses * _RESPONSE_ROW_BYTES + body_bytes + segment_bytes + media_bytes
 
     def _evict(self) -> None:
         oldest_s = self._clock() - self._limits.max_age_s
@@ -335,7 +370,19 @@ class ResponseDatabase:
             self._titles.pop(segment, None)
             self._execute("DELETE FROM items WHERE segment = ?", segment)
             self._num_bytes -= num_bytes
+            self._remove_media(segment)
             segment = parent
+
+    def _remove_media(self, segment: int) -> None:
+        """Delete the media that only this segment names."""
+        named = self._execute("SELECT partition, digest FROM segment_media WHERE segment = ?", segment).fetchall()
+        self._execute("DELETE FROM segment_media WHERE segment = ?", segment)
+        for medium in named:
+            if self._execute("SELECT 1 FROM segment_media WHERE partition = ? AND digest = ?", *medium).fetchone():
+                continue
+            row = self._execute("SELECT length(data) FROM media WHERE partition = ? AND digest = ?", *medium).fetchone()
+            self._execute("DELETE FROM media WHERE partition = ? AND digest = ?", *medium)
+            self._num_bytes -= row[0] + _MEDIUM_ROW_BYTES
 
     def _is_needed(self, segment: int) -> bool:
         row = self._execute(
@@ -358,14 +405,29 @@ class ResponseDatabase:
         ).fetchone()
         return row
 
-    def _items_of(self, segment: int, reader: _Reader) -> tuple[Item, ...]:
+    def _items_of(self, segment: int, reader: _Reader, *, has_media: bool = True) -> tuple[Item, ...]:
+        """Return the items of a segment. Without `has_media`, their media are empty."""
+
+        def find(kind: MediaKind, digest: bytes) -> Media:
+            return Media(kind, self._medium(segment, digest, reader) if has_media else b"", digest)
+
         (packed,) = self._execute("SELECT items FROM segments WHERE id = ?", segment).fetchone()
         try:
-            return self._form.decode(reader.inflate(packed))
+            return self._form.decode(reader.inflate(packed), find)
         except (ValueError, EdgeAgentError) as error:
             if error is reader.refusal:
                 raise
             raise DamagedError("a segment does not hold items") from error
+
+    def _medium(self, segment: int, digest: bytes, reader: _Reader) -> bytes:
+        row: tuple[bytes] | None = self._execute(
+            "SELECT data FROM segment_media JOIN media USING (partition, digest) WHERE segment = ? AND digest = ?",
+            *(segment, digest),
+        ).fetchone()
+        if row is None:
+            raise DamagedError("a medium of a segment is missing")
+        reader.count(len(row[0]))
+        return row[0]
 
     def _next_use(self) -> int:
         self._last_use += 1
@@ -397,10 +459,14 @@ class _Reader:
 
     def inflate(self, packed: bytes) -> bytes:
         content = _inflate(packed, self._num_left + 1)
-        self._num_left -= len(content)
+        self.count(len(content))
+        return content
+
+    def count(self, num_bytes: int) -> None:
+        """Count bytes that were read; raise the refusal if they are too many."""
+        self._num_left -= num_bytes
         if self._num_left < 0:
             raise self.refusal
-        return content
 
 
 def _inflate(packed: bytes, max_bytes: int = 0) -> bytes:

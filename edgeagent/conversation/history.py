@@ -24,10 +24,11 @@ from edgeagent.conversation.items import (
     ReasoningItem,
     ReferenceItem,
     extended,
+    media_of,
 )
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ResponseNotFound
 from edgeagent.router.policy import strictest
-from edgeagent.types import Message, RouteMode
+from edgeagent.types import Media, Message, RouteMode
 
 # OpenAI promises to keep the latest response of each lane. A client that forks a conversation needs a few more.
 MAX_RESPONSES = 128
@@ -42,18 +43,20 @@ _PLACE_BYTES = 16  # what an item takes in each response that inherits it
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The messages of a conversation without its instructions, and how much it holds."""
+    """The messages of a conversation without its instructions, their media, and how much it holds."""
 
     messages: tuple[Message, ...] = ()
     num_items: int = 0
     num_bytes: int = 0
+    media: tuple[Media, ...] = ()
 
     def extended(self, items: Iterable[Item]) -> Transcript:
         """Return the transcript of the conversation that continues with `items`, which must have no ReferenceItem."""
         new = tuple(items)
         num_items = self.num_items + len(new)
         num_bytes = self.num_bytes + sum(map(_size, new))
-        return Transcript(extended(self.messages, new) if new else self.messages, num_items, num_bytes)
+        messages = extended(self.messages, new, len(self.media)) if new else self.messages
+        return Transcript(messages, num_items, num_bytes, self.media + media_of(new))
 
     def check(self) -> None:
         """Raise InvalidRequest if the conversation is too long."""
@@ -344,7 +347,9 @@ def _check_calls(inherited: tuple[Item, ...], new: list[Item]) -> None:
 def _size(item: Item) -> int:
     """Return roughly the memory that an item takes. A string's size is not its length, if it has other characters."""
     match item:
-        case MessageItem() | ReasoningItem():
+        case MessageItem():
+            return _ITEM_BYTES + getsizeof(item.text) + sum(len(medium.data) for _, medium in item.media)
+        case ReasoningItem():
             return _ITEM_BYTES + getsizeof(item.text)
         case CallItem():
             return _ITEM_BYTES + getsizeof(item.name) + getsizeof(item.arguments)

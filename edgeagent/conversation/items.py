@@ -9,17 +9,21 @@ import base64
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from edgeagent.types import Message, Role, ToolCall
+from edgeagent.types import Media, MediaKind, MediaPlace, Message, Role, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class MessageItem:
-    """A message. `phase` is a value that the client gives to an assistant message; it is kept and not interpreted."""
+    """A message. `phase` is a value that the client gives to an assistant message; it is kept and not interpreted.
+
+    `media`: the images and sounds in it, each with its offset in the text. Only the user's messages have any.
+    """
 
     id: str
     role: Role
     text: str
     phase: str | None = None
+    media: tuple[tuple[int, Media], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +94,20 @@ def summary_of(content: str) -> str | None:
     return base64.b64decode(content.removeprefix(COMPACTION_PREFIX), altchars=b"-_", validate=True).decode()
 
 
+FindMedia = Callable[[MediaKind, bytes], Media]
+"""Returns the medium that has this digest; raises ValueError or an EdgeAgentError if it is not there."""
+
+
 @dataclass(frozen=True, slots=True)
 class ItemFormat:
     """How items are written to a file. `encode` returns the bytes of several items, and `decode` reads them.
 
-    `decode` raises ValueError or an EdgeAgentError if the bytes have other content.
+    The bytes name media by their digests only. `decode` gets a function that finds them. It raises ValueError or an
+    EdgeAgentError if the bytes have other content.
     """
 
     encode: Callable[[Sequence[Item]], bytes]
-    decode: Callable[[bytes], tuple[Item, ...]]
+    decode: Callable[[bytes, FindMedia], tuple[Item, ...]]
 
 
 @dataclass(slots=True)
@@ -109,14 +118,21 @@ class _Turn:
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     call_id: str | None = None
+    media: tuple[MediaPlace, ...] = ()
 
     @classmethod
     def of(cls, message: Message) -> _Turn:
         calls = list(message.tool_calls)
-        return cls(message.role, [message.content], message.reasoning, calls, message.tool_call_id)
+        return cls(message.role, [message.content], message.reasoning, calls, message.tool_call_id, message.media)
 
     def message(self) -> Message:
-        return Message(self.role, "\n\n".join(self.texts), self.reasoning, tuple(self.calls), self.call_id)
+        text = "\n\n".join(self.texts)
+        return Message(self.role, text, self.reasoning, tuple(self.calls), self.call_id, media=self.media)
+
+
+def media_of(items: Iterable[Item]) -> tuple[Media, ...]:
+    """Return the media of a conversation. The messages that `to_messages` returns name them by their index."""
+    return tuple([medium for item in items if isinstance(item, MessageItem) for _, medium in item.media])
 
 
 def to_messages(instructions: str | None, items: Iterable[Item]) -> tuple[Message, ...]:
@@ -137,15 +153,19 @@ def with_instructions(instructions: str | None, messages: tuple[Message, ...]) -
     return (Message("system", f"{instructions}\n\n{messages[0].content}"), *messages[1:])
 
 
-def extended(messages: tuple[Message, ...], items: Iterable[Item]) -> tuple[Message, ...]:
+def extended(messages: tuple[Message, ...], items: Iterable[Item], num_media: int = 0) -> tuple[Message, ...]:
     """Return the messages of a conversation that continues with `items`. Earlier messages are not made again.
 
-    An item may become part of the last message; see `to_messages`.
+    An item may become part of the last message; see `to_messages`. `num_media`: how many media the messages have.
     """
     turns = [_Turn.of(messages[-1])] if messages else []
     num_kept = len(messages) - len(turns)
     for item in items:
         _add(turns, item, is_start=num_kept == 0)
+        if isinstance(item, MessageItem) and item.media:
+            places = [MediaPlace(offset, num_media + index) for index, (offset, _) in enumerate(item.media)]
+            turns[-1].media = tuple(places)
+            num_media += len(places)
     return (*messages[:num_kept], *[turn.message() for turn in turns])
 
 

@@ -96,6 +96,7 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     continues: whether the remote may continue an answer that another backend began. "exact" allows this only to servers
     that can continue an assistant's message. "inexact" also allows it to other servers, which are asked in words.
     plaintext: whether an endpoint on another machine may have a URL with http://.
+    images, audio: whether its models read images and sounds. A request with what they do not read is not sent there.
     """
 
     name: str
@@ -111,6 +112,8 @@ class Remote(Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     terms: Terms = Terms()
     plaintext: bool = False
+    images: bool = False
+    audio: bool = False
 
     @property
     def serves_any(self) -> bool:

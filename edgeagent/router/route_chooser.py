@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from edgeagent import metrics
-from edgeagent.backends.base import CONTEXT, Backend, Estimate
+from edgeagent.backends.base import CONTEXT, MEDIA, Backend, Estimate
+from edgeagent.backends.media import kinds, words
 from edgeagent.backends.prompts import conversation_of, num_prompt_tokens
 from edgeagent.errors import (
     BackendUnavailable,
@@ -19,6 +20,7 @@ from edgeagent.errors import (
     EdgeAgentError,
     Forbidden,
     ModelNotFound,
+    NotSupported,
     Overloaded,
     TokenBudgetExceeded,
 )
@@ -258,6 +260,10 @@ def _no_route(
         return _full(estimates)
     if estimates and all(estimate.obstacle == CONTEXT for estimate in estimates.values()):
         return ContextLengthExceeded(f"the prompt does not fit the context of any remote that serves {request.model!r}")
+    if estimates and all(estimate.obstacle == MEDIA for estimate in estimates.values()):
+        what = words(kinds(request))
+        known = "; ".join(f"{name}: {each.trouble}" for name, each in estimates.items() if each.trouble)
+        return NotSupported(f"no backend reads {what} for model {request.model!r}" + (known and f" ({known})"))
     if mode is RouteMode.LOCAL_ONLY:
         return BackendUnavailable("the daemon has no model of its own, and the request is local only")
     obstacles = ", ".join(f"{name}: {each.trouble or each.obstacle}" for name, each in estimates.items())

@@ -1,4 +1,4 @@
-"""What the model cannot read, on every wire: it is refused if it is new, and a note if it was said before."""
+"""What cannot be read, on every wire: it is refused if it is new, and a note if it was said before."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from edgeagent.api.responses.body import CreateResponseBody
 from edgeagent.api.wire.body import Body, validate, warning_about
 from edgeagent.errors import NotSupported
 
-NOTE = "[image left out: only text can be read here]"
+NOTE = "[document left out: only text can be read here]"
 
 
 class Wire(NamedTuple):
-    """A wire: its body, the field of the conversation, and its parts for a text and for an image."""
+    """A wire: its body, the field of the conversation, and its parts for a text and for a document."""
 
     body: type[Body]
     field: str
     text: Callable[[str], dict[str, Any]]
-    image: dict[str, Any]
+    document: dict[str, Any]
 
     def fields(self, *messages: dict[str, Any]) -> dict[str, Any]:
         return {"model": "m", "max_tokens": 9, "max_output_tokens": 16, self.field: list(messages)}
@@ -34,18 +34,18 @@ def _plain(text: str) -> dict[str, Any]:
 
 
 WIRES = {
-    "chat": Wire(ChatBody, "messages", _plain, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}),
+    "chat": Wire(ChatBody, "messages", _plain, {"type": "document"}),
     "responses": Wire(
         CreateResponseBody,
         "input",
         lambda text: {"type": "input_text", "text": text},
-        {"type": "input_image", "image_url": "data:image/png;base64,AA"},
+        {"type": "document"},
     ),
     "anthropic": Wire(
         MessagesBody,
         "messages",
         _plain,
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}},
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA"}},
     ),
 }
 
@@ -61,7 +61,7 @@ def answer(text: str) -> dict[str, Any]:
 def said(wire: Wire, *messages: dict[str, Any]) -> list[str]:
     """Return the text of each message as the model gets it."""
     checked = getattr(validate(wire.body, wire.fields(*messages)), wire.field)
-    texts = [message.content for message in checked]
+    texts = [getattr(message.content, "text", message.content) for message in checked]
     return [text if isinstance(text, str) else "".join(block["text"] for block in text) for text in texts]
 
 
@@ -70,45 +70,45 @@ def wire(request: pytest.FixtureRequest) -> Wire:
     return WIRES[request.param]
 
 
-def test_a_new_image_is_refused_by_its_place(wire: Wire) -> None:
+def test_a_new_document_is_refused_by_its_place(wire: Wire) -> None:
     before = (user(wire.text("Hello")), answer("Hello"))
     for parts, place in (
-        ((wire.text("What is this?"), wire.image), 1),
-        ((wire.image, wire.text("What is this?")), 0),
-        ((wire.image,), 0),
-        ((wire.text(" "), wire.image, wire.text("What is this?")), 1),
+        ((wire.text("What is this?"), wire.document), 1),
+        ((wire.document, wire.text("What is this?")), 0),
+        ((wire.document,), 0),
+        ((wire.text(" "), wire.document, wire.text("What is this?")), 1),
     ):
         for after in ((), (answer("It is"),)):  # also if the answer has begun
             with pytest.raises(NotSupported) as refused:
                 said(wire, *before, user(*parts), *after)
             assert refused.value.param == f"{wire.field}[2].content[{place}]"
-            assert "image' is not supported" in refused.value.message or "image_url' is" in refused.value.message
+            assert "document' is not supported" in refused.value.message
 
 
-def test_an_image_that_was_said_before_is_a_note(wire: Wire) -> None:
-    image = (wire.text("What is this?"), wire.image)
+def test_a_document_that_was_said_before_is_a_note(wire: Wire) -> None:
+    document = (wire.text("What is this?"), wire.document)
     question = user(wire.text("And now?"))
-    assert said(wire, user(*image), answer("A cat."), question) == [f"What is this?{NOTE}", "A cat.", "And now?"]
-    assert said(wire, user(*image), question) == [f"What is this?{NOTE}", "And now?"], "the first was refused"
+    assert said(wire, user(*document), answer("A cat."), question) == [f"What is this?{NOTE}", "A cat.", "And now?"]
+    assert said(wire, user(*document), question) == [f"What is this?{NOTE}", "And now?"], "the first was refused"
 
 
 def test_a_client_may_join_what_was_refused_and_what_comes_next(wire: Wire) -> None:
-    joined = user(wire.text("What is this?"), wire.image, wire.text("Never mind."))
+    joined = user(wire.text("What is this?"), wire.document, wire.text("Never mind."))
     assert said(wire, joined) == [f"What is this?{NOTE}Never mind."]
 
 
 def test_a_warning_names_the_first_place(wire: Wire) -> None:
-    fields = wire.fields(user(wire.image, wire.image), answer("Two."), user(wire.text("Go on")))
+    fields = wire.fields(user(wire.document, wire.document), answer("Two."), user(wire.text("Go on")))
     warning = warning_about(wire.body, fields)
     assert warning is not None and f"{wire.field}[0].content[0] and 1 more: left out" in warning.text
-    fields = wire.fields(user(wire.text("a")), answer("b"), user(wire.text("c"), wire.image))
+    fields = wire.fields(user(wire.text("a")), answer("b"), user(wire.text("c"), wire.document))
     assert "left out" not in str(warning_about(wire.body, fields))
 
 
 def test_what_a_client_sent_is_not_changed(wire: Wire) -> None:
-    fields = wire.fields(user(wire.image), answer("A cat."), user(wire.text("Go on")))
+    fields = wire.fields(user(wire.document), answer("A cat."), user(wire.text("Go on")))
     validate(wire.body, fields)
-    assert fields[wire.field][0]["content"] == [wire.image]
+    assert fields[wire.field][0]["content"] == [wire.document]
 
 
 def test_any_part_that_is_no_text_is_a_note(wire: Wire) -> None:
@@ -119,18 +119,22 @@ def test_any_part_that_is_no_text_is_a_note(wire: Wire) -> None:
     )
 
 
-def test_ollamas_images() -> None:
+def test_an_image_that_is_only_an_address_is_a_note_too() -> None:
+    wire, address = WIRES["chat"], {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+    image = "[image left out: only text can be read here]"
+    assert said(wire, user(address), answer("A cat."), user(wire.text("And now?")))[0] == image
+    with pytest.raises(NotSupported, match=r"content\[0\]: is an address, and nothing is fetched for a client"):
+        said(wire, user(address))
+
+
+def test_ollamas_images_of_others_than_the_user() -> None:
     def read(*messages: dict[str, Any]) -> list[tuple[Any, Any]]:
         body = validate(OllamaChatBody, {"model": "m", "messages": list(messages)})
         return [(message.content, message.images) for message in body.messages or ()]
 
-    image = {"role": "user", "content": "What is this?", "images": ["AA"]}
+    image = {"role": "tool", "content": "Seen:", "images": ["AA"]}
     after = {"role": "user", "content": "And now?"}
-    for messages in ((image,), (after, image), (image, answer("It is"))):
-        with pytest.raises(NotSupported, match=r"messages\[\d\]\.images: images are not supported"):
-            read(*messages)
-    expected = [(f"What is this?{NOTE}", None), ("And now?", None)]
+    expected = [("Seen:[image left out: only text can be read here]", None), ("And now?", None)]
     assert read(image, after) == expected
-    assert read({"role": "user", "images": ["AA", "BB"]}, answer("A cat."), after)[0] == (NOTE, None)
     warning = warning_about(OllamaChatBody, {"model": "m", "messages": [image, image, after]})
     assert warning is not None and "messages[0].images and 1 more: left out" in warning.text

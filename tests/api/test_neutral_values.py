@@ -33,7 +33,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "InputMessage": {"role": "user", "content": "hi"},
     "InputOtherItem": {"type": "web_search_call"},
     "InputReasoning": {"type": "reasoning"},
-    "InstructionMessage": {"role": "user", "content": "hi"},
+    "InstructionMessage": {"role": "system", "content": "hi"},
     "NamespaceTool": {"type": "namespace", "name": "n", "tools": []},
     "OllamaEarlierCall": {"function": FUNCTION},
     "OllamaMessage": {"role": "user"},
@@ -62,6 +62,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "PullBody": {"model": "m"},
     "RerankBody": {"query": "q", "documents": ["d"]},
     "Thinking": {"type": "adaptive"},
+    "ChatUserMessage": {"role": "user", "content": "hi"},
     "TokenizeBody": {"content": "hi"},
 }
 

@@ -21,15 +21,29 @@ from edgeagent.errors import (
     BackendUnavailable,
     EdgeAgentError,
     ModelNotFound,
+    NotSupported,
     Overloaded,
     RequestTimeout,
     WorkerCrashed,
 )
 from edgeagent.store.library import Found
-from edgeagent.types import Finished, FinishReason, GenerateRequest, Sink, Started, Step, TextDelta, WorkerState
+from edgeagent.types import (
+    ChatPrompt,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    MediaPlace,
+    Message,
+    Sink,
+    Started,
+    Step,
+    TextDelta,
+    WorkerState,
+)
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.backends.reading import steps_of
+from tests.media import RED, media
 from tests.stub_worker import stub_command
 from tests.worker.support import QUICK, eventually, found_at, request
 
@@ -348,3 +362,27 @@ async def test_an_answer_is_whole_if_its_model_is_unloaded_before_it_is_read(tmp
     assert text(steps) == "0 1 2 "
     assert reason(steps) is FinishReason.STOP
     await backend.stop()
+
+
+def shown(*messages: Message) -> GenerateRequest:
+    return GenerateRequest("r1", "", ChatPrompt(messages, media=(media(RED),)))
+
+
+async def test_an_image_that_the_model_does_not_read(make: Make) -> None:
+    """A new one is refused before the model computes anything. An earlier one is a note, and a warning says so."""
+    backend = make()
+    await backend.start()
+    place = (MediaPlace(0, 0),)
+    new = shown(Message("user", "answer 1", media=place))
+    assert backend.estimate(new).obstacle == "media"
+    with pytest.raises(NotSupported, match="stub reads only text, and the last message has images"):
+        await collect(backend, new)
+    earlier = shown(Message("user", "What is this?", media=place), Message("user", "answer 1"))
+    assert backend.estimate(earlier).obstacle == ""
+    steps = await collect(backend, earlier)
+    started = steps[0].deltas[0]
+    assert isinstance(started, Started) and started.warnings == (
+        "images of earlier messages are left out, because the model does not read them",
+    )
+    assert text(steps) == "0 "
+    assert backend.estimate(earlier).strain == "media", "a remote that reads images would be the better choice"

@@ -22,6 +22,7 @@ from edgeagent.errors import InvalidRequest
 from edgeagent.sqlite_files import DamagedError
 from edgeagent.types import RouteMode
 from tests.integrity import check_integrity
+from tests.media import BLUE, RED, media, png
 
 
 class Clock:
@@ -472,3 +473,67 @@ def test_a_title_is_not_that_of_a_deleted_conversation() -> None:
     store.remove("a", "")
     add(store, *chain("b"))
     assert [each.title for each in store.conversations("", 10)] == ["b_in"]
+
+
+def shown(name: str, *files: bytes, partition: str = "") -> StoredResponse:
+    """Return a response whose input has these images."""
+    item = MessageItem(f"msg_{name}", "user", "What is this?", media=tuple((5, media(file)) for file in files))
+    return StoredResponse(name, (item,), (said(f"{name}_out"),), partition=partition)
+
+
+def num_media(store: ResponseDatabase) -> int:
+    (number,) = store._execute("SELECT count(*) FROM media").fetchone()
+    return int(number)
+
+
+def test_an_image_is_kept_once_for_each_client(tmp_path: Path) -> None:
+    store = database(tmp_path / "r")
+    add(store, shown("a", RED, BLUE), shown("b", RED), shown("c", RED, partition="other"))
+    assert num_media(store) == 3
+    assert store.get("a", "") == shown("a", RED, BLUE)
+    assert store.get("c", "other") == shown("c", RED, partition="other")
+    store.close()
+    again = database(tmp_path / "r")
+    check_integrity(again)
+    assert again.get("b", "") == shown("b", RED)
+    for name, partition, left in (("a", "", 2), ("b", "", 1), ("c", "other", 0)):
+        assert again.remove(name, partition)
+        check_integrity(again)
+        assert num_media(again) == left
+    again.close()
+    assert RED not in (tmp_path / "r").read_bytes(), "deleted content is overwritten"
+
+
+def test_images_count_against_the_limit() -> None:
+    store = database(max_bytes=100_000)
+    add(store, *(shown(name, png(100, 100, seed=name.encode())) for name in "abcd"))
+    assert kept(store, "abcd") == "bcd"
+    assert num_media(store) == 3
+
+
+def test_images_count_against_what_may_be_read_at_once() -> None:
+    store = database(max_bytes=1 << 30)
+    large = b"\x89PNG\r\n\x1a\n" + bytes(MAX_CONVERSATION_BYTES)
+    add(store, shown("a", large, large + b"1"))
+    with pytest.raises(InvalidRequest, match="too long"):
+        store.get("a", "")
+    assert store.conversations("", 9)[0].title == "What is this?", "the title needs no image"
+
+
+def test_a_conversation_that_begins_with_an_image_has_a_title() -> None:
+    store = database()
+    item = MessageItem("msg_a", "user", "", media=((0, media(RED)),))
+    add(store, StoredResponse("a", (item,), ()))
+    assert store.conversations("", 9)[0].title == "[image]"
+
+
+def test_what_an_older_version_left_is_cleared_away(tmp_path: Path) -> None:
+    """It does not know of images, and deletes only the response."""
+    store = database(tmp_path / "r")
+    add(store, shown("a", RED), shown("b", BLUE))
+    store._execute("DELETE FROM segments WHERE id = (SELECT segment FROM responses WHERE id = 'a')")
+    store._execute("DELETE FROM responses WHERE id = 'a'")
+    store.close()
+    again = database(tmp_path / "r")
+    check_integrity(again)
+    assert num_media(again) == 1 and again.get("b", "") == shown("b", BLUE)

@@ -192,7 +192,7 @@ async def test_wrong_requests_are_named(client: AsyncAnthropic) -> None:
     with pytest.raises(BadRequestError, match=r"prompt is too long: .* 2048"):
         await client.messages.create(**GREEDY, messages=[{"role": "user", "content": "timer " * 4000}])
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-    with pytest.raises(BadRequestError, match=r"messages\[0\].content\[0\]: the type 'image' is not supported"):
+    with pytest.raises(BadRequestError, match=r"messages\[0\].content\[0\].source is no PNG"):
         await client.messages.create(**GREEDY, messages=[{"role": "user", "content": [image]}])
 
 

@@ -44,7 +44,9 @@ from edgeagent.daemon.transport import (
     PIECE_BYTES,
 )
 from edgeagent.strict_json import MAX_JSON_DEPTH, MAX_JSON_OBJECTS, MAX_JSON_VALUES
+from edgeagent.types import MAX_MEDIA
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.media import RED, data_url
 from tests.patience import patient
 from tests.robust.frames import CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, frame, text
 
@@ -411,6 +413,14 @@ TEXTS: list[tuple[Any, ...]] = [
 ]
 
 
+LARGE = RED[:8] + bytes(11 * MIB)
+
+
+def images(data: bytes, number: int) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": data_url(data)}}
+    return {"role": "user", "content": [part] * number}
+
+
 def members() -> list[Member]:
     """Return every member. They are made here, since their content takes 50 MB."""
     return [
@@ -446,6 +456,11 @@ def members() -> list[Member]:
             posted(CHAT, chat(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 80_000}])),
             400,
         ),
+        member("images", MAX_MEDIA, posted(CHAT, chat(messages=[images(RED, MAX_MEDIA + 1)])), 400),
+        member(
+            "an image's bytes", SERVER.max_body_bytes, posted(CHAT, chat(messages=[images(bytes(15 * MIB), 1)])), 413
+        ),
+        member("images no model reads", SERVER.max_body_bytes, posted(CHAT, chat(messages=[images(LARGE, 1)])), 400),
         member("messages", MAX_MESSAGES, posted(CHAT, chat(messages=chat()["messages"] * (MAX_MESSAGES + 1))), 400),
         member("tools", MAX_TOOLS, posted(CHAT, chat(tools=tools(MAX_TOOLS + 1))), 400),
         member(

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Annotated, Any, Literal, NotRequired, final
 
-from pydantic import BeforeValidator, Field, Tag
+from pydantic import BeforeValidator, Field, PlainValidator, Tag, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from edgeagent.api.wire.body import Body, Settings, between, validate
+from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Settings, between, validate
 from edgeagent.api.wire.fields import (
     MAX_INT32,
     MAX_MESSAGES,
@@ -49,6 +49,7 @@ from edgeagent.api.wire.fields import (
     with_adapter,
 )
 from edgeagent.api.wire.latency import asked_latency
+from edgeagent.api.wire.media import Gathered, of_url, said_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -57,6 +58,8 @@ from edgeagent.types import (
     ChatPrompt,
     GenerateRequest,
     JsonSchemaFormat,
+    Media,
+    MediaPlace,
     Message,
     OutputFormat,
     TextFormat,
@@ -69,6 +72,7 @@ from edgeagent.types import (
 # Claude Code begins its system prompt with this block. The block differs in each request, so nothing behind it would be
 # found in the prefix cache. vLLM leaves it out too.
 _BILLING_PREFIX = "x-anthropic-billing-header:"
+_BREAK = "\n\n"
 
 
 # A conversation has many blocks, and pydantic makes a dict in half the time of a model.
@@ -78,6 +82,35 @@ class TextBlock(TypedDict):
 
     type: Literal["text"]
     text: str
+    cache_control: NotRequired[Any]
+
+
+@final
+class ImageSource(TypedDict):
+    """An image in base64. An address (`url`) and an uploaded file (`file`) are refused."""
+
+    type: Literal["base64", "url", "file"]
+    media_type: NotRequired[str]
+    data: NotRequired[str]
+
+
+_SOURCE: TypeAdapter[ImageSource] = TypeAdapter(ImageSource)
+
+
+def _source(value: object) -> Media:
+    source = _SOURCE.validate_python(value)
+    if source["type"] != "base64" or "data" not in source:
+        message = "must have the type base64: nothing is fetched for a client, and there are no uploaded files here"
+        raise PydanticCustomError(NOT_SUPPORTED, message)
+    return of_url(f"data:image/any;base64,{source['data']}")
+
+
+@final
+class ImageBlock(TypedDict):
+    """An image: PNG, JPEG, WebP, GIF or BMP. Its first bytes say which, so `media_type` has no effect."""
+
+    type: Literal["image"]
+    source: Annotated[Media, PlainValidator(_source, json_schema_input_type=ImageSource)]
     cache_control: NotRequired[Any]
 
 
@@ -125,11 +158,14 @@ def _as_blocks(content: object) -> object:
     return content
 
 
-_USER_TAGS = {"text": "#text", "tool_result": "#result"}
+_USER_TAGS = {"text": "#text", "image": "#image", "tool_result": "#result"}
 _ANSWER_TAGS = {"text": "#text", "tool_use": "#call", "thinking": "#thinking", "redacted_thinking": "#redacted"}
-_BLOCK_TAGS = _USER_TAGS | _ANSWER_TAGS
+# The model itself says no images. An image that its message does not hold cannot be read; see `earlier_as_notes`.
+_BLOCK_TAGS = {kind: tag for kind, tag in (_USER_TAGS | _ANSWER_TAGS).items() if kind != "image"}
 UserBlock = Annotated[
-    Annotated[TextBlock, Tag("#text")] | Annotated[ToolResultBlock, Tag("#result")],
+    Annotated[TextBlock, Tag("#text")]
+    | Annotated[ImageBlock, Tag("#image")]
+    | Annotated[ToolResultBlock, Tag("#result")],
     discriminated_by("type", _USER_TAGS),
 ]
 AssistantBlock = Annotated[
@@ -314,12 +350,14 @@ class CountTokensBody(Settings):
         variables: TemplateKwargs = {}
         if thinking is not None:
             variables["enable_thinking"] = thinking.type in ("enabled", "adaptive")
+        gathered = Gathered()
         return ChatPrompt(
-            messages=_to_messages(self),
+            messages=_to_messages(self, gathered),
             tools=tools,
             tool_choice=_read_choice(choice, tools),
             parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
             template_kwargs=template_kwargs(effort, variables),
+            media=gathered.checked("messages"),
         )
 
 
@@ -425,7 +463,7 @@ def _split_answer(prompt: ChatPrompt) -> tuple[ChatPrompt, AnswerSoFar | None]:
     return replace(prompt, messages=tuple(before)), so_far
 
 
-def _to_messages(body: CountTokensBody) -> tuple[Message, ...]:
+def _to_messages(body: CountTokensBody, gathered: Gathered) -> tuple[Message, ...]:
     messages: list[Message] = []
     calls: set[str] = set()
     if system := _joined([text for text in _texts(body.system or ()) if not text.startswith(_BILLING_PREFIX)]):
@@ -435,7 +473,7 @@ def _to_messages(body: CountTokensBody) -> tuple[Message, ...]:
             case InlineSystemMessage():
                 messages.append(Message("system", _joined(_texts(sent.content))))
             case UserMessage():
-                messages += _of_user(sent.content, f"messages[{index}].content", calls)
+                messages += _of_user(sent.content, f"messages[{index}].content", calls, gathered)
             case EarlierAnswer():
                 messages.append(_of_assistant(sent.content))
                 calls.update(call.id for call in messages[-1].tool_calls)
@@ -449,7 +487,7 @@ def _turns(messages: Iterable[Message]) -> Iterator[Message]:
         if role not in ("user", "assistant") or len(turn) == 1:
             yield from turn
         elif role == "user":
-            yield Message("user", _joined([each.content for each in turn if each.content]))
+            yield _one_turn([each for each in turn if each.content or each.media])
         else:
             yield Message(
                 "assistant",
@@ -459,7 +497,18 @@ def _turns(messages: Iterable[Message]) -> Iterator[Message]:
             )
 
 
-def _of_user(blocks: Sequence[UserBlock], path: str, calls: set[str]) -> Iterator[Message]:
+def _one_turn(turn: Sequence[Message]) -> Message:
+    """Return messages of the user as one: their texts as paragraphs, with the media where they were."""
+    text = ""
+    media: list[MediaPlace] = []
+    for index, each in enumerate(turn):
+        text += _BREAK if index else ""
+        media += [MediaPlace(len(text) + place.offset, place.index) for place in each.media]
+        text += each.content
+    return Message("user", text, media=tuple(media))
+
+
+def _of_user(blocks: Sequence[UserBlock], path: str, calls: set[str], gathered: Gathered) -> Iterator[Message]:
     """Yield the results, then the text. The model's calls come before the message, and the results belong to them."""
     results = [(index, block) for index, block in enumerate(blocks) if block["type"] == "tool_result"]
     for index, block in results:
@@ -470,7 +519,15 @@ def _of_user(blocks: Sequence[UserBlock], path: str, calls: set[str]) -> Iterato
             )
         yield Message("tool", block.get("content", ""), tool_call_id=block["tool_use_id"])
     if len(results) < len(blocks) or not results:
-        yield Message("user", _joined(_texts(blocks)))
+        said = said_of(
+            [
+                block["text"] if block["type"] == "text" else block["source"]
+                for block in blocks
+                if block["type"] != "tool_result"
+            ],
+            _BREAK,
+        )
+        yield Message("user", said.text, media=gathered.add(said.media))
 
 
 def _of_assistant(blocks: Sequence[AssistantBlock]) -> Message:
@@ -488,4 +545,4 @@ def _texts(blocks: Iterable[UserBlock | AssistantBlock]) -> list[str]:
 
 def _joined(texts: Sequence[str]) -> str:
     """Return the texts of blocks as paragraphs. The blocks of an answer are joined without a break instead."""
-    return "\n\n".join(texts)
+    return _BREAK.join(texts)

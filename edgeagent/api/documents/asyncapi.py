@@ -226,8 +226,8 @@ Prompts are computed ahead: when the settings change, and when an item is added 
 `edgeagent: {{"ahead": true}}` in the settings, the answer begins too.
 
 Audio is refused: each event `input_audio_buffer.*` with an error (`append` once), and so are the modality `audio` and \
-parts of items with audio or images. An event has at most {MAX_EVENT_BYTES:,} bytes, and the conversation {MAX_ITEMS} \
-items."""
+parts of items with audio in this API's form. An event has at most {MAX_EVENT_BYTES:,} bytes, and the conversation \
+{MAX_ITEMS} items."""
 
 
 _ALSO = "Also served at /v1, for clients that use their base URL as it is."

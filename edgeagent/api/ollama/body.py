@@ -1,8 +1,7 @@
 """The bodies of Ollama's API: every field is read once, checked, and converted into edgeagent's types.
 
 Unknown fields and options are ignored. `num_ctx` is ignored too, because the daemon chooses the context length. The
-fields `images`, `template` and `context` are refused unless they are empty; the error names the field. Images that were
-said before are replaced by a note.
+fields `template` and `context` are refused unless they are empty; the error names the field.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError, to_json
 
 from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Settings, between, validate
@@ -43,16 +42,19 @@ from edgeagent.api.wire.fields import (
     with_adapter,
 )
 from edgeagent.api.wire.latency import asked_latency
+from edgeagent.api.wire.media import Gathered, of_url
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported
 from edgeagent.service.service import Service
 from edgeagent.store.names.parsing import without_latest
 from edgeagent.types import (
+    MAX_MEDIA,
     CachePolicy,
     ChatPrompt,
     GenerateRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
+    Media,
     Message,
     OutputFormat,
     Prompt,
@@ -96,7 +98,6 @@ _LEVELS = ("low", "medium", "high", "max")
 _UNSUPPORTED = {
     "template": "the field template is not supported; leave it out",
     "context": "context is not supported; send the earlier turns to /api/chat instead",
-    "images": "the field images is not supported; leave it out",
 }
 
 
@@ -149,15 +150,29 @@ class OllamaBody(Settings):
     edgeagent: EdgeagentBody | None = None
 
 
-def _no_images(images: object) -> None:
-    if images:
-        raise PydanticCustomError(NOT_SUPPORTED, "images are not supported; only text is")
+def _image(text: object) -> Media:
+    if not isinstance(text, str):
+        raise PydanticCustomError("media", "must be an image in base64")
+    return of_url(text if text.startswith("data:") else f"data:image/any;base64,{text}")
+
+
+Image = Annotated[Media, PlainValidator(_image, json_schema_input_type=str)]
+"""An image in base64: PNG, JPEG, WebP, GIF or BMP. A data URL of one is accepted too."""
 
 
 def _earlier_images(messages: object) -> list[int]:
-    """Return the places of the messages with images that come before the one that is to be answered."""
+    """Return the places of the earlier messages with images that are not the user's."""
     earlier = messages[: num_earlier(messages)] if isinstance(messages, list) else []
-    return [index for index, message in enumerate(earlier) if isinstance(message, dict) and message.get("images")]
+    return [
+        index
+        for index, message in enumerate(earlier)
+        if isinstance(message, dict) and message.get("images") and not _is_user(message)
+    ]
+
+
+def _is_user(message: Json) -> bool:
+    role = message.get("role")
+    return isinstance(role, str) and role.lower() == "user"
 
 
 def _with_notes(messages: Any) -> Any:
@@ -210,13 +225,18 @@ class OllamaMessage(Settings):
     ]
     content: str | None = None
     thinking: str | None = None
-    images: Annotated[
-        Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None, BeforeValidator(_no_images)
-    ] = None
+    images: Annotated[list[Image], Field(fail_fast=True, max_length=MAX_MEDIA)] | None = None
+    """Only in the user's messages. The model sees them before the text."""
     tool_calls: Annotated[list[OllamaEarlierCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: Any = None
     tool_name: Name | None = None
     name: Name | None = None
+
+    @model_validator(mode="after")
+    def _only_users(self) -> OllamaMessage:
+        if self.images and self.role != "user":
+            raise PydanticCustomError(NOT_SUPPORTED, "images are not supported in a message that is not the user's")
+        return self
 
 
 class OllamaChatBody(OllamaBody):
@@ -243,7 +263,8 @@ class OllamaGenerateBody(OllamaBody):
     system: str | None = None
     template: str | None = None
     raw: bool | None = None
-    images: Annotated[list[str], Field(fail_fast=True)] | None = None
+    images: Annotated[list[Image], Field(fail_fast=True, max_length=MAX_MEDIA)] | None = None
+    """The model sees them before the prompt."""
     context: Annotated[list[int], Field(fail_fast=True)] | None = None
 
 
@@ -302,11 +323,13 @@ def read_chat(
     body = validate(OllamaChatBody, fields)
     prompt = None
     if body.messages:
+        gathered = Gathered()
         prompt = ChatPrompt(
-            _to_messages(body.messages),
+            _to_messages(body.messages, gathered),
             tools_of(tool.function for tool in body.tools or ()),
             template_kwargs=_read_think(body.think),
             truncate=body.truncate is not False,
+            media=gathered.checked("messages"),
         )
     return _asked(body, prompt, request_id, served, partition, may_keep=may_keep)
 
@@ -363,12 +386,16 @@ def _asked(
 def _read_prompt(body: OllamaGenerateBody) -> Prompt | None:
     if not body.prompt:
         return None
+    if body.images and (body.suffix or body.raw):
+        raise NotSupported("images need the chat template: leave out raw and suffix", param="images")
     if body.suffix:
         return TextPrompt(body.prompt, suffix=body.suffix)
     if body.raw:
         return TextPrompt(body.prompt, parse_special=True)
+    gathered = Gathered()
     system = (Message("system", body.system),) if body.system else ()
-    return ChatPrompt((*system, Message("user", body.prompt)), template_kwargs=_read_think(body.think))
+    user = Message("user", body.prompt, media=gathered.add([(0, image) for image in body.images or ()]))
+    return ChatPrompt((*system, user), template_kwargs=_read_think(body.think), media=gathered.checked("images"))
 
 
 def _read_think(think: bool | str | None) -> str:
@@ -432,12 +459,12 @@ class _OpenCalls:
         return f"call_{self._num}"
 
 
-def _to_messages(sent: Sequence[OllamaMessage]) -> tuple[Message, ...]:
+def _to_messages(sent: Sequence[OllamaMessage], gathered: Gathered) -> tuple[Message, ...]:
     calls = _OpenCalls()
-    return tuple([_message(each, calls) for each in sent])
+    return tuple([_message(each, calls, gathered) for each in sent])
 
 
-def _message(sent: OllamaMessage, calls: _OpenCalls) -> Message:
+def _message(sent: OllamaMessage, calls: _OpenCalls, gathered: Gathered) -> Message:
     role, content = ROLES[sent.role], sent.content or ""
     match role:
         case "assistant":
@@ -448,7 +475,7 @@ def _message(sent: OllamaMessage, calls: _OpenCalls) -> Message:
         case "tool":
             name = sent.tool_name or sent.name
             return Message(role, content, tool_call_id=calls.close(sent.tool_call_id, name or ""), name=name or None)
-    return Message(role, content)
+    return Message(role, content, media=gathered.add([(0, image) for image in sent.images or ()]))
 
 
 def _add(call: OllamaEarlierCall, calls: _OpenCalls) -> ToolCall:

@@ -23,6 +23,7 @@ from edgeagent.api.wire.fields import (
     OutputContent,
     Stops,
     TemplateKwargs,
+    UserContent,
     discriminated_by,
     earlier_as_notes,
     earlier_notices,
@@ -34,6 +35,7 @@ from edgeagent.api.wire.fields import (
     tools_of,
 )
 from edgeagent.api.wire.llama_fields import AnswerForm, ExtendedBody, NumChoices, choices_of
+from edgeagent.api.wire.media import Gathered, Said
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -74,10 +76,18 @@ class ChatCall(Settings):
 
 
 class InstructionMessage(Settings):
-    """A system, developer or user message."""
+    """A system or developer message."""
 
-    role: Literal["system", "developer", "user"]
+    role: Literal["system", "developer"]
     content: Content
+    name: Name | None = None
+
+
+class ChatUserMessage(Settings):
+    """What the user says. Images and sounds may be in it, if the model reads them."""
+
+    role: Literal["user"]
+    content: UserContent
     name: Name | None = None
 
 
@@ -118,13 +128,14 @@ class FunctionMessage(Body):
 _TAGS = {
     "system": "#instruction",
     "developer": "#instruction",
-    "user": "#instruction",
+    "user": "#user",
     "assistant": "#assistant",
     "tool": "#tool",
     "function": "#function",
 }
 ChatMessage = Annotated[
     Annotated[InstructionMessage, Tag("#instruction")]
+    | Annotated[ChatUserMessage, Tag("#user")]
     | Annotated[AssistantMessage, Tag("#assistant")]
     | Annotated[ToolMessage, Tag("#tool")]
     | Annotated[FunctionMessage, Tag("#function")],
@@ -140,18 +151,18 @@ ChatTools = Annotated[
 ]
 
 
-def to_messages(sent: Sequence[ChatMessage]) -> tuple[Message, ...]:
+def to_messages(sent: Sequence[ChatMessage], gathered: Gathered) -> tuple[Message, ...]:
     """Return the prompt's messages; raise InvalidRequest for a result that answers no call of an earlier message.
 
     A call without an id gets one here, as does a call of the older form. The result of the latter is matched by the
-    function's name.
+    function's name. The messages' media are added to `gathered`.
     """
     calls: set[str | None] = set()
     unanswered: dict[str | None, None] = {}
     ids_by_name: dict[str, str] = {}
     messages: list[Message] = []
     for index, each in enumerate(sent):
-        message = _message(each, index, ids_by_name)
+        message = _message(each, index, ids_by_name, gathered)
         if message.role == "tool" and isinstance(each, ToolMessage) and message.tool_call_id is None:
             message = replace(message, tool_call_id=next(iter(unanswered), None))
         if message.role == "tool" and message.tool_call_id not in calls:
@@ -169,10 +180,13 @@ def to_messages(sent: Sequence[ChatMessage]) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _message(sent: ChatMessage, index: int, ids_by_name: dict[str, str]) -> Message:
+def _message(sent: ChatMessage, index: int, ids_by_name: dict[str, str], gathered: Gathered) -> Message:
     match sent:
+        case ChatUserMessage():
+            said = Said.of(sent.content)
+            return Message("user", said.text, name=sent.name, media=gathered.add(said.media))
         case InstructionMessage():
-            return Message("user" if sent.role == "user" else "system", sent.content, name=sent.name)
+            return Message("system", sent.content, name=sent.name)
         case ToolMessage():
             return Message("tool", sent.content, tool_call_id=sent.tool_call_id, name=sent.name)
         case FunctionMessage():
@@ -249,13 +263,15 @@ def read_chat(fields: Json, *, completion_id: str, default_model: str, partition
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     tools, choice = _read_tools_and_choice(body)
     has_functions = body.functions is not None
-    messages, so_far = _split_answer(body, to_messages(body.messages))
+    gathered = Gathered()
+    messages, so_far = _split_answer(body, to_messages(body.messages, gathered))
     prompt = ChatPrompt(
         messages=messages,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False and not has_functions,
         template_kwargs=template_kwargs(body.reasoning_effort, body.chat_template_kwargs),
+        media=gathered.checked("messages"),
     )
     request = replace(
         body.request(completion_id, default_model, partition, prompt),

@@ -24,7 +24,7 @@ from edgeagent.types import SamplingParams
 class RealtimeItem(Shape):
     """An item of the conversation: a message, a function_call or a function_call_output.
 
-    A message has its texts as one part. The arguments of a call are JSON text.
+    Texts of a message that follow each other are one part. The arguments of a call are JSON text.
     """
 
     id: str
@@ -118,6 +118,9 @@ def shown_error(error: EdgeAgentError | Json, event_id: str | None) -> RealtimeE
     return cast("RealtimeError", {**body, "event_id": event_id})
 
 
+_NOT_SHOWN = ("annotations", "logprobs")
+
+
 def shown_item(item: Item) -> Json:
     """Return the JSON of a finished item."""
     return _shown(item_body(item))
@@ -126,7 +129,7 @@ def shown_item(item: Item) -> Json:
 def _shown(body: Json) -> Json:
     shown: Json = {"id": body["id"], "object": "realtime.item", "type": body["type"], "status": body["status"]}
     if body["type"] == "message":
-        content = [{"type": part["type"], "text": part["text"]} for part in body["content"]]
+        content = [{name: value for name, value in part.items() if name not in _NOT_SHOWN} for part in body["content"]]
         return {**shown, "role": body["role"], "content": content}
     return shown | {name: body[name] for name in ("call_id", "name", "arguments", "output") if name in body}
 

@@ -38,6 +38,7 @@ from edgeagent.api.wire.fields import (
     tool_choice_of,
 )
 from edgeagent.api.wire.latency import Latency, asked_latency, service_tier_of
+from edgeagent.api.wire.media import checked_media
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import Conversation
 from edgeagent.conversation.items import Item, ReferenceItem, with_instructions
@@ -257,6 +258,7 @@ class ResponseCreate:
             body.parallel_tool_calls is not False,
             template_kwargs(effort, body.chat_template_kwargs),
             truncate=body.truncation == "auto",
+            media=checked_media(conversation.transcript.media, "input"),
         )
         is_cached, need = body.cache_prompt is not False, self.latency.need
         is_kept = self.is_stored and conversation.is_storable

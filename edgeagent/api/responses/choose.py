@@ -227,7 +227,7 @@ def _without_input(request: GenerateRequest) -> GenerateRequest:
             "end the input with a message of the user, or send calibrate: false",
             param="calibrate",
         )
-    messages = (*prompt.messages[:-1], replace(prompt.messages[-1], content=""))
+    messages = (*prompt.messages[:-1], replace(prompt.messages[-1], content="", media=()))
     return replace(request, id=f"{request.id}-empty", prompt=replace(prompt, messages=messages))
 
 

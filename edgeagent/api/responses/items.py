@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NotRequired, cast
+from typing import Annotated, Any, Literal, NoReturn, NotRequired, cast
 
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
@@ -21,26 +21,29 @@ from edgeagent.api.wire.body import Body, Settings, validate
 from edgeagent.api.wire.fields import (
     ROLES,
     Arguments,
-    Content,
     Name,
     OutputContent,
+    UserContent,
     discriminated_by,
     earlier_as_notes,
 )
 from edgeagent.api.wire.generation import Scored
+from edgeagent.api.wire.media import Said
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.conversation.history import MAX_ITEMS
 from edgeagent.conversation.items import (
     CallItem,
     CallOutputItem,
     CompactionItem,
+    FindMedia,
     Item,
     MessageItem,
     ReasoningItem,
     ReferenceItem,
     summary_of,
 )
-from edgeagent.errors import InvalidRequest
+from edgeagent.errors import InvalidRequest, NotSupported
+from edgeagent.media_files import as_base64, as_data_url, sound_format, spliced
 
 CUSTOM_INPUT = "input"
 """The one parameter of the function that stands for a custom tool, whose input is text."""
@@ -140,7 +143,7 @@ def item_body(item: Item) -> Json:
             part = {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
             return _message(item, part) | ({"phase": item.phase} if item.phase else {})
         case MessageItem():
-            return _message(item, {"type": "input_text", "text": item.text})
+            return _message(item, *_input_parts(item))
         case ReasoningItem():
             content = [{"type": "reasoning_text", "text": item.text}] if item.text else []
             return {"id": item.id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
@@ -211,19 +214,53 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def _message(item: MessageItem, part: Json) -> Json:
-    return {"id": item.id, "type": "message", "role": item.role, "status": "completed", "content": [part]}
+def _message(item: MessageItem, *parts: Json) -> Json:
+    return {"id": item.id, "type": "message", "role": item.role, "status": "completed", "content": list(parts)}
+
+
+def _input_parts(item: MessageItem) -> Iterator[Json]:
+    """Yield the parts of a message: its text, or the pieces of the text with the media between them."""
+    before, *behind = spliced(item.text, [offset for offset, _ in item.media])
+    if before or not behind:
+        yield {"type": "input_text", "text": before}
+    for (_, medium), text in zip(item.media, behind, strict=True):
+        if medium.kind == "image":
+            yield {"type": "input_image", "image_url": as_data_url(medium), "detail": "auto"}
+        else:
+            sound = {"data": as_base64(medium), "format": sound_format(medium)}
+            yield {"type": "input_audio", "input_audio": sound}
+        if text:
+            yield {"type": "input_text", "text": text}
 
 
 def encode_items(items: Sequence[Item]) -> bytes:
-    """Return the JSON list of items, which must have no references."""
-    return msgspec.json.encode([item_body(item) for item in items])
+    """Return the JSON list of items for the file, which must have no references. Media are named by their digests."""
+    return msgspec.json.encode([_stored(item) for item in items])
 
 
-def decode_items(content: bytes) -> tuple[Item, ...]:
-    """Return the items of a JSON list; raise ValueError if it is no such list."""
+def _stored(item: Item) -> Json:
+    if not (isinstance(item, MessageItem) and item.media):
+        return item_body(item)
+    media = [{"at": offset, "kind": medium.kind, "sha256": medium.digest.hex()} for offset, medium in item.media]
+    return {**item_body(replace(item, media=())), "media": media}
+
+
+def _find_none(kind: str, digest: bytes) -> NoReturn:
+    raise ValueError(f"there is no {kind} {digest.hex()}")
+
+
+def decode_items(content: bytes, find_media: FindMedia = _find_none) -> tuple[Item, ...]:
+    """Return the items of a JSON list; raise ValueError if it is no such list, or an error of `find_media`."""
+
+    def decoded(body: Any) -> Item:
+        item = item_of(body)
+        if "media" not in body or not isinstance(item, MessageItem):
+            return item
+        found = [(each["at"], find_media(each["kind"], bytes.fromhex(each["sha256"]))) for each in body["media"]]
+        return replace(item, media=tuple(found))
+
     try:
-        return tuple([item_of(body) for body in msgspec.json.decode(content, type=list)])
+        return tuple([decoded(body) for body in msgspec.json.decode(content, type=list)])
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
@@ -256,11 +293,14 @@ class _Item(Settings):
 
 
 class InputMessage(_Item):
-    """A message. `phase` is a mark that a client sets on the assistant's messages. It is stored and returned."""
+    """A message. Images and sounds may be in a user's message, if the model reads them.
+
+    `phase` is a mark that a client sets on the assistant's messages. It is stored and returned.
+    """
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    content: UserContent
     phase: Annotated[Name | None, BeforeValidator(lambda phase: phase if isinstance(phase, str) else None)] = None
 
 
@@ -410,7 +450,11 @@ class _Calls:
 def _item(sent: InputItem, calls: _Calls, place: str) -> Item | None:
     match sent:
         case InputMessage():
-            return MessageItem(sent.id, ROLES[sent.role], sent.content, sent.phase)
+            said = Said.of(sent.content)
+            if said.media and sent.role != "user":
+                problem = f"{place}.content: only a user's message may have images, sounds and files"
+                raise NotSupported(problem, param=f"{place}.content")
+            return MessageItem(sent.id, ROLES[sent.role], said.text, sent.phase, said.media)
         case InputCall():
             return CallItem(sent.id, calls.made(sent.call_id), sent.name, sent.arguments, sent.namespace or "")
         case InputCustomCall():

@@ -23,11 +23,12 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Notice, Settings, between
+from edgeagent.api.wire.media import MEDIA_TAGS, ReadFile, ReadImage, ReadSound, Said, is_enclosed, said_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS, TierName
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.policy import strictest
-from edgeagent.types import AnswerPolicy, Role, RouteMode, SamplingParams, Tool, ToolChoice
+from edgeagent.types import AnswerPolicy, Media, Role, RouteMode, SamplingParams, Tool, ToolChoice
 from edgeagent.units import seconds_of
 
 MAX_INT32 = 2**31 - 1
@@ -300,6 +301,11 @@ Part = Annotated[
     Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")], discriminated_by("type", _PART_TAGS)
 ]
 _PARTS: TypeAdapter[list[Part]] = TypeAdapter(Annotated[list[Part], Field(fail_fast=True)])
+UserPart = Annotated[
+    Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")] | ReadImage | ReadSound | ReadFile,
+    discriminated_by("type", _PART_TAGS | MEDIA_TAGS),
+]
+_USER_PARTS: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[UserPart], Field(fail_fast=True)])
 
 
 def _text_of(content: object) -> str:
@@ -308,7 +314,22 @@ def _text_of(content: object) -> str:
     if not isinstance(content, list):
         raise PydanticCustomError("content", "must be a string or a list of parts")
     parts = _PARTS.validate_python(content)
-    return "".join([part["text"] if "text" in part else part["refusal"] for part in parts])
+    return "".join(map(_part_text, parts))
+
+
+def _said(content: object) -> str | Said:
+    if not isinstance(content, list) or all(map(_is_text, content)):
+        return _text_of(content)
+    parts = _USER_PARTS.validate_python(content)
+    return said_of([part if isinstance(part, Media) else _part_text(part) for part in parts])
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in _PART_TAGS
+
+
+def _part_text(part: TextPart | RefusalPart) -> str:
+    return part["text"] if "text" in part else part["refusal"]
 
 
 def _output_text_of(content: object) -> str:
@@ -351,8 +372,12 @@ def _earlier_parts(messages: object, kinds: Container[str]) -> Iterator[tuple[in
     num_before = num_earlier(messages)
     for index, message in enumerate(messages):
         match message:
-            case {"role": "user" | "assistant", "content": [*_] as content}:
-                others = [number for number, part in enumerate(content) if _note(part, kinds)]
+            case {"role": "user" | "assistant" as role, "content": [*_] as content}:
+                others = [
+                    number
+                    for number, part in enumerate(content)
+                    if _note(part, kinds) and not (role == "user" and is_enclosed(part))
+                ]
                 if others and index == num_before:
                     texts = [number for number, part in enumerate(content) if _has_text(part)]
                     others = [number for number in others if texts and texts[0] < number < texts[-1]]
@@ -365,10 +390,11 @@ def _has_text(part: object) -> bool:
 
 
 def earlier_as_notes(kinds: Container[str] = _PART_TAGS) -> BeforeValidator:
-    """Return a validator of a conversation that puts notes in the place of what cannot be read, such as images.
+    """Return a validator of a conversation that puts notes in the place of what cannot be read, such as documents.
 
-    Only what was said before is replaced, so that a conversation is not lost by an image in it. What is new is left for
-    the other validators, which refuse it. `kinds` are the types that can be read.
+    Only what was said before is replaced, so that a conversation is not lost by a document in it. What is new is left
+    for the other validators, which refuse it. `kinds` are the types that can be read. An image or a sound in a user's
+    message can be read if the message holds it itself; whether the model reads it is decided where the request runs.
     """
 
     def replaced(messages: Any) -> Any:
@@ -404,6 +430,9 @@ OutputContent = Annotated[str, PlainValidator(_output_text_of, json_schema_input
 
 Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
 """A message's text. It is sent as a string, or as a list of texts and refusals, which are joined."""
+
+UserContent = Annotated[str | Said, PlainValidator(_said, json_schema_input_type=str | list[UserPart])]
+"""What a user says: a string, or a list of texts, images and sounds. It is a string if it has no image and no sound."""
 
 
 def _object_text(schema: object) -> str:

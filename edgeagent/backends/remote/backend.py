@@ -12,7 +12,8 @@ import random
 import time
 from collections.abc import Callable
 
-from edgeagent.backends.base import CONTEXT, UNREACHABLE, Estimate
+from edgeagent.backends.base import CONTEXT, MEDIA, UNREACHABLE, Estimate
+from edgeagent.backends.media import missing_at_remote
 from edgeagent.backends.prompts import num_prompt_tokens
 from edgeagent.backends.remote.access import FindKey
 from edgeagent.backends.remote.body import unsupported
@@ -277,10 +278,15 @@ class RemoteBackend:
         kind, trouble = cluster.obstacle()
         if kind:
             raise RemoteUnavailable(f"{self.name}: {trouble}", served_by=self.name)
+        if lacking := self._lacking(request):
+            raise NotSupported(f"{self.name} takes no {lacking}", served_by=self.name)
         if len(self._live) >= self.remote.limits.max_concurrent:
             reason = f"{len(self._live)} requests are running at {self.name}"
             raise Overloaded.full_queue(reason, retry_after_s=_RETRY_AFTER_S, served_by=self.name)
         return Run(cluster, request, permit, so_far)
+
+    def _lacking(self, request: GenerateRequest) -> str:
+        return missing_at_remote(request, images=self.remote.images, audio=self.remote.audio)
 
     def _served(self) -> Cluster:
         """Return the cluster; raise RemoteUnavailable if the TLS files cannot be used."""
@@ -297,6 +303,8 @@ class RemoteBackend:
         takes_tokens = any(endpoint.dialect.takes_token_prompts for endpoint in cluster.endpoints)
         if unsupported(request) or (isinstance(request.prompt, TokenPrompt) and not takes_tokens):
             return "unsupported", ""
+        if lacking := self._lacking(request):
+            return MEDIA, f"it is not known to read {lacking} (edgeagent remote add {self.remote.name} ... --{lacking})"
         if not cluster.fits(cluster.model_there(request.model), num_tokens):
             return CONTEXT, ""
         if why := self._ledger.why_blocked(self.remote.name, request.client, num_tokens, request.max_tokens or 0):

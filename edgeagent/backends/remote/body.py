@@ -5,6 +5,7 @@ A body holds only what the request asks for: no name of this machine, its user o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,12 +14,14 @@ from msgspec import Struct
 from edgeagent.backends.prompts import prompt_bytes
 from edgeagent.backends.remote.dialect import Dialect
 from edgeagent.errors import NotSupported
+from edgeagent.media_files import as_base64, as_data_url, sound_format, spliced
 from edgeagent.types import (
     AnswerSoFar,
     ChatPrompt,
     GenerateRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
+    Media,
     Message,
     OutputFormat,
     SamplingParams,
@@ -179,7 +182,7 @@ def _response_format(output: OutputFormat) -> Fields:
 
 def _chat(prompt: ChatPrompt, request: GenerateRequest, target: Target, so_far: AnswerSoFar | None) -> Fields:
     dialect = target.dialect
-    fields: Fields = {"messages": [_message(message, dialect) for message in prompt.messages]}
+    fields: Fields = {"messages": [_message(message, dialect, prompt.media) for message in prompt.messages]}
     tools = offered(prompt.tools, prompt.tool_choice)
     if tools:
         fields["tools"] = [_tool(tool) for tool in tools]
@@ -208,8 +211,10 @@ def _continue(fields: Fields, so_far: AnswerSoFar, target: Target) -> None:
         raise not_supported("the rest of an answer: it is not known to continue one exactly")
 
 
-def _message(message: Message, dialect: Dialect) -> Fields:
+def _message(message: Message, dialect: Dialect, media: tuple[Media, ...] = ()) -> Fields:
     fields: Fields = {"role": message.role, "content": message.content}
+    if message.media:
+        fields["content"] = list(_parts(message, media))
     if message.reasoning:
         fields |= dict.fromkeys(dialect.reasoning_fields, message.reasoning)
     if message.tool_calls:
@@ -223,6 +228,22 @@ def _message(message: Message, dialect: Dialect) -> Fields:
     if message.name is not None:
         fields["name"] = message.name
     return fields
+
+
+def _parts(message: Message, media: tuple[Media, ...]) -> Iterator[Fields]:
+    """Yield the parts of a message with media: the pieces of its text, and the media between them."""
+    before, *behind = spliced(message.content, [place.offset for place in message.media])
+    if before:
+        yield {"type": "text", "text": before}
+    for place, text in zip(message.media, behind, strict=True):
+        medium = media[place.index]
+        if medium.kind == "image":
+            yield {"type": "image_url", "image_url": {"url": as_data_url(medium)}}
+        else:
+            sound = {"data": as_base64(medium), "format": sound_format(medium)}
+            yield {"type": "input_audio", "input_audio": sound}
+        if text:
+            yield {"type": "text", "text": text}
 
 
 def offered(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:

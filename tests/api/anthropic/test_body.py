@@ -212,7 +212,10 @@ def test_a_schema_for_the_text() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+            "messages[0].content[0].source",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"compaction": {"type": "summarize"}}, "compaction"),

@@ -42,6 +42,7 @@ from edgeagent.types import (
 from tests.api.ollama.requests import HI, RFC3339, SCHEMA, body_of, check_end, error_of, lines_of, playing, post
 from tests.backends.fake import Act, FakeBackend, Gate, failing, finished
 from tests.daemon.running import Running, running
+from tests.media import RED, b64
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -284,8 +285,15 @@ class TestChat:
             ({"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
             ({"messages": [{"content": "hi"}]}, "messages[0].role"),
             ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-            ({"messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]}, "images are not supported"),
-            ({"messages": [{"role": "user", "content": "hi", "images": [0] * 32_000}]}, "images are not supported"),
+            ({"messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]}, "images[0] is no PNG"),
+            (
+                {"messages": [{"role": "user", "content": "hi", "images": [0] * 32_000}]},
+                "images[0] must be an image in base64",
+            ),
+            (
+                {"messages": [{"role": "assistant", "content": "hi", "images": [b64(RED)]}]},
+                "images are not supported in a message that is not the user's",
+            ),
             ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}]}, "tool_calls[0]"),
             (
                 {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": []}}]}]},
@@ -431,7 +439,7 @@ class TestGenerate:
         [
             ({"template": "{{ .Prompt }}"}, "the field template is not supported; leave it out"),
             ({"context": [1, 2]}, "context is not supported; send the earlier turns to /api/chat instead"),
-            ({"images": ["aGk="]}, "the field images is not supported; leave it out"),
+            ({"images": [b64(RED)], "raw": True}, "images need the chat template: leave out raw and suffix"),
         ],
     )
     async def test_what_is_not_supported(self, daemon: Running, fields: dict[str, Any], error: str) -> None:

@@ -99,7 +99,7 @@ def test_minus_one_is_no_limit_as_to_llama_server(name: str) -> None:
             "messages[0].content must be a string or a list of parts, not an object",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
+            {"messages": [{"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
             "messages[0].content[1]: the type 'image_url' is not supported; send text, input_text, output_text, "
             "summary_text, refusal",
         ),

@@ -254,8 +254,8 @@ async def test_a_range_is_told(daemon: Running) -> None:
     assert error["message"] == "temperature must be from 0 to 2, not 3"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
-async def test_what_is_not_text_is_refused(daemon: Running, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["file", "video_url"])
+async def test_what_cannot_be_read_is_refused(daemon: Running, kind: str) -> None:
     reply = await post(daemon, _say({"role": "user", "content": [{"type": kind, kind: {}}]}))
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "not_supported")
 

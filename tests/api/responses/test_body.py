@@ -169,7 +169,7 @@ def test_what_is_ignored() -> None:
         ({"input": [{"role": "user", "content": [5]}]}, "input[0].content[0]", ["object"]),
         ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0]", ["input_text", "x"]),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", ["required"]),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", ["input_image"]),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", ["data URL"]),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments", ["required"]),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id", ["required"]),
         ({"input": [{"type": 5}]}, "input[0].type", ["function_call", "5"]),

@@ -29,6 +29,7 @@ from edgeagent.types import (
     AnswerSoFar,
     ChatPrompt,
     FinishReason,
+    MediaPlace,
     Message,
     Need,
     Permit,
@@ -48,6 +49,7 @@ from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, Script, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, cut, usage
 from tests.backends.remote.support import KEY, REQUEST, Clock, Rows, ask, backend, permit, until
+from tests.media import RED, data_url, media
 from tests.patience import patient
 
 
@@ -560,3 +562,19 @@ async def test_who_counts_the_delivered_part_as_prompt(owner: str, num_prompt: i
     async with faults(stream(told), gets=gets) as server, backend(server.url) as remote:
         got = await ask(remote, so_far=AnswerSoFar("The beginning of it", "", 4))
     assert (got.finished.usage.num_prompt_tokens, got.finished.usage.num_output_tokens) == (num_prompt, 5)
+
+
+SHOWN = replace(REQUEST, prompt=ChatPrompt((Message("user", "What?", media=(MediaPlace(0, 0),)),), media=(media(RED),)))
+
+
+async def test_an_image_goes_only_where_images_are_read() -> None:
+    async with faults(stream(answer("Red"))) as server, backend(server.url) as remote:
+        estimate = remote.estimate(SHOWN)
+        assert estimate.obstacle == "media" and "--images" in estimate.trouble
+        got = await ask(remote, SHOWN)
+        assert isinstance(got.error, NotSupported) and not server.asked
+    async with faults(stream(answer("Red"))) as server, backend(server.url, images=True) as remote:
+        assert remote.estimate(SHOWN).obstacle == ""
+        assert (await ask(remote, SHOWN)).text == "Red"
+    (asked,) = server.asked
+    assert data_url(RED).encode() in asked.body

@@ -17,6 +17,7 @@ from edgeagent.types import (
     GenerateRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
+    MediaPlace,
     Message,
     SamplingParams,
     TextPrompt,
@@ -26,6 +27,7 @@ from edgeagent.types import (
     ToolChoice,
     replace,
 )
+from tests.media import RED, SILENCE, b64, data_url, media
 
 WEATHER = Tool(
     "weather", "Tells the weather.", '{"type":"object","properties":{"city":{"type":"string"}}}', strict=True
@@ -230,3 +232,19 @@ def test_a_conversation_that_may_lose_turns_is_sent_as_it_is() -> None:
     """Whether it fits the remote is the estimate's question. Ollama's routes allow it for each request."""
     whole, may_lose = (replace(PLAIN, prompt=ChatPrompt(TALK, truncate=each)) for each in (False, True))
     assert write_body(may_lose, Target("tiny", VLLM)) == write_body(whole, Target("tiny", VLLM))
+
+
+def test_images_and_sounds_are_parts_of_their_message() -> None:
+    places = (MediaPlace(0, 0), MediaPlace(5, 1))
+    message = Message("user", "What is this?", media=places)
+    prompt = ChatPrompt((message,), media=(media(RED), media(SILENCE, "audio")))
+    (sent,) = body(replace(PLAIN, prompt=prompt))["messages"]
+    assert sent == {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": data_url(RED)}},
+            {"type": "text", "text": "What "},
+            {"type": "input_audio", "input_audio": {"data": b64(SILENCE), "format": "wav"}},
+            {"type": "text", "text": "is this?"},
+        ],
+    }

@@ -1,0 +1,104 @@
+"""Which images and sounds of a request a model reads, and the notes that stand for those that it does not read.
+
+What is new must be read: it is in the last message. What was said before may be replaced by a note, so that a
+conversation is not lost by an image in it. A client may join a message that was refused and the next one, so a medium
+between two texts is not new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from edgeagent.errors import NotSupported
+from edgeagent.media_files import spliced
+from edgeagent.types import ChatPrompt, GenerateRequest, MediaKind, MediaPlace, Message, replace
+
+NOTES: dict[MediaKind, str] = {
+    "image": "[image left out: the model reads only text]",
+    "audio": "[audio left out: the model reads no sound]",
+}
+WORDS: dict[MediaKind, str] = {"image": "images", "audio": "sounds"}
+
+
+def kinds(request: GenerateRequest) -> frozenset[MediaKind]:
+    """Return the kinds of media in a request."""
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt) or not prompt.media:
+        return frozenset()
+    return frozenset(prompt.media[place.index].kind for message in prompt.messages for place in message.media)
+
+
+def new_kinds(request: GenerateRequest) -> frozenset[MediaKind]:
+    """Return the kinds of the media that are new in a request."""
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt) or not prompt.media or not prompt.messages:
+        return frozenset()
+    last = prompt.messages[-1]
+    return frozenset(prompt.media[place.index].kind for place in last.media if not _is_between_texts(last, place))
+
+
+def _is_between_texts(message: Message, place: MediaPlace) -> bool:
+    return bool(message.content[: place.offset].strip()) and bool(message.content[place.offset :].strip())
+
+
+def not_read(model: str, missing: Collection[MediaKind], takes: Collection[MediaKind]) -> NotSupported:
+    """Return the error of a model that does not read what is new in a request."""
+    what = words(missing)
+    reads = f"text and {words(takes)}" if takes else "only text"
+    options = " ".join(_OPTIONS[kind] for kind in sorted(missing, reverse=True))
+    return NotSupported(
+        f"{model} reads {reads}, and the last message has {what}: name a model that reads {what}, or add a remote that "
+        f"does (`edgeagent remote add ... {options}`)",
+        param="messages",
+    )
+
+
+def words(found: Collection[MediaKind]) -> str:
+    """Return kinds of media in words: "images and sounds"."""
+    return " and ".join(WORDS[kind] for kind in sorted(found, reverse=True))
+
+
+_OPTIONS: dict[MediaKind, str] = {"image": "--images", "audio": "--audio"}
+
+
+def readable(request: GenerateRequest, takes: Collection[MediaKind]) -> tuple[GenerateRequest, str]:
+    """Return a request for a model that takes these kinds, and a warning; "" if nothing is changed.
+
+    Notes stand for media that the model does not take.
+    """
+    prompt = request.prompt
+    if not isinstance(prompt, ChatPrompt) or kinds(request) <= frozenset(takes):
+        return request, ""
+    messages = tuple([_with_notes(message, prompt, takes) for message in prompt.messages])
+    left_out = kinds(request) - frozenset(takes)
+    media = prompt.media if any(message.media for message in messages) else ()
+    shown = replace(prompt, messages=messages, media=media)
+    warning = f"{words(left_out)} of earlier messages are left out, because the model does not read them"
+    return replace(request, prompt=shown), warning
+
+
+def _with_notes(message: Message, prompt: ChatPrompt, takes: Collection[MediaKind]) -> Message:
+    if not message.media:
+        return message
+    text, *pieces = spliced(message.content, [place.offset for place in message.media])
+    places: list[MediaPlace] = []
+    for place, piece in zip(message.media, pieces, strict=True):
+        kind = prompt.media[place.index].kind
+        if kind in takes:
+            places.append(MediaPlace(len(text), place.index))
+            text += piece
+        else:
+            text += NOTES[kind] + piece
+    return replace(message, content=text, media=tuple(places))
+
+
+def missing_at_remote(request: GenerateRequest, *, images: bool, audio: bool) -> str:
+    """Return the option that a remote lacks for a request's media; "" if it takes all of them."""
+    return next(_lacking(kinds(request), images=images, audio=audio), "")
+
+
+def _lacking(found: Collection[MediaKind], *, images: bool, audio: bool) -> Iterator[str]:
+    if "image" in found and not images:
+        yield "images"
+    if "audio" in found and not audio:
+        yield "audio"

@@ -1,0 +1,73 @@
+"""Files of images and sounds: their kind by their first bytes, and their form as text. Nothing here decodes one."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Sequence
+from itertools import pairwise
+
+from edgeagent.types import MAX_MEDIA_BYTES, Media, MediaKind
+
+IMAGES, SOUNDS = "PNG, JPEG, WebP, GIF or BMP", "WAV, MP3 or FLAC"
+# Base64 is decoded in pieces of this many characters, a multiple of 4, between which other threads may run.
+_PIECE_CHARS = 1 << 18
+
+
+def mime_of(data: bytes) -> str:
+    """Return the media type of a file, by its first bytes; "" if it is no known image or sound."""
+    match data[:4]:
+        case b"\x89PNG" if data.startswith(b"\x89PNG\r\n\x1a\n"):
+            return "image/png"
+        case b"GIF8":
+            return "image/gif"
+        case b"RIFF":
+            return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(data[8:12], "")
+        case b"fLaC":
+            return "audio/flac"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data.startswith(b"BM"):
+        return "image/bmp"
+    is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0  # the beginning of an MP3's frame
+    return "audio/mpeg" if is_frame or data.startswith(b"ID3") else ""
+
+
+def medium(kind: MediaKind, data: bytes) -> Media:
+    """Return the medium of a file. Raise ValueError if it is not of this kind, by its first bytes."""
+    if not mime_of(data).startswith(f"{kind}/"):
+        raise ValueError(f"is no {IMAGES}" if kind == "image" else f"is no {SOUNDS}")
+    return Media(kind, data, hashlib.sha256(data).digest())
+
+
+def from_base64(kind: MediaKind, text: str) -> Media:
+    """Return the medium of a file in base64. Raise ValueError if it is malformed, too large, or not of this kind."""
+    if len(text) // 4 * 3 > MAX_MEDIA_BYTES + 3:
+        raise ValueError(f"is larger than {MAX_MEDIA_BYTES >> 20} MiB")
+    if "=" in text[:-2]:  # strict_mode sees one piece at a time
+        raise ValueError("is not base64")
+    try:
+        starts = range(0, len(text) + _PIECE_CHARS, _PIECE_CHARS)
+        data = b"".join([binascii.a2b_base64(text[a:b], strict_mode=True) for a, b in pairwise(starts)])
+    except ValueError as error:  # also for characters that are not ASCII
+        raise ValueError("is not base64") from error
+    return medium(kind, data)
+
+
+def as_base64(media: Media) -> str:
+    return base64.b64encode(media.data).decode()
+
+
+def as_data_url(media: Media) -> str:
+    return f"data:{mime_of(media.data)};base64,{as_base64(media)}"
+
+
+def sound_format(media: Media) -> str:
+    """Return OpenAI's name of a sound's format: wav, mp3 or flac."""
+    return {"audio/mpeg": "mp3"}.get(mime := mime_of(media.data), mime.removeprefix("audio/"))
+
+
+def spliced(text: str, offsets: Sequence[int]) -> list[str]:
+    """Return the pieces of a text before, between and behind media at these ascending offsets; some may be empty."""
+    return [text[a:b] for a, b in pairwise((0, *offsets, len(text)))]
