@@ -164,7 +164,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "store": {
         "names": set(),
         "gguf": {"names"},
-        "hub": {"names", "file_records"},
+        "hub": {"names", "file_records", "projectors"},
     },
     "text": {
         "template": {"tool_format", "vocabulary"},

@@ -26,7 +26,18 @@ CACHED = (
     "tests/integration/test_disk_cache_real.py::test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only"
 )
 
+IMAGES = "docs/howto/images.md"
 PROMISES = [
+    (
+        IMAGES,
+        "The daemon fetches nothing from an address that a client names.",
+        "tests/api/test_media.py::test_what_cannot_be_read_is_refused_by_its_place",
+    ),
+    (
+        IMAGES,
+        "With the last response that names it, it is deleted and its bytes are overwritten.",
+        "tests/api/test_media_clients.py::test_a_stored_conversation_keeps_its_images_over_a_restart",
+    ),
     (KIOSK, "keeps every request on the device", "tests/router/test_policy.py::test_the_table"),
     (KIOSK, "makes every program show a token, also on loopback", f"{ON_KIOSK}::test_every_program_needs_a_token"),
     (KIOSK, "Nothing of them is on the disk, also after a power cut", FORGOTTEN),

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from typing import get_args
 
 from edgeagent.backends.base import MEDIA, Estimate
 from edgeagent.backends.forecast import MOST_BYTES_PER_TOKEN, Forecast, Prediction, Rates
@@ -44,6 +45,7 @@ _MOST_DOUBLINGS = 5.0
 _FIRST_GUESS_S = 2.0
 _SMOOTHING = 0.2
 _MAX_RETRY_AFTER_S = 60.0
+_ALL_MEDIA = frozenset[MediaKind](get_args(MediaKind))
 
 
 class _Traffic:
@@ -202,9 +204,12 @@ class LocalBackend:
         await self.models.locate(request.model)
         model = self.models.model(request.model)
         traffic = self._traffic_of(model.name)
-        if missing := new_kinds(request) - _takes(model):
-            raise not_read(model.name, missing, _takes(model))
-        request, warning = readable(request, _takes(model))
+        takes = _takes(model)
+        if kinds(request) and model.status().info is None and not await asyncio.to_thread(model.preparation.sees):
+            takes = frozenset()
+        if missing := new_kinds(request) - takes:
+            raise not_read(model.name, missing, takes)
+        request, warning = readable(request, takes)
         prediction = self._admit(request, model, traffic)
         placement = Placement(self.name, request.model, "", sha256=model.preparation.sha256)
         if so_far is not None and so_far.tokens and so_far.sha256 != placement.sha256:
@@ -274,9 +279,9 @@ def _num_parallel(model: PoolModel) -> int:
 
 
 def _takes(model: PoolModel) -> frozenset[MediaKind]:
-    """Return what a model reads besides text."""
+    """Return what a model reads besides text. All is possible until it is loaded."""
     info = model.status().info
-    return frozenset() if info is None else frozenset(info.media)
+    return _ALL_MEDIA if info is None else frozenset(info.media)
 
 
 def _obstacle(request: GenerateRequest, status: ModelStatus, num_bytes: int, *, lacks_room: bool) -> str:

@@ -45,12 +45,17 @@ def not_read(model: str, missing: Collection[MediaKind], takes: Collection[Media
     """Return the error of a model that does not read what is new in a request."""
     what = words(missing)
     reads = f"text and {words(takes)}" if takes else "only text"
+    small = " or ".join(f"`edgeagent pull {SMALL_MODELS[kind]}`" for kind in sorted(missing, reverse=True))
     options = " ".join(_OPTIONS[kind] for kind in sorted(missing, reverse=True))
     return NotSupported(
-        f"{model} reads {reads}, and the last message has {what}: name a model that reads {what}, or add a remote that "
-        f"does (`edgeagent remote add ... {options}`)",
+        f"{model} reads {reads}, and the last message has {what}: name a model that reads {what} ({small} gets a small "
+        f"one), or add a remote that does (`edgeagent remote add ... {options}`)",
         param="messages",
     )
+
+
+SMALL_MODELS: dict[MediaKind, str] = {"image": "smolvlm-500m", "audio": "ultravox-1b"}
+"""Names of the catalog, for errors."""
 
 
 def words(found: Collection[MediaKind]) -> str:

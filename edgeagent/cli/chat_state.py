@@ -43,7 +43,8 @@ class ChatState:
     def input_of(self, new: Sequence[dict[str, Any]]) -> Input:
         """Return the input of a request that adds the items `new` to the conversation."""
         items = [*new] if self.last_id is not None else [*self.items, *new]
-        return str(items[0]["content"]) if len(items) == 1 and items[0].get("role") == "user" else items
+        is_text = len(items) == 1 and items[0].get("role") == "user" and isinstance(items[0]["content"], str)
+        return str(items[0]["content"]) if is_text else items
 
     def record(self, new: Sequence[dict[str, Any]], answer: Answer) -> None:
         """Add items and the answer to them to the conversation."""

@@ -9,16 +9,18 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
+from edgeagent.cli.attachments import checked_file, dropped_file
 from edgeagent.cli.chat_state import ChatState, message
 from edgeagent.cli.display import aligned, complain
 from edgeagent.cli.line_reader import LineReader
 from edgeagent.cli.progress import StatusLine
 from edgeagent.cli.word_wrap import PLAIN, WordWrap
-from edgeagent.client import Answer, Client, Event, function_output
+from edgeagent.client import Answer, Client, Event, function_output, user_message
 from edgeagent.errors import EdgeAgentError, ModelNotFound
 
 STAGES = {
@@ -70,6 +72,7 @@ HELP = '''\
 /system [TEXT]       show or change the instructions; `default` removes them
 /model [NAME]        list the models, or use another one
 /set [NAME VALUE]    show or change temperature, top_p, max_tokens
+/image FILE          send an image or a sound with the next question (or drop the file here)
 /tools [FILE]        offer the functions of a JSON file to the model; without FILE, no more
 /save FILE           write the conversation to a file
 /load FILE           continue a saved conversation
@@ -116,14 +119,17 @@ class Chat:
         self._runner = runner
         self._state = ChatState(fields)
         self._last_answer: Answer | None = None
+        self._files: list[Path] = []  # what the next question shows
 
-    def answer(self, prompt: str, output: TextIO | None) -> Answer:
+    def answer(self, prompt: str, output: TextIO | None, files: Sequence[Path] = ()) -> Answer:
         """Send a question and return the answer. If `output` is given, write the answer to it as it arrives.
+
+        `files` are images and sounds that are sent with it.
 
         After a Ctrl-C, the status of the answer is "cancelled". Raise KeyboardInterrupt for a second Ctrl-C. Raise
         EdgeAgentError if the daemon does not answer or the response fails.
         """
-        return self._answer([message("user", prompt)], output)
+        return self._answer([user_message(prompt, *files) if files else message("user", prompt)], output)
 
     def _answer(self, items: list[dict[str, Any]], output: TextIO | None) -> Answer:
         answer = self._runner.run(self._stream(items, output))
@@ -155,7 +161,9 @@ class Chat:
             if prompt in ("/exit", "/quit", "/bye"):
                 return
             try:
-                if prompt.startswith("/"):
+                if (file := dropped_file(prompt)) is not None:
+                    print(self._attach(file).translate(_CONTROLS))  # noqa: T201
+                elif prompt.startswith("/"):
                     is_hinted = self._is_interrupted(prompt)
                 elif prompt:
                     is_hinted = self._turn(prompt, reader)
@@ -176,7 +184,8 @@ class Chat:
         before = self._state.last_id, list(self._state.items)
         status = "failed"
         try:
-            answer = self.answer(prompt, sys.stdout)
+            files, self._files = self._files, []
+            answer = self.answer(prompt, sys.stdout, files)
             while answer.tool_calls and answer.status == "completed":
                 answer = self._answer(_typed_results(answer, reader), sys.stdout)
             status = answer.status
@@ -203,7 +212,7 @@ class Chat:
                 return stage_table({"last": self._last_answer}) if self._last_answer else "Nothing was answered yet."
             case "/clear":
                 self._state.forget()
-                self._last_answer = None
+                self._last_answer, self._files = None, []
                 return "Forgotten."
             case "/system":
                 return self._state.set_instructions(rest)
@@ -211,6 +220,8 @@ class Chat:
                 return self._switch_model(rest)
             case "/set":
                 return self._state.set_value(rest.split())
+            case "/image" | "/audio":
+                return self._attach(checked_file(rest))
             case "/tools":
                 return self._state.set_tools(rest)
             case "/save":
@@ -221,6 +232,10 @@ class Chat:
                 return HELP
             case _:
                 return f"There is no command {command}.\n{HELP}"
+
+    def _attach(self, file: Path) -> str:
+        self._files.append(checked_file(file))
+        return f"{', '.join(each.name for each in self._files)}: sent with the next question."
 
     def _switch_model(self, wanted: str) -> str:
         if not wanted:

@@ -167,6 +167,9 @@ def _record(model: LocalModel, settings: Config) -> dict[str, Any]:
         "fitting_context": fitting_context(header, settings.engine) if header else None,
         "draft": model.draft,
         "adapters": list(model.adapters),
+        "media": list(model.media),
+        "projector": str(model.projector) if model.projector else None,
+        "projector_bytes": model.projector.stat().st_size if model.projector else 0,
         "loaded_s_ago": LastUse(settings.state_dir).age_s(model.paths[0]),
         "problem": model.problem,
         "is_damaged": model.is_damaged,
@@ -216,6 +219,7 @@ def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         "tokenizer": record.get("tokenizer"),
         "draft": record.get("draft"),
         "adapters": ", ".join(f"{record['name']}+{name}" for name in record.get("adapters") or ()),
+        "reads": _reads(record),
         "license": record.get("license"),
         "recommended": ", ".join(f"{key} {value:g}" for key, value in (record.get("sampling") or {}).items()),
         "from": record.get("repo") or record.get("origin"),
@@ -224,6 +228,19 @@ def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         **{("files" if number == 0 else " " * number): path for number, path in enumerate(record.get("paths") or ())},
     }
     return [(heading, text) for heading, text in texts.items() if text]
+
+
+_READS = {"image": "images", "audio": "sounds"}
+
+
+def _reads(record: dict[str, Any]) -> str:
+    """Return what a model reads besides text, and with which file."""
+    if not record.get("media"):
+        return ""
+    words = " and ".join(["text", *(_READS[kind] for kind in record["media"])])
+    if not record.get("projector"):
+        return words
+    return f"{words}, with {Path(record['projector']).name} ({size_text(record['projector_bytes'])})"
 
 
 def _prediction_layers(record: dict[str, Any]) -> str:
@@ -241,6 +258,7 @@ def _catalog_facts(entry: CatalogEntry) -> dict[str, Any]:
         "license": entry.license,
         "draft": entry.draft,
         "context": entry.context,
+        "media": list(entry.media),
         "approximate_bytes": _about_bytes(entry),
         "fits": _fits(entry),
         "sampling": dict(entry.sampling),

@@ -46,6 +46,7 @@ class JsonReport:
             downloaded_bytes=model.downloaded_bytes,
             is_current=model.is_current,
             draft=model.draft,
+            projector=None if model.projector is None else str(model.projector),
         )
 
     def failed(self, error: EdgeAgentError) -> None:
@@ -121,7 +122,8 @@ def pull(
 
     Without NAME it lists the catalog.
 
-    If the catalog names a draft model for it, that is downloaded too. An interrupted download is resumed. Free disk
+    If the catalog names a draft model for it, that is downloaded too, and so is the projector (mmproj-*.gguf) with
+    which a model reads images or sounds. An interrupted download is resumed. Free disk
     space is checked first, and the sha256 of every file afterwards. Gated and private repositories need
     `hf auth login` or HF_TOKEN. HF_ENDPOINT names another hub.
     """

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import typer
 
+from edgeagent.cli.attachments import checked_file, take_files
 from edgeagent.cli.completion import model_names
 from edgeagent.cli.conversation import Chat
 from edgeagent.cli.display import print_json
@@ -128,6 +129,14 @@ NoStore = Annotated[
 NoHistory = Annotated[
     bool, typer.Option("--no-history", help="Do not remember typed lines (in the state folder) for the next chat.")
 ]
+Images = Annotated[
+    list[Path] | None,
+    typer.Option("--image", metavar="FILE", help="Show this image (PNG, JPEG, GIF); may be repeated."),
+]
+Sounds = Annotated[
+    list[Path] | None,
+    typer.Option("--audio", metavar="FILE", help="Play this sound (WAV, MP3, FLAC); may repeat."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object: text, usage, timings.")]
 
 
@@ -135,6 +144,8 @@ def run(
     model: Model = None,
     words: Words = None,
     prompt: PromptText = None,
+    image: Images = None,
+    audio: Sounds = None,
     system: System = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
@@ -149,12 +160,16 @@ def run(
 
     A single argument that looks like a name (llama3.2, hello) is the MODEL. Any other (Hello!) is the PROMPT, for the
     default model. With several arguments, the first is the MODEL and the others are the PROMPT. -p TEXT is always the
-    PROMPT.
+    PROMPT. Images and sounds at the end of the arguments are sent with the PROMPT, as those of --image and --audio are.
 
     Uses the running daemon, or starts a temporary one.
     """
     settings = settings_of(state_dir, config)
-    model, question = _model_and_question([] if model is None else [model, *(words or [])], prompt, settings)
+    given, files = take_files([] if model is None else [model, *(words or [])])
+    files += map(checked_file, [*(image or []), *(audio or [])])
+    model, question = _model_and_question(given, prompt, settings)
+    if files and question is None:
+        raise typer.BadParameter("say in a PROMPT what to do with the images and sounds")
     if as_json and question is None:
         raise typer.BadParameter("--json needs a PROMPT or piped text")
     if question is None and not _is_typed():
@@ -182,7 +197,7 @@ def run(
                 print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
                 chat.repl(make_reader(None if is_forgotten else settings.state_dir / HISTORY_FILE))
             else:
-                _answer(chat, question, as_json=as_json)
+                _answer(chat, question, files, as_json=as_json)
         finally:
             runner.run(client.close())
 
@@ -199,8 +214,8 @@ def _model_and_question(arguments: list[str], prompt: str | None, settings: Conf
     return None if model == DEFAULT_MODEL else model, _question(prompt, question, settings.server.max_frame_bytes)
 
 
-def _answer(chat: Chat, question: str, *, as_json: bool) -> None:
-    answer = chat.answer(question, None if as_json else sys.stdout)
+def _answer(chat: Chat, question: str, files: Sequence[Path], *, as_json: bool) -> None:
+    answer = chat.answer(question, None if as_json else sys.stdout, files)
     if as_json:
         print_json(_answer_body(answer))
     if answer.status == "cancelled":

@@ -12,6 +12,7 @@ from edgeagent.client.answer import Answer, Event, function_output
 from edgeagent.client.choice import Chance, Choice
 from edgeagent.client.connection import Client, connect
 from edgeagent.client.conversation import Conversation
+from edgeagent.client.files import user_message
 from edgeagent.client.reply import Reply
 from edgeagent.client.sentences import Sentences
 from edgeagent.client.tools import Tool
@@ -29,4 +30,5 @@ __all__ = [
     "Tool",
     "connect",
     "function_output",
+    "user_message",
 ]

@@ -14,7 +14,7 @@ from edgeagent.config import Config
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelLoadFailed, ModelNotFound
 from edgeagent.store.gguf.header import GgufHeader
 from edgeagent.store.library import Library, LocalModel, current_header
-from edgeagent.types import UNUSABLE, ModelInfo, ModelStatus, WorkerState
+from edgeagent.types import UNUSABLE, MediaKind, ModelInfo, ModelStatus, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class KnownModel:
     """What is known about a model: from its file (`header`), and from its worker once it is loaded (`info`).
 
     `status` is None if the model is not served, or if this is an alias. `adapters` are the names of its LoRA adapters.
+    `media`: what it reads besides text.
     """
 
     name: str
@@ -31,6 +32,7 @@ class KnownModel:
     info: ModelInfo | None = None
     adapters: tuple[str, ...] = ()
     status: ModelStatus | None = None
+    media: tuple[MediaKind, ...] = ()
 
 
 def known_models(config: Config, served: Sequence[ModelStatus]) -> tuple[list[KnownModel], list[KnownModel]]:
@@ -93,11 +95,14 @@ def _served(status: ModelStatus, file: LocalModel | None) -> KnownModel:
         with suppress(EdgeAgentError):
             header = current_header(path)
     size_bytes = file.size_bytes if file else info.size_bytes if info else 0
-    return KnownModel(status.name, path, size_bytes, header, info, status.adapters, status)
+    media = info.media if info is not None else file.media if file else ()
+    return KnownModel(status.name, path, size_bytes, header, info, status.adapters, status, media)
 
 
 def _not_served(model: LocalModel) -> KnownModel:
-    return KnownModel(model.name, model.paths[0], model.size_bytes, model.header, adapters=model.adapters)
+    return KnownModel(
+        model.name, model.paths[0], model.size_bytes, model.header, adapters=model.adapters, media=model.media
+    )
 
 
 def _aliases(models: Sequence[KnownModel], local: Sequence[LocalModel]) -> list[KnownModel]:

@@ -17,7 +17,7 @@ from edgeagent.store.file_records import VerifiedFiles
 from edgeagent.store.gguf.header import ADAPTER, GgufHeader, read_header, validate_model
 from edgeagent.store.hub.cache import HubCache, named_sha256
 from edgeagent.store.names.catalog import builtin_model, draft_of, find_entry, load_catalog, match_entry, model_name
-from edgeagent.store.names.own import OwnNames, OwnNamesFile
+from edgeagent.store.names.own import Imported, OwnNames, OwnNamesFile
 from edgeagent.store.names.parsing import (
     BuiltinName,
     CatalogName,
@@ -34,6 +34,8 @@ from edgeagent.store.names.parsing import (
     variants,
     without_latest,
 )
+from edgeagent.store.projectors import find_projector, media_of
+from edgeagent.types import MediaKind
 
 MAX_DEPTH = 4
 MAX_FILES = 10_000
@@ -133,6 +135,7 @@ class LocalModel:
 
     `is_damaged`: `header` is missing because the file is damaged. `draft` is the catalog's name of the model's draft
     model; for the builtin model it is a file's name. `adapters` holds the names of the model's LoRA adapters.
+    `projector` is the file with which it reads `media`; None if it reads only text.
     """
 
     name: str
@@ -145,6 +148,8 @@ class LocalModel:
     draft: str | None = None
     is_damaged: bool = False
     adapters: tuple[str, ...] = ()
+    projector: Path | None = None
+    media: tuple[MediaKind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,8 @@ class Found:
 
     `draft` is the catalog's name of the model's draft model. `name` is the model's canonical name on this machine. A
     model that was given by path is named after its file. A file that has only aliases is named by the first of them.
+    `projector` is the file with which it reads images or sounds, if another program recorded it. A projector that is in
+    the model's folder is found by `find_projector`.
     """
 
     name: str
@@ -160,6 +167,7 @@ class Found:
     origin: Origin = "path"
     draft: str | None = None
     sha256: str | None = None
+    projector: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -218,7 +226,8 @@ class Library:
         `wanted` is the model's name in the texts of errors. Raise ModelDamaged or StoreError.
         """
         if found.origin == "hub":
-            for path in found.paths:
+            projector = find_projector(found.path)
+            for path in (*found.paths, *([] if projector is None else [projector])):
                 self._verify(path, wanted)
         elif found.sha256 is not None and not self._verified.check(found.paths[0], found.sha256):
             raise ModelDamaged(
@@ -302,7 +311,7 @@ class Library:
             found.append(Found("builtin", (builtin_model().path,), "builtin"))
         own = self._own.read()
         for name, imported in own.imports.items():
-            found.append(Found(name, imported.paths, "import", sha256=imported.sha256))
+            found.append(_imported(name, imported))
         for name, paths in self._folder.models().items():
             if name not in own.imports:
                 found.append(Found(name, paths, "folder"))
@@ -334,6 +343,8 @@ class Library:
             draft=found.draft if own_draft is None else own_draft.stem,
             adapters=self.adapters_of(found),
         )
+        if (projector := found.projector or find_projector(found.path)) is not None:
+            model = replace(model, projector=projector, media=media_of(projector))
         try:
             header = current_header(found.path)
         except EdgeAgentError as error:
@@ -380,7 +391,7 @@ class Library:
             return self.find(target) if target not in own.aliases else None
         imported = own.imports.get(name)
         if imported is not None:
-            return self._present(name, Found(name, imported.paths, "import", sha256=imported.sha256))
+            return self._present(name, _imported(name, imported))
         loose = self._folder.find(name)
         return None if loose is None else Found(*loose, "folder")
 
@@ -427,6 +438,10 @@ class Library:
                 f"{path} is damaged: its sha256 is not {promised}; run `edgeagent pull {wanted}` to download it again",
                 param="model",
             )
+
+
+def _imported(name: str, imported: Imported) -> Found:
+    return Found(name, imported.paths, "import", sha256=imported.sha256, projector=imported.projector)
 
 
 def _local(path: Path) -> Found:

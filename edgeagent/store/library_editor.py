@@ -37,10 +37,12 @@ from edgeagent.store.names.parsing import (
     split_stem,
     without_latest,
 )
+from edgeagent.store.projectors import find_projector
 
 MAX_MODELS = 2_000
 _MAX_JSON_BYTES = 1 << 20
 _MODEL_LAYER = "application/vnd.ollama.image.model"
+_PROJECTOR_LAYER = "application/vnd.ollama.image.projector"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _ETAG = re.compile(r'(?:W/)?"?([0-9a-f]{64})"?')
 _OLLAMA_HOST = "registry.ollama.ai"
@@ -51,13 +53,15 @@ _OLLAMA_SYSTEM_FOLDER = Path("/usr/share/ollama/.ollama/models")
 class Adoptable:
     """A model of another program. `source` is the program's name in SOURCES, or "path".
 
-    `sha256` is the hash of the first file as that program recorded it; None if it recorded none.
+    `sha256` is the hash of the first file as that program recorded it; None if it recorded none. `projector` is the
+    file with which the model reads images or sounds, if the program recorded one.
     """
 
     name: str
     source: str
     paths: tuple[Path, ...]
     sha256: str | None = None
+    projector: Path | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -88,14 +92,17 @@ def _of_ollama(environment: Mapping[str, str]) -> Iterator[Adoptable]:
     for root in roots:
         for manifest in _files(root / "manifests", "*"):
             parts = manifest.relative_to(root / "manifests").parts
-            digest = _model_digest(manifest)
+            digest = _layer_digest(manifest, _MODEL_LAYER)
             if len(parts) != 4 or digest is None:
                 continue
             host, *names, tag = parts
             name = "/".join(names if names[0] != "library" else names[1:])
             name = name if host == _OLLAMA_HOST else f"{host}/{name}"
             name = name if tag == "latest" else f"{name}:{tag}"
-            yield Adoptable(name, "ollama", (root / "blobs" / f"sha256-{digest}",), digest)
+            seen = _layer_digest(manifest, _PROJECTOR_LAYER)
+            projector = None if seen is None else root / "blobs" / f"sha256-{seen}"
+            projector = projector if projector is not None and projector.is_file() else None
+            yield Adoptable(name, "ollama", (root / "blobs" / f"sha256-{digest}",), digest, projector)
 
 
 def _of_lm_studio(environment: Mapping[str, str]) -> Iterator[Adoptable]:
@@ -150,17 +157,17 @@ def _files(root: Path, pattern: str) -> Iterator[Path]:
                 yield path
 
 
-def _model_digest(manifest: Path) -> str | None:
-    """Return the sha256 of the model file that an Ollama manifest names.
+def _layer_digest(manifest: Path, media_type: str) -> str | None:
+    """Return the sha256 of the file of this type that an Ollama manifest names.
 
-    Return None if the manifest cannot be read, or does not name exactly one model file.
+    Return None if the manifest cannot be read, or does not name exactly one such file.
     """
     document = _json(manifest)
     layers = document.get("layers") if isinstance(document, dict) else None
     found = [
         match[1]
         for layer in (layers if isinstance(layers, list) else ())
-        if isinstance(layer, dict) and layer.get("mediaType") == _MODEL_LAYER
+        if isinstance(layer, dict) and layer.get("mediaType") == media_type
         if (match := _DIGEST.fullmatch(str(layer.get("digest"))))
     ]
     return found[0] if len(found) == 1 else None
@@ -240,8 +247,16 @@ class LibraryEditor:
             raise InvalidRequest(f"{name} is a path: delete the file itself", param="model")
         names = (found.name, name, str(found.paths[0].resolve()))
         aliases = tuple(dict.fromkeys(alias for each in names for alias in own.aliases_of(each)))
-        files = found.paths if found.origin == "folder" else self._cache().removable(found.paths)
+        files = found.paths if found.origin == "folder" else self._cache().removable(self._of_hub(found))
         return Removal(found.name, found, files, sum(map(_size, files)), aliases)
+
+    def _of_hub(self, found: Found) -> tuple[Path, ...]:
+        """Return the files of a model in the hub's cache, with its projector unless another model there may use it."""
+        projector = find_projector(found.path)
+        others = (each.path for each in self._library.found() if each.origin == "hub" and each.path != found.path)
+        if projector is None or projector in map(find_projector, others):
+            return found.paths
+        return (*found.paths, projector)
 
     def _find(self, name: str) -> Found:
         """Return a model of this machine. Raise ModelNotFound with the names of those that are here."""
@@ -306,14 +321,15 @@ class LibraryEditor:
         """
         own = self._own.read()
         before = own.imports.get(model.name)
-        if before is not None and before.paths == model.paths:
+        if before is not None and before.paths == model.paths and before.projector == model.projector:
             return False
-        if model.name in own.aliases or (before is not None and before.paths[0].is_file()):
+        is_other = before is not None and before.paths != model.paths and before.paths[0].is_file()
+        if model.name in own.aliases or is_other:
             raise InvalidRequest(f"the name {model.name} is taken; `edgeagent rm {model.name}` frees it")
         validate_model(model.paths[0])
         if model.sha256 is not None and not self._verified.check(model.paths[0], model.sha256, on_bytes):
             raise ModelDamaged(f"{model.paths[0]} is damaged: its sha256 is not {model.sha256}", param="model")
-        imported = Imported(model.paths, model.source, model.sha256)
+        imported = Imported(model.paths, model.source, model.sha256, model.projector)
         self._own.change(lambda names: with_import(names, model.name, imported))
         return True
 

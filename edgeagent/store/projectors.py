@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from edgeagent.errors import EdgeAgentError
+from edgeagent.store.gguf.header import read_facts
+from edgeagent.types import MediaKind
 
 _NAME = re.compile(r"mmproj", re.IGNORECASE)
 # The part of a model's name before its quantization or its number of a split file.
@@ -23,7 +29,7 @@ def find_projector(model: Path) -> Path | None:
     """
     try:
         files = sorted(model.parent.glob("*.gguf"))
-        found = sorted(filter(is_projector, files), key=lambda path: path.stat().st_size)
+        found = sorted(filter(is_projector, files), key=lambda path: (path.stat().st_size, "bf16" in path.name.lower()))
     except OSError:
         return None
     stem = _stem_of(model)
@@ -35,3 +41,29 @@ def find_projector(model: Path) -> Path | None:
 def _stem_of(path: Path) -> str:
     match = _STEM.fullmatch(path.name)
     return (match[1] if match else path.stem).lower()
+
+
+def choose_projector(model: str, sizes: Mapping[str, int]) -> str | None:
+    """Return which file in a model's folder of a repository is its projector: the smallest. None if there is none.
+
+    `sizes`: the bytes of the repository's files by name. Of equal ones, F16 is better than BF16 on most processors.
+    """
+    folder = PurePosixPath(model).parent
+    found = [name for name in sizes if is_projector(Path(name)) and PurePosixPath(name).parent == folder]
+    return min(found, key=lambda name: (sizes[name], "bf16" in name.lower(), name), default=None)
+
+
+def media_of(projector: Path) -> tuple[MediaKind, ...]:
+    """Return what a model reads with this projector, by its header; () if the header cannot be read."""
+    try:
+        stamp = projector.stat()
+        return _media_at(projector, stamp.st_size, stamp.st_mtime_ns)
+    except (OSError, EdgeAgentError):
+        return ()
+
+
+@lru_cache(maxsize=64)
+def _media_at(projector: Path, _size: int, _mtime_ns: int) -> tuple[MediaKind, ...]:
+    facts = read_facts(projector)
+    senses: dict[MediaKind, str] = {"image": "clip.has_vision_encoder", "audio": "clip.has_audio_encoder"}
+    return tuple([kind for kind, key in senses.items() if facts.get(key)])

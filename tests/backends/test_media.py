@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.backends.media import kinds, missing_at_remote, new_kinds, not_read, readable
+from edgeagent.backends.media import SMALL_MODELS, kinds, missing_at_remote, new_kinds, not_read, readable
+from edgeagent.store.names.catalog import load_catalog
 from edgeagent.types import ChatPrompt, GenerateRequest, MediaPlace, Message, TextPrompt
 from tests.media import BLUE, RED, SILENCE, media
 
@@ -74,3 +75,8 @@ def test_a_remote_takes_what_its_owner_says() -> None:
     assert missing_at_remote(request, images=False, audio=True) == "images"
     assert missing_at_remote(request, images=True, audio=False) == "audio"
     assert missing_at_remote(request, images=True, audio=True) == ""
+
+
+def test_the_models_that_errors_name_are_in_the_catalog() -> None:
+    for kind, name in SMALL_MODELS.items():
+        assert kind in load_catalog()[name].media

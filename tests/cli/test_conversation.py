@@ -22,6 +22,7 @@ from edgeagent.cli.line_reader import PlainReader
 from edgeagent.client import connect
 from tests.cli.conftest import StartStub
 from tests.client.daemon_stub import Act, DaemonStub, call_events, sending, text_events
+from tests.media import RED, data_url
 
 
 @pytest.fixture
@@ -69,6 +70,28 @@ def test_a_conversation_goes_on_from_the_last_answer(
     assert "previous_response_id" not in first
     assert (second["input"], second["previous_response_id"], second["instructions"]) == ("More", "resp_1", "Be brief")
     assert capsys.readouterr().out == "Hello\n\nAgain\n\n\n"
+
+
+def test_an_image_goes_with_the_next_question(
+    start_stub: StartStub,
+    start_chat: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    stub = start_stub(sending(text_events("resp_1", "Red")), sending(text_events("resp_2", "Yes")))
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(RED)
+    _typing(monkeypatch, f"/image {photo}", str(photo), "What is this?", "/image nowhere.png", "Sure?")
+    start_chat(stub).repl(PlainReader())
+    first, second = stub.received
+    image = {"type": "input_image", "image_url": data_url(RED), "detail": "auto"}
+    (item,) = first["input"]
+    assert item["content"] == [image, image, {"type": "input_text", "text": "What is this?"}]
+    assert second["input"] == "Sure?"
+    output = capsys.readouterr()
+    assert "photo.png, photo.png: sent with the next question." in output.out
+    assert "nowhere.png cannot be read" in output.err
 
 
 def test_a_byte_that_is_not_utf_8_is_sent_as_a_question_mark(

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from edgeagent.config import Config
 from edgeagent.store import library_editor
-from edgeagent.store.library_editor import adoptable
+from edgeagent.store.library import Library
+from edgeagent.store.library_editor import LibraryEditor, adoptable
 from tests.hub_server import sha256
 from tests.store.gguf_bytes import small_model, split_model
 
@@ -50,6 +52,22 @@ def test_ollama(tmp_path: Path) -> None:
     assert {(model.paths, model.sha256, model.source, model.size_bytes) for model in found} == {
         ((path,), digest, "ollama", len(MODEL))
     }
+
+
+def test_the_projector_of_ollamas_model(tmp_path: Path) -> None:
+    """Its file has no name that says what it is, so the manifest does."""
+    blob(tmp_path)
+    projector = blob(tmp_path, b"GGUF, a projector")
+    file = manifest(tmp_path, "registry.ollama.ai/library/llava/latest", sha256(MODEL))
+    layers = json.loads(file.read_text())["layers"]
+    digest = projector.name.replace("-", ":", 1)
+    layers.append({"mediaType": "application/vnd.ollama.image.projector", "digest": digest})
+    file.write_text(json.dumps({"layers": layers}))
+    (model,) = adoptable("ollama", {"HOME": str(tmp_path)})
+    assert model.projector == projector
+    editor = LibraryEditor(Config(state_dir=tmp_path / "state"))
+    assert editor.adopt(model) and not editor.adopt(model)
+    assert Library.of(Config(state_dir=tmp_path / "state")).find("llava").projector == projector
 
 
 def test_another_file_among_ollama_s_manifests_is_skipped(tmp_path: Path) -> None:

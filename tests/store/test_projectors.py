@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.store.projectors import find_projector
+from edgeagent.store.projectors import choose_projector, find_projector, media_of
+from tests.projectors import make_projector
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,24 @@ def test_it_is_beside_the_model(tmp_path: Path, model: str, others: dict[str, in
 
 def test_a_folder_that_is_gone_has_none(tmp_path: Path) -> None:
     assert find_projector(tmp_path / "gone" / "m.gguf") is None
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen"),
+    [
+        ({"m-Q4_K_M.gguf": 9, "mmproj-m-f16.gguf": 5, "mmproj-m-Q8_0.gguf": 3}, "mmproj-m-Q8_0.gguf"),
+        ({"m-Q4_K_M.gguf": 9, "mmproj-BF16.gguf": 5, "mmproj-F16.gguf": 5, "mmproj-F32.gguf": 9}, "mmproj-F16.gguf"),
+        ({"m-Q4_K_M.gguf": 9, "other/mmproj-F16.gguf": 5}, None),
+        ({"m-Q4_K_M.gguf": 9, "mmproj.json": 1}, None),
+    ],
+)
+def test_which_one_of_a_repository_is_pulled(files: dict[str, int], chosen: str | None) -> None:
+    assert choose_projector("m-Q4_K_M.gguf", files) == chosen
+
+
+def test_what_a_projector_reads(tmp_path: Path) -> None:
+    assert media_of(make_projector(tmp_path / "a.gguf", "gemma3")) == ("image",)
+    assert media_of(make_projector(tmp_path / "b.gguf", "ultravox")) == ("audio",)
+    (tmp_path / "c.gguf").write_bytes(b"GGUF")
+    assert media_of(tmp_path / "c.gguf") == ()
+    assert media_of(tmp_path / "none.gguf") == ()

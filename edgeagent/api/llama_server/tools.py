@@ -46,7 +46,7 @@ class DefaultSettings(Shape):
 
 
 class Modalities(Shape):
-    """What the model reads in addition to text. Both values are false, because only text is supported."""
+    """What the model reads in addition to text."""
 
     vision: bool
     audio: bool
@@ -92,7 +92,7 @@ async def get_props(request: Request) -> JSONResponse:
         "total_slots": info.num_parallel,
         "model_alias": status.name,
         "model_path": info.path,
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": "image" in info.media, "audio": "audio" in info.media},
         "chat_template": info.chat_template,
         "build_info": f"edgeagent {__version__}, llama.cpp {info.llama_cpp_commit or 'unknown'}",
         "edgeagent": shaped(OwnProps, info),

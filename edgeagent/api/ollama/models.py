@@ -278,6 +278,7 @@ def capabilities(model: KnownModel) -> list[str]:
         }
     else:
         offered = {"completion": True}
+    offered |= {"vision": "image" in model.media, "audio": "audio" in model.media}
     return [name for name, is_offered in offered.items() if is_offered]
 
 

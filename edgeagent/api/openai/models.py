@@ -29,7 +29,7 @@ from edgeagent.service.inventory import KnownModel, known_models
 from edgeagent.service.service import status_of
 from edgeagent.store.hub.background import Pulled
 from edgeagent.store.hub.pull import Progress
-from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
+from edgeagent.types import UNUSABLE, MediaKind, ModelStatus, WorkerState
 
 routes = Routes()
 
@@ -40,6 +40,8 @@ class ModelDetails(Shape):
     state: WorkerState
     context_length: NotRequired[int]
     supports_tools: NotRequired[bool]
+    media: NotRequired[list[MediaKind]]
+    """What the model reads besides text. It is absent for a remote's model, of which it is not known."""
 
 
 class Model(Shape):
@@ -128,6 +130,7 @@ def _bodies_of_file(model: KnownModel, context: Context) -> list[Model]:
     details: ModelDetails = {"state": WorkerState.STOPPED}
     if model.header is not None and model.header.context_length:
         details["context_length"] = model.header.context_length
+    details["media"] = list(model.media)
     names = (f"{model.name}+{adapter}" for adapter in model.adapters)
     return _with_adapters(model.name, names, details, context)
 
@@ -137,6 +140,7 @@ def _model_bodies(status: ModelStatus, context: Context) -> list[Model]:
     if status.info is not None:
         details["context_length"] = status.info.context_length
         details["supports_tools"] = status.info.supports_tools
+        details["media"] = list(status.info.media)
     return _with_adapters(status.name, status.names[1:], details, context)
 
 

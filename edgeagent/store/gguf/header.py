@@ -291,25 +291,36 @@ def read_header(path: Path) -> GgufHeader:
     Raise ModelNotFound if there is no file, ModelDamaged if the header is bad, ModelLoadFailed if it cannot be read.
     """
     with open_model_file(path) as reader:
-        if reader.size_bytes == 0:
-            reader.fail("it is empty; download it again")
-        magic = reader.take(min(4, reader.size_bytes))
-        if magic != b"GGUF":
-            reader.fail("it is not a GGUF file: those begin with the letters GGUF")
-        version = reader.u32()
-        if version not in (2, 3):
-            why = "it is big-endian" if version & 0xFFFF == 0 else "versions 2 and 3 can be read"
-            reader.fail(f"its GGUF version is {version}; {why}; convert it again")
-        num_tensors, num_keys = reader.u64(), reader.u64()
-        if num_tensors > MAX_TENSORS:
-            reader.fail(f"it declares {num_tensors} tensors, more than {MAX_TENSORS}")
-        if num_keys > MAX_KEYS:
-            reader.fail(f"it declares {num_keys} metadata keys, more than {MAX_KEYS}")
-        metadata = read_metadata(reader, num_keys)
+        metadata, num_tensors = _begin(reader)
         _check_num_tensors(reader, metadata, num_tensors)
         alignment = read_alignment(reader, metadata)
         tensors = read_tensors(reader, num_tensors, alignment)
         return _header(reader, path, metadata, tensors)
+
+
+def read_facts(path: Path) -> Metadata:
+    """Return the metadata of any GGUF file, such as a projector, without its tensors. The errors are read_header's."""
+    with open_model_file(path) as reader:
+        return _begin(reader)[0]
+
+
+def _begin(reader: ByteReader) -> tuple[Metadata, int]:
+    """Return the metadata, and the number of tensors that follow."""
+    if reader.size_bytes == 0:
+        reader.fail("it is empty; download it again")
+    magic = reader.take(min(4, reader.size_bytes))
+    if magic != b"GGUF":
+        reader.fail("it is not a GGUF file: those begin with the letters GGUF")
+    version = reader.u32()
+    if version not in (2, 3):
+        why = "it is big-endian" if version & 0xFFFF == 0 else "versions 2 and 3 can be read"
+        reader.fail(f"its GGUF version is {version}; {why}; convert it again")
+    num_tensors, num_keys = reader.u64(), reader.u64()
+    if num_tensors > MAX_TENSORS:
+        reader.fail(f"it declares {num_tensors} tensors, more than {MAX_TENSORS}")
+    if num_keys > MAX_KEYS:
+        reader.fail(f"it declares {num_keys} metadata keys, more than {MAX_KEYS}")
+    return read_metadata(reader, num_keys), num_tensors
 
 
 def validate_model(path: Path) -> GgufHeader:

@@ -30,6 +30,7 @@ from edgeagent.store.hub.client import HubUnreachable, RemoteFile, describe, is_
 from edgeagent.store.hub.session import recorded
 from edgeagent.store.names.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
 from edgeagent.store.names.parsing import BuiltinName, CatalogName, HubName, LocalPath, choose, parse_name, variants
+from edgeagent.store.projectors import choose_projector
 from edgeagent.units import size_text
 
 Stage = Literal["waiting", "downloading", "verifying"]
@@ -264,7 +265,8 @@ class PulledModel:
     """A model that is complete and verified on this machine. `name` is its canonical name here.
 
     `size_bytes` is the size of all its files, `downloaded_bytes` is what this pull received. `is_current` is False if
-    the hub could not be asked for a newer version. `draft` is the catalog's name for its draft model.
+    the hub could not be asked for a newer version. `draft` is the catalog's name for its draft model. `projector` is
+    the file with which it reads images or sounds, if the hub has one; its bytes are counted too.
     """
 
     name: str
@@ -273,6 +275,7 @@ class PulledModel:
     downloaded_bytes: int
     is_current: bool = True
     draft: str | None = None
+    projector: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +317,9 @@ class Puller:
     def pull(self, name: str, on_progress: OnProgress | None = None) -> PulledModel:
         """Download the hub's latest version of a model, unless it is on this machine, and return the model.
 
-        If the hub cannot be reached, return the verified version that is on this machine, if there is one. The egress
-        ledger has a row for each host that is asked. If it cannot be written, nothing is sent.
+        If the hub has a projector beside it, with which it reads images or sounds, that is downloaded too. If the hub
+        cannot be reached, return the verified version that is on this machine, if there is one. The egress ledger has a
+        row for each host that is asked. If it cannot be written, nothing is sent.
         Raise StoreError (disk, network, access, checksum, ledger), ModelNotFound, InvalidRequest, or Forbidden (the
         machine's policy). An exception of `on_progress` ends the pull. If a pull ends early, the downloaded bytes are
         kept for the next pull. No unverified file is published.
@@ -341,6 +345,9 @@ class Puller:
         model = choose(models, wish.name, f"on {self._endpoint}")
         files = tuple(listed[file] for file in model.files)
         self._check_pin(wish, files)
+        projector = choose_projector(model.files[0], {name: file.size for name, file in listed.items()})
+        if projector is not None:
+            files = (*files, listed[projector])
         reporter = ProgressReporter(files, on_progress)
         with translated(repo, self._endpoint):
             missing = [file for file in files if not self._is_ready(file)]
@@ -351,8 +358,16 @@ class Puller:
                 reporter.finish(file)
             self._cache.set_main(repo, files[0].commit)
         paths = tuple(self._cache.pointer(repo, file.commit, file.name) for file in files)
+        paths, projector_path = (paths, None) if projector is None else (paths[:-1], paths[-1])
         own_name = model_name(models, model, repo)
-        return PulledModel(own_name, paths, reporter.total_bytes, reporter.downloaded_bytes, draft=draft)
+        return PulledModel(
+            own_name,
+            paths,
+            reporter.total_bytes,
+            reporter.downloaded_bytes,
+            draft=draft,
+            projector=projector_path,
+        )
 
     def pull_with_draft(
         self, name: str, on_progress: OnProgress | None = None
@@ -464,11 +479,14 @@ class Puller:
         except ModelNotFound:
             return None
         paths = tuple(files[file] for file in model.files)
-        if not all(self._verified.knows(path, self._verified.noted_sha256(path) or "") for path in paths):
+        chosen = choose_projector(model.files[0], {file: path.stat().st_size for file, path in files.items()})
+        projector = None if chosen is None else files[chosen]
+        all_paths = paths if projector is None else (*paths, projector)
+        if not all(self._verified.knows(path, self._verified.noted_sha256(path) or "") for path in all_paths):
             return None
-        size_bytes = sum(path.stat().st_size for path in paths)
+        size_bytes = sum(path.stat().st_size for path in all_paths)
         own_name = model_name(models, model, name.repo)
-        return PulledModel(own_name, paths, size_bytes, 0, is_current=False, draft=draft)
+        return PulledModel(own_name, paths, size_bytes, 0, is_current=False, draft=draft, projector=projector)
 
 
 def _wish(name: str) -> _Wish | None:

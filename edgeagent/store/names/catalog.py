@@ -23,6 +23,7 @@ from edgeagent.store.names.parsing import (
     near_names,
     quant_label,
 )
+from edgeagent.types import MediaKind
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -36,7 +37,7 @@ class CatalogEntry:
     model of the repository. `sha256` is the hash that its only file must have, `size_bytes` is that file's size. `also`
     holds other names of the model. `context` is the number of tokens that the model was trained for. `approximate_gb`
     is the approximate size of the model's files in units of 10^9 bytes. `sampling` holds recommended sampling
-    parameters.
+    parameters. `media` is what the model reads besides text, with a projector from its repository.
     """
 
     name: str
@@ -54,6 +55,7 @@ class CatalogEntry:
     context: int | None = None
     approximate_gb: float | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
+    media: Sequence[MediaKind] = ()
 
     def hub_name(self, quant: str | None = None) -> HubName:
         """Return the entry's name on the hub. If `quant` is given, it replaces the entry's own quantization."""
@@ -226,6 +228,8 @@ def _entry(path: Path, name: str, table: object) -> CatalogEntry:
         raise StoreError(f"{path}: the kind of {name}, {entry.kind!r}, is not chat, embedding or rerank")
     if not isinstance(entry.also, list | tuple) or not all(is_short_name(str(each)) for each in entry.also):
         raise StoreError(f"{path}: `also` of {name} is a list of names")
+    if not isinstance(entry.media, list | tuple) or not {*entry.media} <= {*get_args(MediaKind)}:
+        raise StoreError(f"{path}: `media` of {name} is a list of image and audio")
     if entry.sha256 is not None and not _SHA256.fullmatch(entry.sha256):
         raise StoreError(f"{path}: the sha256 of {name} is not 64 lower-case hexadecimal digits")
     return entry

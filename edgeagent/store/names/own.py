@@ -22,11 +22,15 @@ MAX_NAMES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A model in another program's folder. `sha256` is the hash that the program records for its first file."""
+    """A model in another program's folder. `sha256` is the hash that the program records for its first file.
+
+    `projector` is the file with which it reads images or sounds, if the program records one.
+    """
 
     paths: tuple[Path, ...]
     source: str
     sha256: str | None = None
+    projector: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ def _decoded(content: bytes) -> OwnNames:
             tuple(Path(str(path)) for path in entry["paths"]),
             str(entry["source"]),
             None if entry.get("sha256") is None else str(entry["sha256"]),
+            None if entry.get("projector") is None else Path(str(entry["projector"])),
         )
         for name, entry in document["imports"].items()
         if entry["paths"]
@@ -121,9 +126,12 @@ def _decoded(content: bytes) -> OwnNames:
     return OwnNames(aliases, imports)
 
 
+def _fields(model: Imported) -> dict[str, object]:
+    projector = {"projector": str(model.projector)} if model.projector else {}
+    paths = [str(path) for path in model.paths]
+    return {"paths": paths, "source": model.source, "sha256": model.sha256, **projector}
+
+
 def _encoded(names: OwnNames) -> bytes:
-    imports = {
-        name: {"paths": [str(path) for path in model.paths], "source": model.source, "sha256": model.sha256}
-        for name, model in names.imports.items()
-    }
+    imports = {name: _fields(model) for name, model in names.imports.items()}
     return json.dumps({"aliases": dict(names.aliases), "imports": imports}, indent=1).encode()

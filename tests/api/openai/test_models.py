@@ -92,7 +92,7 @@ async def test_models_on_this_machine_are_listed_behind_those_served(tmp_path: P
     ):
         assert [model.id async for model in client.models.list()] == ["fake", "builtin", "other"]
         data = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
-        assert data[2]["edgeagent"] == {"state": "stopped", "context_length": 512}
+        assert data[2]["edgeagent"] == {"state": "stopped", "context_length": 512, "media": []}
     for config in (Config(model="none"), Config(model="fake", load=LoadConfig(on_demand=False))):
         async with running(FakeBackend(), config) as daemon:
             data = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
@@ -102,7 +102,7 @@ async def test_models_on_this_machine_are_listed_behind_those_served(tmp_path: P
 async def test_what_a_loaded_model_says() -> None:
     async with running(OneModel(WorkerState.READY, info=INFO)) as daemon:
         model, *_ = (await daemon.http.get(f"{daemon.url}/v1/models")).json()["data"]
-        assert model["edgeagent"] == {"state": "ready", "context_length": 4096, "supports_tools": True}
+        assert model["edgeagent"] == {"state": "ready", "context_length": 4096, "supports_tools": True, "media": []}
 
 
 @pytest.mark.parametrize(

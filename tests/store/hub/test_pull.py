@@ -24,6 +24,7 @@ from edgeagent.store.hub.pull import Progress, Puller
 from edgeagent.store.library import Library
 from edgeagent.store.names import catalog
 from edgeagent.store.names.catalog import CatalogEntry
+from edgeagent.store.projectors import find_projector
 from edgeagent.types import replace
 from tests.hub_server import HubServer, sha256
 from tests.store.gguf_bytes import small_model, split_model
@@ -601,3 +602,23 @@ def test_names_that_are_not_pulled(puller: Puller, tmp_path: Path) -> None:
         puller.pull(str(tmp_path / "x.gguf"))
     with pytest.raises(InvalidRequest, match="without the address"):
         puller.pull("https://huggingface.co/org/repo")
+
+
+def test_a_projector_is_pulled_with_its_model(
+    hub: HubServer, puller: Puller, store: StoreConfig, library: Library
+) -> None:
+    """One progress counts both files, and both are verified. It goes with the last model of its repository."""
+    projector = b"GGUF" + bytes(5000)
+    hub.add(REPO, {FILE: SMALL, "mmproj-model-Q8_0.gguf": projector, "mmproj-model-f16.gguf": bytes(9000)})
+    seen: list[Progress] = []
+    pulled = puller.pull(REPO, seen.append)
+    assert pulled.projector is not None and pulled.projector.read_bytes() == projector
+    assert pulled.size_bytes == pulled.downloaded_bytes == len(SMALL) + len(projector)
+    assert seen[-1].done_bytes == seen[-1].total_bytes == pulled.size_bytes
+    found = library.find(REPO)
+    assert found.paths == pulled.paths and find_projector(found.path) == pulled.projector
+    library.verify(found, REPO)
+    blob = pulled.projector.resolve()
+    blob.write_bytes(bytes(len(projector)))
+    with pytest.raises(ModelDamaged, match="mmproj-model-Q8_0"):
+        library.verify(found, REPO)

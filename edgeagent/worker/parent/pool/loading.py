@@ -250,6 +250,7 @@ class LoadPreparation:
         self.engine = engine
         self.adapters = adapters
         self._source = source
+        self._own_projector = found.projector
         self.projector_path: Path | None = None
         """The file with which the model reads images and sounds. `load` finds it."""
         self.files = self._files(None)
@@ -360,9 +361,13 @@ class LoadPreparation:
         beside = (draft_path, self.projector_path)
         return ModelFiles([self.path, *(path for path in beside if path is not None), *self.adapters.values()])
 
+    def sees(self) -> bool:
+        """Whether the model has a projector, with which it may read images and sounds. Reads the disk."""
+        return self._find_projector()[0] is not None
+
     def _find_projector(self) -> tuple[Path | None, str]:
         """Return the projector for the next load. If it ended a process, return why it is left out instead."""
-        path = self._source.find_projector(self.path)
+        path = self._own_projector or self._source.find_projector(self.path)
         if path is None:
             return None, ""
         cause = self.fatal.cause(projector_part(str(path.absolute())), path)

@@ -1,0 +1,119 @@
+"""The clients of all APIs show an image to a real model, over a real daemon, and continue after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+from anthropic import Anthropic
+from openai import BadRequestError, OpenAI
+
+from edgeagent.types import MemoryKind
+from tests.integration.conftest import Daemon, serving
+from tests.media import b64, data_url
+from tests.models import make_tiny_model
+from tests.projectors import NEEDS_LIBMTMD, make_projector, png, wav
+
+pytestmark = NEEDS_LIBMTMD
+
+MODEL = "seeing-F32"
+QUESTION = "What is on this picture, and what is beside it?"
+PHOTO = png()
+NUM_TEXT_TOKENS = 64  # the question has fewer, and the image has more
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    make_tiny_model(folder / f"{MODEL}.gguf", MemoryKind.FULL_ATTENTION)
+    make_projector(folder / "mmproj-seeing-F16.gguf", "gemma3")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def daemon(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with serving(tmp_path_factory.mktemp("state") / "s", str(models / f"{MODEL}.gguf"), "--ctx", "1024") as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def openai(daemon: Daemon) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def shown(text: str = QUESTION, photo: bytes = PHOTO) -> Any:
+    image = {"type": "input_image", "image_url": data_url(photo), "detail": "auto"}
+    return [{"role": "user", "content": [image, {"type": "input_text", "text": text}]}]
+
+
+def chat(photo: bytes | None = PHOTO) -> list[Any]:
+    image = [{"type": "image_url", "image_url": {"url": data_url(photo)}}] if photo else []
+    return [{"role": "user", "content": [*image, {"type": "text", "text": QUESTION}]}]
+
+
+def test_all_wires_show_the_same_image(daemon: Daemon, openai: OpenAI) -> None:
+    """The answer is the same on all, and another one without the image."""
+    greedy: Any = {"model": MODEL, "temperature": 0}
+    said = openai.chat.completions.create(**greedy, max_tokens=16, messages=chat())
+    expected = said.choices[0].message.content
+    assert said.usage is not None and said.usage.prompt_tokens > NUM_TEXT_TOKENS
+    response = openai.responses.create(**greedy, max_output_tokens=16, input=shown())
+    assert response.output_text == expected
+    assert response.usage is not None and response.usage.input_tokens == said.usage.prompt_tokens
+    assert response.usage.input_tokens_details.cached_tokens > NUM_TEXT_TOKENS, "it is encoded once"
+    source: Any = {"type": "base64", "media_type": "image/png", "data": b64(PHOTO)}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    with Anthropic(base_url=daemon.url, api_key="unused", max_retries=0) as anthropic:
+        asked: Any = {"model": MODEL, "max_tokens": 16, "extra_body": {"temperature": 0}}
+        message: Any = anthropic.messages.create(**asked, messages=[{"role": "user", "content": content}])
+    assert message.content[0].text == expected
+    options = {"temperature": 0, "num_predict": 16}
+    with ollama.Client(daemon.url) as client:
+        messages = [{"role": "user", "content": QUESTION, "images": [PHOTO]}]
+        assert client.chat(MODEL, messages, options=options).message.content == expected
+        assert client.generate(MODEL, QUESTION, images=[PHOTO], options=options).response == expected
+    for other in (None, png(1)):
+        different = openai.chat.completions.create(**greedy, max_tokens=16, messages=chat(other))
+        assert different.choices[0].message.content != expected
+
+
+def test_what_the_model_reads_is_told(daemon: Daemon, openai: OpenAI) -> None:
+    with ollama.Client(daemon.url) as client:
+        assert "vision" in (client.show(MODEL).capabilities or ())
+    listed = httpx.get(f"{daemon.url}/v1/models/{MODEL}").json()
+    assert listed["edgeagent"]["media"] == ["image"]
+
+
+@pytest.mark.parametrize(
+    ("photo", "message"),
+    [(PHOTO[:60], "png|PNG|image"), (b"RIFF\x10\0\0\0WEBPVP8 " + bytes(64), "WebP"), (wav(), "is no PNG")],
+)
+def test_what_is_no_image_is_refused(openai: OpenAI, photo: bytes, message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
+        openai.chat.completions.create(model=MODEL, messages=chat(photo), max_tokens=4)
+
+
+def test_a_sound_for_a_model_that_reads_images(openai: OpenAI) -> None:
+    sound: Any = {"type": "input_audio", "input_audio": {"data": b64(wav()), "format": "wav"}}
+    with pytest.raises(BadRequestError, match="reads text and images, and the last message has sounds"):
+        openai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": [sound]}])
+
+
+def test_a_conversation_goes_on_with_its_image_after_a_restart(models: Path, tmp_path: Path) -> None:
+    state, flags = tmp_path / "state", (str(models / f"{MODEL}.gguf"), "--ctx", "1024")
+    create: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 8}
+    answers: list[str] = []
+    with serving(state, *flags) as daemon, OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0) as client:
+        first = client.responses.create(**create, input=shown())
+        answers.append(client.responses.create(**create, input="And now?", previous_response_id=first.id).output_text)
+    with serving(state, *flags) as daemon, OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0) as client:
+        again = client.responses.create(**create, input="And now?", previous_response_id=first.id)
+        answers.append(again.output_text)
+        assert again.usage is not None
+        assert again.usage.input_tokens_details.cached_tokens > NUM_TEXT_TOKENS, "the image is read from disk"
+    assert answers[0] == answers[1]
