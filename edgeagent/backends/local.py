@@ -135,6 +135,8 @@ class LocalBackend:
         model = self.models.model(request.model)
         status, num_live, num_parallel = model.status(), model.supervisor.num_live, _num_parallel(model)
         traffic = self._traffic_of(status.name)
+        lacks_new, lacks_any = new_kinds(request) - _takes(model), kinds(request) - _takes(model)
+        request, _ = readable(request, _takes(model))
         prediction = self._predict(request, status, traffic, num_parallel)
         max_live = num_parallel + model.preparation.engine.max_waiting
         if traffic.forecast.is_full(request, max_live):
@@ -147,13 +149,12 @@ class LocalBackend:
             num_live,
             max_live,
             traffic.retry_after_s if status.retry_after_s is None else max(1.0, status.retry_after_s),
-            obstacle=_obstacle(request, status, traffic.forecast.num_bytes(request), lacks_room=model.lacks_room)
-            or (MEDIA if new_kinds(request) - _takes(model) else ""),
+            obstacle=MEDIA
+            if lacks_new
+            else _obstacle(request, status, traffic.forecast.num_bytes(request), lacks_room=model.lacks_room),
             first_token_s=prediction.first_token_s,
             token_s=token_s or None,
-            strain=MEDIA
-            if kinds(request) - _takes(model)
-            else self._strain(status, traffic.forecast.num_tokens(request), request),
+            strain=MEDIA if lacks_any else self._strain(status, traffic.forecast.num_tokens(request), request),
             doubt=self._doubt(num_live, traffic),
         )
 
