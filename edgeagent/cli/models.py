@@ -351,13 +351,17 @@ def fit(
     longest context that fits and the catalog's models that fit, and exits with 1.
     """
     from edgeagent.fit.need import predict
+    from edgeagent.fit.placement import FreeMemory
     from edgeagent.fit.plan import describe, longest_context, make_plan, why_no_draft
     from edgeagent.types import SettingChoice
 
     settings = settings_of(state_dir, config, models_dir)
     shapes = [header.shape for header in _headers(name, settings, with_draft=draft)]
+    projector_bytes = _projector_bytes(name, settings)
     engine = replace(settings.engine_of(name), **{"ctx": ctx} if ctx else {})
     free_memory = _free_memory(ram, vram, engine)
+    # The projector is in main memory, whatever else is on a GPU.
+    free_memory = FreeMemory(max(0, free_memory.ram_bytes - projector_bytes), free_memory.gpus)
     why = why_no_draft(shapes, engine, free_memory)
     shapes = shapes[:1] if why else shapes
     plan = make_plan(shapes, engine, free_memory)
@@ -366,9 +370,9 @@ def fit(
     choices = describe(plan, engine, len(shapes[0].layers))
     choices += (SettingChoice("draft", "none", "memory", why),) if why else ()
     if as_json:
-        print_json(_fit_record(name, plan, need, longest, choices))
+        print_json(_fit_record(name, plan, need, longest, choices, projector_bytes))
     else:
-        _print_fit(name, plan, need, longest, choices)
+        _print_fit(name, plan, need, longest, choices, projector_bytes)
     if not plan.fits:
         raise typer.Exit(1)
 
@@ -424,7 +428,17 @@ def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeade
     return [header] if draft is None else [header, validate_model(draft)]
 
 
-def _print_fit(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice]) -> None:
+def _projector_bytes(name: str, settings: Config) -> int:
+    """Return the size of the file with which a model reads images or sounds; 0 if it reads only text."""
+    from edgeagent.store.library import Library
+
+    projector = Library.of(settings).local(name).projector
+    return 0 if projector is None else projector.stat().st_size
+
+
+def _print_fit(
+    name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice], projector_bytes: int
+) -> None:
     parts = [
         ("files", need.weights_bytes),
         ("matrices, rearranged for the processor", need.repacked_bytes),
@@ -433,12 +447,14 @@ def _print_fit(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequ
         ("rows of logits", need.outputs_bytes),
         ("buffers", need.buffers_bytes),
         ("process", need.worker_bytes),
-        ("total, without a GPU", need.total_bytes),
+        ("projector, for images or sounds", projector_bytes),
+        ("total, without a GPU", need.total_bytes + projector_bytes),
     ]
     typer.echo(aligned([(text, memory_text(num_bytes)) for text, num_bytes in parts if num_bytes]))
     for choice in choices:
         typer.echo(wrapped(f"{choice.name}: {choice.value} ({choice.why})"))
-    need_text, free_text = memory_text(plan.memory_use.ram_bytes), memory_text(plan.free_memory.ram_bytes)
+    need_text = memory_text(plan.memory_use.ram_bytes + projector_bytes)
+    free_text = memory_text(plan.free_memory.ram_bytes + projector_bytes)
     memory = f"{need_text} of memory are needed and {free_text} are free"
     if plan.fits:
         typer.echo(wrapped(f"{name} fits: {memory}. The longest context that fits has {longest:,} tokens."))
@@ -471,7 +487,9 @@ def _suggestions(plan: RunPlan) -> list[str]:
     return [entry.name for entry in largest[:_NUM_SUGGESTIONS]]
 
 
-def _fit_record(name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice]) -> dict[str, Any]:
+def _fit_record(
+    name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice], projector_bytes: int
+) -> dict[str, Any]:
     return {
         "name": name,
         "fits": plan.fits,
@@ -482,8 +500,8 @@ def _fit_record(name: str, plan: RunPlan, need: Need, longest: int, choices: Seq
         "num_gpu_layers": plan.config.gpu_layers,
         "num_draft_gpu_layers": plan.layout.num_draft_gpu_layers,
         "num_cpu_experts": plan.layout.num_cpu_experts,
-        "ram_bytes": plan.memory_use.ram_bytes,
-        "ram_room_bytes": plan.free_memory.ram_bytes,
+        "ram_bytes": plan.memory_use.ram_bytes + projector_bytes,
+        "ram_room_bytes": plan.free_memory.ram_bytes + projector_bytes,
         "gpus": [
             {"name": gpu.name, "bytes": taken, "room_bytes": gpu.free_bytes}
             for gpu, taken in zip(plan.free_memory.gpus, plan.memory_use.gpu_bytes, strict=True)
@@ -496,6 +514,7 @@ def _fit_record(name: str, plan: RunPlan, need: Need, longest: int, choices: Seq
             "outputs": need.outputs_bytes,
             "buffers": need.buffers_bytes,
             "worker": need.worker_bytes,
+            "projector": projector_bytes,
         },
         "chosen": [{"name": choice.name, "value": choice.value, "why": choice.why} for choice in choices],
         "instead": [] if plan.fits else _suggestions(plan),

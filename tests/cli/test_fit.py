@@ -9,7 +9,10 @@ import pytest
 
 from edgeagent.store import library as library_module
 from edgeagent.store.names import catalog
+from edgeagent.types import MemoryKind
 from tests.cli.conftest import Run
+from tests.models import make_tiny_model
+from tests.projectors import make_projector
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +37,20 @@ def test_json_has_each_part(run: Run) -> None:
     with_draft = record["parts"]["weights"]
     alone = json.loads(run("fit", "builtin", "--no-draft", "--json")[1])["parts"]["weights"]
     assert alone < with_draft
+
+
+def test_a_projector_counts(run: Run, tmp_path: Path) -> None:
+    """It takes its size of main memory, beside the model."""
+    model = make_tiny_model(tmp_path / "seeing-F32.gguf", MemoryKind.FULL_ATTENTION)
+    without = json.loads(run("fit", str(model), "--json", "--ram", "2G")[1])
+    size = make_projector(tmp_path / "mmproj-seeing-F16.gguf", "gemma3").stat().st_size
+    record = json.loads(run("fit", str(model), "--json", "--ram", "2G")[1])
+    assert record["parts"]["projector"] == size and without["parts"]["projector"] == 0
+    assert record["ram_bytes"] == without["ram_bytes"] + size
+    assert record["ram_room_bytes"] == without["ram_room_bytes"]
+    assert "projector, for images or sounds" in run("fit", str(model))[1]
+    shown = json.loads(run("show", str(model), "--json")[1])
+    assert shown["media"] == ["image"] and shown["projector_bytes"] == size
 
 
 def test_a_model_s_own_options_count(run: Run, tmp_path: Path) -> None:
