@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ _SETTINGS: dict[str, tuple[str, float, float | None]] = {
     "max_tokens": ("max_output_tokens", 1, None),
 }
 _SAVED_FIELDS = ("model", "instructions", *(field for field, _, _ in _SETTINGS.values()))
+# As the daemon takes them: TOOL_NAME in api/wire/fields.py.
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _KIND = "edgeagent chat"
 MAX_FILE_BYTES = 64 << 20
 
@@ -103,6 +106,10 @@ class ChatState:
         if not names or len(names) != len(tools):
             raise InvalidRequest(
                 f'{path} has no list of tools such as [{{"type": "function", "name": ..., "parameters": ...}}]'
+            )
+        if wrong := [name for name in names if not _TOOL_NAME.fullmatch(name)]:
+            raise InvalidRequest(
+                f"{path}: no tool can be named {wrong[0]!r:.140}; a name has 1 to 128 letters, digits and _ . : / -"
             )
         self.fields["tools"] = tools
         return f"Offered: {', '.join(names)}. You type the result of each call."

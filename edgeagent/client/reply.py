@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 from edgeagent.client.answer import Answer, function_output
@@ -19,6 +20,9 @@ CANCEL_TIMEOUT_S = 5.0
 RETRY_DELAYS_S = (0.1, 0.5, 2.0)
 MAX_ROUNDS = 8
 Received = dict[str, Any]
+
+_waiting: ContextVar[tuple[Reply, ...]] = ContextVar("_waiting", default=())
+"""In a function that a reply runs: that reply, which waits for the function. Threads of functions inherit it."""
 
 
 class OneReader:
@@ -47,7 +51,7 @@ class Reply:
     before the daemon begins to answer, the client reconnects and sends the request again. If the connection is lost
     later, the error is raised, since delivered events cannot be taken back; only a response in the background goes on.
     After the terminal event of a failed response, the iterator raises the response's error. Tasks that iterate at once
-    share the events: each event goes to one of them.
+    share the events: each event goes to one of them. A function that the reply calls cannot read it: RuntimeError.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Reply:
         return self
 
     async def __anext__(self) -> Received:
+        if self in _waiting.get():
+            raise RuntimeError("a function cannot read the reply that calls it: it waits for the function's result")
         # Otherwise two tasks could both send the request, or both run the functions.
         while (event := await self._iterating.read(self._iterate)) is None:
             pass
@@ -156,7 +162,11 @@ class Reply:
             return False
         if len(self.rounds) + 1 >= self._max_rounds:
             return False
-        outputs = await asyncio.gather(*(self._functions[call.name].run(call.arguments) for call in calls))
+        token = _waiting.set((*_waiting.get(), self))
+        try:
+            outputs = await asyncio.gather(*(self._functions[call.name].run(call.arguments) for call in calls))
+        finally:
+            _waiting.reset(token)
         if self._is_cancelled:
             return False
         self.rounds.append(self.answer)

@@ -37,6 +37,8 @@ _OUTCOME = re.compile(r"[a-z0-9_]{1,64}")
 _FLAGS = os.O_CREAT | os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 logger = logging.getLogger(__name__)
+# The daemon logs this. A command prints it instead.
+logger.addHandler(logging.NullHandler())
 
 
 class Remotes(Protocol):

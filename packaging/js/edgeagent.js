@@ -17,6 +17,10 @@ const TERMINAL = new Set(["response.completed", "response.incomplete", "response
 // What a failed response says of these errors, since strict clients accept no other codes.
 const FAILURE_CODES = { rate_limit_exceeded: "queue_full", invalid_prompt: "invalid_value" };
 
+// The replies that wait for the function that runs. Browsers have nothing that could tell.
+const { AsyncLocalStorage } = globalThis.process?.getBuiltinModule?.("node:async_hooks") ?? {};
+const waiting = AsyncLocalStorage ? new AsyncLocalStorage() : null;
+
 const sleep = (milliseconds) => new Promise((wake) => setTimeout(wake, milliseconds));
 
 export class EdgeagentError extends Error {
@@ -194,7 +198,8 @@ export class Client {
       const { error } = await (await this._fetch("v1/models", { signal: AbortSignal.timeout(CANCEL_TIMEOUT_MS) })).json();
       if (error) return wireError(error);
     } catch {}
-    return unavailable(`no daemon answers at ${url}, or it refuses this web page; start one with \`edgeagent serve\``);
+    const orRefused = globalThis.location ? ", or it refuses this web page" : "";
+    return unavailable(`no daemon answers at ${url}${orRefused}; start one with \`edgeagent serve\``);
   }
 
   #lose(error) {
@@ -315,6 +320,9 @@ export class Reply {
   // Readers at once share the events: each event goes to one of them.
   async *[Symbol.asyncIterator]() {
     for (;;) {
+      if (waiting?.getStore()?.includes(this)) {
+        throw new Error("a function cannot read the reply that calls it: it waits for the function's result");
+      }
       // Otherwise two readers could both send the request, or both run the functions.
       const read = this.#lastRead.then(() => this.#read());
       this.#lastRead = read.catch(() => undefined);
@@ -390,7 +398,8 @@ export class Reply {
     const areOurs = calls.length > 0 && calls.every((call) => this.#functions.has(call.name));
     if (this.#isCancelled || status !== "completed" || !areOurs) return false;
     if (this.rounds.length + 1 >= this.#maxRounds) return false;
-    const outputs = await Promise.all(calls.map((call) => run(this.#functions.get(call.name), call)));
+    const runAll = () => Promise.all(calls.map((call) => run(this.#functions.get(call.name), call)));
+    const outputs = await (waiting ? waiting.run([...(waiting.getStore() ?? []), this], runAll) : runAll());
     if (this.#isCancelled) return false;
     this.rounds.push(this.answer);
     // A call that was asked for is made only once.

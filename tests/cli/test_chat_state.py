@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.cli.chat_state import ChatState, message
+from edgeagent.api.wire.fields import TOOL_NAME
+from edgeagent.cli.chat_state import _TOOL_NAME, ChatState, message
 from edgeagent.client import Answer
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import ToolCall
@@ -129,6 +130,12 @@ def test_tools_come_from_a_file(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest, match="no list of tools"):
             state.set_tools(str(path))
         assert state.fields == {"tools": TOOLS}, "a mistake must not take away the tools that were offered"
+    for name in ("look at", "", "ö", "a" * 129):
+        path.write_text(json.dumps([{**TOOLS[0], "name": name}]), encoding="utf-8")
+        with pytest.raises(InvalidRequest, match="no tool can be named"):
+            state.set_tools(str(path))
+        assert state.fields == {"tools": TOOLS}
+    assert _TOOL_NAME.pattern == TOOL_NAME
     assert state.set_tools("") == "No tools are offered." and state.fields == {}
 
 

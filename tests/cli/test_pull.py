@@ -121,6 +121,16 @@ def test_pull_without_a_network(shell: Shell, monkeypatch: pytest.MonkeyPatch) -
     assert "cannot be reached" in err and "Traceback" not in err
 
 
+def test_an_error_is_said_once(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "egress").write_text("in the way")
+    # In a process of its own, where nothing has set up the log.
+    process = shell.start("pull", REPO)
+    out, err = process.communicate(timeout=patient(60))
+    assert (process.returncode, out) == (1, "")
+    assert err.count("cannot be kept") == 1 and err.count("\n") == 1, err
+
+
 DRAFT_REPO, TARGET_REPO = "Qwen/Qwen3-0.6B-GGUF", "Qwen/Qwen3-1.7B-GGUF"
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection
 
-from edgeagent.client import connect
+from edgeagent.client import connect, sync
 from edgeagent.client import reply as reply_module
 from edgeagent.errors import InvalidRequest, ModelNotFound
 from tests.client.daemon_stub import Act, call_events, closing, running_stub, sending, text_events
+from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +187,35 @@ async def test_a_reply_that_is_cancelled_while_a_function_runs_asks_no_more() ->
         reply = client.respond("Wait", tools=[wait])
         assert (await reply.finish()).response_id == "resp_1"
     assert len(stub.received) == 1
+
+
+async def test_a_function_cannot_read_the_reply_that_waits_for_it() -> None:
+    async def read() -> str:
+        """Read."""
+        return (await reply.finish()).text
+
+    script = [sending(call_events("resp_1", "call_1", "read", "{}")), sending(text_events("resp_2", "I could not."))]
+    async with running_stub(*script) as stub, connect(stub.url) as client:
+        reply = client.respond("Read it", tools=[read])
+        assert (await asyncio.wait_for(reply.finish(), patient(10))).text == "I could not."
+    assert "a function cannot read the reply that calls it" in stub.received[1]["input"][0]["output"]
+
+
+async def test_a_function_in_a_thread_cannot_read_it_either() -> None:
+    script = [sending(call_events("resp_1", "call_1", "read", "{}")), sending(text_events("resp_2", "I could not."))]
+
+    def talk(url: str) -> str:
+        def read() -> str:
+            """Read."""
+            return reply.finish().text
+
+        with sync.connect(url) as client:
+            reply = client.respond("Read it", tools=[read])
+            return reply.finish().text
+
+    async with running_stub(*script) as stub:
+        assert await asyncio.wait_for(asyncio.to_thread(talk, stub.url), patient(10)) == "I could not."
+    assert "a function cannot read the reply that calls it" in stub.received[1]["input"][0]["output"]
 
 
 async def test_tasks_that_read_one_reply_run_its_functions_once() -> None:

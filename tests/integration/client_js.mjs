@@ -116,6 +116,14 @@ const cases = {
     const shared = client.respond("Set a timer for 7 minutes.", { tools: [set_timer], ...GREEDY });
     await Promise.all([shared.finish(), shared.finish()]);
     assert.deepEqual(called, [7, 7, 7]);
+    // One that reads its own reply would wait for itself.
+    let refused = null;
+    if (process.getBuiltinModule) {
+      const reading = { ...set_timer, run: () => own.finish().catch((error) => (refused = error.message)) };
+      const own = client.respond("Set a timer for 7 minutes.", { tools: [reading], ...GREEDY });
+      await own.finish();
+      assert.match(refused, /a function cannot read the reply that calls it/);
+    }
     const { run: _, ...definition } = set_timer;
     const answer = await client.ask("Set a timer for 7 minutes.", { tools: [definition], ...GREEDY });
     assert.equal(answer.toolCalls[0].arguments, '{"minutes": 7}');
@@ -145,7 +153,7 @@ const cases = {
     await client.close();
     assert.throws(() => connect({ WebSocket: null }), /experimental-websocket/);
     await assert.rejects(connect({ url: LOCKED_URL }).open(), failing("invalid_api_key"));
-    await assert.rejects(connect({ url: "http://127.0.0.1:9" }).open(), /edgeagent serve/);
+    await assert.rejects(connect({ url: "http://127.0.0.1:9" }).open(), /no daemon answers at [^ ,]+; start one with .edgeagent serve/);
     await assert.rejects(connect({ command: "no-such-program" }).open(), failing("backend_unavailable"));
   },
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.daemon.running import running
 from tests.hub_server import hub_server
 from tests.page.axe import axe_source
 from tests.page.conftest import Visit, visiting
+from tests.patience import patient
 from tests.store.gguf_bytes import small_model
 
 pytestmark = pytest.mark.slow(seconds=90)
@@ -372,6 +374,74 @@ async def test_a_hostile_answer_does_nothing(visit: Visit, backend: FakeBackend)
     # The page still answers at once: a frame is drawn, and a click is taken.
     await visit.tab.click("#new")
     assert await visit.tab.inner_text("#transcript") == "What would you like to know?"
+
+
+async def test_a_preset_for_which_there_is_no_room_is_not_chosen(visit: Visit) -> None:
+    await visit.enter()
+    await visit.tab.evaluate(
+        "Storage.prototype.setItem = (key) => {"
+        " if (key === 'edgeagent.presets') throw new Error('full');"
+        " window.kept = key; }"
+    )
+    await visit.tab.click("summary")
+    await visit.tab.fill("#preset-name", "Pirate")
+    await visit.tab.press("#preset-name", "Enter")
+    await visit.tab.wait_for_function("() => document.querySelector('#said').textContent.includes('no room')")
+    assert await visit.tab.evaluate("window.kept") is None
+    assert await visit.tab.input_value("#preset-name") == "Pirate"
+
+
+# Counts how often the answer's elements change, by the frame in which they do.
+COUNT = """() => {
+  window.changes = new Map();
+  const ofAnswer = ({ target }) => (target instanceof Element ? target : target.parentElement)?.closest(".parts");
+  new MutationObserver((records) => {
+    const frame = document.timeline.currentTime;
+    if (records.some(ofAnswer)) window.changes.set(frame, (window.changes.get(frame) ?? 0) + 1);
+  }).observe(document.querySelector("#transcript"), { subtree: true, childList: true, characterData: true });
+}"""
+
+
+async def test_a_burst_changes_the_answer_once_in_a_frame(visit: Visit, backend: FakeBackend) -> None:
+    gate, num_deltas = Gate(), 3000
+    pieces = [f"word{number} " if number % 12 else f"**word{number}**.\n\n" for number in range(num_deltas)]
+    backend.script = lambda request: (
+        (Started(8, 0), finished())
+        if request.prefill_only
+        else (Started(8, 0), ReasoningDelta("A burst."), *map(TextDelta, pieces), gate, finished())
+    )
+    await visit.enter()
+    await visit.tab.evaluate(COUNT)
+    await visit.say("Write a lot.")
+    await asyncio.wait_for(gate.reached.wait(), patient(60))
+    # A block is whole when the first line of the next one is.
+    await visit.tab.wait_for_function(
+        f"() => document.querySelectorAll('.markdown strong').length === {num_deltas // 12 - 1}"
+        f" && document.querySelector('.markdown').textContent.includes('word{num_deltas - 1}')"
+    )
+    counted: list[tuple[float, int]] = await visit.tab.evaluate("[...window.changes]")
+    assert {num for _, num in counted} == {1}
+    # They are far fewer than the deltas: at most one in 30 ms.
+    assert all(later - earlier > 29 for (earlier, _), (later, _) in pairwise(counted))
+    gate.opened.set()
+    await visit.ended(1)
+    texts = await visit.tab.evaluate("[...document.querySelectorAll('.markdown p')].map(each => each.textContent)")
+    assert " ".join(texts).split() == "".join(pieces).replace("*", "").split()
+
+
+async def test_numbers_look_as_the_browser_writes_them(visit: Visit) -> None:
+    await visit.enter()
+    differing = await visit.tab.evaluate(
+        """async () => {
+          const { number } = await import("/page/dom.js");
+          const theirs = (value, digits) => value.toLocaleString("en", { maximumFractionDigits: digits });
+          const values = [0, 1, 9.96, 12.5, 999, 1000, -1234.5, 1234567.891];
+          const all = values.flatMap((value) => [0, 1, 2, 4].map((digits) => [value, digits]));
+          const pairs = all.map(([value, digits]) => [number(value, digits), theirs(value, digits)]);
+          return pairs.filter(([ours, theirs]) => ours !== theirs);
+        }"""
+    )
+    assert differing == []
 
 
 async def test_the_page_goes_on_when_the_daemon_is_back(visit: Visit, tmp_path: Path, backend: FakeBackend) -> None:

@@ -1,7 +1,7 @@
 // The element of one answer: reasoning and calls folded, text as Markdown, and how it was made.
 
 import { textOf } from "./conversation.js";
-import { GrowingText, h, milliseconds, number, replace } from "./dom.js";
+import { GrowingText, h, inFrame, milliseconds, number, replace } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
 export class AnswerView {
@@ -12,7 +12,7 @@ export class AnswerView {
     this.element = h("div", { class: "answer" }, this.parts, this.notice, this.facts);
     this.open = null; // the part that grows: {kind, add, finish}
     this.waiting = "";
-    this.frame = 0;
+    this.events = [];
   }
 
   // Shows the output of a response that has ended.
@@ -21,13 +21,22 @@ export class AnswerView {
       if (item.type === "message") this.grow("text", textOf(item));
       else if (item.type === "reasoning") this.grow("reasoning", (item.content ?? []).map((part) => part.text).join(""));
       else if (item.type.endsWith("_call")) this.grow(`call ${item.name}`, item.arguments ?? item.input ?? "");
-      this.close();
+      this.finishPart();
     }
     this.end(response);
   }
 
-  // Shows an event of a response that is being made.
+  // Shows an event of a response that is being made, with the others of its frame.
   take(event) {
+    if (this.events.push(event) === 1) inFrame(() => this.showEvents());
+  }
+
+  showEvents() {
+    for (const event of this.events.splice(0)) this.show(event);
+    this.flush();
+  }
+
+  show(event) {
     switch (event.type) {
       case "response.output_text.delta":
         return this.grow("text", event.delta);
@@ -40,7 +49,7 @@ export class AnswerView {
       case "response.custom_tool_call_input.delta":
         return this.grow(this.open?.kind ?? "call", event.delta);
       case "response.output_item.done":
-        return this.close();
+        return this.finishPart();
       case "response.compaction.compacting":
         return this.say("The earlier part of the conversation is being summarized.");
       case "response.queued":
@@ -49,20 +58,17 @@ export class AnswerView {
     return undefined;
   }
 
-  // Adds text to the part of this kind. It is shown with the next frame.
+  // Adds text to the part of this kind. `flush` shows it.
   grow(kind, text) {
     if (this.open?.kind !== kind) {
-      this.close();
+      this.finishPart();
       this.open = this.begin(kind);
       this.say("");
     }
     this.waiting += text;
-    this.frame ||= requestAnimationFrame(() => this.flush());
   }
 
   flush() {
-    cancelAnimationFrame(this.frame);
-    this.frame = 0;
     if (this.waiting) this.open?.add(this.waiting);
     this.waiting = "";
   }
@@ -81,10 +87,16 @@ export class AnswerView {
     return { kind, add: (more) => text.append(more), finish: () => undefined };
   }
 
-  close() {
+  finishPart() {
     this.flush();
     this.open?.finish();
     this.open = null;
+  }
+
+  // Shows what has come. No more will come.
+  close() {
+    this.showEvents();
+    this.finishPart();
   }
 
   say(text) {

@@ -307,10 +307,11 @@ export class Chat {
     const running = { turn, view: null, id: null, isStopped: false, isDeleted: false, sentMs: performance.now(), firstMs: undefined };
     this.running = running;
     this.typed = "";
-    this.draw(numKept);
-    this.showRunning();
+    // It is sent before it is drawn: the daemon computes meanwhile.
     const fields = { ...this.conversation.fields(parent, input, options), ...this.chosenModel() };
     this.socket.create(fields, (event) => this.take(running, event, options));
+    this.draw(numKept);
+    this.showRunning();
   }
 
   take(running, event, options) {

@@ -72,8 +72,32 @@ export class GrowingText {
   }
 }
 
+// Changes of what grows are made together, in one frame, and at most 30 times a second: each draws the whole window, on
+// the machine that also computes the answer.
+const LEAST_MS = 30;
+let changes = [];
+let changedMs = 0;
+
+export function inFrame(change) {
+  if (changes.push(change) === 1) requestAnimationFrame(makeChanges);
+}
+
+function makeChanges(frameMs) {
+  if (frameMs - changedMs < LEAST_MS) {
+    requestAnimationFrame(makeChanges);
+    return;
+  }
+  changedMs = frameMs;
+  const all = changes;
+  changes = [];
+  for (const change of all) change();
+}
+
+// Not by toLocaleString: its first call takes 25 ms, which is a late frame at the end of the first answer.
 export function number(value, digits = 0) {
-  return value.toLocaleString("en", { maximumFractionDigits: digits });
+  const [whole, fraction] = value.toFixed(digits).split(".");
+  const rest = fraction?.replace(/0+$/, "");
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (rest ? `.${rest}` : "");
 }
 
 export function bytes(value) {

@@ -1,6 +1,6 @@
 // Shows a model's Markdown. The daemon parses each whole block; this file builds its elements.
 
-import { button, GrowingText, h, plain } from "./dom.js";
+import { button, GrowingText, h, inFrame, plain } from "./dom.js";
 import { ask, isKiosk } from "./session.js";
 
 const MAX_CHARS = 8000; // of one request; the daemon refuses more than 8192
@@ -66,6 +66,7 @@ export async function copyText(pressed, text) {
 
 // Returns the nodes of a text, or null if it must be shown as it is.
 async function parsed(text) {
+  if (text.length > MAX_CHARS) return null;
   const known = kept; // another one after forgetTexts
   if (known.has(text)) return known.get(text);
   const { nodes } = await ask(PATH, { body: { text } });
@@ -142,14 +143,16 @@ export class Blocks {
   }
 }
 
-// Markdown that is shown while it grows: whole blocks with their elements, the rest as it is.
+// Markdown that is shown while it grows: whole blocks with their elements, the rest as it is. Its methods are called
+// within a frame.
 export class MarkdownView {
   constructor(element) {
     this.element = element;
     this.blocks = new Blocks();
     this.tail = h("div", { class: "raw" });
     this.text = new GrowingText(this.tail);
-    this.queue = Promise.resolve();
+    this.raw = []; // the whole blocks that are shown as they are, until they are built: {text, element}
+    this.isBuilding = false;
     element.append(this.tail);
   }
 
@@ -159,7 +162,7 @@ export class MarkdownView {
       this.text.append(text);
       return;
     }
-    for (const block of joined(whole)) this.show(block);
+    for (const { text } of joined(whole)) this.show(text);
     this.text.clear();
     this.text.append(this.blocks.rest);
   }
@@ -168,37 +171,49 @@ export class MarkdownView {
     const rest = this.blocks.finish();
     this.text.clear();
     if (rest.trim()) this.show(rest);
-    return this.queue;
   }
 
-  show(block) {
+  show(text) {
     const element = h("div", { class: "block raw" });
-    new GrowingText(element).append(block);
+    new GrowingText(element).append(text);
     this.tail.before(element);
-    if (block.length > MAX_CHARS) return;
-    this.queue = this.queue.then(async () => {
-      try {
-        const nodes = await parsed(block);
-        if (nodes === null) return;
-        element.replaceChildren(...nodes.map(build));
-        element.classList.remove("raw");
-      } catch {
-        // The text stays as it is.
-      }
-    });
+    this.raw.push({ text, element });
+    if (!this.isBuilding) this.build();
+  }
+
+  // Blocks that become whole while a request runs are asked for together in the next one.
+  async build() {
+    this.isBuilding = true;
+    while (this.raw.length > 0) {
+      const { text, num } = joined(this.raw.map((block) => block.text)).next().value;
+      const nodes = await parsed(text).catch(() => null); // then the text stays as it is
+      await new Promise((built) => inFrame(() => built(this.replace(num, nodes))));
+    }
+    this.isBuilding = false;
+  }
+
+  // Replaces the first raw blocks by one with these nodes.
+  replace(num, nodes) {
+    const [first, ...others] = this.raw.splice(0, num).map(({ element }) => element);
+    if (nodes === null) return;
+    for (const other of others) other.remove();
+    first.replaceChildren(...nodes.map(build));
+    first.classList.remove("raw");
   }
 }
 
-// Joins neighbouring blocks up to the size of a request.
-function* joined(blocks) {
+// Joins neighbouring texts up to the size of a request. Yields {text, num}: how many it has.
+function* joined(texts) {
   let text = null;
-  for (const block of blocks) {
-    if (text !== null && text.length + block.length < MAX_CHARS) {
-      text += `\n\n${block}`;
-      continue;
+  let num = 0;
+  for (const each of texts) {
+    if (text !== null && text.length + each.length >= MAX_CHARS) {
+      yield { text, num };
+      text = null;
+      num = 0;
     }
-    if (text !== null) yield text;
-    text = block;
+    text = text === null ? each : `${text}\n\n${each}`;
+    num += 1;
   }
-  if (text !== null) yield text;
+  if (text !== null) yield { text, num };
 }

@@ -96,7 +96,7 @@ export class Settings {
 
   save(name) {
     if (!name || !this.check()) return;
-    this.store(new Map([...presets(), [name, this.values]]), `The preset ${name} is saved.`);
+    if (!this.store(new Map([...presets(), [name, this.values]]), `The preset ${name} is saved.`)) return;
     localStorage.setItem(CHOSEN, name);
     byId("preset-name").value = "";
   }
@@ -120,13 +120,16 @@ export class Settings {
     }
   }
 
+  // Returns whether the browser had room.
   store(named, said) {
     try {
       localStorage.setItem(KEY, JSON.stringify(inFile(named)));
     } catch {
-      return this.tell("The browser has no room for this preset.");
+      this.tell("The browser has no room for this preset.");
+      return false;
     }
     this.showPresets();
-    return this.tell(said);
+    this.tell(said);
+    return true;
   }
 }

@@ -58,9 +58,10 @@ export class Socket {
   }
 
   // Sends a create. `take` gets each event of its response; the last one is terminal, an error, or {type: "lost"}.
+  // It is not called before this returns.
   create(fields, take) {
     if (!this.isOpen) {
-      take({ type: "lost" });
+      queueMicrotask(() => take({ type: "lost" }));
       return;
     }
     this.pending.push(take);
