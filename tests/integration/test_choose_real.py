@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import time
@@ -21,6 +22,7 @@ from tests.integration.conftest import Daemon
 from tests.patience import patient
 
 BUILTIN = Path(__file__).parents[2] / "models/builtin/edgeagent-mini.gguf"
+GUIDE = Path(__file__).parents[2] / "docs/guides/voice-assistant.md"
 HOTEL = (
     "You are the assistant of a small hotel. The wifi code is 4471. The pool is on floor 3. A towel costs 5 euros. "
     "The shop is closed on Sunday."
@@ -78,6 +80,19 @@ def test_the_right_answer_is_chosen(daemon: Daemon, calibrate: bool) -> None:
         ratio = math.log(chances[0]["probability"] / chances[1]["probability"])
         assert ratio == pytest.approx(scores[0] - scores[1], abs=1e-6)
         assert all(("empty_logprob" in each) == calibrate for each in chances)
+
+
+def test_the_guide_s_example(daemon: Daemon) -> None:
+    (written,) = re.findall(r"/edgeagent/choose -H .* -d '(.*?)'", GUIDE.read_text(encoding="utf-8"), re.S)
+    example = json.loads(written)
+    said = {
+        example.pop("input"): "lights",
+        "Set a timer for ten minutes": "timer",
+        "What is the weather in Rome?": "forecast",
+    }
+    for message, right in said.items():
+        chosen = choose(daemon, message, **example)
+        assert chosen["choice"] == right and chosen["probabilities"][0]["probability"] > 0.8
 
 
 def test_a_log_probability_is_that_of_the_separate_completion(daemon: Daemon) -> None:
