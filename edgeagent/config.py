@@ -53,6 +53,10 @@ def _duration(value: object) -> object:
     return str(value)
 
 
+def _projector(value: str) -> str:
+    return value if value in ("auto", "none") else str(with_home(Path(value)))
+
+
 def _draft(value: str) -> str:
     """Refuse an empty name, which would mean the model itself."""
     if not value:
@@ -102,6 +106,7 @@ def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Draft = Annotated[str, Rule(check=_draft)]
+Projector = Annotated[str, Rule(check=_projector)]
 Duration = Annotated[str, Rule(prepare=_duration)]
 Strings = Annotated[tuple[str, ...], Rule(prepare=_split_commas)]
 Shares = Annotated[tuple[float, ...], Rule(prepare=_split_commas, check=_shares)]
@@ -304,6 +309,8 @@ class ModelConfig(Section, frozen=True, omit_defaults=True):
     """Load the model at the start and keep it loaded."""
     draft: Draft = "auto"
     """What drafts tokens, as for the default model."""
+    mmproj: Projector = "auto"
+    """What reads images and sounds, as for the default model."""
     engine: dict[str, Any] = {}
     """Options of [engine] that differ for this model."""
     adapters: dict[AdapterName, UserPath] = {}
@@ -449,6 +456,8 @@ class Config(Section, frozen=True):
     """The model to serve: builtin, a .gguf path, org/repo[:QUANT], a catalog name, or a name that you gave a model."""
     draft: Draft = "auto"
     """What drafts tokens: auto (the text itself, and a suitable model if one is here), none, ngram or a model."""
+    mmproj: Projector = "auto"
+    """The default model's projector for images and sounds: auto (mmproj*.gguf beside the model), none, or a path."""
     state_dir: UserPath = DEFAULT_STATE_DIR
     """Folder for the token, the runtime file and caches; private to the user."""
     route: Literal["auto", "local_only", "prefer_local", "prefer_remote", "remote_only"] = "auto"

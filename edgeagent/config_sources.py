@@ -43,6 +43,7 @@ TABLES: dict[str, type[Section]] = {"models": ModelConfig, "tiers": TierConfig}
 _WANTED_IN_TABLES = {
     "keep_alive": 'a number of seconds or a duration, as in "5m"',
     "draft": "auto, none, ngram or the name of a model",
+    "mmproj": "auto, none or the path of a file",
     "preload": "true or false",
     "engine": "a table of options, as in { ctx = 4096 }",
     "adapters": 'a table of files, as in { support = "support.gguf" }',

@@ -27,7 +27,7 @@ from edgeagent.cli.usage import _SAME, ELSEWHERE
         ("status --jsn", "there is no option --jsn; did you mean --json or --slo? (see `edgeagent status --help`)"),
         (
             "serve --prot 1",
-            "there is no option --prot; did you mean --port, --preload or --route? (see `edgeagent serve --help`)",
+            "there is no option --prot; did you mean --mmproj, --port or --route? (see `edgeagent serve --help`)",
         ),
         ("run --model x", "there is no option --model (see `edgeagent run --help`)"),
         ("run -p x --max-tokens 0", "--max-tokens: must be 1 or more, not '0' (see `edgeagent run --help`)"),

@@ -117,3 +117,21 @@ def test_a_conversation_goes_on_with_its_image_after_a_restart(models: Path, tmp
         assert again.usage is not None
         assert again.usage.input_tokens_details.cached_tokens > NUM_TEXT_TOKENS, "the image is read from disk"
     assert answers[0] == answers[1]
+
+
+def test_a_projector_is_named_or_switched_off(models: Path, tmp_path: Path) -> None:
+    """It need not be beside the model."""
+    (tmp_path / "alone").mkdir()
+    model = tmp_path / "alone" / f"{MODEL}.gguf"
+    model.symlink_to(models / f"{MODEL}.gguf")
+    elsewhere = str(models / "mmproj-seeing-F16.gguf")
+    for path, mmproj, media in ((model, elsewhere, ["image"]), (models / f"{MODEL}.gguf", "none", [])):
+        with serving(tmp_path / f"state-{len(media)}", str(path), "--ctx", "512", "--mmproj", mmproj) as daemon:
+            listed = httpx.get(f"{daemon.url}/v1/models/{MODEL}").json()
+            assert listed["edgeagent"]["media"] == media
+            with OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0) as client:
+                if media:
+                    assert client.chat.completions.create(model=MODEL, messages=chat(), max_tokens=2).usage
+                else:
+                    with pytest.raises(BadRequestError, match="reads only text"):
+                        client.chat.completions.create(model=MODEL, messages=chat(), max_tokens=2)

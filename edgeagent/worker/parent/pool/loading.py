@@ -241,8 +241,9 @@ class LoadPreparation:
         engine: EngineConfig,
         source: ModelSource,
         adapters: Mapping[str, Path] = MappingProxyType({}),
+        mmproj: str = "auto",
     ) -> None:
-        """`draft`: the model's option --draft."""
+        """`draft` and `mmproj`: the model's options --draft and --mmproj."""
         self.name, self.path = found.name, found.path
         self.fatal = FatalParts()
         """What the next loads leave out: adapters, the draft model, or drafts of any kind."""
@@ -250,6 +251,7 @@ class LoadPreparation:
         self.engine = engine
         self.adapters = adapters
         self._source = source
+        self._mmproj = mmproj
         self._own_projector = found.projector
         self.projector_path: Path | None = None
         """The file with which the model reads images and sounds. `load` finds it."""
@@ -367,7 +369,13 @@ class LoadPreparation:
 
     def _find_projector(self) -> tuple[Path | None, str]:
         """Return the projector for the next load. If it ended a process, return why it is left out instead."""
-        path = self._own_projector or self._source.find_projector(self.path)
+        match self._mmproj:
+            case "none":
+                return None, "Its projector is switched off (mmproj = none)."
+            case "auto":
+                path = self._own_projector or self._source.find_projector(self.path)
+            case named:
+                path = Path(named)
         if path is None:
             return None, ""
         cause = self.fatal.cause(projector_part(str(path.absolute())), path)

@@ -100,6 +100,14 @@ def own_draft(config: Config, name: str, *, is_default: bool) -> str:
     return config.draft if is_default or config.draft_model is None else "auto"
 
 
+def own_mmproj(config: Config, name: str, *, is_default: bool) -> str:
+    """Return the option --mmproj for a model: that of its own table, else the general one for the default model."""
+    own = config.models.get(name)
+    if own is not None and own.mmproj != "auto":
+        return own.mmproj
+    return config.mmproj if is_default else "auto"
+
+
 def preloaded(config: Config) -> tuple[str, ...]:
     """Return the names of the additional models that are loaded at the start and stay loaded."""
     return (*config.load.preload, *(name for name, own in config.models.items() if own.preload))
@@ -338,10 +346,12 @@ class Pool:
     def _prepare(self, found: Found, asked: str) -> LoadPreparation:
         """Make a found model's LoadPreparation, with the owner's options. Call this in a thread: it reads the disk."""
         table = self._table_of(found, asked)
-        draft = own_draft(self._config, table, is_default=asked == self._config.model)
+        is_default = asked == self._config.model
+        draft = own_draft(self._config, table, is_default=is_default)
+        mmproj = own_mmproj(self._config, table, is_default=is_default)
         adapters = self._config.models[table].adapters if table else {}
         engine = self._config.engine_of(table)
-        preparation = LoadPreparation(found, draft, engine, self._source, adapters)
+        preparation = LoadPreparation(found, draft, engine, self._source, adapters, mmproj)
         preparation.keep_alive_s = own_keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
