@@ -21,13 +21,14 @@ from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.socket.connection import Connection
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
+from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.responses.socket.session import Action, Session
 from edgeagent.api.wire.body import OwnerBody, parse_object, run_inline_or_in_thread, validate
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.config import KioskConfig
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError
 from edgeagent.service.service import purge_memory
 
 routes = Routes()
@@ -119,6 +120,15 @@ class KioskConnection(Connection):
     async def _receive(self, text: str) -> list[Action]:
         frame = await run_inline_or_in_thread(len(text), partial(read_kiosk_frame, text, self._pinned))
         return self._session.receive(frame)
+
+    def _failed(self, live: LaneTurn, error: EdgeAgentError) -> None:
+        # The page has the prompt computed when it opens, so the owner reads this before a visitor asks.
+        if isinstance(error, ContextLengthExceeded):
+            logger.warning(
+                "the kiosk's visitors get no answers: its instructions and kiosk.facts_file do not fit the context: %s",
+                error.message,
+            )
+        super()._failed(live, error)
 
 
 def read_facts(path: Path | None) -> str:

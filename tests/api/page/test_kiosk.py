@@ -25,6 +25,7 @@ from edgeagent.api.page.kiosk import (
 from edgeagent.api.responses.socket.frames import CreateFrame, OtherFrame, RefusedFrame
 from edgeagent.config import Config, KioskConfig, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, clients
+from edgeagent.errors import ContextLengthExceeded
 from edgeagent.types import ChatPrompt, PurgeCache
 from tests.api.page.test_entry import Page
 from tests.backends.fake import FakeBackend
@@ -113,6 +114,22 @@ async def test_each_visitor_gets_what_the_facts_file_says_now(
             assert await prompt_of_a_visitor(daemon, token, backend) == ["Be kind.", "When?"]
             (message,) = caplog.messages
             assert message.startswith(f"kiosk.facts_file: {facts} is not used: ")
+
+
+async def test_the_owner_is_told_that_the_facts_do_not_fit_before_a_visitor_asks(
+    tmp_path: Path, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.script = lambda request: [ContextLengthExceeded("the prompt has 9000 tokens, and the context 2048")]
+    token = add_client(tmp_path, "hall", [Scope.KIOSK])
+    async with running(backend, Config(state_dir=tmp_path, kiosk=KIOSK), keys=KeyRing(tmp_path)) as daemon:
+        protocols: Any = ["edgeagent", TOKEN_SUBPROTOCOL + token]
+        url = f"{daemon.url.replace('http', 'ws')}/edgeagent/kiosk"
+        async with connect(url, origin=Origin(daemon.url), subprotocols=protocols) as socket:
+            # As the page sends it when it opens.
+            await socket.send(json.dumps({"type": "response.create", "input": [], "generate": False}))
+            assert json.loads(await socket.recv())["type"] == "error"
+    (told,) = [message for message in caplog.messages if message.startswith("the kiosk's visitors get no answers")]
+    assert told.endswith("do not fit the context: the prompt has 9000 tokens, and the context 2048")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")

@@ -52,7 +52,7 @@ from edgeagent.api.wire.sse import SEND_KEY
 from edgeagent.conversation.history import StoreResult
 from edgeagent.credentials.grants import until_revoked
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import InternalError
+from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.service.client_sink import ClientSink, start_now
 from edgeagent.types import Step
 
@@ -356,13 +356,17 @@ class Connection:
             await run_turn(live.turn, self._service, sink, self._responses.early_summaries)
             await sink.room()
             # This has no effect after a terminal event. It ends the request if the backend sent no Finished.
-            self._perform(self._session.failed(live, InternalError("the backend ended without finishing")))
+            self._failed(live, InternalError("the backend ended without finishing"))
         except Exception as error:
             await sink.room()
-            self._perform(self._session.failed(live, to_client_error(live.id, error)))
+            self._failed(live, to_client_error(live.id, error))
         finally:
             admission.cancel()
             await sink.close()
+
+    def _failed(self, live: LaneTurn, error: EdgeAgentError) -> None:
+        """End a response with an error, if it has not ended yet."""
+        self._perform(self._session.failed(live, error))
 
     async def _on_step(self, live: LaneTurn, step: Step) -> None:
         """Send the events of a step. If the client reads too slowly, the next steps of this request wait."""
