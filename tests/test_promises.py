@@ -249,7 +249,7 @@ OTHERS = (
         "It changes nothing",
         "The mode, and nothing prevented it",
         "forbids nothing",
-        *("lights, timer, music or nothing", "Nothing is generated", '"nothing"}], "edgeagent"'),
+        "Nothing is generated",
     ),
     *(
         "If nothing else can serve a request",
