@@ -59,6 +59,8 @@ from edgeagent.types import (
 
 REMOTE = "remote"
 """The identity of a remote's model. Only an age limit notices that it changed."""
+LOOK_S = 1.0
+_MAX_LOOKED = 256
 _CANCELLED = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))
 _BEFORE_CONTENT = (Started, Queued, PromptProgress)
 
@@ -137,10 +139,18 @@ class Answers:
     """The answer cache in front of `service`, which is asked for all that it does not have."""
 
     def __init__(
-        self, service: Service, store: Store, seal: Seal, options: AnswersConfig, budget_s: float = BUDGET_S
+        self,
+        service: Service,
+        store: Store,
+        seal: Seal,
+        options: AnswersConfig,
+        budget_s: float = BUDGET_S,
+        look_s: float = LOOK_S,
     ) -> None:
-        """`budget_s`: how long an answer waits for the disk that has the models."""
+        """`budget_s`: how long an answer waits for the disk that has the models. `look_s`: how often it is asked."""
         self._budget_s = budget_s
+        self._look_s = look_s
+        self._looked: dict[tuple[str, str], tuple[float, str, str | None]] = {}
         self._service = service
         self.store = store
         self.similar: Similar | None = None
@@ -279,15 +289,30 @@ class Answers:
         if paths is None:
             return None
 
+        identity, day = await self._look(model, _loaded(status, model), paths)
+        if not identity or day is None:
+            return None
+        return Question(request, model, identity, partition, day)
+
+    async def _look(self, model: str, loaded: str, paths: tuple[Path, Path | None]) -> tuple[str, str | None]:
+        """Return what the files of a model say: their identity, and the date if its template shows it.
+
+        The disk is asked at most once in `look_s` seconds for a model that was not loaded again. See Clocks.day.
+        """
+        known = self._looked.get((model, loaded))
+        if known is not None and time.monotonic() < known[0]:
+            return known[1:]
+
         def look() -> tuple[str, str | None]:
             found = identity_of(*paths)
             return found, self._clocks.day(paths[0], found, datetime.now())
 
         loop = asyncio.get_running_loop()
-        identity, day = await within(self._budget_s, self._breaker, lambda: loop.run_in_executor(self._files, look))
-        if not identity or day is None:
-            return None
-        return Question(request, model, identity, partition, day)
+        found = await within(self._budget_s, self._breaker, lambda: loop.run_in_executor(self._files, look))
+        if len(self._looked) >= _MAX_LOOKED:
+            self._looked.clear()
+        self._looked[model, loaded] = (time.monotonic() + self._look_s, *found)
+        return found
 
     # How it is answered.
 

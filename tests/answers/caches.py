@@ -63,7 +63,7 @@ async def caching(
     """Yield a cache in front of a backend, with its store in a file, or in memory."""
     config = AnswersConfig(**({"exact": True} | options))
     store = EmbeddedStore(path, SEAL, config, budget_s=budget_s)
-    answers = Answers(backend, store, SEAL, config, patient(10))
+    answers = Answers(backend, store, SEAL, config, patient(10), look_s=0.0)
     await answers.start()
     try:
         yield answers
