@@ -96,7 +96,7 @@ def test_similar_questions_are_learned_and_kept(models: Path, tmp_path: Path) ->
         again = first_similar(daemon, WORDINGS[20:])
         assert again["text"] and again["age_s"] > 0
         httpx.delete(f"{daemon.url}/edgeagent/answers/{again['id']}").raise_for_status()
-        daemon.run("cache", "answers", "forget")
+        daemon.run("cache", "answers", "forget", "--all")
         assert similar(daemon)["num_questions"] == 0
         assert "kind" not in ask(daemon, WORDINGS[3])
 

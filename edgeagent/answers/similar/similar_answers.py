@@ -252,7 +252,7 @@ class SimilarAnswers:
         if self.memory.is_off and not was_off:
             logger.warning(
                 "answers from similarity are off: of %d checked ones %d were wrong, and at most %g %% may be; "
-                "`edgeagent cache answers forget` turns them on again",
+                "`edgeagent cache answers forget --all` turns them on again",
                 *(self.memory.test.num_checked, self.memory.test.num_wrong, 100 * self._options.max_error),
             )
 
