@@ -109,14 +109,20 @@ class _Asked:
 
 
 class Held(Sink):
-    """A sink that holds what comes before the first content, until `release`; content releases it too."""
+    """A sink that holds what comes before the first content, until `release`; content releases it too.
+
+    After `drop`, nothing is passed on any more.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._held: list[Step] | None = []
+        self._is_dropped = False
         self.has_content = asyncio.Event()
 
     def put(self, step: Step) -> None:
+        if self._is_dropped:
+            return
         if self._held is None:
             self._sink.put(step)
             return
@@ -127,6 +133,10 @@ class Held(Sink):
 
     async def room(self) -> None:
         await self._sink.room()
+
+    def drop(self) -> None:
+        """Forget what is held and all that comes: another answer is given, while this one is still being cancelled."""
+        self._held, self._is_dropped = [], True
 
     def release(self) -> None:
         """Pass on what is held, and from now on each step as it comes."""
@@ -364,6 +374,7 @@ class Answers:
             await asyncio.wait({following, finding, content}, return_when=asyncio.FIRST_COMPLETED)
             found = finding.result() if finding.done() and not finding.cancelled() else None
             if found is not None and not (held.has_content.is_set() or following.done() or asked.is_cancelled):
+                held.drop()
                 following.cancel()
                 await asyncio.wait({following})
                 self._give(found, "similar", sink)

@@ -69,13 +69,7 @@ def adverse(seed: int) -> dict[str, list[Asked]]:
         "only negatives": [each for domain in DOMAINS for each in negatives(domain, seed, _LENGTH)],
         "all near one intent": [each for each in one if each.meaning.partition("/")[0] in ("0", "1")],
         "the domain changes": [*museum[: _LENGTH // 2], *bank[: _LENGTH // 2]],
-        "tame, then adverse": [*museum[: _LENGTH // 2], *_shifted(museum[_LENGTH // 2 :])],
     }
-
-
-def _shifted(asked: Sequence[Asked]) -> list[Asked]:
-    """Return questions whose answers have all become other ones: what was kept of them is wrong from here on."""
-    return [Asked(each.text, f"later/{each.meaning}") for each in asked]
 
 
 def row(name: str, found: Sequence[tuple[Result, Result]], bound: float) -> str:
