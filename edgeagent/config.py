@@ -358,7 +358,7 @@ class AnswersConfig(Section, frozen=True):
     max_error: Annotated[float, Meta(gt=0, le=0.5)] = 0.01
     """The largest share of answers from similarity that may differ from what the model would say."""
     embedding_model: str = "all-minilm-l6-v2"
-    """The model that compares questions. all-minilm-l6-v2 knows English only, embeddinggemma-300m 100 languages."""
+    """The model that compares questions. That of the default knows English only."""
     judge: Literal["text", "model"] = "text"
     """Who says whether two answers are the same: equal texts only, or the model that gave them, in idle time."""
 

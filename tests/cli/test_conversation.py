@@ -316,7 +316,8 @@ def test_a_file_cannot_command_the_terminal(
     keys = Keys(f"/load {chat}", "/system", f"/tools {tools}", "/load \x1b[2J", "/\x1b[2J", "/exit")
     start_chat(start_stub()).repl(keys)
     captured = capsys.readouterr()
-    assert "Instructions: \ufffd]0;title\ufffd" in captured.out and "Offered: \ufffd[2J" in captured.out
+    assert "Instructions: \ufffd]0;title\ufffd" in captured.out
+    assert "no tool can be named '\\x1b[2J'" in captured.err
     assert "\ufffd[2J cannot be read" in captured.err
     assert "\x1b" not in captured.out + captured.err
 

@@ -8,6 +8,7 @@ import pytest
 
 from edgeagent.api.wire.fields import MAX_TOOLS
 from edgeagent.types import (
+    AnswerPolicy,
     CachePolicy,
     ChatPrompt,
     GenerateRequest,
@@ -116,7 +117,11 @@ async def test_defaults(daemon: Running, backend: FakeBackend) -> None:
     assert (await post(daemon, {"messages": HI, **dict.fromkeys(nulls)})).status_code == 200
     [request] = backend.requests
     assert request == GenerateRequest(
-        id=request.id, model="fake", prompt=ChatPrompt((Message("user", "hello big world"),)), is_whole=True
+        id=request.id,
+        model="fake",
+        prompt=ChatPrompt((Message("user", "hello big world"),)),
+        cache=CachePolicy(answers=AnswerPolicy.USE),
+        is_whole=True,
     )
 
 

@@ -14,6 +14,7 @@ from edgeagent.conversation.history import MAX_ITEMS, ConnectionHistory, StoreRe
 from edgeagent.conversation.items import CallItem, CallOutputItem, MessageItem, ReasoningItem, ReferenceItem
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
+    AnswerPolicy,
     CachePolicy,
     ChatPrompt,
     GenerateRequest,
@@ -52,7 +53,8 @@ def prompt(**fields: Any) -> ChatPrompt:
 
 def test_the_least_a_client_sends() -> None:
     expected = ChatPrompt((Message("user", "hi"),))
-    assert request() == GenerateRequest("resp_1", "fake", expected)
+    kept = CachePolicy(answers=AnswerPolicy.USE)
+    assert request() == GenerateRequest("resp_1", "fake", expected, cache=kept)
     create = read()
     assert create.is_stored
     assert not create.is_prefill_only

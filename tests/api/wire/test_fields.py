@@ -235,7 +235,7 @@ class TestEdgeagentBody:
         )
         assert refusal(EdgeagentBody, {"ttft": 1}).message == "ttft is unknown; did you mean ttft_ms?"
         listed = (
-            "edgeagent.xyz is unknown; the fields here are adapter, deadline_ms, draft_tokens, itl_ms, max_prompt_to"
+            "edgeagent.xyz is unknown; the fields here are adapter, answers, deadline_ms, draft_tokens, itl_ms, max_"
         )
         assert refusal(EdgeagentBody, {"xyz": 1}, "edgeagent").message.startswith(listed)
         nested = refusal(ChatBody, {"messages": [{"role": "user", "content": "a"}], "edgeagent": {"ttft": 100}})
