@@ -227,7 +227,7 @@ async def _serve(
 
     def announce() -> None:
         nonlocal watch
-        if stop.is_requested:  # a daemon that stops already serves nobody
+        if stop.is_requested:  # a stopping daemon serves no client
             return
         keep_collections_short()
         asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)  # what the imports have freed

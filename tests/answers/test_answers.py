@@ -294,7 +294,7 @@ async def test_when_all_have_left_the_generation_ends(model_file: Path) -> None:
         await asyncio.gather(*(task for task, _ in running), return_exceptions=True)
         async with asyncio.timeout(patient(10)):
             await shared.backend.until(lambda backend: backend.closed == ["a"])
-        # Another one begins anew.
+        # A later request starts its own generation.
         shared.gate.opened.set()
         assert (await ask(answers, asking("c"))).kind == ""
 

@@ -49,7 +49,7 @@ def key(request: GenerateRequest, **given: Any) -> bytes:
 
 
 def test_each_field_is_in_the_key_or_left_out_for_a_reason() -> None:
-    """A field that somebody adds to GenerateRequest fails here, until it is in one of the two."""
+    """A new field of GenerateRequest fails here until it is in one of the two."""
     assert {*FIELDS, *LEFT_OUT} == set(GenerateRequest.__struct_fields__)
     assert not set(FIELDS) & LEFT_OUT.keys() and all(LEFT_OUT.values()) and OTHER.keys() == set(FIELDS)
 

@@ -507,7 +507,7 @@ class Host:
             NgramDrafter() if has_ngrams else None,
             max_tokens=config.draft_tokens,
             max_forced=config.draft_tokens,
-            # Whoever asks for plain attention is promised the same answer every time.
+            # --flash-attention off promises the same answer every time.
             spares_repeatable=not is_asked and self.runner.is_blocking and config.flash_attention == "off",
         )
 
