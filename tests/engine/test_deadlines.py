@@ -173,19 +173,18 @@ class TestStreams:
         scene.step()
         assert long.num_computed >= 511
 
-    def test_a_realtime_prompt_that_would_be_late_takes_longer_steps(self) -> None:
+    def test_a_realtime_prompt_takes_longer_steps(self) -> None:
         longest_s = {}
-        for due_s in (0.5, 100.0):
-            for target_s in (None, BUDGET_S):
-                scene = Scene()
-                scene.add("stream", 10, 1000, token_s=target_s)
+        for target_s in (None, BUDGET_S):
+            scene = Scene()
+            scene.add("stream", 10, 1000, token_s=target_s)
+            scene.step()
+            scene.add("now", 700, tier=Tier.REALTIME)
+            while "now" not in scene.times_s:
                 scene.step()
-                scene.add("now", 700, due_s=scene.clock.now_s + due_s, tier=Tier.REALTIME)
-                while "now" not in scene.times_s:
-                    scene.step()
-                longest_s[due_s, target_s] = max(scene.gaps_s("stream"))
-        assert 0.15 < longest_s.pop((0.5, None)) <= 0.201, "twice the usual budget"
-        assert max(longest_s.values()) <= BUDGET_S + 0.001, "in time anyhow, or the stream asked for its target"
+            longest_s[target_s] = max(scene.gaps_s("stream"))
+        assert 0.15 < longest_s[None] <= 0.201, "twice the usual budget"
+        assert longest_s[BUDGET_S] <= BUDGET_S + 0.001, "the stream asked for its target"
 
     def test_where_no_target_can_be_kept_a_realtime_prompt_takes_one_step(self) -> None:
         """As a small model on one slow core: 80 ms for eight streams, 240 ms with a smallest chunk."""

@@ -155,6 +155,14 @@ def test_clients_take_turns_within_a_tier() -> None:
     assert [each.id for each in by_share(waiting, running)][:4] == ["greedy 0", "greedy 1", "greedy 2", "polite 0"]
 
 
+def test_beside_a_batch_prompt_in_the_side_context_others_of_its_tier_wait_for_it() -> None:
+    prompts = [sequence(name, 100, tier=Tier.BATCH) for name in ("aside", "other")]
+    streams = [decoding("now"), decoding("later", tier=Tier.BATCH)]
+    scheduler = Scheduler(64, 10.0, warm_costs(64))
+    assert scheduler.choose([*streams, prompts[1]], aside=prompts[0]) == streams
+    assert scheduler.choose([*streams, prompts[1]]) == [*streams, prompts[1]]
+
+
 def test_drafts_fit_the_batch_and_leave_every_stream_its_token() -> None:
     running = [decoding("a", 0), decoding("b", 1), decoding("c", 2)]
     parts = Scheduler(6, 0.1, CostModel(6)).plan(running, {"a": (1, 2), "c": (3, 4, 5)})

@@ -537,6 +537,7 @@ class CostModel:
         depth: int,
         floor: int,
         *,
+        most: int | None = None,
         at_first: float | None = None,
         max_growth: int = 2,
     ) -> int:
@@ -545,7 +546,7 @@ class CostModel:
         - The tokens belong to a sequence with `depth` earlier tokens.
         - At least `floor` tokens are added, if they fit into a batch. If every number of tokens takes too long, return
           the fastest one. If nothing was measured, return `floor`.
-        - The result is never more than fits into a batch, but at least 1.
+        - The result is never more than `most`, or than fits into a batch, but at least 1.
         - A large step gets whole tiles of tokens.
         - A step larger than all measured ones may take `at_first` seconds (`seconds` if None). It has at most
           `max_growth` times as many tokens as the largest measured size.
@@ -553,6 +554,8 @@ class CostModel:
           proportion to the tokens, that time is used.
         """
         room = max(1, self._max_batch - shape.num_tokens)
+        if most is not None:
+            room = max(1, min(room, most))
         if not self._fit.sizes:
             return min(floor, room)
         largest = max(floor, min(room, max_growth * self._fit.sizes[-1] - shape.num_tokens))

@@ -183,6 +183,7 @@ def test_the_largest_step_within_a_time_is_of_whole_tiles() -> None:
     assert 0.5 * 0.8 < machine.seconds(beside.plus(found, 1000)) < 0.5 * 1.15
     assert costs.max_tokens_within(0.001, beside, 1000, 32) == 32
     assert costs.max_tokens_within(60.0, beside, 1000, 32) == 508
+    assert costs.max_tokens_within(60.0, beside, 1000, 32, most=45) == 45, "all of a prompt, in no whole tiles"
 
 
 def test_a_deep_prompt_gets_smaller_chunks() -> None:
