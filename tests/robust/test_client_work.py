@@ -124,12 +124,17 @@ def chunked(daemon: Daemon) -> int:
         return status(opened)
 
 
+NUM_PIPELINED = 300
+
+
 def pipelined(daemon: Daemon) -> set[Outcome]:
-    """Send thousands of requests at once."""
+    """Send many requests at once."""
     with closing(connected(daemon)) as opened:
-        threading.Thread(target=opened.sendall, args=(head(daemon, "GET /health") * 3000,), daemon=True).start()
+        threading.Thread(
+            target=opened.sendall, args=(head(daemon, "GET /health") * NUM_PIPELINED,), daemon=True
+        ).start()
         with opened.makefile("rb") as stream:
-            return {status_of(stream) for _ in range(3000)}
+            return {status_of(stream) for _ in range(NUM_PIPELINED)}
 
 
 def status_of(stream: Any) -> int:
