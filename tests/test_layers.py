@@ -30,7 +30,7 @@ ROWS: list[set[str]] = [
     },
     {"strict_json", "state_files", "freed_memory", "sqlite_files", "media_files"},
     {"config"},
-    {"config_sources", "metrics", "runtime_file", "fit"},
+    {"config_sources", "metrics", "runtime_file", "fit", "kiosk_prompt"},
     {"credentials", "cache_folder", "remotes"},
     {"machine_policy", "cache_retention", "egress"},
     {"engine", "text", "store"},

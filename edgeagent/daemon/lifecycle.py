@@ -18,17 +18,10 @@ from edgeagent.api import defer_checks
 from edgeagent.cache_folder import purge, purge_unfinished
 from edgeagent.credentials.keys import KeyRing, Keys, check_files, ensure_token
 from edgeagent.daemon.console import ConsoleReporter, LogFile, LogReporter, console, dropped_lines
+from edgeagent.daemon.kiosk import check_facts, check_prompt, warn_of_kiosk
 from edgeagent.daemon.listeners import Listeners, external_urls, keep_watchdog, listening, notify
 from edgeagent.daemon.logs import configure_logging, dropped_record, log_unhandled
-from edgeagent.daemon.state import (
-    ExitCode,
-    Publication,
-    SloFile,
-    StartError,
-    locked_state_dir,
-    warn_if_missing,
-    warn_of_kiosk,
-)
+from edgeagent.daemon.state import ExitCode, Publication, SloFile, StartError, locked_state_dir, warn_if_missing
 from edgeagent.daemon.traces import tracing
 from edgeagent.errors import ConfigError, EdgeAgentError, from_code
 from edgeagent.metrics.slo import SloLedger
@@ -124,6 +117,7 @@ def _serve_and_report(config: Config, reporter: ConsoleReporter, build: Callable
             if config.forget:
                 _forget_conversations(config)
             warn_if_missing(config.store.models_dir)
+            check_facts(config.kiosk)
             ensure_token(config.state_dir)
             # If a credential file cannot be trusted, the daemon fails here and not at the first request.
             check_files(config.state_dir)
@@ -240,6 +234,8 @@ async def _serve(
         watch = asyncio.create_task(_watch(service, reporter, stop))
         if prefixes.are_wanted:
             background.append(asyncio.create_task(prefixes.run()))
+        if config.kiosk.instructions or config.kiosk.facts_file is not None:
+            background.append(asyncio.create_task(check_prompt(service.models, config.kiosk)))
         if listeners.wyoming is not None:
             from edgeagent.api.wyoming.server import Wyoming
 

@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
-from edgeagent.backends.base import Models
-from edgeagent.config import KioskConfig
-from edgeagent.errors import ConfigError, EdgeAgentError
+from edgeagent.errors import ConfigError
 from edgeagent.metrics.slo import SloLedger
 from edgeagent.runtime_file import (
     LOCK_FILE,
@@ -107,16 +105,6 @@ def warn_if_missing(models_dir: Path | None) -> None:
     """Warn if the models' folder does not exist: a download would create it, but its name may be misspelt."""
     if models_dir is not None and not os.path.isdir(models_dir):  # noqa: PTH112 Path.is_dir may raise
         logger.warning("the models' folder %s does not exist; see store.models_dir, or --models-dir", models_dir)
-
-
-async def warn_of_kiosk(models: Models, kiosk: KioskConfig) -> None:
-    """Warn if there is no such model as the kiosk's. Otherwise only its visitors would be told."""
-    if not kiosk.model:
-        return
-    try:
-        await models.locate(kiosk.model)
-    except EdgeAgentError as error:
-        logger.warning("the kiosk's visitors get no answers: kiosk.model: %s", error.message)
 
 
 def _warn_of_network(state_dir: Path) -> None:

@@ -382,18 +382,27 @@ def check_model(facts: Facts) -> list[Finding]:
         return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
     if facts.adapter_problems:
         return fail("model", "; ".join(facts.adapter_problems), "repair [models.NAME.adapters] in config.toml")
-    if facts.kiosk_problem:
-        return warn(
-            "model",
-            f"kiosk.model: {facts.kiosk_problem}",
-            "see the names in `edgeagent list`; a remote's model needs no file here",
-        )
     if facts.unknown_tables:
         tables = ", ".join(f'[models."{name}"]' for name in facts.unknown_tables)
         return warn(
             "model", f"config.toml has {tables}, but no such model is here", "see the names in `edgeagent list`"
         )
     return ok("model", f"{facts.model} is here")
+
+
+def check_kiosk(facts: Facts) -> list[Finding]:
+    """Check what the kiosk's settings name, if they name something."""
+    if facts.kiosk_facts_problem:
+        return fail(
+            "kiosk", facts.kiosk_facts_problem, "repair the file, or name another one: the daemon does not start"
+        )
+    if facts.kiosk_problem:
+        return warn(
+            "kiosk",
+            f"kiosk.model: {facts.kiosk_problem}",
+            "see the names in `edgeagent list`; a remote's model needs no file here",
+        )
+    return []
 
 
 def check_hub(facts: Facts) -> list[Finding]:
@@ -418,6 +427,7 @@ CHECKS: tuple[Check, ...] = (
     check_cache,
     check_models,
     check_model,
+    check_kiosk,
     check_port,
     check_daemon,
     check_hub,

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edgeagent import __version__
-from edgeagent.config import Config
+from edgeagent.config import Config, KioskConfig
 from edgeagent.doctor import system
 from edgeagent.doctor.facts import Facts, Limits, RunningDaemon
 from edgeagent.doctor.native import ask_native
 from edgeagent.doctor.system import look_at, look_at_port
 from edgeagent.errors import ConfigError, EdgeAgentError
+from edgeagent.kiosk_prompt import read_facts
 from edgeagent.runtime_file import Runtime, find_daemon, read_token
 from edgeagent.store.gguf.header import validate_adapter
 from edgeagent.store.hub.cache import HubCache
@@ -59,6 +60,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         model=config.model,
         model_problem=_model_problem(config.model, config),
         kiosk_problem=_model_problem(config.kiosk.model, config) if config.kiosk.model else "",
+        kiosk_facts_problem=_facts_problem(config.kiosk),
         adapter_problems=tuple(_adapter_problems(config)),
         unknown_tables=tuple(name for name in config.models if not _is_here(name, config)),
         token_problem=token_problem,
@@ -91,6 +93,15 @@ def _is_here(name: str, config: Config) -> bool:
     except EdgeAgentError:
         return False
     return True
+
+
+def _facts_problem(kiosk: KioskConfig) -> str:
+    """Return why the daemon would not start with kiosk.facts_file; empty if it can be used."""
+    try:
+        read_facts(kiosk.facts_file)
+    except ConfigError as error:
+        return error.message
+    return ""
 
 
 def _model_problem(asked: str, config: Config) -> str:

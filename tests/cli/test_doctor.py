@@ -61,6 +61,17 @@ def test_a_fault_is_told_with_its_remedy(
     assert "ok    llama.cpp      0c1e570" in out
 
 
+def test_a_kiosk_s_facts_that_cannot_be_used_fail(
+    run: Run, known_native: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "today.txt"
+    monkeypatch.setenv("EDGEAGENT_KIOSK__FACTS_FILE", str(facts))
+    status, out, _ = run("doctor")
+    assert status == 1 and f"kiosk.facts_file: {facts} cannot be used: No such file or directory" in out
+    facts.write_text("The lift is broken.")
+    assert run("doctor")[0] == 0
+
+
 def test_a_broken_llama_cpp_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "ask_native", lambda: native.ask_native((sys.executable, "-c", "1/0")))
     status, out, _ = run("doctor", "--json")

@@ -14,7 +14,6 @@ import psutil
 import pytest
 from msgspec import structs
 
-from edgeagent.config import KioskConfig
 from edgeagent.credentials.keys import ensure_token
 from edgeagent.daemon.state import (
     SLO_FILE,
@@ -23,7 +22,6 @@ from edgeagent.daemon.state import (
     StartError,
     locked_state_dir,
     warn_if_missing,
-    warn_of_kiosk,
 )
 from edgeagent.errors import ConfigError
 from edgeagent.metrics.slo import SloLedger, Totals
@@ -37,7 +35,6 @@ from edgeagent.runtime_file import (
     write_private,
     write_runtime,
 )
-from tests.backends.fake import FakeBackend
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
 
@@ -325,12 +322,3 @@ async def test_the_ledger_of_latency_targets_is_kept(tmp_path: Path, caplog: pyt
     counted["batch", "local"] = {"outcome:met": [9]}
     await file.close()
     assert len([line for line in caplog.messages if "lost at the next restart" in line]) == 1
-
-
-async def test_a_kiosk_s_model_that_is_not_known_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("", "fake"):
-        await warn_of_kiosk(FakeBackend(), KioskConfig(model=name))
-    assert not caplog.messages
-    await warn_of_kiosk(FakeBackend(), KioskConfig(model="quen3"))
-    (message,) = caplog.messages
-    assert "kiosk.model: " in message and "quen3" in message

@@ -242,7 +242,11 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     ),
     "a kiosk's model that is not here": (
         changed(kiosk_problem="model 'quen3' is not on this machine"),
-        *("model", "warn", "kiosk.model: model 'quen3' is not on this machine", "edgeagent list"),
+        *("kiosk", "warn", "kiosk.model: model 'quen3' is not on this machine", "edgeagent list"),
+    ),
+    "facts of a kiosk that cannot be used": (
+        changed(kiosk_facts_problem="kiosk.facts_file: /today.txt cannot be used: it has more than 32768 bytes"),
+        *("kiosk", "fail", "/today.txt cannot be used: it has more than 32768 bytes", "does not start"),
     ),
     "an adapter that is none": (
         changed(adapter_problems=("/a.gguf is not an adapter",)),

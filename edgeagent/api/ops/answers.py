@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.openai.chat_body import read_chat
-from edgeagent.api.page.kiosk import MAX_CHARS, partition_of, pinned_fields, read_facts
+from edgeagent.api.page.kiosk import MAX_CHARS, partition_of, pinned_fields
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.wire.body import OwnerBody, read_fields
 from edgeagent.api.wire.route import Routes
@@ -22,7 +22,8 @@ from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.config import KioskConfig
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import InternalError, InvalidRequest, NotFound, NotSupported
+from edgeagent.errors import ConfigError, InternalError, InvalidRequest, NotFound, NotSupported
+from edgeagent.kiosk_prompt import read_facts
 from edgeagent.service.client_sink import Ending
 from edgeagent.types import AnswerPolicy, GenerateRequest, replace
 
@@ -167,7 +168,12 @@ async def warm_answer(request: Request) -> JSONResponse:
     answers = context.answers
     if answers is None:
         raise NotSupported(_OFF)
-    facts = await asyncio.to_thread(read_facts, context.config.kiosk.facts_file) if asked.kiosk is not None else ""
+    facts = ""
+    if asked.kiosk is not None:
+        try:
+            facts = await asyncio.to_thread(read_facts, context.config.kiosk.facts_file)
+        except ConfigError as error:
+            raise InvalidRequest(error.message) from None
     warming = _warming(asked, context.config.kiosk, context.service.models.default(), facts)
     if why := answers.why_not(warming):
         raise InvalidRequest(f"its answer would not be given: {why}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import Request, WebSocket
@@ -28,14 +27,14 @@ from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.config import KioskConfig
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError
+from edgeagent.errors import ConfigError, ContextLengthExceeded, EdgeAgentError
+from edgeagent.kiosk_prompt import read_facts, system_prompt
 from edgeagent.service.service import purge_memory
 
 routes = Routes()
 
 logger = logging.getLogger(__name__)
 
-MAX_FACTS_BYTES = 32 << 10
 MAX_MESSAGES = 64
 MAX_CHARS = 32_768
 
@@ -93,7 +92,7 @@ async def serve_kiosk(websocket: WebSocket) -> None:
     context, client = context_of(websocket), client_of(websocket)
     context.kiosk_pages[client] += 1
     try:
-        facts = await asyncio.to_thread(read_facts, context.config.kiosk.facts_file)
+        facts = await asyncio.to_thread(_facts_of, context.config.kiosk)
         await KioskConnection(websocket, context, facts).run()
     finally:
         context.kiosk_pages[client] -= 1
@@ -131,29 +130,20 @@ class KioskConnection(Connection):
         super()._failed(live, error)
 
 
-def read_facts(path: Path | None) -> str:
-    """Return what the owner's file says now; an empty text if it cannot be read, or is too large."""
-    if path is None:
-        return ""
+def _facts_of(kiosk: KioskConfig) -> str:
+    """Return what the owner's file says now. If it became unusable after the start, visitors are answered without."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise OSError("it is no file")
-        with path.open("rb") as file:
-            content = file.read(MAX_FACTS_BYTES + 1)
-        if len(content) <= MAX_FACTS_BYTES:
-            return content.decode("utf-8-sig")  # editors of Windows write a byte order mark
-        problem = f"it has more than {MAX_FACTS_BYTES} bytes"
-    except (OSError, UnicodeDecodeError) as error:
-        problem = str(error)
-    logger.warning("kiosk.facts_file: %s is not used: %s", path, problem)
-    return ""
+        return read_facts(kiosk.facts_file)
+    except ConfigError as error:
+        logger.warning("the kiosk answers without its facts: %s", error.message)
+        return ""
 
 
 def pinned_fields(kiosk: KioskConfig, default_model: str, facts: str = "") -> Json:
     """Return the fields of a create that the owner has set for every visitor."""
     return {
         "model": kiosk.model or default_model,
-        "instructions": "\n\n".join(text for text in (kiosk.instructions, facts.strip()) if text),
+        "instructions": system_prompt(kiosk, facts),
         "max_output_tokens": kiosk.max_output_tokens,
         "store": False,
         "edgeagent": {"answers": "read"},  # what a visitor says is not kept; answers that the owner has warmed are

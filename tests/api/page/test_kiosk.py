@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +12,12 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from edgeagent.api.gate.access import TOKEN_SUBPROTOCOL
-from edgeagent.api.page.kiosk import (
-    MAX_CHARS,
-    MAX_FACTS_BYTES,
-    MAX_MESSAGES,
-    pinned_fields,
-    read_facts,
-    read_kiosk_frame,
-)
+from edgeagent.api.page.kiosk import MAX_CHARS, MAX_MESSAGES, pinned_fields, read_kiosk_frame
 from edgeagent.api.responses.socket.frames import CreateFrame, OtherFrame, RefusedFrame
 from edgeagent.config import Config, KioskConfig, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, clients
 from edgeagent.errors import ContextLengthExceeded
+from edgeagent.kiosk_prompt import MAX_FACTS_BYTES
 from edgeagent.types import ChatPrompt, PurgeCache
 from tests.api.page.test_entry import Page
 from tests.backends.fake import FakeBackend
@@ -113,7 +105,9 @@ async def test_each_visitor_gets_what_the_facts_file_says_now(
             caplog.clear()
             assert await prompt_of_a_visitor(daemon, token, backend) == ["Be kind.", "When?"]
             (message,) = caplog.messages
-            assert message.startswith(f"kiosk.facts_file: {facts} is not used: ")
+            assert message.startswith(
+                f"the kiosk answers without its facts: kiosk.facts_file: {facts} cannot be used: "
+            )
 
 
 async def test_the_owner_is_told_that_the_facts_do_not_fit_before_a_visitor_asks(
@@ -130,13 +124,6 @@ async def test_the_owner_is_told_that_the_facts_do_not_fit_before_a_visitor_asks
             assert json.loads(await socket.recv())["type"] == "error"
     (told,) = [message for message in caplog.messages if message.startswith("the kiosk's visitors get no answers")]
     assert told.endswith("do not fit the context: the prompt has 9000 tokens, and the context 2048")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
-def test_a_pipe_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    os.mkfifo(tmp_path / "today")
-    assert read_facts(tmp_path / "today") == ""
-    assert caplog.messages == [f"kiosk.facts_file: {tmp_path / 'today'} is not used: it is no file"]
 
 
 async def test_a_link_is_made_with_the_kiosks_token(daemon: Running, tmp_path: Path) -> None:
