@@ -72,6 +72,8 @@ class Reply:
         self._background: Background | None = None
         self._iterating = OneReader()
         self._background_reader = OneReader()
+        self._stop_waiting: asyncio.Future[None] | None = None
+        """While functions run: ends the wait for them."""
 
     def __aiter__(self) -> Self:
         return self
@@ -122,10 +124,13 @@ class Reply:
     async def cancel(self) -> Answer:
         """Cancel the response at the daemon, and return `answer`. An answer that has finished is not changed.
 
-        Another task may be reading: its iteration ends. If the daemon does not confirm this within CANCEL_TIMEOUT_S, or
-        if the connection is lost, the connection is closed and the status is "cancelled".
+        Another task may be reading: its iteration ends, and waits for no function, which goes on by itself. If the
+        daemon does not confirm this within CANCEL_TIMEOUT_S, or if the connection is lost, the connection is closed and
+        the status is "cancelled".
         """
         self._is_cancelled = True
+        if self._stop_waiting is not None and not self._stop_waiting.done():
+            self._stop_waiting.set_result(None)
         if self.answer.is_finished:
             return self.answer
         if not self._is_sent:
@@ -164,10 +169,11 @@ class Reply:
             return False
         token = _waiting.set((*_waiting.get(), self))
         try:
-            outputs = await asyncio.gather(*(self._functions[call.name].run(call.arguments) for call in calls))
+            running = asyncio.gather(*(self._functions[call.name].run(call.arguments) for call in calls))
         finally:
             _waiting.reset(token)
-        if self._is_cancelled:
+        outputs = await self._unless_cancelled(running)
+        if outputs is None:
             return False
         self.rounds.append(self.answer)
         self.request = {
@@ -180,6 +186,18 @@ class Reply:
             self.request["tool_choice"] = "none"
         self.answer, self._is_sent, self._background = Answer(), False, None
         return True
+
+    async def _unless_cancelled(self, running: asyncio.Future[list[str]]) -> list[str] | None:
+        """Return what the functions return; None if the reply is cancelled before."""
+        self._stop_waiting = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait((running, self._stop_waiting), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
+        finally:
+            self._stop_waiting = None
+        return None if self._is_cancelled else running.result()
 
     async def _next_event(self) -> Received | None:
         """Add the next event to the answer, and return it; None if another task has done that."""

@@ -127,7 +127,10 @@ export interface Choice {
   body: Record<string, any>;
 }
 
-/** One response as it arrives, with those that answer its calls. It is read once, in one of these ways. */
+/**
+ * One response as it arrives, with those that answer its calls. It is read once, in one of these ways. A function that it
+ * calls cannot read it, which throws. In browsers, nobody can begin to read it while its functions run.
+ */
 export declare class Reply implements AsyncIterable<Event> {
   private constructor();
   request: Record<string, any>;
@@ -141,7 +144,7 @@ export declare class Reply implements AsyncIterable<Event> {
   sentences(): AsyncGenerator<string, void, undefined>;
   /** Read the rest, and return the answer. */
   finish(): Promise<Answer>;
-  /** Cancel the response, also while it is read elsewhere: that iteration ends. */
+  /** Cancel the response, also while it is read elsewhere: that iteration ends, and waits for no function. */
   cancel(): Promise<Answer>;
 }
 

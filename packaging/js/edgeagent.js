@@ -308,6 +308,7 @@ export class Reply {
   #turn = null;
   #background = null;
   #isCancelled = false;
+  #stopWaiting = null; // while functions run: ends the wait for them
   #lastRead = Promise.resolve();
 
   constructor(client, request, functions, maxRounds) {
@@ -319,9 +320,12 @@ export class Reply {
 
   // Readers at once share the events: each event goes to one of them.
   async *[Symbol.asyncIterator]() {
+    // In a browser, whoever begins to read while functions run may be one of them.
+    const isLate = !waiting && this.#stopWaiting !== null;
     for (;;) {
-      if (waiting?.getStore()?.includes(this)) {
-        throw new Error("a function cannot read the reply that calls it: it waits for the function's result");
+      if (isLate || waiting?.getStore()?.includes(this)) {
+        const orOther = isLate ? "; in a browser, nobody else can begin to read meanwhile" : "";
+        throw new Error(`a function cannot read the reply that calls it: it waits for the function's result${orOther}`);
       }
       // Otherwise two readers could both send the request, or both run the functions.
       const read = this.#lastRead.then(() => this.#read());
@@ -364,6 +368,7 @@ export class Reply {
 
   async cancel() {
     this.#isCancelled = true;
+    this.#stopWaiting?.();
     if (this.answer.isFinished) return this.answer;
     if (!this.#turn && !this.#background) {
       this.answer.status = "cancelled";
@@ -399,7 +404,10 @@ export class Reply {
     if (this.#isCancelled || status !== "completed" || !areOurs) return false;
     if (this.rounds.length + 1 >= this.#maxRounds) return false;
     const runAll = () => Promise.all(calls.map((call) => run(this.#functions.get(call.name), call)));
-    const outputs = await (waiting ? waiting.run([...(waiting.getStore() ?? []), this], runAll) : runAll());
+    const stopped = new Promise((stop) => (this.#stopWaiting = stop));
+    const running = waiting ? waiting.run([...(waiting.getStore() ?? []), this], runAll) : runAll();
+    const outputs = await Promise.race([stopped, running]);
+    this.#stopWaiting = null;
     if (this.#isCancelled) return false;
     this.rounds.push(this.answer);
     // A call that was asked for is made only once.

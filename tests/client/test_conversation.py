@@ -189,6 +189,35 @@ async def test_a_reply_that_is_cancelled_while_a_function_runs_asks_no_more() ->
     assert len(stub.received) == 1
 
 
+async def test_a_reply_that_is_cancelled_waits_for_no_function() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        """Wait."""
+        begun.set()
+        await ended.wait()
+
+    async with (
+        running_stub(sending(call_events("resp_1", "call_1", "wait", "{}"))) as stub,
+        connect(stub.url) as client,
+    ):
+        reply = client.respond("Wait", tools=[wait])
+        reading = asyncio.create_task(reply.finish())
+        await begun.wait()
+        assert await reply.cancel() is reply.answer
+        assert await asyncio.wait_for(reading, patient(10)) is reply.answer
+        ended.set()
+        # The task that reads is cancelled: its function is, too.
+        reply, ended, begun = client.respond("Wait", tools=[wait]), asyncio.Event(), asyncio.Event()
+        stub.script.append(sending(call_events("resp_2", "call_2", "wait", "{}")))
+        reading = asyncio.create_task(reply.finish())
+        await begun.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert len(stub.received) == 2
+
+
 async def test_a_function_cannot_read_the_reply_that_waits_for_it() -> None:
     async def read() -> str:
         """Read."""

@@ -118,12 +118,18 @@ const cases = {
     assert.deepEqual(called, [7, 7, 7]);
     // One that reads its own reply would wait for itself.
     let refused = null;
-    if (process.getBuiltinModule) {
-      const reading = { ...set_timer, run: () => own.finish().catch((error) => (refused = error.message)) };
-      const own = client.respond("Set a timer for 7 minutes.", { tools: [reading], ...GREEDY });
-      await own.finish();
-      assert.match(refused, /a function cannot read the reply that calls it/);
-    }
+    const reading = { ...set_timer, run: () => own.finish().catch((error) => (refused = error.message)) };
+    const own = client.respond("Set a timer for 7 minutes.", { tools: [reading], ...GREEDY });
+    await own.finish();
+    assert.match(refused, /a function cannot read the reply that calls it/);
+    // One that does not return holds up no cancel.
+    let begin;
+    const begun = new Promise((done) => (begin = done));
+    const endless = { ...set_timer, run: () => (begin(), new Promise(() => undefined)) };
+    const stopped = client.respond("Set a timer for 7 minutes.", { tools: [endless], ...GREEDY });
+    const reading = stopped.finish();
+    await begun;
+    assert.equal(await stopped.cancel(), await reading);
     const { run: _, ...definition } = set_timer;
     const answer = await client.ask("Set a timer for 7 minutes.", { tools: [definition], ...GREEDY });
     assert.equal(answer.toolCalls[0].arguments, '{"minutes": 7}');
