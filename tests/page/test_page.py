@@ -425,6 +425,8 @@ async def test_a_burst_changes_the_answer_once_in_a_frame(visit: Visit, backend:
     assert all(later - earlier > 29 for (earlier, _), (later, _) in pairwise(counted))
     gate.opened.set()
     await visit.ended(1)
+    # The last block is shown as it is until the daemon has parsed it.
+    await visit.tab.wait_for_function("() => !document.querySelector('.markdown .raw')?.textContent")
     texts = await visit.tab.evaluate("[...document.querySelectorAll('.markdown p')].map(each => each.textContent)")
     assert " ".join(texts).split() == "".join(pieces).replace("*", "").split()
 
@@ -520,6 +522,18 @@ async def test_a_choice_in_another_tab_ends_no_answer(visit: Visit, backend: Fak
     gate.opened.set()
     await visit.ended(1)
     assert await visit.tab.inner_text(".markdown") == "begun and ended"
+
+
+async def test_a_window_that_is_looked_at_again_has_the_conversations_of_the_others(visit: Visit) -> None:
+    await visit.enter()
+    other = await visit.tab.context.new_page()
+    await other.goto(visit.daemon.url)
+    await other.wait_for_function("() => document.querySelector('#model').options.length > 0")
+    await visit.say("one")
+    await visit.ended(1)
+    assert await other.query_selector("#list .entry") is None
+    await other.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    await other.wait_for_selector("#list .entry")
 
 
 async def test_an_edit_waits_for_the_answer_that_is_made(visit: Visit, backend: FakeBackend) -> None:

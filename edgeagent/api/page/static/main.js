@@ -53,6 +53,8 @@ async function arrive() {
 byId("to-chat").addEventListener("click", () => (location.hash = ""));
 byId("to-board").addEventListener("click", () => (location.hash = "board"));
 addEventListener("hashchange", arrive);
+// Other windows and phones may have added conversations meanwhile.
+document.addEventListener("visibilitychange", () => !document.hidden && socket.state === "open" && chat.list());
 // Another tab got a token, or cleared the storage.
 addEventListener("storage", ({ key }) => isTokenKey(key) && socket.restart());
 arrive();
