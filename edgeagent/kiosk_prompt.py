@@ -30,5 +30,5 @@ def read_facts(path: Path | None) -> str:
     except OSError as error:
         problem = error.strerror or str(error)
     except UnicodeDecodeError:
-        problem = "it is no text in UTF-8"
+        problem = "it is not a text in UTF-8"
     raise ConfigError(f"kiosk.facts_file: {path} cannot be used: {problem}")

@@ -32,7 +32,7 @@ def test_facts_that_can_be_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"\xff", "it is no text in UTF-8"),
+        (b"\xff", "it is not a text in UTF-8"),
         (b"a" * (MAX_FACTS_BYTES + 1), "it has more than 32768 bytes"),
         (None, "No such file or directory"),
     ],
