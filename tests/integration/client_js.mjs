@@ -118,8 +118,8 @@ const cases = {
     assert.deepEqual(called, [7, 7, 7]);
     // One that reads its own reply would wait for itself.
     let refused = null;
-    const reading = { ...set_timer, run: () => own.finish().catch((error) => (refused = error.message)) };
-    const own = client.respond("Set a timer for 7 minutes.", { tools: [reading], ...GREEDY });
+    const selfish = { ...set_timer, run: () => own.finish().catch((error) => (refused = error.message)) };
+    const own = client.respond("Set a timer for 7 minutes.", { tools: [selfish], ...GREEDY });
     await own.finish();
     assert.match(refused, /a function cannot read the reply that calls it/);
     // One that does not return holds up no cancel.
