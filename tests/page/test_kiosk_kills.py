@@ -65,7 +65,8 @@ class Parts:
     def page(self, code: str) -> Any:
         """Return what the page answers to a piece of JavaScript; None if there is no page now."""
         for file in self.folder.glob("run/*/profile/DevToolsActivePort"):
-            with suppress(OSError, ValueError, KeyError, StopIteration, WebSocketException):
+            # A browser that is starting has an empty file.
+            with suppress(OSError, ValueError, LookupError, StopIteration, WebSocketException):
                 port = file.read_text().split()[0]
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=5) as listed:
                     pages = json.load(listed)
