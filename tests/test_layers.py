@@ -99,6 +99,8 @@ OWNERS: dict[str, set[str]] = {
     "llama_cpp": {"engine"},
     # The vectors of questions, only if similar ones are answered.
     "numpy": {"engine", "text", "answers"},
+    # From the extra `webp`, and only its decoder of WebP.
+    "PIL": {"engine"},
     "jinja2": {"text"},
     "llguidance": {"text"},
     "cryptography": {"engine", "answers", "daemon"},

@@ -91,7 +91,7 @@ def test_what_the_model_reads_is_told(daemon: Daemon, openai: OpenAI) -> None:
 
 @pytest.mark.parametrize(
     ("photo", "message"),
-    [(PHOTO[:60], "png|PNG|image"), (b"RIFF\x10\0\0\0WEBPVP8 " + bytes(64), "WebP"), (wav(), "is no PNG")],
+    [(PHOTO[:60], "png|PNG|image"), (b"RIFF\x10\0\0\0WEBPJUNK" + bytes(64), "WebP"), (wav(), "is no PNG")],
 )
 def test_what_is_no_image_is_refused(openai: OpenAI, photo: bytes, message: str) -> None:
     with pytest.raises(BadRequestError, match=message):

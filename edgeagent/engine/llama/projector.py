@@ -20,6 +20,7 @@ import numpy as np
 from edgeagent.engine.llama.bindings import ERROR_LEVEL, has_tensor, lib
 from edgeagent.engine.llama.fingerprint import adapter_id
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.llama.pictures import Pixels, is_webp, orientation, turned, webp_pixels
 from edgeagent.engine.runner import Positions, Rows
 from edgeagent.errors import InternalError, InvalidRequest, ModelDamaged, NotSupported
 from edgeagent.types import MediaKind, MemoryKind
@@ -194,7 +195,9 @@ class Projector:
             mtmd.mtmd_bitmap_free(bitmap)
 
     def _bitmap(self, data: bytes) -> Any:
-        mtmd = self._mtmd
+        mtmd, how = self._mtmd, orientation(data)
+        if is_webp(data):
+            return self._of_pixels(turned(webp_pixels(data), how))
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         options = mtmd.mtmd_helper_init_opt_default()
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(self._handle, buffer, len(data), False, options).bitmap
@@ -203,4 +206,14 @@ class Projector:
         if mtmd.mtmd_bitmap_is_audio(bitmap) and mtmd.mtmd_bitmap_get_n_bytes(bitmap) < 4 * _MIN_SAMPLES:
             mtmd.mtmd_bitmap_free(bitmap)
             raise InvalidRequest("a sound is too short to be read", param="messages")
-        return bitmap
+        if how == 1:
+            return bitmap
+        try:
+            size = mtmd.mtmd_bitmap_get_ny(bitmap), mtmd.mtmd_bitmap_get_nx(bitmap), 3
+            return self._of_pixels(turned(np.ctypeslib.as_array(mtmd.mtmd_bitmap_get_data(bitmap), size), how))
+        finally:
+            mtmd.mtmd_bitmap_free(bitmap)
+
+    def _of_pixels(self, pixels: Pixels) -> Any:
+        height, width, _ = pixels.shape
+        return self._mtmd.mtmd_bitmap_init(width, height, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))

@@ -1,6 +1,6 @@
 """Checks a client's image or sound by its header, before libmtmd decodes it: its format, its size, its length.
 
-The decoders (stb_image and miniaudio) allocate what a header claims. So a header may claim only what the file can hold
+The decoders (stb_image, miniaudio and libwebp) allocate what a header claims. So a header may claim only what the file can hold
 and what the worker has memory for.
 """
 
@@ -10,11 +10,14 @@ import struct
 import zlib
 from collections.abc import Iterator
 
+from edgeagent.engine.llama.pictures import is_webp, jpeg_parts
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Media
 
 MAX_PIXELS = 40_000_000
 """The most pixels of an image. Decoded they take 120 MB, and a progressive JPEG as much again."""
+MAX_WEBP_PIXELS = 16_000_000
+"""The most pixels of a WebP. Pillow holds it in several copies, which take about 25 bytes for each pixel."""
 MAX_RATIO = 100
 """The most times that an image may be longer than wide, or wider than long."""
 MAX_SECONDS = 600
@@ -24,12 +27,12 @@ _RATES = range(4000, 192_001)
 # Start-of-frame markers of JPEG that stb_image decodes: baseline, extended and progressive.
 _JPEG_FRAMES = (0xC0, 0xC1, 0xC2)
 _JPEG_OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
-_JPEG_ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
 _MAX_SCANS = 64  # each may visit all blocks of an image, whatever its own size
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PIECE_BYTES = 1 << 20
 _WAV_FORMATS = (1, 3, 0xFFFE)  # PCM, float, and the extensible form of both
-_FORMATS = {"image": "PNG, JPEG and GIF", "audio": "WAV, MP3 and FLAC"}
+_BMP_BITS = (1, 4, 8, 16, 24, 32)
+_FORMATS = {"image": "PNG, JPEG, WebP, GIF and BMP", "audio": "WAV, MP3 and FLAC"}
 _MP3_RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}  # by version
 _MP3_KBITS = {
     True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),  # version 1, layer III
@@ -52,11 +55,11 @@ def _refused(why: str) -> InvalidRequest:
     return InvalidRequest(f"an image or a sound cannot be read: {why}", param="messages", served_by="local")
 
 
-def _check_image(width: int, height: int) -> None:
+def _check_image(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:
     if width < 1 or height < 1:
         raise _refused("the image is empty")
-    if width * height > MAX_PIXELS:
-        raise _refused(f"the image has {width} × {height} pixels; at most {MAX_PIXELS // 1_000_000} million are read")
+    if width * height > max_pixels:
+        raise _refused(f"the image has {width} × {height} pixels; at most {max_pixels // 1_000_000} million are read")
     if max(width, height) > MAX_RATIO * min(width, height):
         raise _refused(f"the image has {width} × {height} pixels; one side may be {MAX_RATIO} times the other")
 
@@ -80,8 +83,10 @@ def _image_size(data: bytes) -> tuple[int, int]:
         return width, height
     if data.startswith(b"\xff\xd8"):
         return _jpeg_size(data)
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        raise _refused(f"it is a WebP; {_FORMATS['image']} are read")
+    if is_webp(data):
+        return _webp_size(data)
+    if data.startswith(b"BM"):
+        return _bmp_size(data)
     raise _refused(f"it is no image of a known format; {_FORMATS['image']} are read")
 
 
@@ -115,21 +120,45 @@ def _png_data(data: bytes) -> Iterator[bytes]:
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     if data.count(b"\xff\xda") > _MAX_SCANS:
         raise _refused(f"the JPEG has more than {_MAX_SCANS} scans")
-    place = 2
-    while True:
-        if data[place] != 0xFF:
-            raise _refused("the JPEG is damaged")
-        marker = data[place + 1]
-        place += 2
-        if marker == 0xFF:
-            place -= 1
-        elif marker in _JPEG_FRAMES:
-            height, width = struct.unpack_from(">HH", data, place + 3)
+    for marker, content in jpeg_parts(data):
+        if marker in _JPEG_FRAMES:
+            height, width = struct.unpack_from(">HH", content, 1)
             return width, height
-        elif marker in _JPEG_OTHER_FRAMES:
+        if marker in _JPEG_OTHER_FRAMES:
             raise _refused("the JPEG is lossless or arithmetically coded")
-        elif marker not in _JPEG_ALONE:
-            place += int(struct.unpack_from(">H", data, place)[0])
+    raise _refused("the JPEG is damaged")
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    """Return a WebP's size, from its first chunk, after a check that it is whole."""
+    if int.from_bytes(data[4:8], "little") + 8 > len(data):
+        raise _refused("the WebP is incomplete")
+    place = 20  # of the first chunk's content
+    match data[12:16]:
+        case b"VP8X":
+            width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (place + 4, place + 7))
+        case b"VP8L":
+            bits = int.from_bytes(data[place + 1 : place + 5], "little")
+            width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 ":
+            width, height = (number & 0x3FFF for number in struct.unpack_from("<HH", data, place + 6))
+        case _:
+            raise _refused("the WebP has no image")
+    _check_image(width, height, MAX_WEBP_PIXELS)
+    return width, height
+
+
+def _bmp_size(data: bytes) -> tuple[int, int]:
+    """Return a BMP's size, after a check that it has the bytes of so many pixels. Compressed ones are not read."""
+    start, num_bytes = struct.unpack_from("<II", data, 10)
+    width, height, _, num_bits = struct.unpack_from("<HHHH" if num_bytes == 12 else "<iiHH", data, 18)
+    height = abs(height)  # below 0: the rows begin at the top
+    if num_bits not in _BMP_BITS:
+        raise _refused("the BMP has no valid header")
+    _check_image(width, height)
+    if start + (width * num_bits + 31) // 32 * 4 * height > len(data):
+        raise _refused("the BMP claims more pixels than it has")
+    return width, height
 
 
 def _sound_length(data: bytes) -> tuple[int, int, int]:

@@ -242,7 +242,7 @@ def test_a_penalty_counts_only_the_tokens_of_texts(asker: Callable[..., Asker]) 
 
 def test_media_that_cannot_be_read_are_refused(asker: Callable[..., Asker]) -> None:
     own = asker("gemma3")
-    webp = b"RIFF\x10\0\0\0WEBPVP8 " + bytes(20)
+    webp = b"RIFF\x10\0\0\0WEBPJUNK" + bytes(20)
     for data, why in ((webp, "WebP"), (b"GIF89a", "incomplete"), (png()[:60], "damaged"), (b"hello", "no image")):
         with pytest.raises(InvalidRequest, match=why) as caught:
             own.begin(question("What?", medium(data)))

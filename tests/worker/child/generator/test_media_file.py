@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
+import sys
 import zlib
+from collections import Counter
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.llama.projector import Projector
-from edgeagent.errors import InvalidRequest
+from edgeagent.engine.llama.pictures import Pixels, orientation, turned, webp_pixels
+from edgeagent.engine.llama.projector import Chunk, Projector
+from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import MediaKind, MemoryKind
 from edgeagent.worker.child.generator.media_file import MAX_PIXELS, check_medium
+from tests.media_corpus import bmp, by_rule, exif, mutated, webp_by_rule, with_exif
 from tests.models import make_tiny_model
-from tests.projectors import NEEDS_LIBMTMD, flac, gif, jpeg, make_projector, medium, mp3, png, wav
+from tests.peer.media_fuzz import Decoders
+from tests.projectors import NEEDS_LIBMTMD, flac, jpeg, make_projector, medium, mp3, png, wav
 
-IMAGES = {"png": png(), "gif": gif(), "jpeg": jpeg()}
-SOUNDS = {"wav": wav(seconds=0.1), "mp3": mp3(), "flac": flac()}
-FILES: list[tuple[MediaKind, bytes]] = [
-    *(("image", data) for data in IMAGES.values()),
-    *(("audio", data) for data in SOUNDS.values()),
-]
+FILES = by_rule()
+SOUNDS = {"wav": wav(seconds=0.1)}
+IDS = ["png", "gif", "jpeg", "turned jpeg", "bmp", "bmp of 8 bits", "webp", "wav", "mp3", "flac"]
 
 
 def huge_png(width: int, height: int, packed: bytes = b"") -> bytes:
@@ -35,7 +40,7 @@ def huge_png(width: int, height: int, packed: bytes = b"") -> bytes:
     )
 
 
-@pytest.mark.parametrize(("kind", "data"), FILES, ids=[*IMAGES, *SOUNDS])
+@pytest.mark.parametrize(("kind", "data"), FILES, ids=IDS)
 def test_whole_files_pass(kind: MediaKind, data: bytes) -> None:
     check_medium(medium(data, kind))
 
@@ -47,12 +52,17 @@ def test_whole_files_pass(kind: MediaKind, data: bytes) -> None:
         ("image", huge_png(10_000, 50), "may be 100 times"),
         ("image", huge_png(0, 50), "empty"),
         ("image", huge_png(50, 50, zlib.compress(bytes(1 << 20))), "more data than its image"),
-        ("image", b"RIFF\0\0\0\0WEBPVP8 ", "WebP"),
-        ("image", b"BM" + bytes(60), "PNG, JPEG and GIF"),
+        ("image", webp_by_rule()[:-4], "the WebP is incomplete"),
+        ("image", b"RIFF\x10\0\0\0WEBPJUNK" + bytes(60), "the WebP has no image"),
+        ("image", webp_by_rule(4001, 4000), "at most 16 million"),
+        ("image", b"BM" + bytes(60), "no valid header"),
+        ("image", bmp()[:-1], "claims more pixels than it has"),
+        ("image", bmp(0), "empty"),
+        ("image", b"II*\0" + bytes(60), "PNG, JPEG, WebP, GIF and BMP"),
         ("image", SOUNDS["wav"], "no image"),
         ("image", jpeg() + b"\xff\xda" * 65, "scans"),
         ("image", b"\xff\xd8\xff\xc3", "lossless"),
-        ("audio", IMAGES["png"], "no sound"),
+        ("audio", png(), "no sound"),
         ("audio", SOUNDS["wav"][:-2], "claims more samples"),
         ("audio", SOUNDS["wav"].replace(b"\x01\0\x01\0", b"\x11\0\x01\0", 1), "neither PCM nor float"),
         ("audio", flac(num_samples=601 * 16_000), "at most 600 s"),
@@ -72,34 +82,96 @@ def test_the_largest_image_is_within_the_memory_of_a_worker() -> None:
     assert 3 * MAX_PIXELS < 1 << 27
 
 
+@pytest.mark.parametrize("how", range(1, 9))
+def test_a_photo_is_turned_as_its_exif_says(how: int) -> None:
+    image = pytest.importorskip("PIL.Image")
+    turn = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # Pillow's Transpose, as its exif_transpose applies it
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 3), np.uint8)
+    expected = image.fromarray(pixels)
+    expected = expected.transpose(turn[how]) if how in turn else expected
+    for order in "<>":
+        photo = with_exif(jpeg(), exif(how, order))
+        assert orientation(photo) == how
+        assert np.array_equal(turned(pixels, orientation(photo)), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    "photo",
+    [
+        jpeg(),
+        with_exif(jpeg(), b""),
+        with_exif(jpeg(), exif(9)),
+        with_exif(jpeg(), exif(6)[:20]),
+        with_exif(jpeg(), exif(6))[:60],
+        webp_by_rule(),
+        png(),
+        b"\xff\xd8" + b"\xff" * 9999,
+        b"",
+    ],
+)
+def test_a_photo_without_a_valid_exif_is_upright(photo: bytes) -> None:
+    assert orientation(photo) == 1
+
+
+def test_a_webp_is_decoded_and_turned() -> None:
+    pytest.importorskip("PIL")
+    photo = webp_by_rule(30, 20, exif=exif(6))
+    assert orientation(photo) == 6
+    pixels = turned(webp_pixels(photo), 6)
+    assert pixels.shape == (30, 20, 3)
+    assert (pixels == (100, 200, 50)).all()
+    with pytest.raises(InvalidRequest, match="the WebP is damaged"):
+        webp_pixels(photo[:40] + bytes(len(photo) - 40))
+
+
+def test_a_webp_without_pillow_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.WebPImagePlugin", None)
+    with pytest.raises(NotSupported, match=r"edgeagent\[webp\]"):
+        webp_pixels(webp_by_rule())
+
+
+@NEEDS_LIBMTMD
+def test_a_turned_photo_is_what_is_seen(tmp_path: Path) -> None:
+    """It has the same embeddings as a photo that was turned before."""
+    image = pytest.importorskip("PIL.Image")
+    model = Model(make_tiny_model(tmp_path / "m.gguf", MemoryKind.FULL_ATTENTION), EngineConfig())
+    projector = Projector(make_projector(tmp_path / "see.gguf", "lfm2"), model, num_threads=1)
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+
+    def webp(pixels: Pixels, how: int) -> bytes:
+        file = BytesIO()
+        image.fromarray(pixels).save(file, "WEBP", lossless=True, exif=exif(how))
+        return file.getvalue()
+
+    assert next(projector.encode(webp(pixels, 6))).tobytes() == next(projector.encode(webp(turned(pixels, 6), 1))).tobytes()
+    file = BytesIO()
+    image.fromarray(pixels).save(file, "JPEG")
+    lying = with_exif(file.getvalue(), exif(6))
+    assert projector.layout(lying) != projector.layout(file.getvalue())
+    assert [part.num_tokens for part in projector.layout(lying) if isinstance(part, Chunk)] == [
+        part.num_tokens for part in projector.layout(webp(turned(pixels, 6), 1)) if isinstance(part, Chunk)
+    ]
+
+
 @NEEDS_LIBMTMD
 def test_mutations_are_read_or_refused(tmp_path: Path) -> None:
-    """A file that the check accepts may be damaged all the same. Then libmtmd's decoders refuse it."""
-    model = Model(make_tiny_model(tmp_path / "m.gguf", MemoryKind.FULL_ATTENTION), EngineConfig())
-    seeing = Projector(make_projector(tmp_path / "see.gguf", "lfm2"), model, num_threads=1)
-    hearing = Projector(make_projector(tmp_path / "hear.gguf", "ultravox"), model, num_threads=1)
-    num_read = num_refused = 0
+    """A file that the check accepts may be damaged all the same. Then the decoders refuse it."""
+    decoders = Decoders(tmp_path)
+    outcomes = Counter(decoders.outcome(*FILES[seed % len(FILES)]) for seed in range(len(FILES)))
+    assert outcomes.pop("read") >= len(FILES) - ("PIL" not in sys.modules), "whole files are read"
+    others = [data for _, data in FILES]
     for seed in range(240):
-        chance = random.Random(seed)
         kind, data = FILES[seed % len(FILES)]
-        mutated = bytearray(data)
-        for _ in range(chance.randrange(1, 8) if seed >= len(FILES) else 0):
-            place = chance.randrange(1 + min(len(mutated), chance.choice((40, 200, len(mutated)))))
-            match chance.randrange(3):
-                case 0:
-                    mutated[place : place + 1] = bytes([chance.randrange(256)])
-                case 1:
-                    mutated[place : place + 4] = chance.choice((b"\xff\xff\xff\xff", bytes(4), b"\x7f\xff\xff\xff"))
-                case _:
-                    del mutated[place : place + chance.randrange(1, 50)]
-        try:
-            check_medium(medium(bytes(mutated), kind))
-            if kind == "image":
-                assert seeing.layout(bytes(mutated))
-            else:  # the spectra of half a minute take longer than the decoder
-                hearing._mtmd.mtmd_bitmap_free(hearing._bitmap(bytes(mutated)))
-            num_read += 1
-        except InvalidRequest:
-            assert seed >= len(FILES), "whole files are read"
-            num_refused += 1
-    assert num_read > 20 and num_refused > 20
+        outcomes[decoders.outcome(kind, mutated(data, random.Random(seed), others))] += 1
+    assert outcomes["read"] > 20 and outcomes["refused"] > 20
+
+
+@NEEDS_LIBMTMD
+@pytest.mark.slow(seconds=70)
+def test_a_minute_of_mutations() -> None:
+    """Also of the files that Pillow writes. The program runs for an hour with --minutes 60."""
+    pytest.importorskip("PIL")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.peer.media_fuzz", "--minutes", "1"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
