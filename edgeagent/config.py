@@ -105,6 +105,23 @@ def _hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return hosts
 
 
+_IMAGE_HOST = re.compile(
+    r"(\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?", re.IGNORECASE
+)
+
+
+def checked_image_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the hosts from which images may be fetched; raise ValueError if one is not valid."""
+    for host in hosts:
+        match = _IMAGE_HOST.fullmatch(host)
+        if match is None or int((match[4] or ":0")[1:]) > 65535:
+            raise ValueError(
+                f"{host} is not a host: give a name like images.example, with a port if it is not the usual one "
+                "(images.example:8443), *.example for all hosts below a name, or * for all public ones"
+            )
+    return tuple(host.lower() for host in hosts)
+
+
 Draft = Annotated[str, Rule(check=_draft)]
 Projector = Annotated[str, Rule(check=_projector)]
 Duration = Annotated[str, Rule(prepare=_duration)]
@@ -178,6 +195,8 @@ class ServerConfig(Section, frozen=True):
     """Exact Origins of web pages that may use the daemon, e.g. http://localhost:3000."""
     allowed_hosts: Annotated[Strings, Rule(check=_hosts)] = ()
     """Further host names of this daemon, e.g. box.example (with any port) or box.example:8443 (only with this port)."""
+    image_hosts: Annotated[Strings, Rule(check=checked_image_hosts)] = ()
+    """Hosts from which images are fetched if a message has their address, e.g. images.example (*: all public hosts)."""
     docs: bool = False
     """Serve /docs, /openapi.json and /asyncapi.json."""
     max_stored_bytes: Annotated[int, Meta(ge=1)] = 256 << 20

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edgeagent.config import checked_image_hosts
 from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
 from edgeagent.remotes import Budget, Remote
 from edgeagent.remotes.check import check_budget, check_url, host_of, is_loopback
@@ -36,15 +37,18 @@ class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     `route`: the least strict routing mode that is allowed. `tier`: the highest tier of requests. `remote_hosts`: the
     only hosts that remotes may have, as "gpu.example", "gpu.example:8443" or "*.example". `pulls`: whether models may
-    be downloaded. `answers`: whether answers may be kept and given again. `model_sha256`: the hashes of the only files
-    that may be loaded. `budget`: the limits of a day's spending on all remotes together. `ca_file`: the PEM file of the
-    only CA that is trusted for remotes. `proxy`: the proxy for every remote that is not on this machine.
+    be downloaded. `image_hosts`: the only hosts from which images may be fetched for clients, as in the option
+    server.image_hosts, which the owner sets. `answers`: whether answers may be kept and given again. `model_sha256`:
+    the hashes of the only files that may be loaded. `budget`: the limits of a day's spending on all remotes together.
+    `ca_file`: the PEM file of the only CA that is trusted for remotes. `proxy`: the proxy for every remote that is not
+    on this machine.
     """
 
     route: RouteMode | None = None
     tier: Tier | None = None
     remote_hosts: tuple[str, ...] | None = None
     pulls: bool = True
+    image_hosts: tuple[str, ...] | None = None
     answers: bool = True
     model_sha256: tuple[str, ...] | None = None
     budget: Budget = Budget()
@@ -52,7 +56,7 @@ class MachinePolicy(Struct, frozen=True, forbid_unknown_fields=True):
     proxy: str | None = None
 
 
-CLOSED = MachinePolicy(route=RouteMode.LOCAL_ONLY, remote_hosts=(), pulls=False, answers=False)
+CLOSED = MachinePolicy(route=RouteMode.LOCAL_ONLY, remote_hosts=(), pulls=False, image_hosts=(), answers=False)
 """The policy while its file cannot be trusted or understood: nothing leaves the machine, nothing is downloaded, and no
 answer is kept."""
 
@@ -261,10 +265,14 @@ def _parsed(content: bytes) -> MachinePolicy:
 
 
 def _checked(policy: MachinePolicy) -> MachinePolicy:
-    hosts, hashes = policy.remote_hosts or (), policy.model_sha256 or ()
-    for name, entries in (("remote_hosts", hosts), ("model_sha256", hashes)):
+    hosts, hashes, images = policy.remote_hosts or (), policy.model_sha256 or (), policy.image_hosts or ()
+    for name, entries in (("remote_hosts", hosts), ("model_sha256", hashes), ("image_hosts", images)):
         if len(entries) > MAX_ENTRIES:
             raise ConfigError(f"{name}: at most {MAX_ENTRIES}, not {len(entries)}")
+    try:
+        checked_image_hosts(images)
+    except ValueError as error:
+        raise ConfigError(f"image_hosts: {error}") from None
     for host in hosts:
         if not (_HOST.fullmatch(host) and _has_port_or_none(host)):
             raise ConfigError(

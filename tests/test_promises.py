@@ -30,8 +30,8 @@ IMAGES = "docs/howto/images.md"
 PROMISES = [
     (
         IMAGES,
-        "The daemon fetches nothing from an address that a client names.",
-        "tests/api/test_media.py::test_what_cannot_be_read_is_refused_by_its_place",
+        "By default an image's address (`https://...`) in a message is refused",
+        "tests/api/test_addresses.py::test_without_hosts_nothing_is_fetched",
     ),
     (
         IMAGES,

@@ -37,6 +37,7 @@ from edgeagent.types import GenerateRequest
 
 if TYPE_CHECKING:
     from edgeagent.answers.answers import Answers
+    from edgeagent.backends.remote.image_fetcher import ImageFetcher
 
 # A path is suggested if it is at least this similar: /v1/chat/completions for /chat/completion.
 _LIKENESS = 0.75
@@ -109,6 +110,7 @@ def create_app(
         slo=slo or SloLedger(),
         answers=answers,
     )
+    app.state.images = _image_fetcher(config, service)
     app.router.default = _answer_no_route
     for router in ROUTERS:
         app.include_router(router)
@@ -118,6 +120,17 @@ def create_app(
 
         app.include_router(documents)
     return app
+
+
+def _image_fetcher(config: Config, service: Service) -> ImageFetcher | None:
+    """Return what fetches images for clients; None if the owner allows no host."""
+    access = service.remote_access
+    if not config.server.image_hosts or access is None:
+        return None
+    # Imported here, because only such a daemon needs it.
+    from edgeagent.backends.remote.image_fetcher import ImageFetcher
+
+    return ImageFetcher(config.server.image_hosts, access.policy, access.ledger)
 
 
 async def _answer_unhandled(scope: Scope, receive: Receive, send: Send) -> None:

@@ -54,9 +54,9 @@ def egress(
 ) -> None:
     """Show what left this machine: when, for which client, why, where to, and how much; not its content.
 
-    Only requests to remotes are listed. Probes of remotes and what edgeagent sends for itself (pulls, the doctor's
-    question, back ends, benchmarks, traces) are counted; --json and --export show each. The rows are in the state
-    folder, private, for 30 days.
+    Requests to remotes are listed, and images that were fetched for clients. Probes of remotes and what edgeagent sends
+    for itself (pulls, the doctor's question, back ends, benchmarks, traces) are counted; --json and --export show each.
+    The rows are in the state folder, private, for 30 days.
     """
     folder = folder_of(settings_of(state_dir, config).state_dir)
     if sum((as_json, export is not None, is_purge)) > 1:

@@ -167,11 +167,12 @@ def _effective(loaded: LoadedConfig) -> dict[str, Any]:
     remote_access = RemoteAccess(loaded.config)
     try:
         usable = {remote.name: remote for remote in remote_access.remotes}
-        allowed = remote_access.policy.policy
+        allowed, image_hosts = remote_access.policy.policy, loaded.config.server.image_hosts
         return {
             "route": remote_access.mode.value,
             "tier": allowed.tier,
             "pulls": allowed.pulls,
+            "image_hosts": image_hosts if allowed.image_hosts is None or not image_hosts else allowed.image_hosts,
             "model_sha256": allowed.model_sha256,
             "budget": described(allowed).get("budget"),
             "remotes_trouble": remote_access.file.trouble or None,

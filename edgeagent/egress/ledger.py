@@ -148,16 +148,18 @@ class Ledger:
             metrics.remote_sent_bytes_total.labels(permit.remote).inc(num_bytes)
         return row
 
-    def begin_own(self, reason: str, url: str, model: str = "", num_bytes: int = 0) -> int:
+    def begin_own(self, reason: str, url: str, model: str = "", num_bytes: int = 0, client: str = "") -> int:
         """Write the row of something that edgeagent is about to send for itself, and return the row's number.
 
-        `reason` is one of OWN_REASONS, `model` what is pulled or measured. The row has the host of `url`, without user
-        and password. Raise StoreError if the row cannot be written. Then nothing may be sent.
+        `reason` is one of OWN_REASONS, `model` what is pulled or measured, and `client` who asked for a fetch. The row
+        has the host of `url`, without user and password. Raise StoreError if the row cannot be written. Then nothing
+        may be sent.
         """
         assert reason in OWN_REASONS
         host = urlsplit(url).netloc.rpartition("@")[2]
         try:
-            return self._begin(RowStart(0, "", "", "", "", reason, "", host[:MAX_TEXT], model[:MAX_TEXT], num_bytes))
+            start = RowStart(0, "", "", client, "", reason, "", host[:MAX_TEXT], model[:MAX_TEXT], num_bytes)
+            return self._begin(start)
         except (OSError, ConfigError) as error:
             raise StoreError(self._troubled(error)) from None
 

@@ -118,6 +118,7 @@ def test_an_item_is_given_back_as_it_was_sent() -> None:
     [
         ({"type": "image_url"}, NotSupported, "has no image_url"),
         ({"type": "image_url", "image_url": {"url": "http://10.0.0.1/x.png"}}, NotSupported, "is an address"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, NotSupported, "is no data URL"),
         ({"type": "image_url", "image_url": {"url": "data:image/png,AAAA"}}, InvalidRequest, "is no data URL"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAA"}}, InvalidRequest, "is not base64"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,A A="}}, InvalidRequest, "is not base64"),

@@ -67,7 +67,8 @@ def test_a_policy_that_is_wrong_is_told_and_fails(machine_policy: Path, tmp_path
     write(machine_policy, "pull = false")
     report = shown(tmp_path, capsys, "--effective", code=1)
     assert "unknown field `pull`" in report["trouble"]
-    assert report["policy"] == {"route": "local_only", "remote_hosts": [], "pulls": False, "answers": False}
+    nothing = {"route": "local_only", "remote_hosts": [], "pulls": False, "image_hosts": [], "answers": False}
+    assert report["policy"] == nothing
     assert report["effective"]["route"] == "local_only"
     assert main(["policy", "show", "--state-dir", str(tmp_path)]) == 1
     assert "unknown field `pull`" in " ".join(capsys.readouterr().out.split())

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from edgeagent.doctor import plug_ins
-from edgeagent.egress import BENCH, DOCTOR, EGRESS_FOLDER, ENGINE, OWN_REASONS, PROBE, PULL, TRACES, UNFINISHED
+from edgeagent.egress import BENCH, DOCTOR, EGRESS_FOLDER, ENGINE, FETCH, OWN_REASONS, PROBE, PULL, TRACES, UNFINISHED
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import EdgeAgentError
 from tests.hub_server import HubServer, hub_server
@@ -74,8 +74,8 @@ HARMLESS = ("urllib.parse", "http.HTTPStatus", "websockets.frames", "websockets.
 
 # The modules that send something from this machine, and the ways of `GO` that show how.
 WAYS = {
-    "backends/remote/network.py": ("daemon", "remote test"),
-    "backends/remote/transport.py": ("daemon", "remote test"),
+    "backends/remote/network.py": ("daemon", "remote test", "fetch"),
+    "backends/remote/transport.py": ("daemon", "remote test", "fetch"),
     "bench/client.py": ("bench",),
     "daemon/traces.py": ("daemon",),
     "doctor/plug_ins.py": ("engine",),
@@ -191,6 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._note()
+        if self.path == "/image":
+            self._answer("image/png", "no image")
+            return
         self._answer("application/json", json.dumps({"object": "list", "data": [{"id": "far", "object": "model"}]}))
 
     def do_HEAD(self) -> None:
@@ -275,6 +278,16 @@ def daemon(place: Place) -> str:
     return said
 
 
+def fetch(place: Place) -> str:
+    """A message has the address of an image, on a host that the owner allows."""
+    running = start_daemon(place.state_dir, "builtin", "--image-hosts", urlsplit(place.server.url).netloc)
+    part = {"type": "image_url", "image_url": {"url": f"{place.server.url}/image"}}
+    body = {"model": "builtin", "messages": [{"role": "user", "content": [part]}]}
+    said = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=patient(60)).text
+    stop_daemon(running)
+    return said
+
+
 def remote_test(place: Place) -> str:
     _add_remote(place)
     return place.run("remote", "test", "far")
@@ -293,6 +306,7 @@ GO = {
     "doctor": Way(doctor, {DOCTOR}, "hub"),
     "bench": Way(bench, {BENCH}, "decode"),
     "engine": Way(engine, {ENGINE}, "has no edgeagent-engine-vulkan"),
+    "fetch": Way(fetch, {FETCH}, "leads to a file that is no PNG"),
     "remote test": Way(remote_test, {PROBE, "remote_test"}, "far"),
     "daemon": Way(daemon, {PULL, TRACES, PROBE, "model_unknown"}, "Hello"),
 }

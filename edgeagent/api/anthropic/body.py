@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
+from edgeagent.api.wire.addresses import is_address
 from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Settings, between, validate
 from edgeagent.api.wire.fields import (
     MAX_INT32,
@@ -87,11 +88,12 @@ class TextBlock(TypedDict):
 
 @final
 class ImageSource(TypedDict):
-    """An image in base64. An address (`url`) and an uploaded file (`file`) are refused."""
+    """An image in base64, or its address (`url`). An uploaded file (`file`) is refused."""
 
     type: Literal["base64", "url", "file"]
     media_type: NotRequired[str]
     data: NotRequired[str]
+    url: NotRequired[str]
 
 
 _SOURCE: TypeAdapter[ImageSource] = TypeAdapter(ImageSource)
@@ -99,8 +101,10 @@ _SOURCE: TypeAdapter[ImageSource] = TypeAdapter(ImageSource)
 
 def _source(value: object) -> Media:
     source = _SOURCE.validate_python(value)
+    if source["type"] == "url" and is_address(url := source.get("url", "")):
+        return of_url(url)
     if source["type"] != "base64" or "data" not in source:
-        message = "must have the type base64: nothing is fetched for a client, and there are no uploaded files here"
+        message = "must have the type base64 or url: there are no uploaded files here"
         raise PydanticCustomError(NOT_SUPPORTED, message)
     return of_url(f"data:image/any;base64,{source['data']}")
 

@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import compile_path
 from starlette.types import Scope as AsgiScope
 
+from edgeagent.api.wire.body import CLIENT_KEY
 from edgeagent.api.wire.request_id import MAX_HOPS, NUM_HOPS
 from edgeagent.config import Config
 from edgeagent.credentials.decision import OWN_USER, UNKNOWN_USER, Listener, Peer, Sender, decide
@@ -23,7 +24,6 @@ from edgeagent.router.policy import lowered, strictest, targets_of, within_budge
 from edgeagent.types import AnswerPolicy, GenerateRequest, RouteMode, Tier, replace
 
 TOKEN_SUBPROTOCOL = "openai-insecure-api-key."  # noqa: S105 the prefix a browser puts before its key
-CLIENT_KEY = "edgeagent.client"
 PEER_KEY = "edgeagent.peer"
 
 _PAGE_HEADERS = frozenset({b"origin", b"referer", b"cookie"})

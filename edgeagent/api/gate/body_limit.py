@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeagent.api.gate.access import CLIENT_KEY
+from edgeagent.api.wire.body import CLIENT_KEY
 from edgeagent.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from edgeagent.freed_memory import MUCH_BYTES, FreedMemory
 

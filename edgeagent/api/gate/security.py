@@ -29,7 +29,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeagent import metrics
 from edgeagent.api.gate.access import (
-    CLIENT_KEY,
     PEER_KEY,
     TOKEN_SUBPROTOCOL,
     Access,
@@ -38,6 +37,7 @@ from edgeagent.api.gate.access import (
     is_browser,
     is_unix,
 )
+from edgeagent.api.wire.body import CLIENT_KEY
 from edgeagent.api.wire.errors import MAY_SEE_PATHS, OLLAMA_PREFIX, error_answer
 from edgeagent.config import ServerConfig
 from edgeagent.credentials.grants import GRANT, Grant, Grants

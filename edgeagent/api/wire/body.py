@@ -19,15 +19,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 from starlette.requests import HTTPConnection, Request
 
+from edgeagent.api.wire.addresses import ADDRESSES, Addresses, keep_if_local
 from edgeagent.api.wire.shape import Json
+from edgeagent.credentials.grants import GRANT
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported, printable
 from edgeagent.strict_json import kind_of, parse_json
+from edgeagent.types import RouteMode
+
+if TYPE_CHECKING:
+    from edgeagent.backends.remote.image_fetcher import ImageFetcher
 
 # A body of this size takes the event loop some 3 ms at worst (measured: 0.16 µs a byte, of items with short values).
 MAX_INLINE_BYTES = 16 << 10
@@ -203,11 +209,12 @@ async def read_body(request: Request, read: Callable[[Json], T], warns_as: type[
 
     def read_parsed() -> T:
         fields = parse_object(body)
+        keep_if_local(fields)
         if warns_as is not None and (warning := warning_about(warns_as, fields)):
             warnings_for(request).add(warning)
         return read(fields)
 
-    return await run_inline_or_in_thread(len(body), read_parsed)
+    return await read_with_images(request, len(body), read_parsed)
 
 
 async def read_fields(request: Request, model: type[M]) -> M:
@@ -239,6 +246,29 @@ def _merged(body: Json, query: Json) -> Json:
 def _add(fields: Json, name: str, value: str) -> None:
     if fields.setdefault(name, value) != value:
         raise InvalidRequest(f"{name[:64]} has two values; give it once, in the query or in the body", param=name)
+
+
+async def read_with_images(connection: HTTPConnection, num_bytes: int, read: Callable[[], T]) -> T:
+    """Return what `read` returns for a body of this size, see `run_inline_or_in_thread`.
+
+    If the owner lets images be fetched, those whose addresses are in the body are, and `read` is called again.
+    """
+    app = connection.scope.get("app")
+    fetcher: ImageFetcher | None = None if app is None else app.state.images
+    if fetcher is None:
+        return await run_inline_or_in_thread(num_bytes, read)
+    addresses, grant = Addresses(fetcher.why_not), GRANT.get()
+    if grant is not None and grant.client.route is RouteMode.LOCAL_ONLY:
+        addresses.keep_here()
+    before = ADDRESSES.set(addresses)
+    try:
+        result = await run_inline_or_in_thread(num_bytes, read)
+        if addresses.wanted:
+            addresses.files = await fetcher.fetch(addresses.wanted, connection.scope.get(CLIENT_KEY, ""))
+            result = await run_inline_or_in_thread(num_bytes, read)
+        return result
+    finally:
+        ADDRESSES.reset(before)
 
 
 _SHORT, _LONG = ThreadPoolExecutor(1, "json"), ThreadPoolExecutor(1, "long-json")
@@ -395,6 +425,8 @@ def _counted(number: int, noun: str) -> str:
 
 
 WARNING_HEADER = b"x-edgeagent-warning"
+CLIENT_KEY = "edgeagent.client"
+"""The key under which a request's ASGI scope has the partition of its sender; see access.client_of."""
 WARNINGS_KEY = "edgeagent.warnings"
 """The key under which a request's ASGI scope has its Warnings."""
 LOG_EVERY_S = 60.0
@@ -435,8 +467,10 @@ class Warnings:
         self._warnings: list[FieldWarning] = []
 
     def add(self, warning: FieldWarning) -> None:
-        self._warnings.append(warning)
-        self.log.write(warning)
+        """Add a warning, once: a body with the addresses of images is read twice."""
+        if warning not in self._warnings:
+            self._warnings.append(warning)
+            self.log.write(warning)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [(WARNING_HEADER, each.text.encode("ascii", "backslashreplace")) for each in self._warnings]

@@ -1,7 +1,7 @@
 """Images and sounds in clients' messages: how each API sends them, and how they get into a prompt.
 
 A client sends the file itself. What it sends is decoded from base64 and its first bytes are looked at, no more. The
-daemon fetches nothing from an address that a client names.
+address of an image is fetched only if the owner allows its host; see `addresses`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from pydantic_core import PydanticCustomError
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
+from edgeagent.api.wire.addresses import ADDRESSES, is_address, is_readable
 from edgeagent.api.wire.body import NOT_SUPPORTED
 from edgeagent.errors import InvalidRequest, PayloadTooLarge
-from edgeagent.media_files import from_base64
+from edgeagent.media_files import from_base64, medium
 from edgeagent.types import MAX_MEDIA, MAX_MEDIA_BYTES, Media, MediaKind, MediaPlace
 
 _SEND = "send the file itself, as a data URL: data:image/png;base64,..."
 _BASE64 = ";base64"
+_NOT_FETCHED = "is an address, and the owner allows no host to fetch images from (server.image_hosts); "
+# Stands for an image that is not fetched yet.
+_UNKNOWN = Media("image", b"", bytes(32))
 
 
 @final
 class ImageAddress(TypedDict):
-    """An image, as a data URL. `detail` has no effect: the model's own projector decides."""
+    """An image, as a data URL or an address. `detail` has no effect: the model's own projector decides."""
 
     url: str
     detail: NotRequired[Any]
@@ -35,7 +39,7 @@ class ImageAddress(TypedDict):
 
 @final
 class ImagePart(TypedDict):
-    """An image: PNG, JPEG, WebP, GIF or BMP, as a data URL. Other URLs and file ids are refused."""
+    """An image: PNG, JPEG, WebP, GIF or BMP, as a data URL or an address. File ids are refused."""
 
     type: Literal["image_url", "input_image"]
     image_url: NotRequired[ImageAddress | str | None]
@@ -79,13 +83,27 @@ def _read(kind: MediaKind, text: str) -> Media:
 
 def of_url(url: str, kinds: Container[str] = ("image",)) -> Media:
     """Return the medium in a data URL; raise PydanticCustomError, also for every other URL."""
+    if is_address(url) and "audio" not in kinds:
+        return _of_address(url)
     if not url.startswith("data:"):
-        message = "is an address, and nothing is fetched for a client; " + _SEND
-        raise PydanticCustomError(NOT_SUPPORTED, message)
+        raise PydanticCustomError(NOT_SUPPORTED, "is no data URL; " + _SEND)
     head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(_BASE64):
         raise PydanticCustomError("media", "is no data URL with base64; " + _SEND)
     return _read("audio" if head.startswith("data:audio/") and "audio" in kinds else "image", data)
+
+
+def _of_address(url: str) -> Media:
+    addresses = ADDRESSES.get()
+    if addresses is None:
+        raise PydanticCustomError(NOT_SUPPORTED, _NOT_FETCHED + _SEND)
+    found = addresses.find(url)
+    if isinstance(found, str):
+        raise PydanticCustomError(NOT_SUPPORTED, "{why}; " + _SEND, {"why": found})
+    try:
+        return _UNKNOWN if found is None else medium("image", found)
+    except ValueError as error:
+        raise PydanticCustomError("media", "leads to a file that {error}", {"error": str(error)}) from None
 
 
 def _of_image(part: ImagePart) -> Media:
@@ -120,13 +138,15 @@ def is_enclosed(part: object) -> bool:
     """Whether a part of a message holds the image or the sound itself, and not only its address."""
     match part:
         case {"type": "image_url" | "input_image", "image_url": str(url) | {"url": str(url)}}:
-            return url.startswith("data:")
+            return url.startswith("data:") or is_readable(url)
         case {"type": "input_file", "file_data": str(url)}:
             return url.startswith(("data:image/", "data:audio/"))
         case {"type": "input_audio", "input_audio": {"data": str()}}:
             return True
         case {"type": "image", "source": {"type": "base64"}}:  # Anthropic's
             return True
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            return is_readable(url)
     return False
 
 

@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from asyncio.staggered import staggered_race
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,8 @@ _STAGGER_S = 0.25
 _NUM_PROBES = 2
 _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # only on Linux
 Connection = tuple["_Reader", asyncio.StreamWriter]
+MayBe = Callable[[str, str], bool]
+"""Whether a host with this name may have this address."""
 
 
 class Stages(Struct):
@@ -55,7 +57,11 @@ class Network(httpcore.AsyncNetworkBackend):
     pinned, because TLS to a proxy uses another context.
     """
 
-    def __init__(self, connect_s: float, pinned: ssl.SSLContext | None = None, pin: str = "") -> None:
+    def __init__(
+        self, connect_s: float, pinned: ssl.SSLContext | None = None, pin: str = "", may_be: MayBe | None = None
+    ) -> None:
+        """`may_be` says which addresses a name may have; None means the function `may_be`."""
+        self._may_be = may_be
         self._connect_s = connect_s
         self._pinned = pinned
         self._pin = pin
@@ -74,7 +80,7 @@ class Network(httpcore.AsyncNetworkBackend):
         """Resolve a name and connect to the first of its addresses that answers; raise a Failure if none does."""
         del timeout, local_address, socket_options
         began_s = time.monotonic()
-        addresses = await _resolve(host, port)
+        addresses = await _resolve(host, port, self._may_be or may_be)
         resolved_s = time.monotonic()
         try:
             async with asyncio.timeout(self._connect_s):
@@ -193,8 +199,8 @@ class _Reader(asyncio.StreamReader):
         return data
 
 
-async def _resolve(host: str, port: int) -> list[str]:
-    """Return a host's addresses in the order to try, without those that `_may_be` forbids for a remote.
+async def _resolve(host: str, port: int, may_be: MayBe) -> list[str]:
+    """Return a host's addresses in the order to try, without those that `may_be` forbids.
 
     If `host` is an address itself, it is returned without this check. Raise a Failure if there is no address. Addresses
     are not cached, since they may change with the network.
@@ -212,7 +218,7 @@ async def _resolve(host: str, port: int) -> list[str]:
         raise Failure(Kind.UNREACHABLE, f"its name was not resolved within {NAME_S:g} s") from None
     except OSError as error:
         raise Failure(Kind.UNREACHABLE, f"its name could not be resolved: {_reason(error)}") from None
-    allowed = [address for address in found if _may_be(host, address)]
+    allowed = [address for address in found if may_be(host, address)]
     if not allowed:
         raise Failure(Kind.UNREACHABLE, "its name resolves to an address that a remote may not have")
     # The first address of the other IP version comes second, since one version may be broken here (RFC 8305).
@@ -254,7 +260,7 @@ async def _look_up(host: str, port: int) -> list[str]:
     return await asyncio.wrap_future(answer)
 
 
-def _may_be(host: str, address: str) -> bool:
+def may_be(host: str, address: str) -> bool:
     """Whether a remote with this host name may have this address.
 
     A name must not resolve to this machine, to a link-local address such as a cloud's metadata service, or to a

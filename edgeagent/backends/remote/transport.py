@@ -1,5 +1,7 @@
 """Opens every connection from this machine to a remote, and requires a permit for each call.
 
+An image that is fetched for a client comes through here, too, with a row of the egress ledger in place of a permit.
+
 It knows a remote's address, its TLS settings and its limits, but not the content of requests. It sends no cookies,
 follows no redirects, uses no compression, and uses no proxy except the one configured for the remote.
 """
@@ -20,13 +22,14 @@ from msgspec import Struct, field
 
 from edgeagent import metrics
 from edgeagent.backends.remote.failures import Failure, Kind
-from edgeagent.backends.remote.network import Network, Stages, is_ours, source_of
+from edgeagent.backends.remote.network import MayBe, Network, Stages, is_ours, source_of
 from edgeagent.errors import ConfigError, Forbidden
 from edgeagent.remotes import Remote, Tls
 from edgeagent.remotes.check import is_loopback
 from edgeagent.types import Permit, ProbePermit, RouteMode
 
 MAX_STREAM_BYTES = 256 << 20
+_HEADERS = (("User-Agent", "edgeagent"), ("Accept-Encoding", "identity"))
 _KEEP_ALIVE_S = 60.0
 # A connection is not read while this much of its answer waits. After the end of an answer no more is read off.
 _MAX_UNREAD_BYTES = 64 * 1024
@@ -191,7 +194,7 @@ class Transport:
             metrics.remote_stage_seconds.labels(self._remote.name, stage).observe(value)
 
     def _headers(self, call: Call) -> list[tuple[str, str]]:
-        headers = [("Host", self.host), ("User-Agent", "edgeagent"), ("Accept-Encoding", "identity"), *call.headers]
+        headers = [("Host", self.host), *_HEADERS, *call.headers]
         if call.body is not None:
             headers += [("Content-Type", "application/json"), ("Content-Length", str(len(call.body)))]
         return headers
@@ -372,6 +375,44 @@ class Exchange:
             raise self._failure
         self._arrived.clear()
         await self._arrived.wait()
+
+
+async def get(
+    row: int,
+    url: str,
+    context: ssl.SSLContext | None,
+    *,
+    connect_s: float,
+    may_be: MayBe | None,
+    accept: str,
+    max_bytes: int,
+) -> tuple[int, bytes]:
+    """Send a GET to an address that is no remote's, over a connection of its own; return the status and the body.
+
+    `row`: the number of its row in the egress ledger, which must be written before. Nothing is sent but the address.
+    `may_be` says which addresses the host's name may have; None means those that a remote may have. The body is read
+    only if the status is 200. The caller must set a timeout. Raise a Failure if the call fails.
+    """
+    assert row > 0
+    stages, network = CallStages(), Network(connect_s, may_be=may_be)
+    exchange = Exchange(stages)
+
+    async def trace(event: str, details: dict[str, Any]) -> None:
+        stages.note(event, network.stages)
+        exchange.note(event)
+        del details
+
+    headers = [("Host", urlsplit(url).netloc), *_HEADERS, ("Accept", accept)]
+    request = httpcore.Request("GET", url.partition("#")[0], headers=headers, extensions={"trace": trace})
+    async with httpcore.AsyncConnectionPool(ssl_context=context, network_backend=network) as pool:
+        exchange.task = asyncio.create_task(exchange.work(pool, request))
+        exchange.task.add_done_callback(exchange.end)
+        try:
+            await exchange.head()
+            return exchange.status, await exchange.read_all(max_bytes) if exchange.status == 200 else b""
+        finally:
+            exchange.close()
+            await asyncio.wait([exchange.task])
 
 
 def _proxy_of(remote: Remote, url: str) -> str | None:

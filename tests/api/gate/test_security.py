@@ -16,9 +16,10 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from edgeagent import metrics
-from edgeagent.api.gate.access import CLIENT_KEY, PEER_KEY, Access, client_of, is_page
+from edgeagent.api.gate.access import PEER_KEY, Access, client_of, is_page
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.api.routes import PATHS
+from edgeagent.api.wire.body import CLIENT_KEY
 from edgeagent.config import ServerConfig
 from edgeagent.credentials.decision import UNKNOWN_USER, Listener, Sender, User
 from edgeagent.credentials.grants import GRANT, Grant, Grants

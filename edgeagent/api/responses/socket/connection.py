@@ -44,7 +44,7 @@ from edgeagent.api.responses.socket.session import (
     Start,
 )
 from edgeagent.api.responses.turn import compare, run_turn, summarize_early
-from edgeagent.api.wire.body import run_inline_or_in_thread, warnings_for
+from edgeagent.api.wire.body import read_with_images, warnings_for
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json
@@ -170,7 +170,7 @@ class Connection:
 
     async def _receive(self, text: str) -> list[Action]:
         """Return the actions that answer a frame."""
-        frame = await run_inline_or_in_thread(len(text), partial(read_frame, text))
+        frame = await read_with_images(self._websocket, len(text), partial(read_frame, text))
         if isinstance(frame, CreateFrame) and frame.warning:
             warnings_for(self._websocket).log.write(frame.warning)
         return self._session.receive(frame)

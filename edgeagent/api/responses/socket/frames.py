@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
+from edgeagent.api.wire.addresses import keep_if_local
 from edgeagent.api.wire.body import FieldWarning, parse_object
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, NotSupported
@@ -62,6 +63,7 @@ def read_frame(text: str) -> Frame:
         return RefusedFrame(error)
     if fields.get("type") != "response.create":
         return OtherFrame(fields)
+    keep_if_local(fields)
     return CreateFrame(_read_create(fields), fields.get("stream_id"), "stream_id" in fields, len(text.encode()))
 
 

@@ -1,0 +1,148 @@
+"""Addresses of images in clients' messages: fetched on every wire if the owner allows their host, else refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from anthropic import AsyncAnthropic
+from anthropic import BadRequestError as AnthropicError
+from openai import AsyncOpenAI, BadRequestError
+
+from edgeagent.config import Config, ServerConfig
+from edgeagent.egress import FETCH
+from edgeagent.egress.rows import folder_of, read_rows
+from edgeagent.router.remote_access import RemoteAccess
+from edgeagent.types import ChatPrompt, MediaPlace, Message
+from tests.backends.fake import FakeBackend
+from tests.daemon.running import Running, running
+from tests.image_site import Site, site_of_images
+from tests.media import RED, data_url, media
+
+pytestmark = pytest.mark.asyncio
+QUESTION = "What is this?"
+SEEN = (Message("user", QUESTION, media=(MediaPlace(0, 0),)),)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with site_of_images(tmp_path / "state") as site:
+        yield site
+
+
+@pytest_asyncio.fixture
+async def daemon(tmp_path: Path, site: Site, machine_policy: Path) -> AsyncIterator[Running]:
+    del machine_policy
+    config = Config(state_dir=tmp_path / "state", server=ServerConfig(image_hosts=(site.host,)))
+    backend = FakeBackend()
+    backend.remote_access = access = RemoteAccess(config)
+    async with running(backend, config) as daemon:
+        yield daemon
+    access.close()
+
+
+def last_prompt(daemon: Running) -> ChatPrompt:
+    backend = daemon.service
+    assert isinstance(backend, FakeBackend)
+    prompt = backend.requests[-1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def openai(daemon: Running) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{daemon.url}/v1", api_key="unused", max_retries=0)
+
+
+def chat(url: str, text: str = QUESTION) -> Any:
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return {"role": "user", "content": [image, {"type": "text", "text": text}]}
+
+
+def shown(url: str) -> Any:
+    content = [{"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_text", "text": QUESTION}]
+    return [{"role": "user", "content": content}]
+
+
+async def test_every_wire_fetches_it(daemon: Running, site: Site, tmp_path: Path) -> None:
+    url = f"http://{site.host}/red.png"
+    async with openai(daemon) as client:
+        await client.chat.completions.create(model="fake", messages=[chat(url)])
+        assert (last_prompt(daemon).messages, last_prompt(daemon).media) == (SEEN, (media(RED),))
+        response = await client.responses.create(model="fake", input=shown(f"{url}?2"))
+        assert (last_prompt(daemon).messages, last_prompt(daemon).media) == (SEEN, (media(RED),))
+        items: Any = (await client.responses.input_items.list(response.id)).data
+        assert items[0].content[0].image_url == data_url(RED), "the conversation has the image, not its address"
+        async with client.responses.connect() as connection:
+            await connection.response.create(model="fake", input=shown(f"{url}?3"))
+            async for event in connection:
+                assert event.type != "error", event
+                if event.type == "response.completed":
+                    break
+        assert (last_prompt(daemon).messages, last_prompt(daemon).media) == (SEEN, (media(RED),))
+    source: Any = {"type": "url", "url": f"{url}?4"}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
+    async with AsyncAnthropic(base_url=daemon.url, api_key="unused", max_retries=0) as anthropic:
+        await anthropic.messages.create(model="fake", max_tokens=9, messages=[{"role": "user", "content": content}])
+    assert (last_prompt(daemon).messages, last_prompt(daemon).media) == (SEEN, (media(RED),))
+    assert site.paths == ["/red.png", "/red.png?2", "/red.png?3", "/red.png?4"] and site.num_open == [1] * 4
+    assert {(row.reason, row.outcome) for row in read_rows(folder_of(tmp_path / "state"))} == {(FETCH, "completed")}
+
+
+async def test_what_is_not_fetched_is_refused(daemon: Running, site: Site) -> None:
+    async with openai(daemon) as client:
+        for url, why in (
+            ("http://other.example/x.png", "server.image_hosts does not allow"),
+            (f"http://{site.host}/none", "cannot be fetched: its server answered with the status 404"),
+            (f"http://{site.host}/sound.wav", "leads to a file that is no PNG"),
+            (f"http://user:secret@{site.host}/red.png", "without a user name"),
+        ):
+            with pytest.raises(BadRequestError, match=why) as refused:
+                await client.chat.completions.create(model="fake", messages=[chat(url)])
+            assert refused.value.param == "messages[0].content[0]"
+            assert "secret" not in refused.value.message
+        many: Any = [chat(f"http://{site.host}/{number}")["content"][0] for number in range(17)]
+        with pytest.raises(BadRequestError, match="at most 16 are fetched"):
+            await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": many}])
+        num_asked = len(site.paths)
+        with pytest.raises(BadRequestError, match="local_only"):
+            await client.chat.completions.create(
+                model="fake",
+                messages=[chat(f"http://{site.host}/red.png")],
+                extra_body={"edgeagent": {"route": "local_only"}},
+            )
+        with pytest.raises(BadRequestError, match="temperature"):
+            await client.chat.completions.create(
+                model="fake", messages=[chat(f"http://{site.host}/red.png")], temperature=99
+            )
+        assert len(site.paths) == num_asked, "nothing is fetched for a request that is refused"
+
+
+async def test_an_earlier_image_that_is_gone_becomes_a_note(daemon: Running, site: Site) -> None:
+    answer: Any = {"role": "assistant", "content": "Red."}
+    again: Any = {"role": "user", "content": "And now?"}
+    async with openai(daemon) as client:
+        note = "[image left out: only text can be read here]"
+        for path, content in (("/red.png", QUESTION), ("/none", note + QUESTION)):
+            messages = [chat(f"http://{site.host}{path}"), answer, again]
+            raw = await client.chat.completions.with_raw_response.create(model="fake", messages=messages)
+            assert last_prompt(daemon).messages[0].content == content
+            assert ("left out" in raw.headers.get("x-edgeagent-warning", "")) == (path == "/none")
+
+
+async def test_without_hosts_nothing_is_fetched(site: Site) -> None:
+    url = f"http://{site.host}/red.png"
+    async with running(FakeBackend()) as daemon:
+        async with openai(daemon) as client:
+            with pytest.raises(BadRequestError, match=r"allows no host to fetch images from \(server.image_hosts\)"):
+                await client.chat.completions.create(model="fake", messages=[chat(url)])
+        source: Any = {"type": "url", "url": url}
+        async with AsyncAnthropic(base_url=daemon.url, api_key="unused", max_retries=0) as anthropic:
+            content: Any = [{"type": "image", "source": source}]
+            with pytest.raises(AnthropicError, match=r"server.image_hosts"):
+                await anthropic.messages.create(
+                    model="fake", max_tokens=9, messages=[{"role": "user", "content": content}]
+                )
+    assert site.paths == []
