@@ -1,13 +1,13 @@
 """Which images and sounds of a request a model reads, and the notes that stand for those that it does not read.
 
-What is new must be read: it is in the last message. What was said before may be replaced by a note, so that a
-conversation is not lost by an image in it. A client may join a message that was refused and the next one, so a medium
-between two texts is not new.
+What is new must be read: it is in the last message, if that is the user's. What was said before may be replaced by a
+note, so that a conversation is not lost by an image in it, and so may what a tool returned. A client may join a message
+that was refused and the next one, so a medium between two texts is not new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from edgeagent.errors import NotSupported
 from edgeagent.media_files import spliced
@@ -20,12 +20,13 @@ NOTES: dict[MediaKind, str] = {
 WORDS: dict[MediaKind, str] = {"image": "images", "audio": "sounds"}
 
 
-def kinds(request: GenerateRequest) -> frozenset[MediaKind]:
-    """Return the kinds of media in a request."""
+def kinds(request: GenerateRequest, *, of_tools: bool = True) -> frozenset[MediaKind]:
+    """Return the kinds of media in a request. `of_tools`: those in the results of tools count too."""
     prompt = request.prompt
     if not isinstance(prompt, ChatPrompt) or not prompt.media:
         return frozenset()
-    return frozenset(prompt.media[place.index].kind for message in prompt.messages for place in message.media)
+    shown = [message for message in prompt.messages if of_tools or message.role != "tool"]
+    return frozenset(prompt.media[place.index].kind for message in shown for place in message.media)
 
 
 def new_kinds(request: GenerateRequest) -> frozenset[MediaKind]:
@@ -34,6 +35,8 @@ def new_kinds(request: GenerateRequest) -> frozenset[MediaKind]:
     if not isinstance(prompt, ChatPrompt) or not prompt.media or not prompt.messages:
         return frozenset()
     last = prompt.messages[-1]
+    if last.role == "tool":
+        return frozenset()
     return frozenset(prompt.media[place.index].kind for place in last.media if not _is_between_texts(last, place))
 
 
@@ -78,7 +81,8 @@ def readable(request: GenerateRequest, takes: Collection[MediaKind]) -> tuple[Ge
     left_out = kinds(request) - frozenset(takes)
     media = prompt.media if any(message.media for message in messages) else ()
     shown = replace(prompt, messages=messages, media=media)
-    warning = f"{words(left_out)} of earlier messages are left out, because the model does not read them"
+    where = "earlier messages" if kinds(request, of_tools=False) & left_out else "tools' results"
+    warning = f"{words(left_out)} of {where} are left out, because the model does not read them"
     return replace(request, prompt=shown), warning
 
 
@@ -98,12 +102,12 @@ def _with_notes(message: Message, prompt: ChatPrompt, takes: Collection[MediaKin
 
 
 def missing_at_remote(request: GenerateRequest, *, images: bool, audio: bool) -> str:
-    """Return the option that a remote lacks for a request's media; "" if it takes all of them."""
-    return next(_lacking(kinds(request), images=images, audio=audio), "")
+    """Return the option that a remote lacks for what a user shows; "" if it takes all of it."""
+    lacking = kinds(request, of_tools=False) - taken_by_remote(images=images, audio=audio)
+    return "images" if "image" in lacking else "audio" if lacking else ""
 
 
-def _lacking(found: Collection[MediaKind], *, images: bool, audio: bool) -> Iterator[str]:
-    if "image" in found and not images:
-        yield "images"
-    if "audio" in found and not audio:
-        yield "audio"
+def taken_by_remote(*, images: bool, audio: bool) -> frozenset[MediaKind]:
+    """Return the kinds of media that a remote with these options takes."""
+    takes: dict[MediaKind, bool] = {"image": images, "audio": audio}
+    return frozenset(kind for kind, is_taken in takes.items() if is_taken)

@@ -354,7 +354,7 @@ def _size(item: Item) -> int:
         case CallItem():
             return _ITEM_BYTES + getsizeof(item.name) + getsizeof(item.arguments)
         case CallOutputItem():
-            return _ITEM_BYTES + getsizeof(item.output)
+            return _ITEM_BYTES + getsizeof(item.output) + sum(len(medium.data) for _, medium in item.media)
         case CompactionItem():
             return _ITEM_BYTES + getsizeof(item.content) + getsizeof(item.summary)
         case ReferenceItem():

@@ -52,12 +52,13 @@ class CallItem:
 
 @dataclass(frozen=True, slots=True)
 class CallOutputItem:
-    """The result of a call, from the client. `is_custom`: the tool takes text."""
+    """The result of a call, from the client. `is_custom`: the tool takes text. `media`: as in a MessageItem."""
 
     id: str
     call_id: str
     output: str
     is_custom: bool = False
+    media: tuple[tuple[int, Media], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class CompactionItem:
     summary: str
 
 
+_Shown = MessageItem | CallOutputItem
+"""The items that may have media."""
 Item = MessageItem | ReasoningItem | CallItem | CallOutputItem | CompactionItem | ReferenceItem
 
 # The `content` of a CompactionItem begins with this. The content is encoded, but not encrypted: the client knows the
@@ -132,7 +135,7 @@ class _Turn:
 
 def media_of(items: Iterable[Item]) -> tuple[Media, ...]:
     """Return the media of a conversation. The messages that `to_messages` returns name them by their index."""
-    return tuple([medium for item in items if isinstance(item, MessageItem) for _, medium in item.media])
+    return tuple([medium for item in items if isinstance(item, _Shown) for _, medium in item.media])
 
 
 def to_messages(instructions: str | None, items: Iterable[Item]) -> tuple[Message, ...]:
@@ -162,7 +165,7 @@ def extended(messages: tuple[Message, ...], items: Iterable[Item], num_media: in
     num_kept = len(messages) - len(turns)
     for item in items:
         _add(turns, item, is_start=num_kept == 0)
-        if isinstance(item, MessageItem) and item.media:
+        if isinstance(item, _Shown) and item.media:
             places = [MediaPlace(offset, num_media + index) for index, (offset, _) in enumerate(item.media)]
             turns[-1].media = tuple(places)
             num_media += len(places)

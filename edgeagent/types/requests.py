@@ -84,7 +84,7 @@ class MediaPlace(Struct, frozen=True, array_like=True):
 class Message(Struct, frozen=True):
     """One message of a conversation. The API replaces the role `developer` by `system`.
 
-    `media`: the images and sounds in it, in the order of their offsets. Only the user's messages have any.
+    `media`: the images and sounds in it, in the order of their offsets. Only messages of users and tools have any.
     """
 
     role: Role

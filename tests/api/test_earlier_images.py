@@ -123,16 +123,16 @@ def test_an_image_that_is_only_an_address_is_a_note_too() -> None:
     wire, address = WIRES["chat"], {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
     image = "[image left out: only text can be read here]"
     assert said(wire, user(address), answer("A cat."), user(wire.text("And now?")))[0] == image
-    with pytest.raises(NotSupported, match=r"content\[0\]: is an address, and nothing is fetched for a client"):
+    with pytest.raises(NotSupported, match=r"content\[0\]: is an address, and the owner allows no host"):
         said(wire, user(address))
 
 
-def test_ollamas_images_of_others_than_the_user() -> None:
+def test_ollamas_images_of_the_model() -> None:
     def read(*messages: dict[str, Any]) -> list[tuple[Any, Any]]:
         body = validate(OllamaChatBody, {"model": "m", "messages": list(messages)})
         return [(message.content, message.images) for message in body.messages or ()]
 
-    image = {"role": "tool", "content": "Seen:", "images": ["AA"]}
+    image = {"role": "assistant", "content": "Seen:", "images": ["AA"]}
     after = {"role": "user", "content": "And now?"}
     expected = [("Seen:[image left out: only text can be read here]", None), ("And now?", None)]
     assert read(image, after) == expected

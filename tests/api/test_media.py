@@ -11,7 +11,7 @@ from edgeagent.api.anthropic.body import read_message
 from edgeagent.api.ollama import body as ollama
 from edgeagent.api.openai.chat_body import read_chat
 from edgeagent.api.responses.body import read_create
-from edgeagent.api.responses.items import item_body, read_items
+from edgeagent.api.responses.items import decode_items, encode_items, item_body, read_items
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, PayloadTooLarge
 from edgeagent.types import MAX_MEDIA, ChatPrompt, MediaPlace, Message
@@ -167,7 +167,87 @@ def test_only_the_user_shows_something(role: str) -> None:
         read_chat({"messages": [{"role": role, "content": [chat_image(RED)]}]}, completion_id="c", default_model="m")
 
 
-def test_an_image_of_a_tool_is_a_note() -> None:
+def result_of_chat(parts: list[Any]) -> ChatPrompt:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": parts},
+    ]
+    prompt = read_chat({"messages": messages}, completion_id="c", default_model="m").requests[0].prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def result_of_responses(parts: list[Any]) -> ChatPrompt:
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    output = {"type": "function_call_output", "call_id": "c", "output": [input_image(RED)]}
-    assert read_items([call, output])[1].output == "[image left out: only text can be read here]"  # type: ignore[union-attr]
+    output = {"type": "function_call_output", "call_id": "c", "output": parts}
+    create = read_create({"input": [{"role": "user", "content": "Look."}, call, output]})
+    conversation = ConnectionHistory().continue_from(None, create.items, StoreResult())
+    prompt = create.request("r", "m", conversation).prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def result_of_anthropic(parts: list[Any]) -> ChatPrompt:
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": parts}]},
+    ]
+    prompt = read_message({"model": "m", "max_tokens": 1, "messages": messages}, request_id="r").request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def of_mcp(data: bytes) -> Json:
+    return {"type": "image", "data": b64(data), "mimeType": "image/png"}
+
+
+@pytest.mark.parametrize(
+    ("read", "image"),
+    [
+        (result_of_chat, chat_image),
+        (result_of_chat, of_mcp),
+        (result_of_responses, input_image),
+        (result_of_responses, input_file),
+        (result_of_anthropic, block),
+    ],
+)
+def test_what_a_tool_shows_is_seen(read: Read, image: Callable[[bytes], Json]) -> None:
+    prompt = read([text("A photo: "), image(RED), text("of a door")])
+    result = prompt.messages[-1]
+    assert (result.role, result.content) == ("tool", "A photo: of a door")
+    assert (result.media, prompt.media) == ((MediaPlace(9, 0),), (media(RED),))
+
+
+@pytest.mark.parametrize("read", [result_of_chat, result_of_responses, result_of_anthropic])
+def test_what_cannot_be_read_of_a_tools_result_is_a_note(read: Read) -> None:
+    note = "[image left out: only text can be read here]"
+    unreadable = {"type": "image", "source": {"type": "base64", "media_type": "image/svg+xml", "data": b64(b"<svg/>")}}
+    address = {"type": "image_url", "image_url": {"url": "https://images.example/x.png"}}
+    document = {"type": "document", "source": {}}
+    prompt = read([text("Seen: "), unreadable, address, document])
+    assert prompt.messages[-1].content == f"Seen: {note}{note}{note.replace('image', 'document')}"
+    assert prompt.media == ()
+
+
+def test_ollamas_tools_show_images_too() -> None:
+    messages = [
+        {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+        {"role": "tool", "tool_name": "look", "content": "Seen", "images": [b64(RED)]},
+    ]
+    request = ollama.read_chat({"model": "m", "messages": messages}, request_id="r", served=str).request
+    assert request is not None and isinstance(request.prompt, ChatPrompt)
+    assert request.prompt.messages[-1].media == (MediaPlace(0, 0),) and request.prompt.media == (media(RED),)
+
+
+def test_a_result_is_given_back_as_it_was_sent() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    parts = [{"type": "input_text", "text": "Seen: "}, input_image(RED)]
+    items = read_items([call, {"type": "function_call_output", "call_id": "c", "output": parts}])
+    assert read_items([item_body(each) for each in items]) == items
+    assert [part["type"] for part in item_body(items[1])["output"]] == ["input_text", "input_image"]
+    stored = encode_items(items)
+    assert RED not in stored and b64(RED).encode() not in stored
+    assert decode_items(stored, lambda kind, digest: media(RED)) == items

@@ -51,6 +51,20 @@ def test_notes_stand_for_what_is_not_read() -> None:
     assert warning.startswith("images and sounds of earlier messages")
 
 
+RESULT = Message("tool", "Seen", tool_call_id="c", media=(NEW_IMAGE,))
+
+
+def test_what_a_tool_shows_is_no_reason_to_refuse() -> None:
+    """An agent that takes a screenshot goes on with a model that reads only text."""
+    request = asked(Message("user", "Look."), RESULT)
+    assert new_kinds(request) == frozenset() and kinds(request) == {"image"}
+    assert kinds(request, of_tools=False) == frozenset()
+    shown, warning = readable(request, ())
+    assert prompt_of(shown).messages[-1].content == "[image left out: the model reads only text]Seen"
+    assert warning == "images of tools' results are left out, because the model does not read them"
+    assert missing_at_remote(request, images=False, audio=False) == ""
+
+
 def test_a_request_without_media_stays_as_it_is() -> None:
     request = GenerateRequest("r", "m", ChatPrompt((Message("user", "Hi"),)))
     assert readable(request, frozenset()) == (request, "")

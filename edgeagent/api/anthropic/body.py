@@ -50,7 +50,7 @@ from edgeagent.api.wire.fields import (
     with_adapter,
 )
 from edgeagent.api.wire.latency import asked_latency
-from edgeagent.api.wire.media import Gathered, of_url, said_of
+from edgeagent.api.wire.media import Gathered, Said, of_url, said_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -521,7 +521,8 @@ def _of_user(blocks: Sequence[UserBlock], path: str, calls: set[str], gathered: 
             raise InvalidRequest(
                 f"{place} {block['tool_use_id']!r:.80} answers no tool_use of an earlier message", param=place
             )
-        yield Message("tool", block.get("content", ""), tool_call_id=block["tool_use_id"])
+        result = Said.of(block.get("content", ""))
+        yield Message("tool", result.text, tool_call_id=block["tool_use_id"], media=gathered.add(result.media))
     if len(results) < len(blocks) or not results:
         said = said_of(
             [

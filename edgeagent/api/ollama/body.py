@@ -55,6 +55,7 @@ from edgeagent.types import (
     JsonObjectFormat,
     JsonSchemaFormat,
     Media,
+    MediaPlace,
     Message,
     OutputFormat,
     Prompt,
@@ -161,18 +162,18 @@ Image = Annotated[Media, PlainValidator(_image, json_schema_input_type=str)]
 
 
 def _earlier_images(messages: object) -> list[int]:
-    """Return the places of the earlier messages with images that are not the user's."""
+    """Return the places of the earlier messages with images that are neither the user's nor a tool's."""
     earlier = messages[: num_earlier(messages)] if isinstance(messages, list) else []
     return [
         index
         for index, message in enumerate(earlier)
-        if isinstance(message, dict) and message.get("images") and not _is_user(message)
+        if isinstance(message, dict) and message.get("images") and not _may_show(message)
     ]
 
 
-def _is_user(message: Json) -> bool:
+def _may_show(message: Json) -> bool:
     role = message.get("role")
-    return isinstance(role, str) and role.lower() == "user"
+    return isinstance(role, str) and role.lower() in ("user", "tool")
 
 
 def _with_notes(messages: Any) -> Any:
@@ -226,16 +227,16 @@ class OllamaMessage(Settings):
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[Image], Field(fail_fast=True, max_length=MAX_MEDIA)] | None = None
-    """Only in the user's messages. The model sees them before the text."""
+    """Only in messages of users and tools. The model sees them before the text."""
     tool_calls: Annotated[list[OllamaEarlierCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: Any = None
     tool_name: Name | None = None
     name: Name | None = None
 
     @model_validator(mode="after")
-    def _only_users(self) -> OllamaMessage:
-        if self.images and self.role != "user":
-            raise PydanticCustomError(NOT_SUPPORTED, "images are not supported in a message that is not the user's")
+    def _only_what_is_shown(self) -> OllamaMessage:
+        if self.images and self.role not in ("user", "tool"):
+            raise PydanticCustomError(NOT_SUPPORTED, "images are supported only in messages of users and tools")
         return self
 
 
@@ -474,8 +475,13 @@ def _message(sent: OllamaMessage, calls: _OpenCalls, gathered: Gathered) -> Mess
             )
         case "tool":
             name = sent.tool_name or sent.name
-            return Message(role, content, tool_call_id=calls.close(sent.tool_call_id, name or ""), name=name or None)
-    return Message(role, content, media=gathered.add([(0, image) for image in sent.images or ()]))
+            call_id = calls.close(sent.tool_call_id, name or "")
+            return Message(role, content, tool_call_id=call_id, name=name or None, media=_media(sent, gathered))
+    return Message(role, content, media=_media(sent, gathered))
+
+
+def _media(sent: OllamaMessage, gathered: Gathered) -> tuple[MediaPlace, ...]:
+    return gathered.add([(0, image) for image in sent.images or ()])
 
 
 def _add(call: OllamaEarlierCall, calls: _OpenCalls) -> ToolCall:

@@ -188,7 +188,9 @@ def _message(sent: ChatMessage, index: int, ids_by_name: dict[str, str], gathere
         case InstructionMessage():
             return Message("system", sent.content, name=sent.name)
         case ToolMessage():
-            return Message("tool", sent.content, tool_call_id=sent.tool_call_id, name=sent.name)
+            said = Said.of(sent.content)
+            media = gathered.add(said.media)
+            return Message("tool", said.text, tool_call_id=sent.tool_call_id, name=sent.name, media=media)
         case FunctionMessage():
             return Message("tool", sent.content, tool_call_id=ids_by_name.get(sent.name), name=sent.name)
     calls = tuple(

@@ -116,7 +116,7 @@ class SessionSettings(ResponseSettings):
 
 
 class RealtimeCallOutput(InputCallOutput):
-    """The result of a call that is in the conversation. Images and files in it are replaced by a note."""
+    """The result of a call that is in the conversation. The model sees the images in it, if it reads images."""
 
     type: Literal["function_call_output"]
     call_id: Name

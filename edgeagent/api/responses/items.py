@@ -44,6 +44,7 @@ from edgeagent.conversation.items import (
 )
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.media_files import as_base64, as_data_url, sound_format, spliced
+from edgeagent.types import Media
 
 CUSTOM_INPUT = "input"
 """The one parameter of the function that stands for a custom tool, whose input is text."""
@@ -143,7 +144,7 @@ def item_body(item: Item) -> Json:
             part = {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
             return _message(item, part) | ({"phase": item.phase} if item.phase else {})
         case MessageItem():
-            return _message(item, *_input_parts(item))
+            return _message(item, *_input_parts(item.text, item.media))
         case ReasoningItem():
             content = [{"type": "reasoning_text", "text": item.text}] if item.text else []
             return {"id": item.id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
@@ -154,7 +155,7 @@ def item_body(item: Item) -> Json:
                 "id": item.id,
                 "type": "custom_tool_call_output" if item.is_custom else "function_call_output",
                 "call_id": item.call_id,
-                "output": item.output,
+                "output": list(_input_parts(item.output, item.media)) if item.media else item.output,
                 "status": "completed",
             }
         case CompactionItem():
@@ -218,12 +219,12 @@ def _message(item: MessageItem, *parts: Json) -> Json:
     return {"id": item.id, "type": "message", "role": item.role, "status": "completed", "content": list(parts)}
 
 
-def _input_parts(item: MessageItem) -> Iterator[Json]:
-    """Yield the parts of a message: its text, or the pieces of the text with the media between them."""
-    before, *behind = spliced(item.text, [offset for offset, _ in item.media])
+def _input_parts(said: str, media: Sequence[tuple[int, Media]]) -> Iterator[Json]:
+    """Yield the parts of a message or a result: its text, or the pieces of the text with the media between them."""
+    before, *behind = spliced(said, [offset for offset, _ in media])
     if before or not behind:
         yield {"type": "input_text", "text": before}
-    for (_, medium), text in zip(item.media, behind, strict=True):
+    for (_, medium), text in zip(media, behind, strict=True):
         if medium.kind == "image":
             yield {"type": "input_image", "image_url": as_data_url(medium), "detail": "auto"}
         else:
@@ -239,7 +240,7 @@ def encode_items(items: Sequence[Item]) -> bytes:
 
 
 def _stored(item: Item) -> Json:
-    if not (isinstance(item, MessageItem) and item.media):
+    if not (isinstance(item, MessageItem | CallOutputItem) and item.media):
         return item_body(item)
     media = [{"at": offset, "kind": medium.kind, "sha256": medium.digest.hex()} for offset, medium in item.media]
     return {**item_body(replace(item, media=())), "media": media}
@@ -254,7 +255,7 @@ def decode_items(content: bytes, find_media: FindMedia = _find_none) -> tuple[It
 
     def decoded(body: Any) -> Item:
         item = item_of(body)
-        if "media" not in body or not isinstance(item, MessageItem):
+        if "media" not in body or not isinstance(item, MessageItem | CallOutputItem):
             return item
         found = [(each["at"], find_media(each["kind"], bytes.fromhex(each["sha256"]))) for each in body["media"]]
         return replace(item, media=tuple(found))
@@ -325,7 +326,7 @@ class InputCustomCall(_Item):
 
 
 class InputCallOutput(_Item):
-    """A tool's result; its call is in the conversation. Images and files in it are replaced by a note.
+    """A tool's result; its call is in the conversation. The model sees the images in it, if it reads images.
 
     Without a `call_id`, it answers the first call of the input that has no result yet.
     """
@@ -462,7 +463,8 @@ def _item(sent: InputItem, calls: _Calls, place: str) -> Item | None:
             return CallItem(sent.id, call_id, sent.name, arguments, sent.namespace or "", is_custom=True)
         case InputCallOutput():
             is_custom = sent.type == "custom_tool_call_output"
-            return CallOutputItem(sent.id, calls.answered(sent.call_id, place), sent.output, is_custom)
+            said = Said.of(sent.output)
+            return CallOutputItem(sent.id, calls.answered(sent.call_id, place), said.text, is_custom, said.media)
         case InputOtherItem():
             return _as_text(sent)
         case InputReasoning():

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Notice, Settings, between
-from edgeagent.api.wire.media import MEDIA_TAGS, ReadFile, ReadImage, ReadSound, Said, is_enclosed, said_of
+from edgeagent.api.wire.media import MEDIA_TAGS, ReadFile, ReadImage, ReadSound, Said, is_enclosed, medium_of, said_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS, TierName
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
@@ -332,10 +332,11 @@ def _part_text(part: TextPart | RefusalPart) -> str:
     return part["text"] if "text" in part else part["refusal"]
 
 
-def _output_text_of(content: object) -> str:
+def _output_of(content: object) -> str | Said:
     if not isinstance(content, list):
         return _text_of(content or "")
-    return "".join([_note(part) or _text_of([part]) for part in content])
+    said = said_of([medium_of(part) or _note(part) or _text_of([part]) for part in content])
+    return said if said.media else said.text
 
 
 def note_for(kind: str) -> str:
@@ -425,8 +426,8 @@ def earlier_notices(field: str, kinds: Container[str] = _PART_TAGS) -> Notice:
     return notices
 
 
-OutputContent = Annotated[str, PlainValidator(_output_text_of, json_schema_input_type=str | list[Part | Json])]
-"""The text of a tool's result. Other parts, such as images, are replaced by a note."""
+OutputContent = Annotated[str | Said, PlainValidator(_output_of, json_schema_input_type=str | list[Part | Json])]
+"""A tool's result: a string, or a list of texts, images and sounds. A note stands for what cannot be read."""
 
 Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
 """A message's text. It is sent as a string, or as a list of texts and refusals, which are joined."""

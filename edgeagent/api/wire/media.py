@@ -128,6 +128,30 @@ def _of_file(part: FilePart) -> Media:
     return of_url(data, ("image", "audio"))
 
 
+def medium_of(part: object) -> Media | None:
+    """Return the image or the sound that a part of a tool's result holds, in the form of any API or of MCP.
+
+    None if it holds none, or none that can be read: a tool's result says what it has, and is no reason for an error.
+    """
+    try:
+        match part:
+            case {"type": "image_url" | "input_image", "image_url": str(url) | {"url": str(url)}}:
+                return of_url(url)
+            case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+                return of_url(url)
+            case {"type": "image", "source": {"type": "base64", "data": str(text)}}:
+                return _read("image", text)
+            case {"type": "image", "data": str(text)}:  # MCP's
+                return _read("image", text)
+            case {"type": "input_file", "file_data": str(url)}:
+                return of_url(url, ("image", "audio"))
+            case {"type": "input_audio", "input_audio": {"data": str(text)}} | {"type": "audio", "data": str(text)}:
+                return _read("audio", text)
+    except PydanticCustomError:
+        return None
+    return None
+
+
 MEDIA_TAGS = {"image_url": "#image", "input_image": "#image", "input_audio": "#sound", "input_file": "#file"}
 ReadImage = Annotated[ImagePart, AfterValidator(_of_image), Tag("#image")]
 ReadSound = Annotated[SoundPart, AfterValidator(_of_sound), Tag("#sound")]

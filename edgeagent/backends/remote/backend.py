@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from edgeagent.backends.base import CONTEXT, MEDIA, UNREACHABLE, Estimate
-from edgeagent.backends.media import missing_at_remote
+from edgeagent.backends.media import missing_at_remote, readable, taken_by_remote
 from edgeagent.backends.prompts import num_prompt_tokens
 from edgeagent.backends.remote.access import FindKey
 from edgeagent.backends.remote.body import unsupported
@@ -283,7 +283,8 @@ class RemoteBackend:
         if len(self._live) >= self.remote.limits.max_concurrent:
             reason = f"{len(self._live)} requests are running at {self.name}"
             raise Overloaded.full_queue(reason, retry_after_s=_RETRY_AFTER_S, served_by=self.name)
-        return Run(cluster, request, permit, so_far)
+        taken = taken_by_remote(images=self.remote.images, audio=self.remote.audio)
+        return Run(cluster, readable(request, taken)[0], permit, so_far)
 
     def _lacking(self, request: GenerateRequest) -> str:
         return missing_at_remote(request, images=self.remote.images, audio=self.remote.audio)

@@ -30,6 +30,7 @@ from edgeagent.types import (
     TokenPrompt,
     Tool,
     ToolChoice,
+    replace,
 )
 
 Fields = dict[str, Any]
@@ -182,7 +183,7 @@ def _response_format(output: OutputFormat) -> Fields:
 
 def _chat(prompt: ChatPrompt, request: GenerateRequest, target: Target, so_far: AnswerSoFar | None) -> Fields:
     dialect = target.dialect
-    fields: Fields = {"messages": [_message(message, dialect, prompt.media) for message in prompt.messages]}
+    fields: Fields = {"messages": list(_messages(prompt, dialect))}
     tools = offered(prompt.tools, prompt.tool_choice)
     if tools:
         fields["tools"] = [_tool(tool) for tool in tools]
@@ -209,6 +210,28 @@ def _continue(fields: Fields, so_far: AnswerSoFar, target: Target) -> None:
         fields["messages"].append({"role": "user", "content": _GO_ON})
     else:
         raise not_supported("the rest of an answer: it is not known to continue one exactly")
+
+
+def _messages(prompt: ChatPrompt, dialect: Dialect) -> Iterator[Fields]:
+    """Yield a conversation's messages.
+
+    What tools show follows their results in a message of the user, since OpenAI's API takes it only there.
+    """
+    shown: list[Fields] = []
+    for message in prompt.messages:
+        if message.role != "tool" and shown:
+            yield {"role": "user", "content": shown}
+            shown = []
+        if message.role == "tool" and message.media:
+            text = message.content or "What it shows is in the next message of the user."
+            yield _message(replace(message, content=text, media=()), dialect)
+            name = f" {message.name}" if message.name else ""
+            shown.append({"type": "text", "text": f"The tool{name} shows:"})
+            shown += [part for part in _parts(message, prompt.media) if part["type"] != "text"]
+        else:
+            yield _message(message, dialect, prompt.media)
+    if shown:
+        yield {"role": "user", "content": shown}
 
 
 def _message(message: Message, dialect: Dialect, media: tuple[Media, ...] = ()) -> Fields:

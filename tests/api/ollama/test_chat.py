@@ -292,7 +292,7 @@ class TestChat:
             ),
             (
                 {"messages": [{"role": "assistant", "content": "hi", "images": [b64(RED)]}]},
-                "images are not supported in a message that is not the user's",
+                "images are supported only in messages of users and tools",
             ),
             ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}]}, "tool_calls[0]"),
             (

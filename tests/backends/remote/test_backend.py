@@ -578,3 +578,14 @@ async def test_an_image_goes_only_where_images_are_read() -> None:
         assert (await ask(remote, SHOWN)).text == "Red"
     (asked,) = server.asked
     assert data_url(RED).encode() in asked.body
+
+
+async def test_a_remote_of_texts_gets_a_note_for_what_a_tool_shows() -> None:
+    call = ToolCall("c", "look", "{}")
+    messages = (Message("assistant", "", tool_calls=(call,)), Message("tool", "", tool_call_id="c", media=(MediaPlace(0, 0),)))
+    request = replace(REQUEST, prompt=ChatPrompt(messages, media=(media(RED),)))
+    async with faults(stream(answer("Dark"))) as server, backend(server.url) as remote:
+        assert remote.estimate(request).obstacle == ""
+        assert (await ask(remote, request)).text == "Dark"
+    (asked,) = server.asked
+    assert b"image left out" in asked.body and b"base64" not in asked.body

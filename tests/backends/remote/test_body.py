@@ -248,3 +248,24 @@ def test_images_and_sounds_are_parts_of_their_message() -> None:
             {"type": "text", "text": "is this?"},
         ],
     }
+
+
+def test_what_a_tool_shows_follows_its_results_as_the_users() -> None:
+    """OpenAI's API takes no images in the message of a tool."""
+    look = ToolCall("a", "look", "{}"), ToolCall("b", "look", "{}")
+    messages = (
+        Message("user", "Look."),
+        Message("assistant", "", tool_calls=look),
+        Message("tool", "", tool_call_id="a", name="look", media=(MediaPlace(0, 0),)),
+        Message("tool", "Dark.", tool_call_id="b"),
+    )
+    prompt = ChatPrompt(messages, media=(media(RED),))
+    for after in ((), (Message("assistant", "Red."),)):
+        sent = body(replace(PLAIN, prompt=replace(prompt, messages=messages + after)))["messages"]
+        assert [each["role"] for each in sent[:5]] == ["user", "assistant", "tool", "tool", "user"]
+        assert sent[2]["content"] == "What it shows is in the next message of the user."
+        assert sent[4]["content"] == [
+            {"type": "text", "text": "The tool look shows:"},
+            {"type": "image_url", "image_url": {"url": data_url(RED)}},
+        ]
+        assert len(sent) == 5 + len(after)
