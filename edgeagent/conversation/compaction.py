@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgeagent.backends.media import new_kinds, readable
 from edgeagent.conversation.items import (
     CallItem,
     CallOutputItem,
@@ -20,7 +21,7 @@ from edgeagent.conversation.items import (
     media_of,
     to_messages,
 )
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelNotFound, TokenBudgetExceeded
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, ModelNotFound, NotSupported, TokenBudgetExceeded
 from edgeagent.service.client_sink import Ending
 from edgeagent.service.service import Service
 from edgeagent.types import (
@@ -63,10 +64,18 @@ class SummaryCancelled(Exception):
 async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
     """Return the number of tokens of a request's prompt, rendered by the model's template; raise errors of Models.ask.
 
-    The prompt must be a ChatPrompt.
+    The prompt must be a ChatPrompt. Notes stand for earlier images and sounds if the model reads only text, as in a
+    generation.
     """
     assert isinstance(request.prompt, ChatPrompt)
-    answer = await service.models.ask(request.model, RenderPrompt(request.prompt))
+    try:
+        answer = await service.models.ask(request.model, RenderPrompt(request.prompt))
+    except NotSupported:
+        shown, _ = readable(request, ())
+        if shown is request or new_kinds(request):
+            raise
+        assert isinstance(shown.prompt, ChatPrompt)
+        answer = await service.models.ask(request.model, RenderPrompt(shown.prompt))
     return len(answer.tokens)
 
 

@@ -332,7 +332,10 @@ class Detokenize(Struct, frozen=True, tag="detokenize"):
 
 
 class RenderPrompt(Struct, frozen=True, tag="render"):
-    """A query for a conversation's prompt: the text that the chat template renders, and that text's tokens."""
+    """A query for a conversation's prompt: the text that the chat template renders, and that text's tokens.
+
+    Numbers below 0 stand among the tokens for the parts of images and sounds.
+    """
 
     prompt: ChatPrompt
 

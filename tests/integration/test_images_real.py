@@ -82,6 +82,39 @@ def test_all_wires_show_the_same_image(daemon: Daemon, openai: OpenAI) -> None:
         assert different.choices[0].message.content != expected
 
 
+def look(photo: bytes | None) -> list[Any]:
+    """Return a conversation of Anthropic's API in which a tool shows a photo."""
+    source = {"type": "base64", "media_type": "image/png", "data": b64(photo)} if photo else None
+    shown = [{"type": "image", "source": source}] if source else []
+    return [
+        {"role": "user", "content": "Look at the door."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "Seen."}, *shown]}],
+        },
+    ]
+
+
+def test_what_a_tool_shows_is_seen_and_counted(daemon: Daemon, openai: OpenAI) -> None:
+    tools: Any = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
+    answers, counts = list[Any](), list[int]()
+    with Anthropic(base_url=daemon.url, api_key="unused", max_retries=0) as anthropic:
+        for photo in (None, PHOTO, png(1)):
+            messages: Any = look(photo)
+            counts.append(anthropic.messages.count_tokens(model=MODEL, messages=messages, tools=tools).input_tokens)
+            asked: Any = {"model": MODEL, "max_tokens": 8, "extra_body": {"temperature": 0}, "tools": tools}
+            message = anthropic.messages.create(**asked, messages=messages)
+            usage = message.usage
+            assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == counts[-1]
+            answers.append(message.content)
+    assert counts[1] == counts[2] >= counts[0] + 64
+    assert len({str(each) for each in answers}) == 3
+    counted = openai.responses.input_tokens.count(model=MODEL, input=shown())
+    said = openai.responses.create(model=MODEL, input=shown(), max_output_tokens=16)
+    assert said.usage is not None and said.usage.input_tokens == counted.input_tokens > NUM_TEXT_TOKENS
+
+
 def test_what_the_model_reads_is_told(daemon: Daemon, openai: OpenAI) -> None:
     with ollama.Client(daemon.url) as client:
         assert "vision" in (client.show(MODEL).capabilities or ())

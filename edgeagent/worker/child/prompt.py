@@ -447,6 +447,12 @@ class PromptReader:
             )
 
 
+NO_TOKEN = -1
+"""Stands among the tokens of a RenderPrompt's answer for a part of an image or a sound."""
+MEDIA_MARKER = "<__media__>"
+"""Stands in its text for an image or a sound, as in llama-server."""
+
+
 def check_media(prompt: ChatPrompt, why_none: str) -> None:
     """Raise NotSupported with the message `why_none` if a conversation has images or sounds."""
     if any(message.media for message in prompt.messages):
@@ -481,19 +487,32 @@ def check_budget(request: GenerateRequest, num_tokens: int) -> None:
 
 
 def answer_query(
-    model: Model, vocabulary: LongTextVocabulary, template: Renderer, query: TextQuery, why_no_media: str = ""
+    model: Model,
+    vocabulary: LongTextVocabulary,
+    template: Renderer,
+    query: TextQuery,
+    media: MediaReader | None = None,
+    why_no_media: str = "",
 ) -> QueryAnswer:
-    """Return the answer to a Tokenize, Detokenize or RenderPrompt.
+    """Return the answer to a Tokenize, Detokenize or RenderPrompt. `media` reads images and sounds.
 
-    Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses. Raise NotSupported with
-    the message `why_no_media` for one with images or sounds.
+    Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses. Without `media`, raise
+    NotSupported with the message `why_no_media` for one with images or sounds.
     """
     if not isinstance(query, RenderPrompt):
         return answer_text_query(model, vocabulary, query)
-    check_media(query.prompt, why_no_media)
+    if media is None:
+        check_media(query.prompt, why_no_media)
     template.renew()
     rendered = template.render(query.prompt)
-    return QueryAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
+    if media is None or not rendered.media_marks:
+        return QueryAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
+    shown = [query.prompt.media[place.index] for message in query.prompt.messages for place in message.media]
+    tokens: list[int] = []
+    for run in tokenize_around_media(rendered, vocabulary):
+        tokens += run if isinstance(run, list) else [NO_TOKEN] * media.num_tokens(shown[run])
+    text = rendered.text.translate(dict.fromkeys(map(ord, rendered.media_marks), MEDIA_MARKER))
+    return QueryAnswer(text, tuple(tokens))
 
 
 def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQuery) -> QueryAnswer:

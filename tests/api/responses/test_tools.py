@@ -165,7 +165,7 @@ def test_items_of_other_tools_become_text() -> None:
     assert create.warning.text.startswith("input[1]: an item of type local_shell_call is shown to the model as text")
 
 
-def test_an_image_in_a_result_becomes_a_note() -> None:
+def test_a_damaged_image_in_a_result_becomes_a_note() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     parts = [{"type": "input_text", "text": "Seen: "}, {"type": "input_image", "image_url": "data:image/png;base64,AA"}]
     [_, result] = read_items([call, {"type": "function_call_output", "call_id": "c", "output": parts}])

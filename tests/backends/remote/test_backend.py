@@ -41,6 +41,7 @@ from edgeagent.types import (
     Tier,
     Tokenize,
     TokenPrompt,
+    ToolCall,
     Usage,
     WorkerState,
     replace,
@@ -582,7 +583,8 @@ async def test_an_image_goes_only_where_images_are_read() -> None:
 
 async def test_a_remote_of_texts_gets_a_note_for_what_a_tool_shows() -> None:
     call = ToolCall("c", "look", "{}")
-    messages = (Message("assistant", "", tool_calls=(call,)), Message("tool", "", tool_call_id="c", media=(MediaPlace(0, 0),)))
+    result = Message("tool", "", tool_call_id="c", media=(MediaPlace(0, 0),))
+    messages = (Message("assistant", "", tool_calls=(call,)), result)
     request = replace(REQUEST, prompt=ChatPrompt(messages, media=(media(RED),)))
     async with faults(stream(answer("Dark"))) as server, backend(server.url) as remote:
         assert remote.estimate(request).obstacle == ""

@@ -125,7 +125,7 @@ def test_a_model_without_a_projector_says_what_to_pull(tools: Tools) -> None:
         "edgeagent pull seeing"
     )
     with pytest.raises(NotSupported):
-        answer_query(tools.model, tools.vocabulary, tools.template, RenderPrompt(prompt), "no")
+        answer_query(tools.model, tools.vocabulary, tools.template, RenderPrompt(prompt), why_no_media="no")
 
 
 @pytest.mark.parametrize("with_files", [True, False])

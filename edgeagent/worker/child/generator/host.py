@@ -343,7 +343,8 @@ class Host:
 
     def answer(self, query: TextQuery) -> QueryAnswer:
         """Return the answer to a query about text. One thread may call this method while the other threads run."""
-        return answer_query(self.model, self._vocabulary, self._question_template, query, self._why_no_media)
+        template, why_none = self._question_template, self._why_no_media
+        return answer_query(self.model, self._vocabulary, template, query, self.media, why_none)
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.

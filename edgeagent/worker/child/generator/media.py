@@ -161,7 +161,7 @@ class ReadMedium:
 
 
 class MediaReader:
-    """Finds the tokens of images and sounds. Only the preparer's thread calls it."""
+    """Finds the tokens of images and sounds. Only the preparer's thread calls it, except for `num_tokens`."""
 
     def __init__(self, name: str, projector: Projector, max_whole: int) -> None:
         """`name`: the model's, for messages. `max_whole`: see LlamaRunner. Start the thread that encodes."""
@@ -178,9 +178,7 @@ class MediaReader:
         Raise InvalidRequest if the medium cannot be decoded, NotSupported if the model does not take this kind, or
         ContextLengthExceeded if a chunk is too large for one step.
         """
-        if medium.kind not in self.projector.kinds:
-            kinds = " and ".join({"image": "images", "audio": "sounds"}[kind] for kind in self.projector.kinds)
-            raise NotSupported(f"{self._name} takes {kinds}, and no other media", param="messages", served_by="local")
+        self._check_kind(medium)
         tokens, spans, num_chunks = array("i"), list[MediaSpan](), 0
         for part in self._layout(medium, partition):
             if not isinstance(part, Chunk):
@@ -202,6 +200,21 @@ class MediaReader:
             spans.append(span)
             num_chunks += 1
         return ReadMedium(tokens, tuple(spans))
+
+    def num_tokens(self, medium: Media) -> int:
+        """Return how many tokens a medium has in a prompt. Any thread may call it.
+
+        Raise the errors of `read`, except for ContextLengthExceeded.
+        """
+        self._check_kind(medium)
+        check_medium(medium)
+        layout = self.projector.layout(medium.data)
+        return sum(part.num_tokens if isinstance(part, Chunk) else len(part) for part in layout)
+
+    def _check_kind(self, medium: Media) -> None:
+        if medium.kind not in self.projector.kinds:
+            kinds = " and ".join({"image": "images", "audio": "sounds"}[kind] for kind in self.projector.kinds)
+            raise NotSupported(f"{self._name} takes {kinds}, and no other media", param="messages", served_by="local")
 
     def _layout(self, medium: Media, partition: str) -> Layout:
         layout = self._layouts.get(partition, medium.digest)

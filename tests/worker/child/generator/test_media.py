@@ -18,7 +18,16 @@ from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InvalidRequest, NotSupported
-from edgeagent.types import CachePolicy, ChatPrompt, GenerateRequest, Media, MemoryKind, Message, SamplingParams
+from edgeagent.types import (
+    CachePolicy,
+    ChatPrompt,
+    GenerateRequest,
+    Media,
+    MemoryKind,
+    Message,
+    RenderPrompt,
+    SamplingParams,
+)
 from edgeagent.worker.child.generator import host as host_module
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
@@ -252,6 +261,18 @@ def test_media_that_cannot_be_read_are_refused(asker: Callable[..., Asker]) -> N
     twice = structs.replace(question("What?", own.media[0]), media=())
     with pytest.raises(InvalidRequest, match="no medium 0"):
         own.begin(twice)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "lfm2"])
+def test_media_count_as_tokens(asker: Callable[..., Asker], kind: Kind) -> None:
+    own = asker(kind)
+    prompt = question("What is this, and this?", own.media[0], medium(png(5)), offsets={1: 12})
+    answer = own.host.answer(RenderPrompt(prompt))
+    prepared = own.host.prepare(GenerateRequest("r", "", prompt))
+    assert len(answer.tokens) == len(prepared.spec.prompt)
+    assert answer.text.count("<__media__>") == 2
+    with pytest.raises(InvalidRequest, match="damaged"):
+        own.host.answer(RenderPrompt(question("What?", medium(png()[:60]))))
 
 
 def test_the_model_says_what_it_takes(asker: Callable[..., Asker]) -> None:
