@@ -70,7 +70,8 @@ async def browser() -> AsyncIterator[Any]:
         pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
     async with driver.async_playwright() as playwright:
         # Chromium's own sandbox does not start for root, as in a container.
-        started = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        camera = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+        started = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *camera])
         yield started
         await started.close()
 

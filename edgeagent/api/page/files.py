@@ -28,10 +28,12 @@ _TYPES = {
     "svg": "image/svg+xml",
 }
 # No script, image or connection of another origin; no script in the HTML; no style but those that the daemon has put
-# into the HTML, by their hashes; no HTML made from text (Trusted Types); no frame around the page.
+# into the HTML, by their hashes; no HTML made from text (Trusted Types); no frame around the page. The images that a
+# user attaches are data URLs.
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src {styles}; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src {styles}; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _STYLESHEET = re.compile(rb'<link rel="stylesheet" href="([\w.]+)">')
 _HEADERS = {

@@ -1,7 +1,8 @@
 // The chat: the list of conversations, the transcript, and the field in which one writes.
 
 import { AnswerView } from "./answer.js";
-import { Conversation, textOf, Turn, userItem } from "./conversation.js";
+import { Attachments, drawnPart } from "./attach.js";
+import { Conversation, mediaOf, textOf, Turn, userItem } from "./conversation.js";
 import { ago, button, h, plain, replace, saveFile } from "./dom.js";
 import { copyText } from "./markdown.js";
 import { ask } from "./session.js";
@@ -19,6 +20,14 @@ export class Chat {
     this.running = null; // {turn, view, id, isStopped, isDeleted} of the answer that is being made
     this.typed = ""; // the message whose prompt was computed last
     this.isPrefilling = false;
+    this.attachments = new Attachments({
+      tell: (text) => this.tell(text),
+      announce: (text) => this.announce(text),
+      changed: () => {
+        this.typed = "";
+        this.prefill();
+      },
+    });
     this.isFollowing = true; // the end of the transcript stays in view
     this.growth = new ResizeObserver(() => this.follow());
     this.compose();
@@ -204,7 +213,8 @@ export class Chat {
   drawnInput(item) {
     if (item.type === "message") {
       const isUser = item.role === "user";
-      return h("div", { class: isUser ? "user" : "other" }, isUser ? null : h("b", {}, `${item.role}: `), textOf(item));
+      const before = isUser ? mediaOf(item).map((part) => drawnPart(part)) : [h("b", {}, `${item.role}: `)];
+      return h("div", { class: isUser ? "user" : "other" }, ...before, textOf(item));
     }
     if (!item.type.endsWith("_output")) return null;
     const output = typeof item.output === "string" ? item.output : JSON.stringify(item.output);
@@ -230,7 +240,9 @@ export class Chat {
         class: "edit",
         onsubmit: (event) => {
           event.preventDefault();
-          if (field.value.trim() && this.canAnswer()) this.answer(turn.parent, [...turn.input.slice(0, -1), userItem(field.value)]);
+          if (!field.value.trim() || !this.canAnswer()) return;
+          const item = userItem(field.value, mediaOf(turn.input.at(-1)));
+          this.answer(turn.parent, [...turn.input.slice(0, -1), item]);
         },
       },
       field,
@@ -267,11 +279,13 @@ export class Chat {
   submit() {
     const message = byId("message");
     const text = message.value.trim();
-    if (!text || !this.canAnswer()) return;
+    const media = this.attachments.parts;
+    if ((!text && !media.length) || !this.canAnswer()) return;
     if (!this.socket.isOpen) return this.tell("The daemon does not answer. The message stays here.");
     message.value = "";
     message.rows = 1;
-    this.answer(this.conversation.last, [userItem(text)]);
+    this.attachments.clear();
+    this.answer(this.conversation.last, [userItem(text, media)]);
   }
 
   regenerate(turn) {
@@ -282,11 +296,14 @@ export class Chat {
   // what was typed meanwhile.
   prefill() {
     const text = byId("message").value.trim();
-    if (!text || text === this.typed || this.running || this.isPrefilling || !this.socket.isOpen) return;
-    this.typed = text;
+    const media = this.attachments.parts;
+    // An image is sent once, when it is attached, and not with each letter.
+    const typed = media.length ? "(media)" : text;
+    if (!typed || typed === this.typed || this.running || this.isPrefilling || !this.socket.isOpen) return;
+    this.typed = typed;
     this.isPrefilling = true;
     this.conversation.settings = this.settings.values;
-    const fields = this.conversation.fields(this.conversation.last, [userItem(text)]);
+    const fields = this.conversation.fields(this.conversation.last, [userItem(text, media)]);
     // It is not stored, so that the list does not show it.
     this.socket.create({ ...fields, ...this.chosenModel(), generate: false, store: false }, (event) => {
       if (!isLast(event)) return;

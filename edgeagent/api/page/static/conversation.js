@@ -35,13 +35,20 @@ export function textOf(item) {
   return (item.content ?? []).map((part) => part.text ?? "").join("");
 }
 
-export function userItem(text) {
-  return { type: "message", role: "user", content: text };
+// `media`: parts with images and sounds, which stand before the text.
+export function userItem(text, media = []) {
+  const content = media.length ? [...media, ...(text ? [{ type: "input_text", text }] : [])] : text;
+  return { type: "message", role: "user", content };
+}
+
+export function mediaOf(item) {
+  const parts = Array.isArray(item.content) ? item.content : [];
+  return item.role === "user" ? parts.filter((part) => part.type === "input_image" || part.type === "input_audio") : [];
 }
 
 // An item without what only the daemon gives it. Reasoning is not sent back.
 function bare(item) {
-  if (item.type === "message") return { type: "message", role: item.role, content: textOf(item) };
+  if (item.type === "message") return { ...userItem(textOf(item), mediaOf(item)), role: item.role };
   const { id, status, ...rest } = item;
   return rest;
 }
@@ -122,7 +129,7 @@ export class Conversation {
   }
 
   get title() {
-    return this.root.shown?.userText ?? "Conversation";
+    return this.root.shown?.userText || "Conversation";
   }
 
   // The fields of a create that answers `input` behind the turn `parent`. `isWhole`: with all earlier items, for a
