@@ -382,12 +382,21 @@ def check_model(facts: Facts) -> list[Finding]:
         return fail("model", facts.model_problem, "choose another with --model; `edgeagent list` shows what is here")
     if facts.adapter_problems:
         return fail("model", "; ".join(facts.adapter_problems), "repair [models.NAME.adapters] in config.toml")
+    if facts.projector.problem:
+        return fail("model", f"--mmproj: {facts.projector.problem}", "name another file with --mmproj, or none")
+    if facts.projector.to_pull:
+        return warn(
+            "model",
+            f"{facts.model} is here, but not its projector, with which it reads images or sounds",
+            f"run: edgeagent pull {facts.projector.to_pull} (it downloads only what is missing)",
+        )
     if facts.unknown_tables:
         tables = ", ".join(f'[models."{name}"]' for name in facts.unknown_tables)
         return warn(
             "model", f"config.toml has {tables}, but no such model is here", "see the names in `edgeagent list`"
         )
-    return ok("model", f"{facts.model} is here")
+    reads = f", and reads {facts.projector.reads}" if facts.projector.reads else ""
+    return ok("model", f"{facts.model} is here{reads}")
 
 
 def check_kiosk(facts: Facts) -> list[Finding]:

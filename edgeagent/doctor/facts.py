@@ -125,6 +125,19 @@ class Cpus:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectorFacts:
+    """The projector of the model: with which file it reads what, "" for nothing, and what is wrong with it.
+
+    `is_named`: the owner named the file. `to_pull`: the name by which a missing one is pulled.
+    """
+
+    reads: str = ""
+    problem: str = ""
+    is_named: bool = False
+    to_pull: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All gathered facts.
 
@@ -157,6 +170,7 @@ class Facts:
     kiosk_problem: str = ""
     kiosk_facts_problem: str = ""
     adapter_problems: tuple[str, ...] = ()
+    projector: ProjectorFacts = ProjectorFacts()
     token_problem: str = ""
     hub: str | None = None
     hub_problem: str = ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from edgeagent import __version__
 from edgeagent.config import Config, KioskConfig
 from edgeagent.doctor import system
-from edgeagent.doctor.facts import Facts, Limits, RunningDaemon
+from edgeagent.doctor.facts import Facts, Limits, ProjectorFacts, RunningDaemon
 from edgeagent.doctor.native import ask_native
 from edgeagent.doctor.system import look_at, look_at_port
 from edgeagent.errors import ConfigError, EdgeAgentError
@@ -23,6 +23,8 @@ from edgeagent.store.gguf.header import validate_adapter
 from edgeagent.store.hub.cache import HubCache
 from edgeagent.store.hub.client import hub_address, why_unreachable
 from edgeagent.store.library import Library
+from edgeagent.store.names.catalog import load_catalog
+from edgeagent.store.projectors import check_projector, media_of
 
 AskReady = Callable[[Runtime], str | None]
 """A function that returns why a daemon is not ready; None if it is ready."""
@@ -62,6 +64,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         kiosk_problem=_model_problem(config.kiosk.model, config) if config.kiosk.model else "",
         kiosk_facts_problem=_facts_problem(config.kiosk),
         adapter_problems=tuple(_adapter_problems(config)),
+        projector=_projector(config),
         unknown_tables=tuple(name for name in config.models if not _is_here(name, config)),
         token_problem=token_problem,
         hub=hub_address() if with_network else None,
@@ -85,6 +88,28 @@ def _adapter_problems(config: Config) -> Iterator[str]:
                 validate_adapter(path)
             except EdgeAgentError as error:
                 yield error.message
+
+
+def _projector(config: Config) -> ProjectorFacts:
+    """Return what the model reads besides text."""
+    own = config.models.get(config.model)
+    mmproj = config.mmproj if own is None or own.mmproj == "auto" else own.mmproj
+    if config.model == "none" or mmproj == "none":
+        return ProjectorFacts()
+    is_named, path = mmproj != "auto", Path(mmproj)
+    try:
+        if not is_named:
+            found = Library.of(config).local(config.model).projector
+            if found is None:
+                entry = load_catalog().get(config.model)
+                return ProjectorFacts(to_pull=config.model if entry is not None and entry.media else "")
+            path = found
+        check_projector(path)
+    except EdgeAgentError as error:
+        # A model that is not here is told elsewhere.
+        return ProjectorFacts(problem=error.message, is_named=True) if is_named else ProjectorFacts()
+    words = {"image": "images", "audio": "sounds"}
+    return ProjectorFacts(f"{' and '.join(words[kind] for kind in media_of(path))} with {path.name}", is_named=is_named)
 
 
 def _is_here(name: str, config: Config) -> bool:

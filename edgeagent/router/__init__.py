@@ -25,7 +25,7 @@ def build(config: Config) -> Router:
     from edgeagent.store.library import Library
     from edgeagent.store.names.own import OwnNamesFile
     from edgeagent.store.names.parsing import split_paths
-    from edgeagent.store.projectors import find_projector
+    from edgeagent.store.projectors import check_projector, find_projector
     from edgeagent.worker.parent.pool.cache_shares import CacheShares
     from edgeagent.worker.parent.pool.loading import ModelSource
     from edgeagent.worker.parent.pool.pool import Pool
@@ -47,6 +47,10 @@ def build(config: Config) -> Router:
         remote_access.policy.check_model(path, sha256_of)
         validate_adapter(path)
 
+    def check_projector_file(path: Path) -> None:
+        remote_access.policy.check_model(path, sha256_of)
+        check_projector(path)
+
     library = Library.of(config)
     source = ModelSource(
         library.resolve,
@@ -60,6 +64,7 @@ def build(config: Config) -> Router:
         known_sha256=lambda path: known_sha256(path, verified),
         find_draft=DraftFinder(library).find,
         find_projector=find_projector,
+        check_projector=check_projector_file,
         names_stamp=OwnNamesFile(config.state_dir.absolute()).stamp,
     )
     return Router([LocalBackend(Pool(config, source))], remote_access, targets=targets)

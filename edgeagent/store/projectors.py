@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, ModelDamaged
 from edgeagent.store.gguf.header import read_facts
 from edgeagent.types import MediaKind
 
@@ -51,6 +51,20 @@ def choose_projector(model: str, sizes: Mapping[str, int]) -> str | None:
     folder = PurePosixPath(model).parent
     found = [name for name in sizes if is_projector(Path(name)) and PurePosixPath(name).parent == folder]
     return min(found, key=lambda name: (sizes[name], "bf16" in name.lower(), name), default=None)
+
+
+def check_projector(path: Path) -> None:
+    """Raise ModelNotFound if there is no such file, or ModelLoadFailed if it cannot be read or is no projector."""
+    facts = read_facts(path)
+    kind = facts.get("general.architecture")
+    if kind != "clip":
+        raise ModelDamaged(
+            f"{path} is no projector: its general.architecture is {kind!r:.80}, not 'clip'; a projector is usually "
+            "named mmproj-*.gguf",
+            param="model",
+        )
+    if not media_of(path):
+        raise ModelDamaged(f"{path} is a projector for neither images nor sounds", param="model")
 
 
 def media_of(projector: Path) -> tuple[MediaKind, ...]:

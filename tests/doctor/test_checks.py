@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from edgeagent.doctor.checks import Finding, examine
-from edgeagent.doctor.facts import Cpus, Facts, Folder, Limits, Memory, Native, Port, RunningDaemon, Tools
+from edgeagent.doctor.facts import (
+    Cpus,
+    Facts,
+    Folder,
+    Limits,
+    Memory,
+    Native,
+    Port,
+    ProjectorFacts,
+    RunningDaemon,
+    Tools,
+)
 from edgeagent.types import DeviceInfo
 
 GB = 10**9
@@ -251,6 +262,14 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
     "an adapter that is none": (
         changed(adapter_problems=("/a.gguf is not an adapter",)),
         *("model", "fail", "/a.gguf is not an adapter", "adapters] in config.toml"),
+    ),
+    "a projector that is none": (
+        changed(projector=ProjectorFacts(problem="/m.gguf is no projector", is_named=True)),
+        *("model", "fail", "--mmproj: /m.gguf is no projector", "or none"),
+    ),
+    "a projector that is not here": (
+        changed(projector=ProjectorFacts(to_pull="smolvlm-256m")),
+        *("model", "warn", "but not its projector", "edgeagent pull smolvlm-256m"),
     ),
     "a taken port": (
         changed(port=Port("127.0.0.1", 8127, "taken", "nginx, process 7")),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,9 @@ from openai import BadRequestError, OpenAI
 from edgeagent.types import MemoryKind
 from tests.integration.conftest import Daemon, serving
 from tests.media import b64, data_url
+from tests.media_corpus import bmp, exif
 from tests.models import make_tiny_model
+from tests.patience import patient
 from tests.projectors import NEEDS_LIBMTMD, make_projector, png, wav
 
 pytestmark = NEEDS_LIBMTMD
@@ -82,16 +87,31 @@ def test_all_wires_show_the_same_image(daemon: Daemon, openai: OpenAI) -> None:
         assert different.choices[0].message.content != expected
 
 
+def test_pillow_decodes_in_the_sandbox(openai: OpenAI) -> None:
+    image = pytest.importorskip("PIL.Image")
+    webp, lying = io.BytesIO(), io.BytesIO()
+    shown = image.open(io.BytesIO(PHOTO))
+    shown.save(webp, "WEBP", lossless=True)
+    # Turned by a quarter, with an Exif that turns it back.
+    shown.transpose(image.Transpose.ROTATE_90).save(lying, "WEBP", lossless=True, exif=exif(6))
+    greedy: Any = {"model": MODEL, "temperature": 0, "max_tokens": 16}
+    answers = [
+        openai.chat.completions.create(**greedy, messages=chat(photo)).choices[0].message.content
+        for photo in (PHOTO, webp.getvalue(), lying.getvalue(), bmp(80, 60))
+    ]
+    assert answers[0] == answers[1] == answers[2] != answers[3]
+
+
 def look(photo: bytes | None) -> list[Any]:
     """Return a conversation of Anthropic's API in which a tool shows a photo."""
     source = {"type": "base64", "media_type": "image/png", "data": b64(photo)} if photo else None
-    shown = [{"type": "image", "source": source}] if source else []
+    shown = [{"type": "text", "text": "Seen."}, *([{"type": "image", "source": source}] if source else [])]
     return [
         {"role": "user", "content": "Look at the door."},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
         {
             "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "Seen."}, *shown]}],
+            "content": [{"type": "tool_result", "tool_use_id": "c", "content": shown}],
         },
     ]
 
@@ -150,6 +170,16 @@ def test_a_conversation_goes_on_with_its_image_after_a_restart(models: Path, tmp
         assert again.usage is not None
         assert again.usage.input_tokens_details.cached_tokens > NUM_TEXT_TOKENS, "the image is read from disk"
     assert answers[0] == answers[1]
+
+
+def test_a_projector_that_is_none_is_refused_at_the_start(models: Path, tmp_path: Path) -> None:
+    model = str(models / f"{MODEL}.gguf")
+    for mmproj, why in ((str(tmp_path / "gone.gguf"), "gone.gguf"), (model, "is no projector")):
+        command = (sys.executable, "-m", "edgeagent", "serve", model, "--port", "0", "--mmproj", mmproj)
+        state = ("--state-dir", str(tmp_path / "state"))
+        done = subprocess.run([*command, *state], capture_output=True, text=True, timeout=patient(60), check=False)
+        said = " ".join((done.stdout + done.stderr).split())
+        assert done.returncode and why in said and "name another one with --mmproj, or none" in said
 
 
 def test_a_projector_is_named_or_switched_off(models: Path, tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.store.projectors import choose_projector, find_projector, media_of
+from edgeagent.errors import ModelDamaged, ModelNotFound
+from edgeagent.store.projectors import check_projector, choose_projector, find_projector, media_of
+from edgeagent.types import MemoryKind
+from tests.models import make_tiny_model
 from tests.projectors import make_projector
 
 
@@ -59,3 +62,18 @@ def test_what_a_projector_reads(tmp_path: Path) -> None:
     (tmp_path / "c.gguf").write_bytes(b"GGUF")
     assert media_of(tmp_path / "c.gguf") == ()
     assert media_of(tmp_path / "none.gguf") == ()
+
+
+def test_what_is_no_projector(tmp_path: Path) -> None:
+    check_projector(make_projector(tmp_path / "a.gguf", "gemma3"))
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    (tmp_path / "text.gguf").write_bytes(b"hello, this is a text")
+    make_tiny_model(tmp_path / "model.gguf", MemoryKind.FULL_ATTENTION)
+    for name, error, why in (
+        ("none.gguf", ModelNotFound, "none.gguf"),
+        ("broken.gguf", ModelDamaged, "broken.gguf"),
+        ("text.gguf", ModelDamaged, "not a GGUF file"),
+        ("model.gguf", ModelDamaged, "is no projector: its general.architecture is 'llama', not 'clip'"),
+    ):
+        with pytest.raises(error, match=why):
+            check_projector(tmp_path / name)

@@ -129,6 +129,7 @@ class ModelSource:
     - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
     - `find_draft` gets a found model and its header, and returns the model's draft model. It raises nothing.
     - `find_projector` returns the file with which the model at a path reads images and sounds; None if there is none.
+    - `check_projector` checks such a file. It raises the same errors as `validate`.
     - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
 
@@ -143,6 +144,7 @@ class ModelSource:
     known_sha256: Callable[[Path], str] = lambda _: ""
     find_draft: Callable[[Found, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
     find_projector: Callable[[Path], Path | None] = lambda _: None
+    check_projector: Callable[[Path], None] = lambda _: None
     names_stamp: Callable[[], object] = lambda: None
 
 
@@ -279,8 +281,8 @@ class LoadPreparation:
     def load(self) -> Load:
         """Check the files, which may have changed since the last load, and return the Load message.
 
-        Raise the errors of `ModelSource.validate`. Raise ModelLoadFailed if llama.cpp is not installed, or if --draft
-        names a model with another vocabulary.
+        Raise the errors of `ModelSource.validate`. Raise ModelLoadFailed if llama.cpp is not installed, if --draft
+        names a model with another vocabulary, or if --mmproj names a file that is no projector.
         """
         if importlib.util.find_spec("llama_cpp") is None:
             raise ModelLoadFailed(NOT_INSTALLED)
@@ -365,10 +367,28 @@ class LoadPreparation:
 
     def sees(self) -> bool:
         """Whether the model has a projector, with which it may read images and sounds. Reads the disk."""
-        return self._find_projector()[0] is not None
+        try:
+            return self._find_projector()[0] is not None
+        except ModelLoadFailed:
+            return False
+
+    def check_projector(self) -> None:
+        """Raise ModelLoadFailed if the owner named a projector that cannot be used. Reads the disk."""
+        if self._mmproj not in ("auto", "none"):
+            try:
+                self._source.check_projector(Path(self._mmproj))
+            except (ModelLoadFailed, ModelNotFound, StoreError) as error:
+                raise ModelLoadFailed(
+                    f"the projector of {self.name} cannot be used: {error.message}; name another one with --mmproj, or "
+                    "none",
+                    param="model",
+                ) from None
 
     def _find_projector(self) -> tuple[Path | None, str]:
-        """Return the projector for the next load. If it ended a process, return why it is left out instead."""
+        """Return the projector for the next load. If it cannot be used, return why it is left out instead.
+
+        Raise ModelLoadFailed if it cannot be used and the owner named it.
+        """
         match self._mmproj:
             case "none":
                 return None, "Its projector is switched off (mmproj = none)."
@@ -378,10 +398,15 @@ class LoadPreparation:
                 path = Path(named)
         if path is None:
             return None, ""
-        cause = self.fatal.cause(projector_part(str(path.absolute())), path)
-        if not cause:
-            return path, ""
-        why = f"{path} ended the process that tried it ({cause}); get the file again"
+        self.check_projector()
+        try:
+            self._source.check_projector(path)
+            cause = self.fatal.cause(projector_part(str(path.absolute())), path)
+            if not cause:
+                return path, ""
+            why = f"{path} ended the process that tried it ({cause}); get the file again"
+        except (ModelLoadFailed, ModelNotFound, StoreError) as error:
+            why = error.message
         logger.warning("%s is loaded without its projector: %s", self.name, why)
         return None, why
 

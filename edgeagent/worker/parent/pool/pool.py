@@ -214,8 +214,9 @@ class Pool:
     async def start(self) -> None:
         """Find the configured model and start loading it. Return once its files have been checked.
 
-        If the check refuses the files, the load has failed by then. Raise the errors of `resolve`, or ModelNotFound if
-        the configured adapter is unknown. A second call does nothing.
+        If the check refuses the files, the load has failed by then. Raise the errors of `resolve`, ModelNotFound if the
+        configured adapter is unknown, or ModelLoadFailed if the owner named a projector that cannot be used. A second
+        call does nothing.
         """
         if self._default is not None:
             return
@@ -344,7 +345,10 @@ class Pool:
         return self._prepare(found, name)
 
     def _prepare(self, found: Found, asked: str) -> LoadPreparation:
-        """Make a found model's LoadPreparation, with the owner's options. Call this in a thread: it reads the disk."""
+        """Make a found model's LoadPreparation, with the owner's options. Call this in a thread: it reads the disk.
+
+        Raise ModelLoadFailed if the owner named a projector that cannot be used.
+        """
         table = self._table_of(found, asked)
         is_default = asked == self._config.model
         draft = own_draft(self._config, table, is_default=is_default)
@@ -352,6 +356,7 @@ class Pool:
         adapters = self._config.models[table].adapters if table else {}
         engine = self._config.engine_of(table)
         preparation = LoadPreparation(found, draft, engine, self._source, adapters, mmproj)
+        preparation.check_projector()
         preparation.keep_alive_s = own_keep_alive_s(self._config, table)
         preparation.weigh()
         return preparation
