@@ -75,6 +75,12 @@ export declare class Answer {
 /** Return the input item that answers a tool call. */
 export declare function functionOutput(callId: string, output: string): object;
 
+/**
+ * Return a user's message as an input item: the files, then the text. A file is an image (PNG, JPEG, GIF ...) or a sound
+ * (WAV, MP3, FLAC): a `File` or `Blob`, its bytes, or, not in browsers, its path.
+ */
+export declare function userMessage(text: string, ...files: (string | Blob | ArrayBuffer | Uint8Array)[]): Promise<object>;
+
 export interface Place {
   /** Start the daemon if none runs: the user's service, else `edgeagent serve`, which outlives this program. */
   start?: boolean;

@@ -92,6 +92,37 @@ export function functionOutput(callId, output) {
   return { type: "function_call_output", call_id: callId, output };
 }
 
+export async function userMessage(text, ...files) {
+  const content = await Promise.all(files.map(partOf));
+  if (text || !content.length) content.push({ type: "input_text", text });
+  return { type: "message", role: "user", content };
+}
+
+async function partOf(file) {
+  const content = typeof file === "string" ? await (await import("node:fs/promises")).readFile(file) : file;
+  const bytes = new Uint8Array(content instanceof Blob ? await content.arrayBuffer() : content);
+  const data = base64(bytes);
+  const format = soundFormat(bytes);
+  if (format) return { type: "input_audio", input_audio: { data, format } };
+  // The daemon goes by the first bytes, too.
+  return { type: "input_image", image_url: `data:image/png;base64,${data}`, detail: "auto" };
+}
+
+function base64(bytes) {
+  let text = "";
+  for (let start = 0; start < bytes.length; start += 0x8000) {
+    text += String.fromCharCode(...bytes.subarray(start, start + 0x8000));
+  }
+  return btoa(text);
+}
+
+function soundFormat(bytes) {
+  const begins = (text, at = 0) => String.fromCharCode(...bytes.subarray(at, at + text.length)) === text;
+  if (begins("RIFF") && begins("WAVE", 8)) return "wav";
+  if (begins("fLaC")) return "flac";
+  return begins("ID3") || (bytes[0] === 0xff && (bytes[1] & 0xe0) === 0xe0) ? "mp3" : null;
+}
+
 // Asks the program `edgeagent` for the daemon's address and token, and lets it start one. Not in browsers.
 export async function locate({ start = false, stateDir, command = "edgeagent" } = {}) {
   const { execFile } = await import("node:child_process");

@@ -28,6 +28,22 @@ const cases = {
     }
   },
 
+  async files() {
+    const wav = new TextEncoder().encode("RIFF....WAVEfmt ");
+    const png = Uint8Array.from({ length: 100_000 }, (_, index) => index * 7);
+    const message = await edgeagent.userMessage("What is this?", new Blob([png]), wav.buffer, process.env.PHOTO);
+    const [image, sound, photo, text] = message.content;
+    assert.deepEqual(image, { type: "input_image", image_url: `data:image/png;base64,${Buffer.from(png).toString("base64")}`, detail: "auto" });
+    assert.deepEqual(sound, { type: "input_audio", input_audio: { data: btoa("RIFF....WAVEfmt "), format: "wav" } });
+    assert.equal(photo.image_url, `data:image/png;base64,${readFileSync(process.env.PHOTO).toString("base64")}`);
+    assert.deepEqual(text, { type: "input_text", text: "What is this?" });
+    assert.deepEqual((await edgeagent.userMessage("")).content, [{ type: "input_text", text: "" }]);
+    const client = connect({ url: URL_ });
+    const shown = [await edgeagent.userMessage("What is this?", process.env.PHOTO)];
+    await assert.rejects(client.ask(shown), (error) => error.code === "not_supported" && /reads only text/.test(error.message));
+    await client.close();
+  },
+
   types() {
     const declared = readFileSync(new URL("../../packaging/js/edgeagent.d.ts", import.meta.url), "utf8");
     const names = [...declared.matchAll(/^export declare (?:class|function) (\w+)/gm)].map(([, name]) => name);

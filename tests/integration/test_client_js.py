@@ -18,6 +18,7 @@ from edgeagent.client import sync
 from tests.cutting_proxy import cutting_proxy
 from tests.integration.conftest import Daemon, serving
 from tests.integration.test_readme_examples import node
+from tests.media import RED
 from tests.patience import patient
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,8 @@ def command_of(runtime: str) -> list[str]:
 @pytest.mark.parametrize("runtime", ["node", "deno", "bun"])
 def test_every_case(daemon: Daemon, tmp_path: Path, runtime: str) -> None:
     command = [*command_of(runtime), str(CASES)]
+    photo = tmp_path / "photo.png"
+    photo.write_bytes(RED)
     program = Path(sys.executable).with_name("edgeagent.exe" if os.name == "nt" else "edgeagent")
     with (
         serving(tmp_path / "state", "builtin", "--token-required") as locked,
@@ -50,6 +53,7 @@ def test_every_case(daemon: Daemon, tmp_path: Path, runtime: str) -> None:
             "TOKEN": (locked.state_dir / "token").read_text().strip(),
             "STATE_DIR": str(locked.state_dir),
             "COMMAND": str(program),
+            "PHOTO": str(photo),
         }
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(90))
         assert done.returncode == 0, done.stdout + done.stderr
