@@ -54,16 +54,16 @@ def webp_by_rule(width: int = 1, height: int = 1, *, exif: bytes = b"") -> bytes
     if exif:
         sizes = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
         parts.insert(0, (b"VP8X", b"\x08\0\0\0" + sizes))
-    body = b"WEBP" + b"".join(
-        name + struct.pack("<I", len(data)) + data + bytes(len(data) % 2) for name, data in parts
-    )
+    body = b"WEBP" + b"".join(name + struct.pack("<I", len(data)) + data + bytes(len(data) % 2) for name, data in parts)
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def by_rule() -> list[File]:
     """Return one file of each format."""
-    images = (png(), gif(), jpeg(), with_exif(jpeg(), exif(6)), bmp(), bmp(33, 5, 8), webp_by_rule(30, 20, exif=exif(8)))
-    return [*(("image", data) for data in images), *(("audio", data) for data in (wav(seconds=0.1), mp3(), flac()))]
+    turned, webp = with_exif(jpeg(), exif(6)), webp_by_rule(30, 20, exif=exif(8))
+    images = (png(), gif(), jpeg(), turned, bmp(), bmp(33, 5, 8), webp)
+    sounds = (wav(seconds=0.1), mp3(), flac())
+    return [*(("image", data) for data in images), *(("audio", data) for data in sounds)]
 
 
 def by_pillow() -> list[File]:

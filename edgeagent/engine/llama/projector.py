@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from edgeagent.engine.llama.bindings import ERROR_LEVEL, has_tensor, lib
+from edgeagent.engine.llama.decoding import Pixels, is_webp, orientation, turned, webp_pixels, with_true_length
 from edgeagent.engine.llama.fingerprint import adapter_id
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.llama.pictures import Pixels, is_webp, orientation, turned, webp_pixels
 from edgeagent.engine.runner import Positions, Rows
 from edgeagent.errors import InternalError, InvalidRequest, ModelDamaged, NotSupported
 from edgeagent.types import MediaKind, MemoryKind
@@ -198,6 +198,7 @@ class Projector:
         mtmd, how = self._mtmd, orientation(data)
         if is_webp(data):
             return self._of_pixels(turned(webp_pixels(data), how))
+        data = with_true_length(data)
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         options = mtmd.mtmd_helper_init_opt_default()
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(self._handle, buffer, len(data), False, options).bitmap

@@ -1,7 +1,7 @@
 """Checks a client's image or sound by its header, before libmtmd decodes it: its format, its size, its length.
 
-The decoders (stb_image, miniaudio and libwebp) allocate what a header claims. So a header may claim only what the file can hold
-and what the worker has memory for.
+The decoders (stb_image, miniaudio and libwebp) allocate what a header claims. So a header may claim only what the file
+can hold and what the worker has memory for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from edgeagent.engine.llama.pictures import is_webp, jpeg_parts
+from edgeagent.engine.llama.decoding import is_webp, jpeg_parts, wav_data
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Media
 
@@ -149,7 +149,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 
 def _bmp_size(data: bytes) -> tuple[int, int]:
-    """Return a BMP's size, after a check that it has the bytes of so many pixels. Compressed ones are not read."""
+    """Return a BMP's size, after a check that it is as long as its pixels. Compressed ones are not read."""
     start, num_bytes = struct.unpack_from("<II", data, 10)
     width, height, _, num_bits = struct.unpack_from("<HHHH" if num_bytes == 12 else "<iiHH", data, 18)
     height = abs(height)  # below 0: the rows begin at the top
@@ -173,20 +173,19 @@ def _sound_length(data: bytes) -> tuple[int, int, int]:
 
 
 def _wav_length(data: bytes) -> tuple[int, int, int]:
-    place, shape = 12, None
-    while True:
+    found, place = wav_data(data), 12
+    while found is not None and place + 8 < found[0]:
         name, num_bytes = struct.unpack_from("<4sI", data, place)
         place += 8
         if name == b"fmt ":
             code, num_channels, rate, _, align, num_bits = struct.unpack_from("<HHIIHH", data, place)
             if code not in _WAV_FORMATS or num_bits not in (8, 16, 24, 32, 64) or align != num_channels * num_bits // 8:
                 raise _refused("the WAV is neither PCM nor float")
-            shape = rate, num_channels, align
-        elif name == b"data":
-            if shape is None or num_bytes > len(data) - place or not shape[2]:
+            if found[1] > len(data) - found[0] or not align:
                 raise _refused("the WAV claims more samples than it has")
-            return num_bytes // shape[2], shape[0], shape[1]
+            return found[1] // align, rate, num_channels
         place += num_bytes + num_bytes % 2
+    raise _refused("the WAV has no samples")
 
 
 def _flac_length(data: bytes) -> tuple[int, int, int]:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.decoding import Pixels, orientation, turned, webp_pixels, with_true_length
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.llama.pictures import Pixels, orientation, turned, webp_pixels
 from edgeagent.engine.llama.projector import Chunk, Projector
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import MediaKind, MemoryKind
@@ -76,6 +76,23 @@ def test_what_claims_too_much_is_refused(kind: MediaKind, data: bytes, why: str)
     with pytest.raises(InvalidRequest, match=why) as caught:
         check_medium(medium(data, kind))
     assert caught.value.param == "messages"
+
+
+def piped(sound: bytes, length: bytes = b"\xff\xff\xff\xff") -> bytes:
+    """Return a WAV as a program writes it to a pipe: it does not know the length."""
+    start = sound.index(b"data")
+    return sound[:4] + length + sound[8 : start + 4] + length + sound[start + 8 :]
+
+
+@pytest.mark.parametrize("length", [b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\x80"])
+def test_a_wav_of_unknown_length_ends_with_the_file(length: bytes) -> None:
+    sound = wav(seconds=0.1)
+    check_medium(medium(piped(sound, length), "audio"))
+    assert with_true_length(piped(sound, length)) == with_true_length(sound) == sound
+    with pytest.raises(InvalidRequest, match="the WAV has no samples"):
+        check_medium(medium(sound[:40], "audio"))
+    for other in (flac(), png(), b"RIFF\0\0\0\0WAVE", b""):
+        assert with_true_length(other) == other
 
 
 def test_the_largest_image_is_within_the_memory_of_a_worker() -> None:
@@ -143,7 +160,8 @@ def test_a_turned_photo_is_what_is_seen(tmp_path: Path) -> None:
         image.fromarray(pixels).save(file, "WEBP", lossless=True, exif=exif(how))
         return file.getvalue()
 
-    assert next(projector.encode(webp(pixels, 6))).tobytes() == next(projector.encode(webp(turned(pixels, 6), 1))).tobytes()
+    lying_rows, upright_rows = (next(projector.encode(webp(*each))) for each in ((pixels, 6), (turned(pixels, 6), 1)))
+    assert lying_rows.tobytes() == upright_rows.tobytes()
     file = BytesIO()
     image.fromarray(pixels).save(file, "JPEG")
     lying = with_exif(file.getvalue(), exif(6))

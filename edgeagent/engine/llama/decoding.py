@@ -1,4 +1,7 @@
-"""What libmtmd does not do with files of images: it decodes no WebP, and does not turn a camera's photo upright."""
+"""What libmtmd does not do with files of images and sounds.
+
+It decodes no WebP, does not turn a camera's photo upright, and believes the length in a WAV that was written to a pipe.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 _ORIENTATION = 0x0112  # Exif's tag
 _UPRIGHT = 1
 _MAX_TAGS = 512
-_MAX_PARTS = 4096  # of a JPEG; each has up to 64 KiB
+_MAX_PARTS = 4096  # of a JPEG, where each has up to 64 KiB, or of a WAV
+_UNKNOWN_BYTES = 0x7FFF_0000  # the least of the lengths that stand for an unknown one
 _ALONE = (0x01, *range(0xD0, 0xD9))  # JPEG's markers without content
 _SCAN, _EXIF = 0xDA, 0xE1
 
@@ -77,6 +81,34 @@ def jpeg_parts(data: bytes) -> Iterator[tuple[int, bytes]]:
         end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
         yield marker, data[place + 4 : end]
         place = end
+
+
+def wav_data(data: bytes) -> tuple[int, int] | None:
+    """Return where the samples of a WAV begin, and how many bytes they have; None if there are none.
+
+    A program that writes to a pipe does not know the length, and writes a very large one. Then the samples end with the
+    file.
+    """
+    place = 12
+    for _ in range(_MAX_PARTS):
+        if place + 8 > len(data):
+            return None
+        name, num_bytes = struct.unpack_from("<4sI", data, place)
+        place += 8
+        if name == b"data":
+            return place, len(data) - place if num_bytes >= _UNKNOWN_BYTES else num_bytes
+        place += num_bytes + num_bytes % 2
+    return None
+
+
+def with_true_length(data: bytes) -> bytes:
+    """Return a WAV whose header says how long it is. A file of another format is returned as it is."""
+    found = wav_data(data) if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else None
+    if found is None or data[found[0] - 4 : found[0]] == found[1].to_bytes(4, "little"):
+        return data
+    start, num_bytes = found
+    riff = (len(data) - 8).to_bytes(4, "little")
+    return b"".join((data[:4], riff, data[8 : start - 4], num_bytes.to_bytes(4, "little"), data[start:]))
 
 
 def _exif_parts(data: bytes) -> Iterator[bytes]:
