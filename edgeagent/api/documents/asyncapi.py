@@ -200,7 +200,8 @@ REALTIME_SERVER_EVENTS = (
 """The types of all events of the Realtime API."""
 
 _DESCRIPTION = """\
-OpenAI's Responses API in WebSocket mode. Text frames of one JSON object each, both ways.
+OpenAI's Responses API in WebSocket mode. Text frames of one JSON object each, both ways. A client's binary frame is \
+an image or a sound, which a later `response.create` names by its hash (`sha256:` and the digits) in place of its data.
 
 Each `response.create` is answered by exactly one terminal event: `error` if the response was never created, else \
 `response.completed`, `response.incomplete` or `response.failed`. Responses of one lane (`stream_id`) come one after \
@@ -211,8 +212,8 @@ handshake hold for every `response.create`, beside its field `edgeagent`.
 
 The token, where one is needed, is in the Authorization header, or for browsers in a subprotocol \
 `openai-insecure-api-key.<token>` beside another one. Close codes: 1001 the daemon stops, 1002 and 1007 a frame broke \
-the protocol, 1003 a frame is binary, 1008 too many requests wait or the token has ended, 1009 a message is too large, \
-1011 a bug, 1013 the client does not read, or clients send too much at once."""
+the protocol, 1003 a binary frame is neither an image nor a sound, 1008 too many requests wait or the token has ended, \
+1009 a message is too large, 1011 a bug, 1013 the client does not read, or clients send too much at once."""
 
 _REALTIME_DESCRIPTION = f"""\
 OpenAI's Realtime API with text. `?model=NAME` in the address chooses the model. Token, headers and close codes are \

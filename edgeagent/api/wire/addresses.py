@@ -1,4 +1,4 @@
-"""The addresses of images in a client's message: which must be fetched, and what they gave.
+"""Images and sounds that a client's message only names: by an address, or by the hash of a binary frame.
 
 A body is read twice if the owner lets its images be fetched. The first time, each address that is met is noted. Then
 the images are fetched, and the body is read again with them. An address is met only where an image may be, so nothing
@@ -7,25 +7,33 @@ else in a body is taken for one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 
 from edgeagent.api.wire.shape import Json
 
 MAX_ADDRESSES = 16
 """The most images of a request that are fetched."""
+NOT_FETCHED = "is an address, and the owner allows no host to fetch images from (server.image_hosts)"
+HASH = "sha256:"
+"""The beginning of the name of a file that was sent in a binary frame. The hash follows in hexadecimal digits."""
+_NO_FILE = "names a file that is not here (any more): send it in a binary frame of the same WebSocket"
 _LOCAL_ONLY = "is an address, and the request must not leave this machine (local_only)"
 
 
 class Addresses:
-    """The addresses in one body, and their files."""
+    """The addresses and names in one body, and their files."""
 
-    def __init__(self, why_not: Callable[[str], str]) -> None:
-        """`why_not` returns why an address may not be fetched, as the end of a sentence about it; "" if it may be."""
+    def __init__(self, why_not: Callable[[str], str], files: Mapping[str, bytes] = MappingProxyType({})) -> None:
+        """`why_not` returns why an address may not be fetched, as the end of a sentence about it; "" if it may be.
+
+        `files`: those of binary frames, by name.
+        """
         self._why_not = why_not
         self._is_local = False
-        self.files: dict[str, bytes | str] = {}
-        """The files by address, or why there is none, as the end of a sentence about the address."""
+        self.files: dict[str, bytes | str] = dict(files)
+        """The files by address or name, or why there is none, as the end of a sentence about the address."""
         self.wanted: list[str] = []
         """The addresses that were met and have no file."""
 
@@ -37,6 +45,8 @@ class Addresses:
         """Return the file of an address, or why there is none; None if it must be fetched first."""
         if (found := self.files.get(url)) is not None:
             return found
+        if url.startswith(HASH):
+            return _NO_FILE
         if self._is_local:
             return _LOCAL_ONLY
         if why := self._why_not(url):
@@ -49,15 +59,16 @@ class Addresses:
 
 
 ADDRESSES: ContextVar[Addresses | None] = ContextVar("addresses", default=None)
-"""Those of the body that is read now; None if nothing is fetched."""
+"""Those of the body that is read now; None if nothing is fetched, and it comes in no frame."""
 
 
 def is_address(url: str) -> bool:
-    return url[:8].lower().startswith(("http://", "https://"))
+    """Whether a text is no file itself, but the address or the name of one."""
+    return url[:8].lower().startswith(("http://", "https://", HASH))
 
 
 def is_readable(url: str) -> bool:
-    """Whether an image can be read from an address, or may be after it was fetched."""
+    """Whether an image can be read from an address or a name, or may be after it was fetched."""
     addresses = ADDRESSES.get()
     return addresses is not None and is_address(url) and not isinstance(addresses.find(url), str)
 

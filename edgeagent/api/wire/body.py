@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 from starlette.requests import HTTPConnection, Request
 
-from edgeagent.api.wire.addresses import ADDRESSES, Addresses, keep_if_local
+from edgeagent.api.wire.addresses import ADDRESSES, NOT_FETCHED, Addresses, keep_if_local
 from edgeagent.api.wire.shape import Json
 from edgeagent.credentials.grants import GRANT
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported, printable
@@ -248,23 +248,27 @@ def _add(fields: Json, name: str, value: str) -> None:
         raise InvalidRequest(f"{name[:64]} has two values; give it once, in the query or in the body", param=name)
 
 
-async def read_with_images(connection: HTTPConnection, num_bytes: int, read: Callable[[], T]) -> T:
+async def read_with_images(
+    connection: HTTPConnection, num_bytes: int, read: Callable[[], T], files: Mapping[str, bytes] | None = None
+) -> T:
     """Return what `read` returns for a body of this size, see `run_inline_or_in_thread`.
 
-    If the owner lets images be fetched, those whose addresses are in the body are, and `read` is called again.
+    If the owner lets images be fetched, those whose addresses are in the body are, and `read` is called again. `files`:
+    what a WebSocket's binary frames had, by name; None if there is no WebSocket.
     """
     app = connection.scope.get("app")
     fetcher: ImageFetcher | None = None if app is None else app.state.images
-    if fetcher is None:
+    if fetcher is None and files is None:
         return await run_inline_or_in_thread(num_bytes, read)
-    addresses, grant = Addresses(fetcher.why_not), GRANT.get()
+    addresses = Addresses((lambda _: NOT_FETCHED) if fetcher is None else fetcher.why_not, files or {})
+    grant = GRANT.get()
     if grant is not None and grant.client.route is RouteMode.LOCAL_ONLY:
         addresses.keep_here()
     before = ADDRESSES.set(addresses)
     try:
         result = await run_inline_or_in_thread(num_bytes, read)
-        if addresses.wanted:
-            addresses.files = await fetcher.fetch(addresses.wanted, connection.scope.get(CLIENT_KEY, ""))
+        if addresses.wanted and fetcher is not None:
+            addresses.files |= await fetcher.fetch(addresses.wanted, connection.scope.get(CLIENT_KEY, ""))
             result = await run_inline_or_in_thread(num_bytes, read)
         return result
     finally:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from edgeagent.api.wire.addresses import ADDRESSES, is_address, is_readable
+from edgeagent.api.wire.addresses import ADDRESSES, HASH, NOT_FETCHED, is_address, is_readable
 from edgeagent.api.wire.body import NOT_SUPPORTED
 from edgeagent.errors import InvalidRequest, PayloadTooLarge
 from edgeagent.media_files import from_base64, medium
@@ -24,7 +24,6 @@ from edgeagent.types import MAX_MEDIA, MAX_MEDIA_BYTES, Media, MediaKind, MediaP
 
 _SEND = "send the file itself, as a data URL: data:image/png;base64,..."
 _BASE64 = ";base64"
-_NOT_FETCHED = "is an address, and the owner allows no host to fetch images from (server.image_hosts); "
 # Stands for an image that is not fetched yet.
 _UNKNOWN = Media("image", b"", bytes(32))
 
@@ -49,7 +48,10 @@ class ImagePart(TypedDict):
 
 @final
 class Sound(TypedDict):
-    """A sound file in base64. Its first bytes say which format it has, so `format` has no effect."""
+    """A sound file in base64, or on a WebSocket the name of one.
+
+    Its first bytes say which format it has, so `format` has no effect.
+    """
 
     data: str
     format: NotRequired[Any]
@@ -84,7 +86,7 @@ def _read(kind: MediaKind, text: str) -> Media:
 def of_url(url: str, kinds: Container[str] = ("image",)) -> Media:
     """Return the medium in a data URL; raise PydanticCustomError, also for every other URL."""
     if is_address(url) and "audio" not in kinds:
-        return _of_address(url)
+        return _of_address("image", url)
     if not url.startswith("data:"):
         raise PydanticCustomError(NOT_SUPPORTED, "is no data URL; " + _SEND)
     head, comma, data = url.partition(",")
@@ -93,15 +95,13 @@ def of_url(url: str, kinds: Container[str] = ("image",)) -> Media:
     return _read("audio" if head.startswith("data:audio/") and "audio" in kinds else "image", data)
 
 
-def _of_address(url: str) -> Media:
+def _of_address(kind: MediaKind, url: str) -> Media:
     addresses = ADDRESSES.get()
-    if addresses is None:
-        raise PydanticCustomError(NOT_SUPPORTED, _NOT_FETCHED + _SEND)
-    found = addresses.find(url)
+    found = NOT_FETCHED if addresses is None else addresses.find(url)
     if isinstance(found, str):
         raise PydanticCustomError(NOT_SUPPORTED, "{why}; " + _SEND, {"why": found})
     try:
-        return _UNKNOWN if found is None else medium("image", found)
+        return _UNKNOWN if found is None else medium(kind, found)
     except ValueError as error:
         raise PydanticCustomError("media", "leads to a file that {error}", {"error": str(error)}) from None
 
@@ -117,7 +117,8 @@ def _of_image(part: ImagePart) -> Media:
 def _of_sound(part: SoundPart) -> Media:
     if not (sound := part.get("input_audio")):
         raise PydanticCustomError(NOT_SUPPORTED, "has no input_audio: send a whole file (WAV, MP3 or FLAC) as its data")
-    return _read("audio", sound["data"])
+    data = sound["data"]
+    return _of_address("audio", data) if data.startswith(HASH) else _read("audio", data)
 
 
 def _of_file(part: FilePart) -> Media:
@@ -209,9 +210,9 @@ class Gathered:
     def add(self, media: Iterable[tuple[int, Media]]) -> tuple[MediaPlace, ...]:
         """Add the media of the next message, and return their places."""
         places: list[MediaPlace] = []
-        for offset, medium in media:
+        for offset, each in media:
             places.append(MediaPlace(offset, len(self._media)))
-            self._media.append(medium)
+            self._media.append(each)
         return tuple(places)
 
     def checked(self, param: str) -> tuple[Media, ...]:

@@ -20,6 +20,7 @@ from edgeagent.api.gate.access import client_of
 from edgeagent.api.gate.envelope import WEBSOCKET
 from edgeagent.api.responses.events import set_delivery
 from edgeagent.api.responses.socket.ahead import AheadAnswer
+from edgeagent.api.responses.socket.files import SentFiles
 from edgeagent.api.responses.socket.frames import CreateFrame, read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn, UndeliveredResponse
 from edgeagent.api.responses.socket.outbox import (
@@ -53,6 +54,7 @@ from edgeagent.conversation.history import StoreResult
 from edgeagent.credentials.grants import until_revoked
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.media_files import mime_of
 from edgeagent.service.client_sink import ClientSink, start_now
 from edgeagent.types import Step
 
@@ -100,6 +102,7 @@ class Connection:
         self._partition = client_of(websocket)
         self._context = copy_context()  # that of the client, with the grant of its token
         self._session = self._new_session()
+        self._files = SentFiles(context.in_flight, self._partition)
         # The requests, by id. Each is kept until its task has ended and its terminal event is written.
         self._requests: dict[str, LaneTurn | UndeliveredResponse] = {}
         self._ahead: dict[AheadAnswer, asyncio.Task[None]] = {}
@@ -139,6 +142,7 @@ class Connection:
                     await _cancel([reader, *ends, *writing, *self._tasks])
                 finally:
                     self._release_all()
+                    self._files.close()
                     self._responses.early_summaries.disconnected(self)
         trouble = self._trouble if reader.cancelled() else self._trouble or reader.exception()
         if isinstance(trouble, Exception):
@@ -162,15 +166,22 @@ class Connection:
                 return
             text = message.get("text")
             if text is None:
-                self._perform([Close(UNSUPPORTED_DATA, "text frames only")])
+                self._perform(self._take_file(message.get("bytes") or b""))
             else:
                 self._perform(await self._receive(text))
             # Many frames may have arrived at once. `receive` does not let others run while there are more.
             await asyncio.sleep(0)
 
+    def _take_file(self, data: bytes) -> list[Action]:
+        """Keep the file of a binary frame, which the next creates may name."""
+        if not mime_of(data):
+            return [Close(UNSUPPORTED_DATA, "a binary frame must be an image or a sound")]
+        self._files.add(data)
+        return []
+
     async def _receive(self, text: str) -> list[Action]:
         """Return the actions that answer a frame."""
-        frame = await read_with_images(self._websocket, len(text), partial(read_frame, text))
+        frame = await read_with_images(self._websocket, len(text), partial(read_frame, text), self._files.by_name)
         if isinstance(frame, CreateFrame) and frame.warning:
             warnings_for(self._websocket).log.write(frame.warning)
         return self._session.receive(frame)
