@@ -121,7 +121,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "engine": {
         "sampling": set(),
         "costs": set(),
-        "cache": {"runner", "costs", "media_tokens"},
+        "cache": {"runner", "costs", "media", "media_tokens"},
         "speculation": {"cache", "runner", "costs", "sequence", "media_tokens"},
         "llama": {"attention", "sampling", "costs", "cache", "runner", "scheduler"},
     },

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.admission import Admission
@@ -20,6 +20,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.choices import MAX_CHOICE_TOKENS
 from edgeagent.engine.context_room import output_room
 from edgeagent.engine.costs.cost_model import PredictionError, StepShape
+from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import (
     BatchPart,
@@ -217,6 +218,8 @@ class Engine:
             self.cancel(CHECK_ID)  # it goes on from its cached part when nothing else is to do
         assert spec.id not in self._waiting and spec.id not in self._running, f"{spec.id} is live"
         num_output = output_room(spec, self.context_length, self._num_trained)
+        if spec.media:
+            spec = replace(spec, media=tuple(self._cached(span, spec) for span in spec.media))
         sequence = Sequence.of(spec, num_output, self._num_added, self._runner.min_prompt_chunk, self._clock())
         self._num_added += 1
         if spec.token_s is None and sequence.rank < Rank.BATCH:
@@ -225,6 +228,18 @@ class Engine:
             sequence.num_found = self._admission.num_cached(sequence)
         self._waiting[spec.id] = sequence
         return sequence
+
+    def _cached(self, span: MediaSpan, spec: SequenceSpec) -> MediaSpan:
+        """Return a chunk of a medium whose embeddings come from the cache, if they are there."""
+        embeddings = self._prefixes.media.cached(
+            span.embeddings,
+            spec.prompt[span.start : span.end],
+            spec.cache_partition,
+            spec.cache_priority.importance,
+            reads=spec.read_cache,
+            writes=spec.write_cache,
+        )
+        return replace(span, embeddings=embeddings)
 
     def cancel(self, sequence_id: str, num_output: int | None = None) -> Sequence | None:
         """End a sequence at once and return it; None if the id is unknown. Its computed tokens may stay cached.

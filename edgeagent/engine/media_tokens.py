@@ -36,6 +36,11 @@ def media_tokens(key: bytes, num_tokens: int, *, is_whole: bool, is_one: bool = 
     return array("i", (-1 - numbers).astype(np.int32).tobytes())
 
 
+def following(token: int) -> int:
+    """Return the number of a chunk as one that follows another number of its chunk."""
+    return -1 - (-1 - token | _FOLLOWS)
+
+
 def cut_before_media(tokens: Sequence[int], length: int) -> int:
     """Return where a prefix of at most `length` tokens can end: before a whole chunk that would be cut."""
     while 0 < length < len(tokens) and _has(tokens[length], _FOLLOWS | _IS_WHOLE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,8 +63,10 @@ class FakeEmbeddings:
     num_calls: int = 0
     error: InternalError | None = None
     num_waits: int = field(default=0, init=False)
+    is_asked: bool = field(default=False, init=False)
 
     def take(self) -> Rows | None:
+        self.is_asked = True
         if self.error is not None:
             raise self.error
         self.num_calls -= 1
@@ -153,6 +156,101 @@ def test_a_medium_is_found_in_the_cache(kind: MemoryKind) -> None:
         sequence = engine.add(SequenceSpec(name, [1, *chunk, 2, end], greedy(), 3, boundaries=(42,), media=[span]))
         run(engine)
         assert sequence.num_cached == (42 if name == "second" else 0)
+
+
+class Shown:
+    """Engines, one after the other, that are asked about one image behind texts that differ."""
+
+    def __init__(self) -> None:
+        self.tier = FakeTier()
+        self.restart()
+        self._num = 0
+
+    def restart(self) -> None:
+        """Begin anew with what is on disk, as after a killed process."""
+        before, self.tier = self.tier, FakeTier()
+        self.tier.blocks = before.blocks
+        self.engine = make_engine(FakeRunner(), max_running=2, host_bytes=1 << 20, below=self.tier)
+
+    def spec(self, **fields: Any) -> SequenceSpec:
+        self._num += 1
+        chunk = media_tokens(b"a", 20, is_whole=True)
+        span = MediaSpan(1, 21, FakeEmbeddings(rows_of(chunk), 2), is_causal=False)
+        return SequenceSpec(f"s{self._num}", [self._num, *chunk, 2], greedy(), 3, media=[span], **fields)
+
+    def is_encoded(self, *specs: SequenceSpec, **fields: Any) -> list[bool]:
+        """Ask, check the answers, and return of which requests the image was encoded."""
+        specs = specs or (self.spec(**fields),)
+        for spec in specs:
+            self.engine.add(spec)
+        outputs = run(self.engine)
+        for spec in specs:
+            assert outputs[spec.id][0] == naive(list(spec.prompt), 3)[0]
+        return [each.media[0].embeddings.is_asked for each in specs]  # type: ignore[attr-defined]
+
+
+def test_an_image_is_not_encoded_again_behind_another_text() -> None:
+    shown = Shown()
+    assert [shown.is_encoded() for _ in range(3)] == [[True], [False], [False]]
+
+
+def test_two_requests_at_once_have_an_image_encoded_once() -> None:
+    shown = Shown()
+    assert shown.is_encoded(shown.spec(), shown.spec()) == [True, False]
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_an_image_is_not_encoded_again_after_a_restart(is_slow: bool) -> None:
+    shown = Shown()
+    shown.is_encoded()
+    shown.restart()
+    shown.tier.is_slow = is_slow
+    spec = shown.spec()
+    shown.engine.add(spec)
+    for _ in range(5):
+        shown.engine.step()
+    assert shown.tier.num_reads == (0 if is_slow else 1)
+    shown.tier.is_slow = False
+    assert shown.is_encoded() == [False] and not spec.media[0].embeddings.is_asked  # type: ignore[attr-defined]
+    assert shown.tier.num_reads == 1
+
+
+def test_an_image_whose_block_is_lost_is_encoded_again() -> None:
+    shown = Shown()
+    shown.is_encoded()
+    shown.restart()
+    shown.tier.lost.update(shown.tier.blocks)
+    assert shown.is_encoded() == [True]
+
+
+@pytest.mark.parametrize("fields", [{"partition": "another"}, {"read_cache": False}], ids=lambda fields: str(*fields))
+def test_embeddings_are_the_clients_own(fields: dict[str, Any]) -> None:
+    shown = Shown()
+    shown.is_encoded()
+    assert shown.is_encoded(**fields) == [True]
+
+
+@pytest.mark.parametrize("fields", [{"write_cache": False}, {"persist": False}], ids=lambda fields: str(*fields))
+def test_embeddings_that_may_not_be_kept_are_not_on_disk(fields: dict[str, Any]) -> None:
+    shown = Shown()
+    shown.is_encoded(**fields)
+    assert not shown.tier.blocks
+    assert shown.is_encoded() == ["write_cache" in fields]
+
+
+def test_a_purge_forgets_embeddings_and_those_that_come_later() -> None:
+    shown = Shown()
+    shown.is_encoded()
+    shown.engine.add(shown.spec())
+    shown.engine.purge("")
+    run(shown.engine)
+    assert shown.is_encoded() == [True]
+    late = Shown()
+    late.engine.add(late.spec())
+    late.engine.step()
+    late.engine.purge("")
+    run(late.engine)
+    assert late.is_encoded() == [True]
 
 
 def test_no_medium_is_drafted() -> None:

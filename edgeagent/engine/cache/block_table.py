@@ -154,8 +154,8 @@ class BlockTable:
         self.disk = disk
         self.tree = RadixTree()
         """The tree of these blocks, and of the sequences in the runner's cells."""
-        self.on_loaded: Callable[[Loaded], None] = lambda _: None
-        """Gets each block that the disk has read. See `fetch`."""
+        self.on_loaded: list[Callable[[Loaded], None]] = []
+        """They get each block that the disk has read. See `fetch`."""
         self._keyring = keyring
         self._can_cut = can_cut
         self._is_draft = is_draft
@@ -281,13 +281,17 @@ class BlockTable:
         """Whether a block is in memory or on disk."""
         return key in self._entries
 
+    def key(self, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
+        """Return the key of the block that has these tokens and follows the block `parent`, which may be a root."""
+        return self._keyring.key(parent, tokens)
+
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: Payload) -> Block:
         """Return a new block with the tokens `own` from position `start` on, and with the packed payload.
 
         If `parent` is None, the parent is `root`. The block is not kept; see `add`.
         """
         parent = parent or root
-        key = self._keyring.key(parent, own)
+        key = self.key(parent, own)
         if self._codec is not None:
             payload = self._codec.pack(payload)
         return Block(root, parent, key, start, own, payload, is_draft=self._is_draft)
@@ -623,7 +627,8 @@ class BlockTable:
     def _take(self, result: DiskResult) -> None:
         match result:
             case Loaded():
-                self.on_loaded(result)
+                for on_loaded in self.on_loaded:
+                    on_loaded(result)
             case Purged(root):
                 self._purging[root] -= 1
             case Found(head, num_bytes):

@@ -31,6 +31,7 @@ from edgeagent.engine.cache.cached_prefix import (
     Restoring,
     Run,
 )
+from edgeagent.engine.cache.media_cache import MediaCache
 from edgeagent.engine.cache.radix_tree import Walk
 from edgeagent.engine.cache.restorer import Restorer
 from edgeagent.engine.cache.saver import MAX_GAP, Saver
@@ -141,6 +142,8 @@ class PrefixStore:
         """Saves idle prefixes in blocks. The engine says when there is time."""
         self.restorer = Restorer(runner, self.cells, self.blocks, clock)
         """Restores the blocks of a sequence that was claimed."""
+        self.media = MediaCache(self.blocks)
+        """Keeps the embeddings of images and sounds."""
         self._restore_retrials = Retrials()
 
     # A prefix, from the lookup to the end of its sequence.
@@ -285,6 +288,7 @@ class PrefixStore:
         A block that is in host memory and on disk counts twice.
         """
         root = None if partition is None else self.blocks.root(partition)
+        self.media.num_purges += 1
         self.saver.forget_growing()
         self.saver.forget_partition(root)
         return self.blocks.purge(root)

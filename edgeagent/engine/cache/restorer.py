@@ -30,7 +30,7 @@ class _Reads:
         self._loaded: dict[BlockKey, Block | None] = {}
         self.num_bytes = 0
         """Bytes of all blocks that were requested and not yet taken or forgotten."""
-        blocks.on_loaded = self._on_loaded
+        blocks.on_loaded.append(self._on_loaded)
 
     def request(self, key: BlockKey, num_bytes: int) -> None:
         """Start to read a block, which has `num_bytes`. End each request by one call of `take` or `forget`."""

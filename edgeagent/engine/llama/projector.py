@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import importlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ _TEXT = 0  # mtmd_input_chunk_type
 _PADDING = "v.token_embd.img_pad"
 _LONG, _SHORT = 2048, 512  # sides of images, in pixels, of which some has the most tokens
 _MIN_SAMPLES = 400  # of a sound: the window of one spectrum
+# Between so many nodes of an encoder's graph it is asked whether the embeddings are still wanted.
+_NODES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +86,38 @@ def _load() -> Any:
     return mtmd
 
 
+def _always() -> bool:
+    return True
+
+
+class OpenMedium:
+    """A decoded medium, whose chunks can be encoded. Close it, since it holds its pixels or spectra."""
+
+    def __init__(self, projector: Projector, chunks: contextlib.AbstractContextManager[list[Any]]) -> None:
+        self._projector = projector
+        self._stack = contextlib.ExitStack()
+        self._chunks = projector.only_media(self._stack.enter_context(chunks))
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks of embeddings it has."""
+        return len(self._chunks)
+
+    def encode(self, index: int, is_wanted: Callable[[], bool] = _always) -> Rows | None:
+        """Return the embeddings of a chunk, shape (num_tokens, width).
+
+        `is_wanted` is asked now and then. If it returns False, the computation ends early and the result is None. A GPU
+        is not interrupted. Raise InternalError.
+        """
+        return self._projector.encode(self._chunks[index], is_wanted)
+
+    def close(self) -> None:
+        """Free the medium. Call no method afterwards."""
+        self._stack.close()
+
+
 class Projector:
-    """An open projector of a model. One thread at a time may call `encode`; any thread may call `layout`."""
+    """An open projector of a model. Any thread may call `layout`. One thread at a time may open media and encode."""
 
     def __init__(self, path: Path, model: Model, *, num_threads: int) -> None:
         """Open the file. Raise NotSupported if this build has no libmtmd, or if the projector cannot be used.
@@ -96,6 +128,11 @@ class Projector:
         self._mtmd = mtmd = _load()
         params = mtmd.mtmd_context_params_default()
         params.use_gpu, params.n_threads, params.print_timings = model.num_gpu_layers != 0, num_threads, False
+        self._is_wanted: Callable[[], bool] = _always
+        self._num_nodes, self._was_interrupted = 0, False
+        if model.num_gpu_layers == 0:
+            self._observe = lib.ggml_backend_sched_eval_callback(self._on_node)  # kept alive: libmtmd holds the pointer
+            params.cb_eval = self._observe
         _errors.clear()
         self._handle = mtmd.mtmd_init_from_file(str(path).encode(), model.handle, params)
         if not self._handle:
@@ -142,24 +179,37 @@ class Projector:
         with self._chunks(bitmap) as chunks:
             return tuple(map(self._describe, chunks))
 
-    def encode(self, data: bytes) -> Iterator[Rows]:
-        """Yield the embeddings of each chunk of a medium, shape (num_tokens, width), in the order of its layout.
+    def open(self, data: bytes) -> OpenMedium:
+        """Decode a medium, to encode its chunks. Raise InvalidRequest if it cannot be decoded."""
+        return OpenMedium(self, self._chunks(self._bitmap(data)))
 
-        Raise InvalidRequest or InternalError.
-        """
-        with self._chunks(self._bitmap(data)) as chunks:
-            for chunk in chunks:
-                if self._mtmd.mtmd_input_chunk_get_type(chunk) != _TEXT:
-                    yield self._encode(chunk)
+    def only_media(self, chunks: list[Any]) -> list[Any]:
+        """Return the chunks of embeddings among those of a medium."""
+        return [chunk for chunk in chunks if self._mtmd.mtmd_input_chunk_get_type(chunk) != _TEXT]
 
-    def _encode(self, chunk: Any) -> Rows:
+    def encode(self, chunk: Any, is_wanted: Callable[[], bool]) -> Rows | None:
+        """Return the embeddings of a chunk; see OpenMedium."""
         _errors.clear()
-        if self._mtmd.mtmd_encode_chunk(self._handle, chunk):
-            raise InternalError(f"{self.path} could not encode a medium: {_last_error()}")
+        self._is_wanted, self._was_interrupted = is_wanted, False
+        try:
+            if self._mtmd.mtmd_encode_chunk(self._handle, chunk):
+                raise InternalError(f"{self.path} could not encode a medium: {_last_error()}")
+        finally:
+            self._is_wanted = _always
+        if self._was_interrupted:
+            return None
         num_values = self._mtmd.mtmd_input_chunk_get_n_tokens(chunk) * self.width
         output = ctypes.cast(self._mtmd.mtmd_get_output_embd(self._handle), ctypes.POINTER(ctypes.c_float))
         rows: Rows = np.ctypeslib.as_array(output, (num_values,)).reshape(-1, self.width).copy()
         return rows
+
+    def _on_node(self, _tensor: object, is_question: bool, _data: object) -> bool:
+        """Tell ggml's scheduler after which nodes of the graph to ask, and then whether to compute the next ones."""
+        if is_question:
+            self._num_nodes += 1
+            return self._num_nodes % _NODES_AT_ONCE == 0
+        self._was_interrupted = not self._is_wanted()
+        return not self._was_interrupted
 
     def _describe(self, chunk: Any) -> tuple[int, ...] | Chunk:
         mtmd, num_tokens = self._mtmd, ctypes.c_size_t()

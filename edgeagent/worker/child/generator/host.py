@@ -334,12 +334,8 @@ class Host:
 
     @property
     def embedder_bytes(self) -> int:
-        """About how much memory the context for embeddings takes, and the embeddings of media, in bytes.
-
-        Any thread may read this.
-        """
-        num_media_bytes = 0 if self.media is None else self.media.encoder.num_bytes
-        return int(self.embedder.num_cells * self._token_bytes) + num_media_bytes
+        """About how much memory the context for embeddings takes, in bytes. Any thread may read this."""
+        return int(self.embedder.num_cells * self._token_bytes)
 
     def answer(self, query: TextQuery) -> QueryAnswer:
         """Return the answer to a query about text. One thread may call this method while the other threads run."""

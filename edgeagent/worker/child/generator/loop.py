@@ -237,8 +237,6 @@ class GeneratorLoop(JobLoop):
                 self._cancel(command.id)
             case Ask(ask_id, PurgeCache(partition)):
                 num_gone = self._engine.purge(partition)
-                if self._host.media is not None:
-                    self._host.media.encoder.forget(partition)
                 give_back_freed_memory()
                 self._frames.put(AnswerPart(ask_id, QueryAnswer(str(num_gone)), is_last=True))
             case Stop():

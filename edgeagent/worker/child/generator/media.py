@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from weakref import ref
 
-from edgeagent.engine.llama.projector import Chunk, Layout, Projector
+from edgeagent.engine.llama.projector import Chunk, Layout, OpenMedium, Projector
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.media_tokens import media_tokens
 from edgeagent.engine.runner import Rows
@@ -25,8 +24,6 @@ from edgeagent.worker.child.generator.media_file import check_medium
 from edgeagent.worker.child_process import give_way
 
 _MAX_LAYOUTS = 1024
-MAX_EMBEDDING_BYTES = 64 << 20
-"""How many bytes of embeddings are kept, for prompts that are not in the prefix cache any more."""
 
 
 class ChunkEmbeddings:
@@ -65,87 +62,76 @@ class ChunkEmbeddings:
                 return
 
 
-_Key = tuple[str, bytes, int]
-"""The partition, the digest of a medium, and the index of a chunk."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Forget:
-    partition: str | None
-
-
 class Encoder(threading.Thread):
-    """Encodes media beside the engine's steps, one after the other, with a smaller share of the cores.
+    """Encodes media beside the engine's steps, one chunk after the other, with a smaller share of the cores.
 
-    Least priority would let an image wait until no stream runs.
-
-    It keeps the latest embeddings, so that a prompt that was preempted or purged needs no second encoding.
+    Least priority would let an image wait until no stream runs. A chunk whose sequence has ended is not encoded, or not
+    to its end. The engine keeps the embeddings; see engine.cache.media_cache.
     """
 
-    def __init__(self, projector: Projector, max_bytes: int = MAX_EMBEDDING_BYTES) -> None:
+    def __init__(self, projector: Projector) -> None:
         super().__init__(name="encoder", daemon=True)
         self._projector = projector
-        self._max_bytes = max_bytes
-        self._asked: SimpleQueue[ref[ChunkEmbeddings] | _Forget | None] = SimpleQueue()
-        self._kept: OrderedDict[_Key, Rows] = OrderedDict()  # the latest used last
-        self.num_bytes = 0
-        """How many bytes of embeddings are kept. Any thread may read it."""
+        self._asked: SimpleQueue[ref[ChunkEmbeddings] | None] = SimpleQueue()
+        self._is_stopped = False
+        # The medium of the latest chunk, until its last chunk: to decode it again takes time.
+        self._open: tuple[str, bytes, OpenMedium] | None = None
         self.num_encoded = 0
         """How many chunks were encoded. Any thread may read it."""
+        self.num_interrupted = 0
+        """How many chunks were begun and not encoded to their end. Any thread may read it."""
 
     def ask(self, wanted: ChunkEmbeddings) -> None:
-        """Queue a chunk. If its sequence has ended when its turn comes, it is not encoded. Any thread may call it."""
+        """Queue a chunk. Any thread may call it."""
         self._asked.put(ref(wanted))
 
-    def forget(self, partition: str | None) -> None:
-        """Drop the embeddings of a partition, or of all partitions if None. Any thread may call it."""
-        self._asked.put(_Forget(partition))
-
     def stop(self) -> None:
-        """End the thread after what it encodes now. Any thread may call it."""
+        """End the thread. Any thread may call it."""
+        self._is_stopped = True
         self._asked.put(None)
 
     def run(self) -> None:
         """Encode until `stop`."""
         give_way()
-        while (asked := self._asked.get()) is not None:
-            if isinstance(asked, _Forget):
-                self._forget(asked.partition)
-                continue
-            wanted = asked()
-            if wanted is not None:
-                self._answer(wanted)
-            del wanted
+        while (asked := self._asked.get()) is not None and not self._is_stopped:
+            self._answer(asked)
+        self._close()
 
-    def _forget(self, partition: str | None) -> None:
-        for key in [key for key in self._kept if partition in (None, key[0])]:
-            self.num_bytes -= self._kept.pop(key).nbytes
-
-    def _answer(self, wanted: ChunkEmbeddings) -> None:
-        key = (wanted.partition, wanted.medium.digest, wanted.index)
+    def _answer(self, asked: ref[ChunkEmbeddings]) -> None:
+        """Encode a chunk while it is wanted. Hold it only by the reference, which tells whether it is."""
+        wanted = asked()
+        if wanted is None:
+            return
+        medium, partition, index = wanted.medium, wanted.partition, wanted.index
+        del wanted
+        answer: Rows | EdgeAgentError | None
         try:
-            if key not in self._kept:
-                self._encode(wanted.medium, wanted.partition)
-            self._kept.move_to_end(key)
-            wanted.answer(self._kept[key])
+            answer = self._encode(medium, partition, index, lambda: asked() is not None and not self._is_stopped)
         except EdgeAgentError as error:
-            wanted.answer(error)
+            answer = error
         except Exception as error:  # one bad medium must not end the thread
-            wanted.answer(InternalError(f"a medium could not be encoded: {error}"))
-        self._shrink()
+            answer = InternalError(f"a medium could not be encoded: {error}")
+        if answer is None:
+            self.num_interrupted += 1
+            self._close()
+        elif (wanted := asked()) is not None:
+            wanted.answer(answer)
 
-    def _encode(self, medium: Media, partition: str) -> None:
-        for index, rows in enumerate(self._projector.encode(medium.data)):
-            self.num_encoded += 1
-            key = (partition, medium.digest, index)
-            if key not in self._kept:
-                self._kept[key] = rows
-                self.num_bytes += rows.nbytes
+    def _encode(self, medium: Media, partition: str, index: int, is_wanted: Callable[[], bool]) -> Rows | None:
+        if self._open is None or self._open[:2] != (partition, medium.digest):
+            self._close()
+            self._open = partition, medium.digest, self._projector.open(medium.data)
+        opened = self._open[2]
+        rows = opened.encode(index, is_wanted)
+        self.num_encoded += rows is not None
+        if index + 1 == opened.num_chunks:
+            self._close()
+        return rows
 
-    def _shrink(self) -> None:
-        while self.num_bytes > self._max_bytes:
-            _, rows = self._kept.popitem(last=False)
-            self.num_bytes -= rows.nbytes
+    def _close(self) -> None:
+        if self._open is not None:
+            self._open[2].close()
+            self._open = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,6 @@ class TestWords:
         assert own.host.media is not None
         own.ask(question("Once.", own.media[2]), cache=CachePolicy(partition="carol"))
         own.host.engine.purge("carol")
-        own.host.media.encoder.forget("carol")
         sequence = own.begin(question("Once.", own.media[2]), cache=CachePolicy(partition="carol"))
         num_before = own.host.media.encoder.num_encoded
         own.finish(sequence)
