@@ -94,6 +94,8 @@ class FakeRunner:
         self.least_tokens: list[int] = []  # of each batch
         self._end_token = end_token
         self._sequences: dict[int, list[int]] = {seq_id: [] for seq_id in range(num_sequences)}
+        self._stretches: dict[int, tuple[Stretch, ...]] = {}
+        self._parts: dict[int, list[int]] = {}  # of a stretch that is not computed to its end
         self._outputs: list[Logits] = []
         self._adapter = ""
         self.adapters_used: list[str] = []
@@ -138,6 +140,10 @@ class FakeRunner:
                 raise DecodeCancelled
             held = self._sequences[part.seq_id]
             assert part.start == len(held), f"sequence {part.seq_id} holds {len(held)} positions, got {part.start}"
+            if part.positions is not None:
+                self._compute_part(part)
+                continue
+            assert part.seq_id not in self._parts, "text is computed within a stretch"
             first_logits = len(part.tokens) - part.num_logits
             branches = [list(held) for _ in range(part.places[0].end if part.places else 0)]
             for offset, (token, place) in enumerate(zip(part.tokens, part.places, strict=False)):
@@ -159,7 +165,23 @@ class FakeRunner:
             self.cancel_next = None
             raise DecodeCancelled
 
-    def place_media(self, seq_id: int, stretches: Sequence[Stretch]) -> None: ...
+    def _compute_part(self, part: Slice) -> None:
+        """Compute a part of a stretch, whose second positions count from 0."""
+        assert part.positions is not None
+        held, done = self._sequences[part.seq_id], self._parts.setdefault(part.seq_id, [])
+        assert part.positions[1].tolist() == [*range(len(done), len(done) + len(part.tokens))]
+        done += [computed(int(token), self._adapter) for token in part.tokens]
+        self.num_tokens_computed += len(part.tokens)
+        if part.start + len(done) == self._stretch_at(part.seq_id).end:
+            held += self._parts.pop(part.seq_id)
+
+    def _stretch_at(self, seq_id: int) -> Stretch:
+        """Return the stretch that begins where a sequence ends."""
+        start = len(self._sequences[seq_id])
+        return next(each for each in self._stretches[seq_id] if each.start == start)
+
+    def place_media(self, seq_id: int, stretches: Sequence[Stretch]) -> None:
+        self._stretches[seq_id] = tuple(stretches)
 
     def use_adapter(self, adapter: str) -> None:
         self._adapter = adapter
@@ -172,7 +194,7 @@ class FakeRunner:
         return np.stack([self.logits(index) for index in range(len(self._outputs))])
 
     def can_trim(self, seq_id: int, length: int) -> bool:
-        held = len(self._sequences[seq_id])
+        held = self.length(seq_id)
         if length >= held:
             return length == held
         return self.memory_kind is MemoryKind.FULL_ATTENTION or length == 0
@@ -181,19 +203,22 @@ class FakeRunner:
         if not self.can_trim(seq_id, length):
             return False
         del self._sequences[seq_id][length:]
+        self._parts.pop(seq_id, None)
         return True
 
     def rewind(self, seq_id: int, length: int) -> bool:
         if self.memory_kind in CUTTABLE:
             return self.trim(seq_id, length)
         held = self._sequences[seq_id]
-        if not 0 < len(held) - length <= self._num_revocable.pop(seq_id, 0):
+        if seq_id in self._parts or not 0 < len(held) - length <= self._num_revocable.pop(seq_id, 0):
             return False
         del held[length:]
         return True
 
     def clear(self, seq_id: int) -> None:
         self._sequences[seq_id].clear()
+        self._parts.pop(seq_id, None)
+        self._stretches.pop(seq_id, None)
 
     def copy(self, source: int, target: int, length: int) -> bool:
         assert not self._sequences[target], "the target of a copy must be empty"
@@ -203,7 +228,7 @@ class FakeRunner:
         return True
 
     def can_save(self, seq_id: int, start: int, end: int) -> bool:
-        held = len(self._sequences[seq_id])
+        held = self.length(seq_id)
         return end == held or (end < held and self.memory_kind is MemoryKind.FULL_ATTENTION)
 
     def save(self, seq_id: int, start: int, end: int) -> memoryview:
@@ -245,7 +270,7 @@ class FakeRunner:
         assert self.can_shift
 
     def length(self, seq_id: int) -> int:
-        return len(self._sequences[seq_id])
+        return self._stretch_at(seq_id).end if seq_id in self._parts else len(self._sequences[seq_id])
 
     def is_end(self, token: int) -> bool:
         return token == self._end_token

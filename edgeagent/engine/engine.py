@@ -558,8 +558,13 @@ class Engine:
             return []
         sequence = by_share(ready)[0]
         assert sequence.span is not None
-        parts = self._turns.plan([sequence], self._scheduler, self.proposals, num_cells, waiting=texts)
-        num_tokens = sequence.span.end - sequence.num_computed if sequence.span.is_whole else parts[0].num_tokens
+        # The streams wait for this batch and for their own, so it gets half of their target.
+        parts = self._turns.plan(
+            [sequence], self._scheduler, self.proposals, num_cells, num_others=int(bool(texts)), waiting=texts
+        )
+        num_left = sequence.span.end - sequence.num_computed - sequence.num_rows
+        is_whole = not sequence.span.is_causal or (sequence.span.is_one and sequence.is_one_whole)
+        num_tokens = num_left if is_whole else min(num_left, parts[0].num_tokens)
         return [BatchPart(sequence, num_tokens, (), 0, 0)]
 
     def _end_unreadable(self) -> list[Output]:
@@ -587,7 +592,8 @@ class Engine:
         return choosing
 
     def _reserve(self, parts: Items[BatchPart]) -> bool:
-        return self._prefixes.cells.reserve(sum(part.size for part in parts))
+        num_unrecorded = sum(sequence.num_rows for sequence in self._running.values())
+        return self._prefixes.cells.reserve(num_unrecorded + sum(part.size for part in parts))
 
     def _take_side_chunks(self) -> list[Output]:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
@@ -644,7 +650,7 @@ class Engine:
         """Move a running sequence back to the waiting ones. Later its tokens are restored or computed again."""
         del self._running[sequence.id]
         self._release(sequence)
-        sequence.seq_id, sequence.num_computed = None, 0
+        sequence.seq_id, sequence.num_computed, sequence.num_rows = None, 0, 0
         self._waiting[sequence.id] = sequence
 
     def _take_back(self, parts: Items[BatchPart]) -> None:

@@ -39,9 +39,12 @@ class MediaSpan:
     num_positions: int = 0
 
     @property
-    def is_whole(self) -> bool:
-        """Whether one step computes the whole chunk, and no cached prefix ends within it."""
-        return not self.is_causal or self.positions is not None
+    def is_one(self) -> bool:
+        """Whether no cached prefix ends within the chunk, since its cells have one position.
+
+        Several steps may compute it. The engine records it when all of it is computed.
+        """
+        return self.positions is not None
 
     def moved(self, distance: int) -> MediaSpan:
         """Return the same chunk, `distance` tokens later in a prompt."""

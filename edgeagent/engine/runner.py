@@ -48,7 +48,8 @@ class Slice(NamedTuple):
     If there are `rows`, these embeddings are computed instead of tokens, and nothing gives logits. Such a slice is
     alone in its batch. Without `is_causal`, each of them attends to all others too, and one micro-batch must hold them.
     With `positions`, they take other positions than their own; see `Runner.place_media`. Then the slice may be longer
-    than `max_batch`.
+    than `max_batch`, or several slices in a row may compute the chunk, all with its `start`. Until the last of them is
+    computed, the sequence can only be cut to `start` or before it.
     """
 
     seq_id: int

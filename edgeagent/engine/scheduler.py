@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from edgeagent.engine.choices import Tree, grow
 from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape, TimeShare
+from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Rank, Sequence
 
@@ -95,7 +96,7 @@ class BatchPart(NamedTuple):
     @property
     def num_pairs(self) -> float:
         """How many pairs of tokens attention computes for this part; see StepShape."""
-        return float(self.size * self.sequence.num_computed)
+        return float(self.size * (self.sequence.num_computed + self.sequence.num_rows))
 
     @property
     def slice(self) -> Slice:
@@ -104,17 +105,23 @@ class BatchPart(NamedTuple):
         start = self.sequence.num_computed
         if self.tree is not None:
             return Slice(self.sequence.seq_id, start, self.tree.tokens, self.num_logits, 0, self.tree.places)
-        tokens = self.sequence.tokens[start : start + self.num_tokens]
         span = self.sequence.span
         if span is not None:
-            rows = span.embeddings.take()
-            assert rows is not None, "a part with embeddings is planned when they are there"
-            rows = rows[start - span.start :][: self.num_tokens]
-            return Slice(
-                self.sequence.seq_id, start, tokens, 0, rows=rows, is_causal=span.is_causal, positions=span.positions
-            )
+            return self._slice_of(span, start, start + self.sequence.num_rows)
+        tokens = self.sequence.tokens[start : start + self.num_tokens]
         tokens.extend(self.drafts)
         return Slice(self.sequence.seq_id, start, tokens, self.num_logits, len(self.drafts))
+
+    def _slice_of(self, span: MediaSpan, start: int, begin: int) -> Slice:
+        """Return the embeddings of a chunk from token `begin` on. Token `start` is the first that is not recorded."""
+        rows, tokens = span.embeddings.take(), self.sequence.tokens[begin : begin + self.num_tokens]
+        assert rows is not None, "a part with embeddings is planned when they are there"
+        assert self.sequence.seq_id is not None
+        first, end = begin - span.start, begin - span.start + self.num_tokens
+        positions = None if span.positions is None else span.positions[:, first:end]
+        return Slice(
+            self.sequence.seq_id, start, tokens, 0, rows=rows[first:end], is_causal=span.is_causal, positions=positions
+        )
 
 
 def _part_of(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...] = ()) -> BatchPart:

@@ -195,6 +195,8 @@ class Sequence:
     seq_id: int | None = None
     num_computed: int = 0
     num_cached: int = 0
+    num_rows: int = 0  # embeddings behind num_computed that the runner has; see `MediaSpan.is_one`
+    is_one_whole: bool = False  # the next such chunk is computed in one step
     num_scored: int = 0  # prompt tokens whose log probability was returned
     choice_scores: list[float] = field(default_factory=list)  # log probabilities of the choices so far, in their order
     tree_room: int = 0  # the most cells that a tree of choices may take in the next step

@@ -88,7 +88,13 @@ class Verifier:
                 self._score(part, row, output)
         except EdgeAgentError as error:
             output.error = error
-        self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + part.num_tokens])
+        num_new, span = part.num_tokens, sequence.span
+        if span is not None and span.is_one:
+            sequence.num_rows += num_new
+            if sequence.num_rows < span.end - sequence.num_computed:
+                return output
+            num_new, sequence.num_rows = sequence.num_rows, 0
+        self._advance(sequence, sequence.tokens[sequence.num_computed : sequence.num_computed + num_new])
         if output.error is not None:
             return output
         if part.num_logits == part.num_scored:
@@ -104,7 +110,13 @@ class Verifier:
     def rewind(self, sequence: Sequence) -> None:
         """Remove from the runner all tokens that were not recorded, such as refused drafts or an interrupted batch."""
         assert sequence.seq_id is not None
+        # The rows are removed too. They are computed again in one step: if each second step were interrupted, parts
+        # would never come to an end.
+        sequence.is_one_whole |= sequence.num_rows > 0
+        sequence.num_rows = 0
         sequence.num_computed = self._prefixes.cells.rewind(sequence.seq_id)
+        if sequence.spec.media:  # the runner forgets them if it could not be cut
+            self._runner.place_media(sequence.seq_id, sequence.stretches)
 
     def _score(self, part: BatchPart, row: int, output: Output) -> None:
         """Add log probabilities of prompt tokens to `output`. The logits after a token give the next token's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from edgeagent.engine.media_tokens import (
     is_within_one,
     media_tokens,
 )
-from edgeagent.engine.runner import Rows
+from edgeagent.engine.runner import Positions, Rows
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
@@ -76,14 +77,21 @@ class FakeEmbeddings:
         self.num_waits += 1
 
 
+def positions_of(chunk: Items[int]) -> Positions:
+    """Return positions that a FakeRunner knows as those of a whole chunk."""
+    return np.array([np.zeros(len(chunk)), np.arange(len(chunk)), np.arange(len(chunk))], np.int32)
+
+
 def prompt_of(rng: random.Random, chunk_tokens: int) -> tuple[list[int], list[MediaSpan]]:
     """Return a prompt of few different parts, so that prompts share prefixes that end in media, and its spans."""
     tokens, spans = [rng.randrange(1, 3)], list[MediaSpan]()
     for _ in range(rng.randrange(1, 4)):
-        key, is_whole = rng.choice(KEYS), rng.random() < 0.5
-        chunk = media_tokens(key, chunk_tokens, is_whole=is_whole)
+        key, form = rng.choice(KEYS), rng.choice(("in parts", "whole", "of one position"))
+        chunk = media_tokens(key, chunk_tokens, is_whole=form == "whole", is_one=form == "of one position")
         embeddings = FakeEmbeddings(rows_of(chunk), rng.choice((0, 0, 3)))
-        spans.append(MediaSpan(len(tokens), len(tokens) + len(chunk), embeddings, is_causal=not is_whole))
+        positions = positions_of(chunk) if form == "of one position" else None
+        end = len(tokens) + len(chunk)
+        spans.append(MediaSpan(len(tokens), end, embeddings, form != "whole", positions, len(chunk) // 2))
         tokens += chunk
         tokens += rng.choice(([7], [7, 8, 9], list(range(20, 40))))
     return tokens, spans

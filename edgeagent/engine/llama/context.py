@@ -513,7 +513,7 @@ class LlamaRunner:
     def rewind(self, seq_id: int, length: int) -> bool:
         if self.memory_kind in CUTTABLE:
             return self.trim(seq_id, length)
-        return self._past.go_back(seq_id, length, self.length(seq_id) - length)
+        return self._past.go_back(seq_id, self._position(seq_id, length), self.length(seq_id) - length)
 
     def clear(self, seq_id: int) -> None:
         self._past.forget(seq_id)

@@ -72,15 +72,15 @@ class PastStates:
             if part.num_drafts:
                 self._valid[part.seq_id] = min(part.num_drafts, self.max_rewind)
 
-    def go_back(self, seq_id: int, length: int, num_tokens: int) -> bool:
-        """Remove a sequence's last `num_tokens`, so that `length` remain.
+    def go_back(self, seq_id: int, position: int, num_tokens: int) -> bool:
+        """Remove a sequence's last `num_tokens`, which are all from llama.cpp's `position` on.
 
-        Return False, and remove nothing, if the state at `length` is not kept. Call this at most once for each sequence
-        after a batch.
+        Return False, and remove nothing, if the state before `position` is not kept. Call this at most once for each
+        sequence after a batch.
         """
         if not 0 < num_tokens <= self._valid.pop(seq_id, 0):
             return False
-        if not lib.llama_memory_seq_rm(self._memory, seq_id, length, -1):
+        if not lib.llama_memory_seq_rm(self._memory, seq_id, position, -1):
             return False
         self._moved.add(seq_id)
         return True

@@ -28,6 +28,8 @@ from edgeagent.types import MediaKind, MemoryKind
 _TEXT = 0  # mtmd_input_chunk_type
 # DeepSeek's: its chunks begin with as many of these as the text before them needs, which libmtmd does not get here.
 _PADDING = "v.token_embd.img_pad"
+# The kinds of memory that media with positions in several dimensions were tested with.
+_WITH_DIMENSIONS = (MemoryKind.FULL_ATTENTION, MemoryKind.HYBRID)
 _LONG, _SHORT = 2048, 512  # sides of images, in pixels, of which some has the most tokens
 _MIN_SAMPLES = 400  # of a sound: the window of one spectrum
 # Between so many nodes of an encoder's graph it is asked whether the embeddings are still wanted.
@@ -141,11 +143,11 @@ class Projector:
             self.close()
             raise NotSupported(f"the projector {path} pads images by the text before them, which is not supported")
         self._has_dimensions = mtmd.mtmd_decode_use_mrope(self._handle)
-        if self._has_dimensions and model.memory_kind is not MemoryKind.FULL_ATTENTION:
+        if self._has_dimensions and model.memory_kind not in _WITH_DIMENSIONS:
             self.close()
             raise NotSupported(
-                f"the positions of {model.path} have several dimensions (M-RoPE), which is supported only with full "
-                f"attention, and its memory is of the kind {model.memory_kind}"
+                f"the positions of {model.path} have several dimensions (M-RoPE), which is not supported with a memory "
+                f"of the kind {model.memory_kind}"
             )
         takes = ((mtmd.mtmd_support_vision, "image"), (mtmd.mtmd_support_audio, "audio"))
         self.kinds: tuple[MediaKind, ...] = tuple(kind for is_taken, kind in takes if is_taken(self._handle))  # type: ignore[misc]
