@@ -704,7 +704,7 @@ class Engine:
     def _end(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
         self._release(sequence)
-        if sequence.spec.prefill_only and not sequence.spec.media:
+        if sequence.spec.prefill_only:
             self._warmer.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
@@ -17,6 +18,7 @@ from types import MappingProxyType
 from edgeagent.engine.cache.cached_prefix import Restoring
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import StepShape
+from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.runner import DecodeCancelled, OutOfCells, Runner, Slice
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import Ending
@@ -42,12 +44,14 @@ _WEIGHT = 0.1
 class _Draft:
     """The state of one sequence in the draft model. The prefix cache records the tokens that equal the target's.
 
+    - `text`: the sequence's tokens without its images and sounds, for which the draft model has no embeddings.
     - `unrecorded`: the tokens that the runner has computed after these: the last known token, then drafted ones. They
       are recorded only after the target has verified them.
     - `restoring`: the unfinished restore of the sequence's prefix; None if the restore is complete.
     """
 
     seq_id: int
+    text: array[int]
     restoring: Restoring | None = None
     num_marked: int = 0  # full blocks up to this length are already marked for saving
     unrecorded: list[int] = field(default_factory=list)
@@ -63,9 +67,27 @@ class _Draft:
             accepted += 1
         return accepted
 
+    def read(self, sequence: Sequence) -> array[int]:
+        """Return the sequence's tokens without its media."""
+        num_media = sum(span.end - span.start for span in sequence.spec.media)
+        if num_media == 0:
+            return sequence.tokens
+        self.text.extend(sequence.tokens[len(self.text) + num_media :])  # text follows the last medium
+        return self.text
+
+
+def _without_media(sequence: Sequence) -> array[int]:
+    """Return a sequence's tokens without the numbers that stand for its media; see _Draft.read."""
+    if not sequence.spec.media:
+        return sequence.tokens
+    return array("i", (token for token in sequence.tokens if not is_medium(token)))
+
 
 class DraftModel:
-    """Proposes tokens with a second, smaller runner that has the target's vocabulary."""
+    """Proposes tokens with a second, smaller runner that has the target's vocabulary.
+
+    It sees no images and no sounds, only the texts around them.
+    """
 
     def __init__(
         self, runner: Runner, prefixes: PrefixStore | None = None, clock: Callable[[], float] = time.monotonic
@@ -122,8 +144,8 @@ class DraftModel:
         draft = self._drafts.get(sequence.id)
         if draft is None:
             return None
-        length = self._num_recorded(draft)
-        return len(sequence.tokens) - 1 - length - draft.num_accepted(sequence.tokens, length)
+        length, tokens = self._num_recorded(draft), draft.read(sequence)
+        return len(tokens) - 1 - length - draft.num_accepted(tokens, length)
 
     def wait_for(self, sequence: Sequence) -> bool:
         """Return whether a sequence is being restored. If so, wait up to 5 ms for its next block."""
@@ -187,11 +209,12 @@ class DraftModel:
         Return None if no sequence id is available. Reading these blocks earlier, before the sequence's first token,
         would delay the reads of the target's blocks.
         """
-        partition, max_length = sequence.spec.partition, len(sequence.tokens) - 1
-        restoring = self.prefixes.claim(sequence.tokens, self.prefixes.match(partition, sequence.tokens, max_length))
+        tokens = _without_media(sequence)
+        found = self.prefixes.match(sequence.spec.partition, tokens, len(tokens) - 1)
+        restoring = self.prefixes.claim(tokens, found)
         if restoring is None:
             return None
-        draft = self._drafts[sequence.id] = _Draft(restoring.seq_id, restoring)
+        draft = self._drafts[sequence.id] = _Draft(restoring.seq_id, tokens, restoring)
         return draft
 
     def _num_recorded(self, draft: _Draft) -> int:
@@ -214,7 +237,7 @@ class DraftModel:
         draft = self._drafts.get(sequence.id) or self._begin(sequence)
         if draft is None or not self._is_restored(draft):
             return None
-        accepted = draft.num_accepted(sequence.tokens, self._num_recorded(draft))
+        accepted = draft.num_accepted(draft.read(sequence), self._num_recorded(draft))
         # The cells of drafted tokens were not recorded, so another sequence may have reserved them since.
         if accepted and self.prefixes.cells.reserve(accepted):
             self.prefixes.cells.append(draft.seq_id, draft.unrecorded[:accepted])
@@ -239,16 +262,16 @@ class DraftModel:
             draft = self._commit(sequence)
             if draft is None:
                 continue
-            length = self._num_recorded(draft)
-            missing = sequence.tokens[length : len(sequence.tokens) - 1]
+            length, tokens = self._num_recorded(draft), draft.read(sequence)
+            missing = tokens[length : len(tokens) - 1]
             if len(missing) > room or not count:
                 missing = missing[:room]
                 if missing:
                     slices.append(Slice(draft.seq_id, length, missing, 0))
             else:
                 # Missing tokens are computed in one batch with the last token, which begins the draft.
-                slices.append(Slice(draft.seq_id, length, [*missing, sequence.tokens[-1]], 1))
-                draft.unrecorded.append(sequence.tokens[-1])
+                slices.append(Slice(draft.seq_id, length, [*missing, tokens[-1]], 1))
+                draft.unrecorded.append(tokens[-1])
                 wanted[sequence.id] = count
                 going_on.append((sequence.id, draft))
             drafts_with_missing.append((draft, missing))

@@ -407,8 +407,7 @@ class Proposals:
                 source = next(name for least, name in _NGRAM_SOURCES if length >= least)
                 acceptance = self._acceptance(sequence, source)
                 found.append(_Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens))
-        # The draft model has no embeddings.
-        if model is not None and not sequence.spec.media and (self.may_catch_up or model.can_draft_now(sequence)):
+        if model is not None and (self.may_catch_up or model.can_draft_now(sequence)):
             catch_up_s = model.catch_up_s(sequence)
             if catch_up_s < math.inf:
                 state, acceptance = self._states[sequence.id], self._acceptance(sequence, MODEL)
