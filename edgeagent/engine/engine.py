@@ -553,6 +553,7 @@ class Engine:
         embeddings in a batch, and the attention of a whole chunk would hold for all. So the batch has one sequence.
         """
         ready = [each for each in media if each.span is not None and each.span.embeddings.take() is not None]
+        ready = self._side.split_media(ready, [each for each in texts if each.is_decoding])
         self._was_media = bool(ready) and not (self._was_media and texts)
         if not self._was_media:
             return []
@@ -709,7 +710,7 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.seq_id is not None
-        self._side.close_for(sequence)
+        self._side.forget(sequence)
         self.proposals.release(sequence)
         self._admission.release(sequence)
         if not self._running:

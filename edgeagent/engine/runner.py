@@ -273,8 +273,11 @@ class SideContext(Protocol):
 class OpenSideContext(Protocol):
     """Opens a context that computes `tokens` in chunks of at most `chunk` tokens.
 
-    The cells of the first `num_known` tokens are not computed: they come through `SideContext.give`. Returns None if
-    there is not enough memory.
+    The cells of the first `num_known` tokens are not computed: they come through `SideContext.give`. The others stand
+    for `rows`, if there are any: these embeddings attend to each other, so all are one chunk. Returns None if there is
+    not enough memory, or if this memory can only be copied for `rows`.
     """
 
-    def __call__(self, tokens: Sequence[int], num_known: int, chunk: int) -> SideContext | None: ...
+    def __call__(
+        self, tokens: Sequence[int], num_known: int, chunk: int, rows: Rows | None = None
+    ) -> SideContext | None: ...

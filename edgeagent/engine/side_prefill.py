@@ -8,6 +8,8 @@ copied to the cells of the sequence, so the rest of the engine sees a prompt tha
 
 The side context is closed when the prompt is computed. The last tokens of the prompt, which give logits, are left to a
 step of the engine.
+
+An image whose embeddings attend to each other gets such a context too, since one step would have to compute all of it.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from collections.abc import Sequence as Items
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape
-from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext
+from edgeagent.engine.runner import Chunk, OpenSideContext, Rows, Runner, SideContext
 from edgeagent.engine.scheduler import BATCH_SHARE, MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, shortest_target_s
 from edgeagent.engine.sequence import Rank, Sequence
 from edgeagent.errors import InternalError
+from edgeagent.types import MemoryKind
 
 # Possible numbers of tokens of a chunk. The largest that the machine computes within MAX_STEP_S is used. A larger chunk
 # has longer graph nodes, so it takes longer to pause.
@@ -64,6 +67,8 @@ class SidePrefill:
         """
         self._open_context = open_context
         self._runner = runner
+        # The cells of a sliding window cannot be copied in parts, so only an image, which is one part, gets a context.
+        self._can_copy_parts = runner.memory_kind is MemoryKind.FULL_ATTENTION
         self._prefixes = prefixes
         self._default_s = self._budget_s = itl_budget_s
         self._costs = cost_model
@@ -73,6 +78,7 @@ class SidePrefill:
         self._retrials = Retrials()  # of a chunk in the streams' steps
         # Tokens that were computed before the context was opened: how many were given to it, and how many there are.
         self._num_given, self._num_known = 0, 0
+        self._end = 0  # of the tokens that the context computes
         self._step_s = self._pause_s = 0.0  # expected durations
         self._until_s = 0.0  # when the streams' next step is due
         self._unfit: set[Sequence] = set()  # running sequences that get no (other) side context
@@ -97,13 +103,34 @@ class SidePrefill:
             return list(running)
         shortest_s = shortest_target_s(running)
         self._budget_s = self._default_s if shortest_s == math.inf else shortest_s
-        self._open_if_useful(self._open_context, running, num_cells)
+        if self._can_copy_parts:
+            self._open_if_useful(self._open_context, running, num_cells)
         own = self.sequence
         others = [sequence for sequence in running if sequence is not own]
         self.may_compute = own is not None and not any(
             sequence.rank < own.rank for sequence in others if not sequence.is_decoding
         )
         return others
+
+    def split_media(self, media: Items[Sequence], streams: Items[Sequence]) -> list[Sequence]:
+        """Open a side context for an image that one step must compute, if `streams` would wait for it too long.
+
+        `media`: sequences whose next tokens stand for embeddings that are there. All of them remain for the engine's
+        steps, except the one in the side context.
+        """
+        if self._open_context is not None and self._context is None:
+            limit_s = shortest_target_s(streams)
+            for sequence in media:
+                span, start = sequence.span, sequence.num_computed
+                is_usual = sequence not in self._unfit and not sequence.is_scoring and not sequence.spec.adapter
+                if span is None or span.is_causal or not is_usual:
+                    continue
+                alone_s = self._costs.prefill_s(span.end - start, start)
+                if alone_s is not None and alone_s > limit_s:
+                    self._budget_s = limit_s
+                    self._open_for(self._open_context, sequence, span.end - start, span.end, span.embeddings.take())
+                    break
+        return [sequence for sequence in media if sequence is not self.sequence]
 
     def wait(self, has_command: Callable[[], bool], running: Iterable[Sequence] = ()) -> bool:
         """Let the side context compute until the streams' next step is due, or until it pauses or ends by itself.
@@ -173,7 +200,9 @@ class SidePrefill:
             is_over, sequence = self._context.is_over, self.sequence
             self._chunks = self._chunks or self._context.take()
             if not self._chunks:
-                if is_over:
+                if is_over and sequence.num_computed == self._end:
+                    self.close_for(sequence)
+                elif is_over:
                     self._give_up()
                 break
             chunk, start = self._chunks[0], sequence.num_computed
@@ -189,6 +218,11 @@ class SidePrefill:
             else:
                 self._give_up()
         return copied
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence that ends or gives way. Cells that were copied stay."""
+        self.close_for(sequence)
+        self._unfit.discard(sequence)
 
     def close_for(self, sequence: Sequence) -> None:
         """Close the side context if it computes the prompt of `sequence`. Cells that were copied stay."""
@@ -208,7 +242,6 @@ class SidePrefill:
         own = self.sequence
         if all(sequence.token_s == math.inf for sequence in streams):
             return
-        self._unfit.intersection_update(running)
         depths = sum(float(sequence.num_computed) for sequence in streams)
         base = StepShape(len(streams), num_cells, depths)
         for sequence in by_urgency(running):
@@ -221,16 +254,20 @@ class SidePrefill:
             if chunk:
                 if own is not None:
                     self.close_for(own)
-                self._open_for(open_context, sequence, chunk)
+                self._open_for(open_context, sequence, chunk, _end_of(sequence))
+                if self._context is not None:
+                    self._retrials.record(self._costs.prefill_s(self._end - self._num_known, self._num_known) or 0.0)
                 return
 
-    def _open_for(self, open_context: OpenSideContext, sequence: Sequence, chunk: int) -> None:
-        self._num_given, self._num_known = 0, sequence.num_computed
-        self._context = open_context(sequence.tokens[: _end_of(sequence)], self._num_known, chunk)
+    def _open_for(
+        self, open_context: OpenSideContext, sequence: Sequence, chunk: int, end: int, rows: Rows | None = None
+    ) -> None:
+        """Open a side context for a sequence's tokens up to `end`. See OpenSideContext."""
+        self._num_given, self._num_known, self._end = 0, sequence.num_computed, end
+        self._context = open_context(sequence.tokens[:end], self._num_known, chunk, *(() if rows is None else (rows,)))
         if self._context is None:
             self._unfit.add(sequence)
             return
-        self._retrials.record(self._costs.prefill_s(_end_of(sequence) - self._num_known, self._num_known) or 0.0)
         self.sequence, self._step_s, self._pause_s, self._until_s = sequence, 0.0, 0.0, self._clock()
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
 
@@ -242,7 +279,9 @@ class SidePrefill:
         if self._num_given == self._num_known or self._context is None or self.sequence is None:
             return False
         assert self.sequence.seq_id is not None
-        start, end = self._num_given, min(self._num_given + _GIVEN_TOKENS, self._num_known)
+        start, end = self._num_given, self._num_known
+        if self._can_copy_parts:
+            end = min(start + _GIVEN_TOKENS, end)
         try:
             payload = self._runner.save(self.sequence.seq_id, start, end)
         except (InternalError, MemoryError):

@@ -20,7 +20,7 @@ from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.bindings import system_description
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.context_params import num_cells_like
-from edgeagent.engine.runner import Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Slice
+from edgeagent.engine.runner import CUTTABLE, Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Rows, Slice
 from edgeagent.errors import EdgeAgentError
 from edgeagent.fit.need import margin_bytes
 from edgeagent.types import MemoryKind, replace
@@ -42,21 +42,26 @@ def side_contexts(
 ) -> OpenSideContext | None:
     """Return a function that opens a side context for the model of `runner`; None if that would not work.
 
-    Side contexts do not work for sliding windows and recurrent states, which cannot be copied in parts. They do not
-    work on a GPU, which calls no abort callback, or if waiting threads do not sleep (`barriers_sleep`). The returned
-    function returns None if there is not enough free memory. `token_bytes` is the size of one token's cells.
-    `free_bytes` returns the free memory; by default, that of the machine minus a margin.
+    Side contexts do not work for recurrent states. Sliding windows cannot be copied in parts, so they get one only for
+    embeddings, which are one chunk. They do not work on a GPU, which calls no abort callback, or if waiting threads do
+    not sleep (`barriers_sleep`). The returned function returns None if there is not enough free memory. `token_bytes`
+    is the size of one token's cells. `free_bytes` returns the free memory; by default, that of the machine minus a
+    margin.
     """
-    is_on_cpu = runner.memory_kind is MemoryKind.FULL_ATTENTION and runner.model.num_gpu_layers == 0
+    is_on_cpu = runner.memory_kind in CUTTABLE and runner.model.num_gpu_layers == 0
     if not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
         return None
 
-    def open_context(tokens: Sequence[int], num_known: int, chunk: int) -> LlamaSideContext | None:
+    def open_context(
+        tokens: Sequence[int], num_known: int, chunk: int, rows: Rows | None = None
+    ) -> LlamaSideContext | None:
+        if rows is None and runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+            return None
         num_cells = num_cells_like(runner.model, runner.num_cells, len(tokens) + _SPARE_CELLS)
         num_bytes = int(2 * num_cells * token_bytes) + _SPARE_BYTES
         if (free_bytes or _free_bytes)() < num_bytes:
             return None
-        size = min(chunk, runner.attention.micro_batch)
+        size = min(chunk, runner.attention.micro_batch) if rows is None else len(rows)
         own = replace(config, parallel=1, batch=size, threads=runner.num_threads, cache_memory_bytes=0)
         attention = Attention(runner.attention.flash, size)
         make = partial(
@@ -67,7 +72,7 @@ def side_contexts(
             attention=attention,
             like=runner,
         )
-        return LlamaSideContext(make, tokens, num_known, size, num_bytes)
+        return LlamaSideContext(make, tokens, num_known, size, num_bytes, rows)
 
     return open_context
 
@@ -126,16 +131,18 @@ class LlamaSideContext:
         num_known: int,
         chunk: int,
         num_bytes: int = 0,
+        rows: Rows | None = None,
     ) -> None:
         """Start the thread in the paused state. The new thread calls `open_runner` to make a context for the tokens.
 
         The cells of the first `num_known` tokens come through `give`. The other tokens are computed in chunks of at
-        most `chunk` tokens. `num_bytes` is the most memory that the context may take.
+        most `chunk` tokens; or `rows` instead of them. `num_bytes` is the most memory that the context may take.
         """
         self._open_runner = open_runner
         self._tokens = tokens
         self._num_known = num_known
         self._chunk = chunk
+        self._rows = rows
         self.num_bytes = num_bytes
         self._state = threading.Condition()
         self._may_run = self._is_closed = self._is_blocked = False
@@ -222,7 +229,8 @@ class LlamaSideContext:
             num_left = len(self._tokens) - at
             count = num_left if num_left <= self._chunk else self._chunk - (num_left == self._chunk + 1)
             self._nodes.begin(time.monotonic())
-            runner.decode([Slice(0, at, self._tokens[at : at + count], 0)])
+            is_causal = self._rows is None
+            runner.decode([Slice(0, at, self._tokens[at : at + count], 0, rows=self._rows, is_causal=is_causal)])
             payload = runner.save(0, at, at + count)
             at += count
             with self._state:

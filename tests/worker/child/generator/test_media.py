@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama.bindings import lib
+from edgeagent.engine.llama.projector import OpenMedium
 from edgeagent.engine.media_tokens import is_medium
+from edgeagent.engine.runner import Rows
 from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -31,45 +35,66 @@ from edgeagent.types import (
 from edgeagent.worker.child.generator import host as host_module
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.protocol import Load
+from edgeagent.worker.child.process import start_block_store
+from edgeagent.worker.protocol import DiskCache, Load
 from tests.integrity import check_integrity
 from tests.local_template import open_here
 from tests.models import make_tiny_model
+from tests.patience import patient
 from tests.peer.shelf import make_model
-from tests.peer.shelf.shapes import SEEING_TWIN, Shape
+from tests.peer.shelf.shapes import SEEING_TWIN, TWINS, Shape
 from tests.projectors import NEEDS_LIBMTMD, Kind, make_projector, medium, png, question, wav
 
 pytestmark = NEEDS_LIBMTMD
 
 # For each form of embeddings, a memory: a window, a state, and full attention.
-MEMORY: dict[Kind, MemoryKind | Shape] = {
-    "gemma3": MemoryKind.SLIDING_WINDOW,
-    "lfm2": MemoryKind.HYBRID,
-    "ultravox": MemoryKind.FULL_ATTENTION,
-    "qwen2vl_merger": SEEING_TWIN,  # its positions have dimensions
+MODELS: dict[str, tuple[Kind, MemoryKind | Shape]] = {
+    "gemma3": ("gemma3", MemoryKind.SLIDING_WINDOW),
+    "lfm2": ("lfm2", MemoryKind.HYBRID),
+    "ultravox": ("ultravox", MemoryKind.FULL_ATTENTION),
+    # The positions of these have dimensions.
+    "qwen2vl": ("qwen2vl_merger", SEEING_TWIN),
+    "qwen35": ("qwen2vl_merger", TWINS["qwen3.5-0.8b"]),  # and a state
 }
-KINDS = tuple(MEMORY)
-SEEING = tuple(kind for kind in MEMORY if kind != "ultravox")  # a sound takes longer: its spectra are of half a minute
+NAMES = tuple(MODELS)
+SEEING = tuple(name for name in MODELS if name != "ultravox")  # a sound takes longer: its spectra are of half a minute
+WITH_DIMENSIONS = ("qwen2vl", "qwen35")
 
 
 class Asker:
     """A loaded model that answers questions, one after the other or beside each other."""
 
-    def __init__(self, folder: Path, kind: Kind, *, block_tokens: int = 0, **engine: Any) -> None:
-        """`block_tokens`: the tokens of a full block; 0: as many as the host chooses."""
-        path, memory = folder / f"{kind}.gguf", MEMORY[kind]
-        if isinstance(memory, MemoryKind):
-            make_tiny_model(path, memory)
-        else:
-            make_model(path, memory, "F32")
-        self.projector_path = make_projector(folder / f"mmproj-{kind}.gguf", kind)
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        block_tokens: int = 0,
+        has_draft: bool = False,
+        disk: DiskCache | None = None,
+        **engine: Any,
+    ) -> None:
+        """`name`: one of MODELS. `block_tokens`: the tokens of a full block; 0: as many as the host chooses.
+
+        `has_draft`: the model drafts for itself, without its projector.
+        """
+        kind, memory = MODELS[name]
+        path = folder / f"{name}.gguf"
+        self.projector_path = folder / f"mmproj-{name}.gguf"
+        if not path.exists():  # else it is loaded again
+            if isinstance(memory, MemoryKind):
+                make_tiny_model(path, memory)
+            else:
+                make_model(path, memory, "F32")
+            make_projector(self.projector_path, kind)
         options: dict[str, Any] = {"threads": 1, "ctx": 2048, "flash_attention": "off"}
         config = EngineConfig(**(options | engine))
-        load = Load("tiny", str(path), None, config, projector_path=str(self.projector_path))
+        draft = str(path) if has_draft else None
+        load = Load("tiny", str(path), draft, config, projector_path=str(self.projector_path), disk=disk)
         with pytest.MonkeyPatch.context() as patch:
             if block_tokens:
                 patch.setattr(host_module, "choose_block_tokens", lambda _: block_tokens)
-            self.host = Host(load, open_model(load), open_here)
+            self.host = Host(load, open_model(load), open_here, store=None if disk is None else start_block_store(disk))
         self.media = [medium(wav(n), "audio") if kind == "ultravox" else medium(png(n)) for n in range(3)]
         self._num = 0
 
@@ -99,8 +124,8 @@ class Asker:
 def asker(tmp_path: Path) -> Iterator[Callable[..., Asker]]:
     made: list[Asker] = []
 
-    def make(kind: Kind, **options: Any) -> Asker:
-        made.append(Asker(tmp_path, kind, **options))
+    def make(name: str, **options: Any) -> Asker:
+        made.append(Asker(tmp_path, name, **options))
         return made[-1]
 
     yield make
@@ -167,18 +192,18 @@ def _media_chunks(projector: Any, chunks: Any, each: Media) -> list[Any]:
 
 
 class TestWords:
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_they_are_those_of_libmtmd(self, asker: Callable[..., Asker], kind: Kind) -> None:
-        own = asker(kind)
+    @pytest.mark.parametrize("name", NAMES)
+    def test_they_are_those_of_libmtmd(self, asker: Callable[..., Asker], name: str) -> None:
+        own = asker(name)
         two = question("Compare.", *own.media[:2], offsets={1: 4})
-        for prompt in (question("What is this?", own.media[0]), *([two] if kind in SEEING else [])):
+        for prompt in (question("What is this?", own.media[0]), *([two] if name in SEEING else [])):
             assert own.ask(prompt, cache=CachePolicy(read=False, write=False)) == words_of_libmtmd(own, prompt, 12)
 
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_they_are_the_same_from_the_cache_and_beside_others(self, asker: Callable[..., Asker], kind: Kind) -> None:
-        own = asker(kind)
+    @pytest.mark.parametrize("name", NAMES)
+    def test_they_are_the_same_from_the_cache_and_beside_others(self, asker: Callable[..., Asker], name: str) -> None:
+        own = asker(name)
         first, other = question("What is it?", own.media[0]), question("What is it?", own.media[1])
-        apart = CachePolicy(read=False, write=False, partition=f"{kind} apart")
+        apart = CachePolicy(read=False, write=False, partition=f"{name} apart")
         plain = [own.ask(each, cache=apart) for each in (first, other)]
         assert plain[0] != plain[1], "the model sees its images"
         text = ChatPrompt((Message("user", "Count to ten, then to twenty, then to thirty."),))
@@ -191,13 +216,13 @@ class TestWords:
         own.finish(another)
         assert another.num_cached >= another.spec.media[-1].end, "a second question about the same medium"
 
-    @pytest.mark.parametrize("kind", SEEING)
+    @pytest.mark.parametrize("name", SEEING)
     def test_they_are_the_same_from_blocks_in_memory(
-        self, asker: Callable[..., Asker], kind: Kind, monkeypatch: pytest.MonkeyPatch
+        self, asker: Callable[..., Asker], name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Blocks of 32 tokens end within each medium, except where its cells have one position."""
         monkeypatch.setattr(PrefixStore, "_computed_s", lambda *_: math.inf)  # so that blocks are always restored
-        own = asker(kind, block_tokens=32)
+        own = asker(name, block_tokens=32)
         prompts = [question("What is it?", own.media[0]), question("Which is it?", own.media[1], own.media[0])]
         words = [own.ask(prompt) for prompt in prompts]
         cells = own.host.engine._prefixes.cells
@@ -211,18 +236,18 @@ class TestWords:
         for sequence in again:
             assert sequence.num_restored.get("host", 0) >= sequence.spec.media[0].end
 
-    @pytest.mark.parametrize("kind", SEEING)
-    def test_another_client_finds_nothing(self, asker: Callable[..., Asker], kind: Kind) -> None:
-        own = asker(kind)
+    @pytest.mark.parametrize("name", SEEING)
+    def test_another_client_finds_nothing(self, asker: Callable[..., Asker], name: str) -> None:
+        own = asker(name)
         prompt = question("Whose is it?", own.media[2])
         words = own.ask(prompt, cache=CachePolicy(partition="alice"))
         sequence = own.begin(prompt, cache=CachePolicy(partition="bob"))
         assert own.finish(sequence) == [words]
         assert sequence.num_cached < sequence.spec.media[0].end
 
-    @pytest.mark.parametrize("kind", SEEING)
-    def test_a_purge_forgets_them(self, asker: Callable[..., Asker], kind: Kind) -> None:
-        own = asker(kind)
+    @pytest.mark.parametrize("name", SEEING)
+    def test_a_purge_forgets_them(self, asker: Callable[..., Asker], name: str) -> None:
+        own = asker(name)
         assert own.host.media is not None
         own.ask(question("Once.", own.media[2]), cache=CachePolicy(partition="carol"))
         own.host.engine.purge("carol")
@@ -240,6 +265,127 @@ def test_an_image_is_encoded_once(asker: Callable[..., Asker]) -> None:
     for text in ("What is this?", "And this?", "And now?"):
         own.ask(question(text, fresh))
     assert own.host.media.encoder.num_encoded == num_before + 1
+
+
+@pytest.mark.parametrize("name", WITH_DIMENSIONS)
+def test_a_long_image_is_computed_in_parts(asker: Callable[..., Asker], name: str) -> None:
+    """Its 80 tokens have few positions in time, and a step has at most 32."""
+    own = asker(name, batch=32)
+    prompt = question("What is this?", own.media[0])
+    sequence, seen = own.begin(prompt), set[int]()
+    while sequence.num_output == 0:
+        own.host.engine.step()
+        check_integrity(own.host.engine)
+        seen.add(sequence.num_rows)
+    assert len(seen - {0}) >= 2
+    assert own.finish(sequence) == [words_of_libmtmd(own, prompt, 12)]
+
+
+@pytest.mark.parametrize("name", WITH_DIMENSIONS)
+def test_an_image_whose_part_was_interrupted_is_computed_again(
+    asker: Callable[..., Asker], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = asker(name, batch=32)
+    prompt = question("What is this?", own.media[0])
+    words = own.ask(prompt, cache=CachePolicy(read=False, write=False))
+    sequence = own.begin(prompt, cache=CachePolicy(read=False))
+    while sequence.num_rows == 0:
+        own.host.engine.step()
+    own.host.runner.request_abort()
+    own.host.engine.step()
+    own.host.runner.clear_abort()
+    assert sequence.num_rows == 0 and sequence.is_one_whole
+    assert own.finish(sequence) == [words]
+
+
+def test_an_image_that_one_step_must_compute_has_a_context_of_its_own_beside_streams(
+    asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens attend to each other. Two of them, one behind the other."""
+    own = asker("gemma3")
+    prompt = question("Compare.", *own.media[:2], offsets={1: 4})
+    monkeypatch.setattr(CostModel, "prefill_s", lambda *_: 10.0)  # so that a stream would wait too long
+    stream = own.begin(ChatPrompt((Message("user", "Count."),)), max_tokens=500)
+    while stream.num_output < 3:
+        own.host.engine.step()
+    sequence, aside = own.begin(prompt, cache=CachePolicy(read=False)), set[int]()
+    while sequence.num_output < 12:
+        own.host.engine.step()
+        check_integrity(own.host.engine)
+        if own.host.engine._side.sequence is sequence:
+            aside.add(sequence.num_computed)
+    assert len(aside) == 2
+    assert list(sequence.tokens[sequence.num_prompt :])[:12] == words_of_libmtmd(own, prompt, 12)
+    own.host.engine.cancel(stream.id)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2vl"])
+def test_a_draft_model_drafts_behind_an_image(asker: Callable[..., Asker], name: str) -> None:
+    own = asker(name, has_draft=True)
+    for prompt in (question("Once, twice, once, twice.", own.media[0]), question("Twice.", *own.media[:2])):
+        sequence = own.begin(prompt, draft_tokens=3, max_tokens=24)
+        assert own.finish(sequence) == [words_of_libmtmd(own, prompt, 24)]
+        assert sequence.num_drafted > 0
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2vl"])
+def test_an_image_is_not_encoded_again_after_a_restart(asker: Callable[..., Asker], name: str, tmp_path: Path) -> None:
+    """The text before the image differs, so its cells are of no use."""
+    disk = DiskCache(str(tmp_path / "blocks"), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=patient(30))
+    before = Asker(tmp_path, name, disk=disk)
+    before.ask(question("Once.", before.media[0]))
+    another = question("Before it, and behind it.", before.media[0], offsets={0: 10})
+    words = before.ask(another, cache=CachePolicy(read=False, write=False))
+    before.close()
+    own = asker(name, disk=disk)
+    assert own.host.media is not None
+    sequence = own.begin(another)
+    assert own.finish(sequence) == [words]
+    assert sequence.num_cached < sequence.spec.media[0].start and own.host.media.encoder.num_encoded == 0
+
+
+def test_an_image_that_is_not_wanted_any_more_is_not_encoded_to_its_end(
+    asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = asker("gemma3")
+    assert own.host.media is not None
+    encoder, encode = own.host.media.encoder, OpenMedium.encode
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    def encode_later(opened: OpenMedium, index: int, is_wanted: Callable[[], bool]) -> Rows | None:
+        has_begun.set()
+        goes_on.wait()
+        return encode(opened, index, is_wanted)
+
+    monkeypatch.setattr(OpenMedium, "encode", encode_later)
+    sequence = own.begin(question("What is it?", own.media[0]))
+    while not has_begun.is_set():
+        own.host.engine.step()
+    own.host.engine.cancel(sequence.id)
+    del sequence
+    goes_on.set()
+    own.ask(question("What is it?", own.media[1]))
+    assert encoder.num_interrupted == 1 and encoder.num_encoded == 1
+
+
+def test_the_encoder_ends_between_two_nodes(tmp_path: Path) -> None:
+    own = Asker(tmp_path, "gemma3")
+    assert own.host.media is not None
+    opened = own.host.media.projector.open(own.media[0].data)
+    asked = list[bool]()
+
+    def is_wanted() -> bool:
+        asked.append(len(asked) < 2)
+        return asked[-1]
+
+    try:
+        assert opened.num_chunks == 1
+        assert opened.encode(0, is_wanted) is None and asked == [True, True, False]
+        whole = opened.encode(0)
+        assert whole is not None and np.array_equal(whole, np.asarray(opened.encode(0)))
+    finally:
+        opened.close()
+        own.close()
 
 
 def test_a_penalty_counts_only_the_tokens_of_texts(asker: Callable[..., Asker]) -> None:

@@ -15,6 +15,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine import side_prefill
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.runner import CUTTABLE
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
@@ -35,11 +36,12 @@ def make_runner(path: Path) -> LlamaRunner:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.NONE])
-def test_only_attention_s_cells_can_be_copied_in_parts(
-    tiny_model: Callable[[MemoryKind], Path], kind: MemoryKind
-) -> None:
+def test_only_attention_s_cells_can_be_copied(tiny_model: Callable[[MemoryKind], Path], kind: MemoryKind) -> None:
     runner = make_runner(tiny_model(kind))
-    assert (side_contexts(runner, CONFIG, 1024.0) is not None) == (kind is MemoryKind.FULL_ATTENTION)
+    open_context = side_contexts(runner, CONFIG, 1024.0)
+    assert (open_context is not None) == (kind in CUTTABLE)
+    if kind is MemoryKind.SLIDING_WINDOW:
+        assert open_context is not None and open_context(TOKENS, 0, 64) is None, "it cannot be copied in parts"
     runner.close()
 
 
