@@ -41,6 +41,7 @@ from edgeagent.types import (
     Delta,
     GenerateRequest,
     Interrupted,
+    MediaPlace,
     Message,
     RouteMode,
     Started,
@@ -51,6 +52,7 @@ from edgeagent.types import (
 from tests.backends.reading import steps_of
 from tests.backends.remote.fault_server import Act, faults, half, models, plain, stream
 from tests.backends.remote.streams import DONE, ROLE, answer, chunk, usage
+from tests.media import RED, data_url, media
 from tests.patience import patient
 from tests.router.test_routed_request import Answer, Place, run
 
@@ -97,6 +99,24 @@ async def test_a_stream_goes_on_at_a_remote_and_both_are_told(tmp_path: Path) ->
         assert (end.timings.route, end.usage.num_output_tokens) == ("remote:gpu", 4)
         assert [(move.target, move.num_tokens) for move in end.timings.handovers] == [("remote:gpu", 1)]
         assert end.timings.placement is not None and end.timings.placement.host == f"127.0.0.1:{far.port}"
+
+
+@pytest.mark.parametrize("images", [True, False])
+async def test_an_answer_about_an_image_goes_on_only_where_images_are_read(tmp_path: Path, images: bool) -> None:
+    """It may leave this machine. The image is sent with what was answered."""
+    local = Place("local", (Started(7, 3), TextDelta("one"), WorkerCrashed("signal 9", served_by="local")))
+    question = ChatPrompt((Message("user", "canary", media=(MediaPlace(0, 0),)),), media=(media(RED),))
+    vllm = {"/v1/models": models("far"), "/version": plain(200, b'{"version": "0.32.0"}')}
+    async with faults(stream(*REST), gets=vllm) as far, router_at(tmp_path, local) as router:
+        add_remote(tmp_path, remote(far.url, images=images))
+        answered = await run(router, wanted=replace(ASKED, prompt=question))  # type: ignore[arg-type]
+        if not images:
+            assert answered.text == "one" and answered.error is not None and not far.posts
+            return
+        assert answered.error is None and answered.text == "one two three four"
+        (asked,) = far.posts
+        assert asked.json["messages"][0]["content"][0]["image_url"]["url"] == data_url(RED)
+        assert asked.json["messages"][-1] == {"role": "assistant", "content": "one"}
 
 
 async def test_the_owners_file_is_followed(tmp_path: Path) -> None:
