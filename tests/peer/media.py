@@ -1,122 +1,386 @@
-"""Measures questions about an image, and streams beside one: `python -m tests.peer.media`.
+"""Compares questions about images and sounds with llama.cpp's own server: `python -m tests.peer.media`.
 
-The text model is of the shelf, and its projector has random weights, so only times mean anything. Each figure is given
-with that of a text of the same length.
+The text models are of the shelf, and their projectors have random weights: only times and equality mean anything. Both
+servers have the same threads, context and number of sequences, and are asked by turns. It prints the tables of
+docs/figures.md, one for each shape. `--tiny` takes tiny versions, to try this program.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import contextlib
+import itertools
+import json
+import signal
+import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from edgeagent.bench.stats import median, quantile
-from edgeagent.config import EngineConfig
-from edgeagent.engine.sequence import Sequence
-from edgeagent.types import ChatPrompt, GenerateRequest, Media, Message, SamplingParams
-from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.protocol import Load
-from tests.local_template import open_here
-from tests.peer.shelf import SHAPES, TWINS, make_model
+import httpx
+import platformdirs
+import psutil
+
+from edgeagent.bench.stats import quantile
+from tests.peer.build import binary, default_folder
+from tests.peer.servers import Child, edgeagent_command, free_port
+from tests.peer.shelf import SHAPES, TWINS, cached_model
 from tests.peer.shelf.shapes import SEEING, SEEING_TWIN, Shape
-from tests.projectors import Kind, Size, make_projector, medium, png, question
+from tests.projectors import TINY, Kind, Size, make_projector, png, wav
 
-BUDGET_MS = 100.0
-STREAM_TOKENS = 400
-QUESTION = "What is on this picture, what is beside it, and what would you do with it if it were yours?"
+PEER = Path(platformdirs.user_cache_dir("edgeagent")) / "peer"
+FIRST, SECOND = "What is this, and what is beside it?", "Who made it, and what would you do with it?"
+NUM_STREAMS, STREAM_TOKENS = 4, 600
+BUDGET_MS = 100.0  # edgeagent's default
+NUM_WORDS = 16  # greedy tokens that are compared
+SAVED_S = 12.0  # after a question until the daemon is killed: blocks that are not full wait for 5 s
+NUM_FILES = 200  # whose memory is given back
+CACHE_BYTES = 32 << 20  # of the daemon whose memory is measured: it is full after a few images
 
 
-class Bench:
-    """A model that answers in this process, one step after the other."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A text model, its projector, and the files that it is asked about: images with sides of `side` pixels, or sounds
+    of half a minute.
+    """
 
-    def __init__(self, folder: Path, shape: Shape, kind: Kind, size: Size, num_streams: int) -> None:
-        path = make_model(folder / "model.gguf", shape)
-        projector = make_projector(folder / "mmproj.gguf", kind, width=shape.width, size=size)
-        config = EngineConfig(ctx=min(8192, shape.context_length), itl_budget_ms=BUDGET_MS, parallel=num_streams + 1)
-        load = Load("model", str(path), None, config, projector_path=str(projector))
-        self.host = Host(load, open_model(load), open_here)
-        self._num = 0
+    shape: Shape
+    twin: Shape
+    kind: Kind
+    side: int
+    patch: int
 
-    def begin(self, prompt: ChatPrompt, max_tokens: int) -> Sequence:
-        self._num += 1
-        sampling = SamplingParams(temperature=0.0)
-        request = GenerateRequest(f"r{self._num}", "", prompt, sampling=sampling, max_tokens=max_tokens)
-        return self.host.engine.add(self.host.prepare(request).spec)
+    def size(self, *, is_tiny: bool) -> Size:
+        if is_tiny:
+            return TINY
+        # LFM2's encoder sees tiles of 512 pixels.
+        image = 256 if self.kind == "lfm2" else self.side
+        return Size(width=384, num_ffn=1536, num_layers=6, num_heads=6, patch=self.patch, image=image)
 
-    def first_token_ms(self, prompt: ChatPrompt) -> tuple[float, int, int]:
-        """Return when the first token came, how many tokens the prompt has, and how many of them were cached."""
-        started_s = time.perf_counter()
-        sequence = self.begin(prompt, 1)
-        while not any(output.sequence is sequence and output.is_last for output in self.host.engine.step()):
-            pass
-        return 1000 * (time.perf_counter() - started_s), sequence.num_prompt, sequence.num_cached
+    def part(self, seed: int, *, is_tiny: bool) -> dict[str, Any]:
+        """Return a file as a part of a message."""
+        if self.kind == "ultravox":
+            sound = base64.b64encode(wav(seed, 1.0 if is_tiny else 30.0)).decode()
+            return {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}
+        side = 64 if is_tiny else self.side
+        image = base64.b64encode(png(seed, side, side)).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
 
-    def gaps_ms(self, image: Media | None, num_streams: int) -> tuple[list[float], float]:
-        """Return the gaps between the tokens of streams, and the first token about an image that begins among them."""
-        streams = [
-            self.begin(ChatPrompt((Message("user", f"Count to {n}."),)), STREAM_TOKENS) for n in range(num_streams)
+
+SHOWN = {
+    "gemma3": Shown(SHAPES["gemma-3-1b"], TWINS["gemma-3-1b"], "gemma3", 896, 14),
+    "qwen2-vl": Shown(SEEING, SEEING_TWIN, "qwen2vl_merger", 896, 14),
+    "lfm2": Shown(SHAPES["lfm2-350m"], TWINS["lfm2-350m"], "lfm2", 1024, 16),
+    "ultravox": Shown(SHAPES["llama-3.2-1b"], TWINS["llama-3.2-1b"], "ultravox", 0, 0),
+}
+
+
+@dataclass(slots=True)
+class Answer:
+    """The text of an answer, when each part of it arrived after the question, and its counts of tokens."""
+
+    text: str = ""
+    arrived_s: list[float] = field(default_factory=list)
+    num_prompt: int = 0
+    num_cached: int = 0
+
+    @property
+    def first_ms(self) -> float:
+        return 1000 * self.arrived_s[0]
+
+
+class Peer:
+    """A server that is asked."""
+
+    def __init__(self, child: Child, url: str) -> None:
+        self.child, self._url = child, url
+        self._model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+
+    def ask(
+        self, content: str | list[dict[str, Any]], max_tokens: int = 1, stop: threading.Event | None = None
+    ) -> Answer:
+        """Ask, and read the answer as it comes. Leave it when `stop` is set."""
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        answer, began_s = Answer(), time.perf_counter()
+        with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=600) as response:
+            if response.status_code != 200:
+                raise SystemExit(f"{self._url}: {response.read().decode()}")
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                for choice in event.get("choices", ()):
+                    text = choice["delta"].get("content") or choice["delta"].get("reasoning_content")
+                    if text:
+                        answer.text += text
+                        answer.arrived_s.append(time.perf_counter() - began_s)
+                if usage := event.get("usage"):
+                    answer.num_prompt = usage["prompt_tokens"]
+                    answer.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                if stop is not None and stop.is_set():
+                    break
+        # A token may be a part of a character, which is sent with a later one.
+        answer.arrived_s = answer.arrived_s or [time.perf_counter() - began_s]
+        return answer
+
+    def gaps_ms(self, about: list[dict[str, Any]]) -> tuple[list[float], float]:
+        """Return the gaps of streams while a question about a file is answered, and when its first token came."""
+        answers, stop = [list[float]() for _ in range(NUM_STREAMS)], threading.Event()
+        threads = [
+            threading.Thread(target=self._stream, args=(index, times, stop)) for index, times in enumerate(answers)
         ]
-        gaps, last = list[float](), dict[str, float]()
-        asked: Sequence | None = None
-        asked_s = answered_ms = 0.0
-        num_left = num_streams
-        while num_left:
-            outputs = self.host.engine.step()
-            now_s = time.perf_counter()
-            for output in outputs:
-                if output.sequence is asked:
-                    answered_ms = 1000 * (now_s - asked_s) if output.is_last else 0.0
-                elif output.tokens and output.sequence in streams:
-                    if output.sequence.id in last and (image is None or (asked is not None and not answered_ms)):
-                        gaps.append(1000 * (now_s - last[output.sequence.id]))
-                    last[output.sequence.id] = now_s
-                    num_left -= output.is_last
-            if image is not None and asked is None and all(each.num_output > 20 for each in streams):
-                asked_s = time.perf_counter()
-                asked = self.begin(question(QUESTION, image), 1)
-        return gaps, answered_ms
+        for thread in threads:
+            thread.start()
+        while min(map(len, answers)) < 10:
+            time.sleep(0.05)
+        began_s = time.perf_counter()
+        first_ms = self.ask(about).first_ms
+        ended_s = time.perf_counter()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        gaps = []
+        for times in answers:
+            during = [each for each in times if began_s <= each <= ended_s]
+            gaps += [1000 * (later - earlier) for earlier, later in itertools.pairwise([began_s, *during, ended_s])]
+        return gaps, first_ms
+
+    def _stream(self, index: int, times: list[float], stop: threading.Event) -> None:
+        """Ask again and again until `stop`, and record when each part of the answers came."""
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": f"Count from {index} on."}],
+            "temperature": 0,
+            "max_tokens": STREAM_TOKENS,
+            "stream": True,
+        }
+        while not stop.is_set():
+            with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=600) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        times.append(time.perf_counter())
+                    if stop.is_set():
+                        return
+
+    def memory_bytes(self) -> int:
+        """Return the memory of the server and of the processes that it started."""
+        process = psutil.Process(self.child.pid)
+        return sum(each.memory_full_info().uss for each in (process, *process.children(recursive=True)))
+
+
+@contextlib.contextmanager
+def serving(command: list[str], health: str, url: str) -> Iterator[Peer]:
+    with tempfile.TemporaryDirectory() as folder:
+        child = Child(command, Path(folder, "log"), health)
+        try:
+            yield Peer(child, url)
+        finally:
+            child.stop()
+
+
+@contextlib.contextmanager
+def edgeagent(model: Path, projector: Path, threads: int, *flags: str) -> Iterator[Peer]:
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        given = ["--mmproj", str(projector), "--ctx", "8192", "--parallel", str(NUM_STREAMS + 1)]
+        command = edgeagent_command(model, Path(folder, "state"), port, *given, "--threads", str(threads), *flags)
+        url = f"http://127.0.0.1:{port}"
+        with serving(command, f"{url}/ready", url) as peer:
+            yield peer
+
+
+@contextlib.contextmanager
+def llama_server(program: Path, model: Path, projector: Path, threads: int) -> Iterator[Peer]:
+    port = free_port()
+    # A micro-batch holds a whole image: llama.cpp asserts it for embeddings that attend to each other.
+    command = [str(program), "-m", str(model), "--mmproj", str(projector), "-c", "8192", "--port", str(port)]
+    command += ["-t", str(threads), "-tb", str(threads), "-np", str(NUM_STREAMS + 1), "-kvu", "--jinja"]
+    command += ["-b", "2048", "-ub", "1024"]
+    url = f"http://127.0.0.1:{port}"
+    with serving(command, f"{url}/health", url) as peer:
+        yield peer
+
+
+@dataclass(slots=True)
+class Table:
+    """The rows of a shape. Each has edgeagent's figure, the other server's, and whether the bar is met."""
+
+    rows: list[tuple[str, str, str, str, str]] = field(default_factory=list)
+
+    def add(self, title: str, own: str, other: str = "–", bar: str = "–", *, is_met: bool | None = None) -> None:
+        self.rows.append((title, own, other, bar, "" if is_met is None else "met" if is_met else "**missed**"))
+
+    def lines(self, title: str) -> Iterator[str]:
+        yield f"| {title} | edgeagent | llama-server | bar | |"
+        yield "|---|---|---|---|---|"
+        yield from (f"| {' | '.join(row)} |" for row in self.rows)
+
+
+class Comparison:
+    """One shape on both servers."""
+
+    def __init__(self, shown: Shown, options: argparse.Namespace, folder: Path) -> None:
+        self._shown, self._options = shown, options
+        shape = shown.twin if options.tiny else shown.shape
+        self._model = cached_model(options.models, shape)
+        self._projector = make_projector(
+            folder / "mmproj.gguf", shown.kind, width=shape.width, size=shown.size(is_tiny=options.tiny)
+        )
+        self._seeds = itertools.count(1)
+        self.table = Table()
+
+    def about(self, text: str, seed: int) -> list[dict[str, Any]]:
+        return [self._shown.part(seed, is_tiny=self._options.tiny), {"type": "text", "text": text}]
+
+    def run(self) -> None:
+        with (
+            edgeagent(self._model, self._projector, self._options.threads) as own,
+            llama_server(self._options.llama_server, self._model, self._projector, self._options.threads) as other,
+        ):
+            for peer in (own, other):
+                peer.ask(self.about("Warm up.", 0))
+            self._compare_words(own, other)
+            self._compare_first(own, other)
+            self._compare_second(own, other)
+            self._compare_streams(own, other)
+        self._measure_memory()
+
+    def _compare_words(self, own: Peer, other: Peer) -> None:
+        num_same, num_prompt = 0, 0
+        for _ in range(self._options.rounds):
+            about = self.about(FIRST, next(self._seeds))
+            answers = [peer.ask(about, NUM_WORDS) for peer in (own, other)]
+            num_same += answers[0].text == answers[1].text
+            num_prompt = answers[0].num_prompt
+        self.table.add("tokens of the question", f"{num_prompt}", f"{answers[1].num_prompt}")
+        is_met = num_same == self._options.rounds
+        self.table.add(
+            f"the same {NUM_WORDS} greedy tokens", f"{num_same} of {self._options.rounds}", "–", "all", is_met=is_met
+        )
+
+    def _compare_first(self, own: Peer, other: Peer) -> None:
+        taken: dict[Peer, list[float]] = {own: [], other: []}
+        for turn in range(self._options.rounds):
+            about = self.about(FIRST, next(self._seeds))
+            for peer in (own, other) if turn % 2 else (other, own):
+                taken[peer].append(peer.ask(about).first_ms)
+        ratio = median(mine / theirs for mine, theirs in zip(taken[own], taken[other], strict=True))
+        self.table.add(
+            "first question: first token",
+            f"{median(taken[own]):.0f} ms",
+            f"{median(taken[other]):.0f} ms",
+            f"≤ 1.02 × ({ratio:.3f})",
+            is_met=ratio <= 1.02,
+        )
+
+    def _compare_second(self, own: Peer, other: Peer) -> None:
+        """Ask a second time about a file, and about a text of the same length; then again after a kill."""
+        second, text = dict[Peer, list[float]](), dict[Peer, list[float]]()
+        seed = 0
+        for peer in (own, other):
+            second[peer], text[peer] = [], []
+            for _ in range(self._options.rounds):
+                seed = next(self._seeds)
+                num_prompt = peer.ask(self.about(FIRST, seed)).num_prompt
+                second[peer].append(peer.ask(self.about(f"{seed}: {SECOND}", seed)).first_ms)
+                words = text_of(peer, num_prompt, seed)
+                peer.ask(f"{words} {FIRST}")
+                text[peer].append(peer.ask(f"{words} {seed}: {SECOND}").first_ms)
+        times, bar = median(second[own]) / median(text[own]), 1.2
+        self.table.add(
+            "second question: first token",
+            f"{median(second[own]):.0f} ms",
+            f"{median(second[other]):.0f} ms",
+            f"≤ {bar} × a text's ({times:.2f})",
+            is_met=times <= bar,
+        )
+        self.table.add("– of a text", f"{median(text[own]):.0f} ms", f"{median(text[other]):.0f} ms")
+        after = {}
+        for peer in (own, other):
+            peer.ask(self.about(FIRST, seed))
+            time.sleep(SAVED_S)
+            peer.child.restart()
+            peer.ask("Warm up.")
+            after[peer] = peer.ask(self.about(f"And then: {SECOND}", seed)).first_ms
+        times, bar = after[own] / median(text[own]), 1.5
+        self.table.add(
+            "– after kill -9 and a restart",
+            f"{after[own]:.0f} ms",
+            f"{after[other]:.0f} ms",
+            f"≤ {bar} × a text's ({times:.2f})",
+            is_met=times <= bar,
+        )
+        seed, elsewhere = next(self._seeds), {}
+        for peer in (own, other):
+            peer.ask(self.about(FIRST, seed))
+            moved = [{"type": "text", "text": "Look at this."}, *self.about(FIRST, seed)]
+            elsewhere[peer] = peer.ask(moved).first_ms
+        self.table.add(
+            "the same file behind another text: first token", *(f"{each:.0f} ms" for each in elsewhere.values())
+        )
+
+    def _compare_streams(self, own: Peer, other: Peer) -> None:
+        cells = dict[Peer, str]()
+        for peer in (own, other):
+            gaps, first_ms = peer.gaps_ms(self.about(FIRST, next(self._seeds)))
+            p95_ms = quantile(gaps, 0.95)
+            cells[peer] = f"{p95_ms:.0f} ms (most {max(gaps):.0f}; answered after {first_ms:.0f})"
+            if peer is own:
+                is_met = p95_ms <= BUDGET_MS
+        title = f"{NUM_STREAMS} streams while a file is read: gaps, p95"
+        self.table.add(title, cells[own], cells[other], f"≤ {BUDGET_MS:.0f} ms", is_met=is_met)
+
+    def _measure_memory(self) -> None:
+        """Ask about many small files, and compare the memory with that after the first ones."""
+        shown, options = self._shown, argparse.Namespace(**{**vars(self._options), "tiny": True})
+        with tempfile.TemporaryDirectory() as folder:
+            tiny = Comparison(shown, options, Path(folder))
+            flags = ("--cache-memory-bytes", str(CACHE_BYTES))
+            with edgeagent(tiny._model, tiny._projector, options.threads, *flags) as own:
+                for seed in range(NUM_FILES // 2):
+                    own.ask(tiny.about(FIRST, seed))
+                before = own.memory_bytes()
+                for seed in range(NUM_FILES // 2, NUM_FILES // 2 + NUM_FILES):
+                    own.ask(tiny.about(FIRST, seed))
+                grown = (own.memory_bytes() - before) / 2**20
+        self.table.add(f"memory after {NUM_FILES} more files", f"{grown:+.1f} MiB", "–", "≤ 8 MiB", is_met=grown <= 8)
+
+
+def text_of(peer: Peer, num_tokens: int, seed: int) -> str:
+    """Return a text of about as many tokens. It begins with `seed`, so that it is not cached."""
+    words = [str(seed), *map(str, range(num_tokens))]
+    num_taken = peer.ask(" ".join(words[: num_tokens // 2])).num_prompt
+    return " ".join(["0", *words[: max(1, num_tokens // 2 * num_tokens // max(1, num_taken))]])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="qwen2-vl-0.5b", choices=(*SHAPES, SEEING.name))
-    parser.add_argument("--tiny", action="store_true", help="take the shape's tiny version, to try this program")
-    parser.add_argument("--kind", default="qwen2vl_merger", choices=("gemma3", "lfm2", "qwen2vl_merger"))
-    parser.add_argument("--side", type=int, default=896, help="of the image, in pixels")
-    parser.add_argument("--patch", type=int, default=14)
-    parser.add_argument("--width", type=int, default=384, help="of the image's encoder")
-    parser.add_argument("--layers", type=int, default=6, help="of the image's encoder")
-    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--shape", choices=SHOWN, action="append", help="default: all")
+    parser.add_argument("--tiny", action="store_true", help="take tiny versions, to try this program")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", type=Path, default=PEER / "models", help="where the shapes' models are kept")
+    parser.add_argument("--llama-server", type=Path, default=binary(default_folder(), "llama-server"))
     options = parser.parse_args()
-    size = Size(
-        options.width, 4 * options.width, options.layers, max(2, options.width // 64), options.patch, options.side
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        shapes = TWINS | {SEEING.name: SEEING_TWIN} if options.tiny else SHAPES | {SEEING.name: SEEING}
-        shape = shapes[options.shape]
-        bench = Bench(Path(folder), shape, options.kind, size, options.streams)
-        images = [medium(png(seed, options.side, options.side)) for seed in range(4)]
-        bench.first_token_ms(question("Warm up.", images[0]))
-        first, num_prompt, _ = bench.first_token_ms(question(QUESTION, images[1]))
-        second, _, num_cached = bench.first_token_ms(question(QUESTION.replace("picture", "image"), images[1]))
-        text = ChatPrompt((Message("user", " ".join(str(n) for n in range(num_prompt // 4))),))
-        longer = ChatPrompt((Message("user", f"{text.messages[0].content} {QUESTION}"),))
-        text_ms, num_text, _ = bench.first_token_ms(text)
-        turn_ms, _, num_kept = bench.first_token_ms(longer)
-        print(f"prompt: {num_prompt} tokens with the image, {num_text} of text")
-        print(
-            f"first question {first:.0f} ms, second {second:.0f} ms ({num_cached} cached): {second / first:.3f} of it"
-        )
-        print(f"first text {text_ms:.0f} ms, its next turn {turn_ms:.0f} ms ({num_kept} cached)")
-        for name, image in (("alone", None), ("beside an image", images[2])):
-            gaps, answered_ms = bench.gaps_ms(image, options.streams)
-            print(
-                f"{options.streams} streams {name}: gaps p50 {median(gaps):.1f} ms, p95 {quantile(gaps, 0.95):.1f} ms, "
-                f"most {max(gaps):.1f} ms of {len(gaps)}; the image's answer after {answered_ms:.0f} ms"
-            )
-        bench.host.close()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with this process
+    for name in options.shape or SHOWN:
+        with tempfile.TemporaryDirectory() as folder:
+            comparison = Comparison(SHOWN[name], options, Path(folder))
+            comparison.run()
+        print("\n".join(comparison.table.lines(name)), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

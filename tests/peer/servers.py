@@ -57,6 +57,10 @@ class Child:
             time.sleep(0.02)
         return process
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def restart(self) -> None:
         """Kill the server with all processes that it started, and start it again."""
         kill(self._process)
