@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
+
+_PRAGMAS = ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY")
+_MAX_LOG_BYTES = 4 << 20
 
 
 class DamagedError(Exception):
@@ -22,6 +28,74 @@ def open_private(path: Path | None) -> sqlite3.Connection:
         finally:
             os.close(descriptor)
     return sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
+
+
+class SqliteDatabase:
+    """A database in a private file, or in memory if `path` is None. One thread owns it.
+
+    The file is made with `schema` and `version`. All methods may raise sqlite3.Error, and the constructor OSError, or
+    DamagedError if the file has another version.
+    """
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    """The names of attributes that count what is in the database. A transaction that fails sets them back."""
+
+    def __init__(self, path: Path | None, schema: str, version: int) -> None:
+        self._connection = open_private(path)
+        try:
+            for pragma in _PRAGMAS:
+                self._execute(f"PRAGMA {pragma}")
+            self._execute(f"PRAGMA journal_size_limit = {_MAX_LOG_BYTES}")
+            (found,) = self._execute("PRAGMA user_version").fetchone()
+            if found == 0 and self._execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+                with self._transaction():
+                    for statement in schema.split(";"):
+                        self._execute(statement)
+                    self._execute(f"PRAGMA user_version = {version}")
+            elif found != version:
+                raise DamagedError(f"its format is {found}, not {version}")
+            self._prepare()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _prepare(self) -> None:
+        """Read what the constructor of a subclass needs from the open database."""
+
+    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        return self._connection.execute(statement, values)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in self.counts}
+        try:
+            with transaction(self._connection):
+                yield
+        except BaseException:
+            for name, count in before.items():
+                setattr(self, name, count)
+            raise
+
+    def _truncate_log(self) -> None:
+        """Remove from the log what was deleted. If that fails now, the next deletion or the close does it."""
+        with suppress(sqlite3.Error):
+            self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the `with` block writes, or undo it if the block or the commit raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
 
 
 def set_aside(path: Path) -> Path:

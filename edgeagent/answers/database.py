@@ -6,14 +6,13 @@ opened is deleted when it is read, and counts as not found.
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from edgeagent.answers.key import KEY_BYTES
-from edgeagent.sqlite_files import DamagedError, open_private
+from edgeagent.sqlite_files import SqliteDatabase
 
 VERSION = 1
 _SCHEMA = """
@@ -41,25 +40,19 @@ class Row:
     num_bytes: int
 
 
-class AnswerDatabase:
+class AnswerDatabase(SqliteDatabase):
     """The kept answers in a file, or in memory if `path` is None.
 
     All methods may raise sqlite3.Error, and the constructor DamagedError or OSError too. After either, use no method
     but `close`.
     """
 
+    counts: ClassVar[tuple[str, ...]] = ("num_answers", "num_bytes")
+
     def __init__(self, path: Path | None, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self.num_answers = self.num_bytes = self._last_use = 0
-        self._connection = open_private(path)
-        try:
-            self._prepare()
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def close(self) -> None:
-        self._connection.close()
+        super().__init__(path, _SCHEMA, VERSION)
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """Return what is sealed under a key, and when it was created (time.time); None if there is nothing."""
@@ -122,23 +115,10 @@ class AnswerDatabase:
         """Forget all answers, or those of one partition. Return how many. Their bytes are overwritten in the file."""
         with self._transaction():
             num = self._remove("TRUE") if partition is None else self._remove("partition = ?", partition)
-        # What was removed must not stay in the log either.
-        with suppress(sqlite3.Error):
-            self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._truncate_log()
         return num
 
     def _prepare(self) -> None:
-        for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY"):
-            self._execute(f"PRAGMA {pragma}")
-        self._execute(f"PRAGMA journal_size_limit = {4 << 20}")
-        (version,) = self._execute("PRAGMA user_version").fetchone()
-        if version == 0 and self._execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            with self._transaction():
-                for statement in _SCHEMA.split(";"):
-                    self._execute(statement)
-                self._execute(f"PRAGMA user_version = {VERSION}")
-        elif version != VERSION:
-            raise DamagedError(f"its format is {version}, not {VERSION}")
         self.num_answers, self.num_bytes, self._last_use = self._execute(
             "SELECT count(*), coalesce(sum(num_bytes), 0), coalesce(max(used), 0) FROM answers"
         ).fetchone()
@@ -157,19 +137,3 @@ class AnswerDatabase:
     def _next_use(self) -> int:
         self._last_use += 1
         return self._last_use
-
-    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
-        return self._connection.execute(statement, values)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._execute("BEGIN IMMEDIATE")
-        counts = self.num_answers, self.num_bytes
-        try:
-            yield
-            self._execute("COMMIT")
-        except BaseException:
-            self.num_answers, self.num_bytes = counts
-            with suppress(sqlite3.Error):
-                self._execute("ROLLBACK")
-            raise

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from edgeagent.conversation.history import (
     MAX_CONVERSATION_BYTES,
@@ -28,7 +29,7 @@ from edgeagent.conversation.history import (
 from edgeagent.conversation.items import Item, ItemFormat, MessageItem, media_of
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 from edgeagent.router.policy import strictest
-from edgeagent.sqlite_files import DamagedError, open_private
+from edgeagent.sqlite_files import DamagedError, SqliteDatabase
 from edgeagent.types import Media, MediaKind, RouteMode
 
 VERSION = 1
@@ -119,11 +120,13 @@ GROUP BY partition ORDER BY min(used)
 _NEXT_TO_EVICT = "SELECT id FROM responses WHERE partition = ? AND used < ? ORDER BY used LIMIT 1"
 
 
-class ResponseDatabase:
+class ResponseDatabase(SqliteDatabase):
     """The stored responses in a SQLite file, or in memory if `path` is None. `form`: how items are written.
 
     All methods may raise sqlite3.Error or DamagedError. The constructor may also raise OSError.
     """
+
+    counts: ClassVar[tuple[str, ...]] = ("_num_responses", "_num_bytes")
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
         self._form = form
@@ -131,15 +134,7 @@ class ResponseDatabase:
         self._clock = clock
         self._num_responses = self._num_bytes = self._last_use = 0
         self._titles: dict[int, str] = {}
-        self._connection = open_private(path)
-        try:
-            self._prepare()
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def close(self) -> None:
-        self._connection.close()
+        super().__init__(path, _SCHEMA, VERSION)
 
     def add(self, response: StoredResponse, body: bytes) -> None:
         """Store a response and its JSON, in place of one with the same id. Then evict responses over the limits."""
@@ -288,24 +283,11 @@ class ResponseDatabase:
             return False
         with self._transaction():
             self._remove(response_id)
-        # Deleted content is zeroed in the file (secure_delete), but the write-ahead log may still hold it. If the log
-        # cannot be truncated now, the next deletion or the close does it.
-        with suppress(sqlite3.Error):
-            self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        # Deleted content is zeroed in the file (secure_delete), but the write-ahead log may still hold it.
+        self._truncate_log()
         return True
 
     def _prepare(self) -> None:
-        for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY"):
-            self._execute(f"PRAGMA {pragma}")
-        self._execute(f"PRAGMA journal_size_limit = {4 << 20}")
-        (version,) = self._execute("PRAGMA user_version").fetchone()
-        if version == 0 and self._execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            with self._transaction():
-                for statement in _SCHEMA.split(";"):
-                    self._execute(statement)
-                self._execute(f"PRAGMA user_version = {VERSION}")
-        elif version != VERSION:
-            raise DamagedError(f"its format is {version}, not {VERSION}")
         with self._transaction():
             for statement in f"{_MEDIA_SCHEMA}{_FORGET_UNNAMED}".split(";"):
                 self._execute(statement)
@@ -432,22 +414,6 @@ class ResponseDatabase:
     def _next_use(self) -> int:
         self._last_use += 1
         return self._last_use
-
-    def _execute(self, statement: str, *values: object) -> sqlite3.Cursor:
-        return self._connection.execute(statement, values)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._execute("BEGIN IMMEDIATE")
-        counts = self._num_responses, self._num_bytes
-        try:
-            yield
-            self._execute("COMMIT")
-        except BaseException:
-            self._num_responses, self._num_bytes = counts
-            with suppress(sqlite3.Error):
-                self._execute("ROLLBACK")
-            raise
 
 
 class _Reader:

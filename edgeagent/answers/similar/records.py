@@ -17,7 +17,7 @@ from msgspec import DecodeError, Struct, msgpack
 
 from edgeagent.answers.key import FORM
 from edgeagent.answers.seal import Seal
-from edgeagent.sqlite_files import DamagedError, is_damage, open_private, set_aside
+from edgeagent.sqlite_files import DamagedError, is_damage, open_private, set_aside, transaction
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +119,5 @@ class Records:
 
 
 def _execute(connection: sqlite3.Connection, statement: str, rows: Collection[tuple[object, ...]]) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         connection.executemany(statement, rows)
-        connection.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
