@@ -11,10 +11,11 @@ from urllib.parse import urlencode
 
 import typer
 
-from edgeagent.cli.display import duration, print_json, size_text, table, wrapped
+from edgeagent.cli.display import complain, duration, print_json, size_text, table, wrapped
 from edgeagent.cli.link import ask, daemon_of
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
-from edgeagent.cli.progress import progress
+from edgeagent.cli.progress import Show, progress
+from edgeagent.cli.text_files import json_object, text_of
 from edgeagent.client import Address
 from edgeagent.errors import ConfigError, EdgeAgentError, InvalidRequest, NotSupported
 
@@ -34,6 +35,7 @@ _OUTCOMES = {
     "slow": "questions that were not looked up, since the store was slow",
 }
 _MAX_QUESTION_CHARS = 40
+_CHAT = "as for /v1/chat/completions"
 
 Client = Annotated[
     str | None,
@@ -134,61 +136,52 @@ def warm(
     bodies = _bodies(file, _like(like))
     given = {"client": client or ""} if kiosk is None else {"kiosk": kiosk}
     counts = Counter(new=0, known=0, not_kept=0, failed=0)
+    is_interrupted = False
     with progress("questions", is_quiet=as_json) as show:
-        for number, body in enumerate(bodies):
-            show("Asking", number, len(bodies))
-            try:
-                asked = ask(
-                    address, "/edgeagent/answers/warm", "POST", body={**body, **given}, timeout_s=WARM_TIMEOUT_S
-                )
-                counts[asked["status"]] += 1
-            except (InvalidRequest, NotSupported):
-                raise  # it holds for all questions
-            except EdgeAgentError as error:
-                counts["failed"] += 1
-                typer.echo(wrapped(f"line {number + 1}: {error.message}"), err=True)
-        show("Asking", len(bodies), len(bodies))
+        try:
+            _ask_each(address, [{**body, **given} for body in bodies], counts, show)
+        except KeyboardInterrupt:
+            is_interrupted = True
     if as_json:
         print_json(dict(counts))
     else:
         typer.echo(f"{counts['new']} answers are new, {counts['known']} were kept before.")
         if counts["not_kept"]:
             typer.echo(f"{counts['not_kept']} were answered, but may not be kept: see docs/howto/answers.md.")
+    if is_interrupted:
+        complain(f"interrupted after {counts.total()} of {len(bodies)} questions; the same command goes on from there")
+        raise typer.Exit(130)
     if counts["failed"]:
         raise typer.Exit(1)
 
 
+def _ask_each(address: Address, bodies: list[dict[str, Any]], counts: Counter[str], show: Show) -> None:
+    """Ask each question, and count what came of it. On an interruption, `counts` says how far it got."""
+    for number, body in enumerate(bodies):
+        show("Asking", number, len(bodies))
+        try:
+            asked = ask(address, "/edgeagent/answers/warm", "POST", body=body, timeout_s=WARM_TIMEOUT_S)
+            counts[asked["status"]] += 1
+        except (InvalidRequest, NotSupported):
+            raise  # it holds for all questions
+        except EdgeAgentError as error:
+            counts["failed"] += 1
+            typer.echo(wrapped(f"line {number + 1}: {error.message}"), err=True)
+    show("Asking", len(bodies), len(bodies))
+
+
 def _bodies(file: Path, like: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return the body of each question's request; raise ConfigError if the file cannot be used."""
-    lines = [line.strip() for line in _text(file).splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(file).splitlines() if line.strip()]
     if not lines:
         raise ConfigError(f"{file} has no questions")
     if file.suffix.lower() != ".jsonl":
         return [{"question": line, **({} if like is None else {"request": like})} for line in lines]
-    return [{"request": _object(line, f"line {number} of {file}")} for number, line in enumerate(lines, 1)]
+    return [{"request": json_object(line, f"line {number} of {file}", _CHAT)} for number, line in enumerate(lines, 1)]
 
 
 def _like(file: Path | None) -> dict[str, Any] | None:
-    return None if file is None else _object(_text(file), str(file))
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text (see its byte {error.start})") from None
-
-
-def _object(text: str, what: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{what} is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{what} must be a JSON object, as for /v1/chat/completions")
-    return fields
+    return None if file is None else json_object(text_of(file), str(file), _CHAT)
 
 
 @answers_app.command("export")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from edgeagent.cli.answers import answers_app
 from edgeagent.cli.display import duration, print_json, size_text, table, wrapped
 from edgeagent.cli.link import ask, daemon_of
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
+from edgeagent.cli.text_files import json_object, text_of
 from edgeagent.config import Config
 from edgeagent.credentials.keys import clients
 from edgeagent.errors import ConfigError, EdgeAgentError
@@ -138,23 +138,12 @@ def _stranger_note(client: str, settings: Config) -> str:
 
 
 def _prompt(file: Path) -> dict[str, Any]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text (see its byte {error.start})") from None
+    text = text_of(file)
     if not text.strip():
         raise ConfigError(f"{file} is empty")
     if file.suffix.lower() != ".json":
         return {"messages": [{"role": "system", "content": text}]}
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ConfigError(f"{file} must be an object with messages (and tools), or with prompt")
-    return fields
+    return json_object(text, str(file), "with messages (and tools), or with prompt")
 
 
 def _tiers(model: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

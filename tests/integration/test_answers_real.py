@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,31 @@ def test_the_guides_commands_answer_visitors_without_the_model(kiosk: Daemon, tm
     assert all(each["client"] == "kiosk:kiosk" for each in kept)
     assert "answers: 2 kept" in run("edgeagent status", kiosk, tmp_path)
     assert run("edgeagent cache answers forget --client kiosk:kiosk", kiosk, tmp_path) == "2 answers forgotten.\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
+def test_ctrl_c_keeps_what_is_done_and_says_how_far_it_got(kiosk: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "questions.txt").write_text("\n".join(f"What is in room {number}?" for number in range(12)))
+    (tmp_path / "like.json").write_text('{"temperature": 0, "max_tokens": 60}')
+    words = "cache answers warm questions.txt --like like.json --state-dir"
+    command = [sys.executable, "-m", "edgeagent", *words.split(), str(kiosk.state_dir)]
+    warming = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert warming.stderr is not None
+    while "16%" not in (line := warming.stderr.readline()):
+        assert line, "it has asked two questions at some time"
+    warming.send_signal(signal.SIGINT)
+    said, complaint = warming.communicate(timeout=patient(60))
+    found = re.search(r"interrupted after (\d+) of 12 questions", complaint)
+    assert warming.returncode == 130 and found is not None, complaint
+    num_done = int(found[1])
+    assert said.startswith(f"{num_done} answers are new") and 2 <= num_done < 12
+    again = run("edgeagent cache answers warm questions.txt --like like.json", kiosk, tmp_path)
+    num_new, num_known = map(int, re.findall(r"\d+", again))
+    # The daemon may have ended an answer that the command did not wait for any more.
+    assert num_new + num_known == 12 and num_known - num_done in (0, 1), again
+    kept = json.loads(run('edgeagent cache answers list --json --client ""', kiosk, tmp_path))
+    assert len([each for each in kept if each["question"].startswith("What is in room")]) == 12
+    run('edgeagent cache answers forget --client ""', kiosk, tmp_path)
 
 
 async def test_eight_equal_questions_share_one_answer_while_some_leave(kiosk: Daemon) -> None:
