@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 
+from edgeagent.api.app import create_app
+from edgeagent.api.wyoming.server import Wyoming
 from edgeagent.config import Config
+from edgeagent.daemon.listeners import bind
 from edgeagent.types import FinishReason, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
 from tests.answers.caches import ModelBackend, caching
+from tests.api.realtime.realtime_client import check_event, message
 from tests.backends.fake import finished
 from tests.daemon.running import TOKEN, Running, running
+from tests.owner_key import OwnerKey
+from tests.patience import patient
 
 OWNER = {"Authorization": f"Bearer {TOKEN}"}
 MESSAGES = [{"role": "user", "content": "What time is it?"}]
@@ -79,13 +88,13 @@ def marks(event: Any) -> list[Any]:
     return []
 
 
-def ids(event: Any) -> set[str]:
+def ids(event: Any, names: tuple[str, ...] = ("id", "call_id", "response_id")) -> set[str]:
     match event:
         case dict():
-            own = {value for name, value in event.items() if name in ("id", "call_id", "response_id") and value}
-            return {str(value) for value in own}.union(*map(ids, event.values()))
+            own = {str(value) for name, value in event.items() if name in names and value}
+            return own.union(*(ids(value, names) for value in event.values()))
         case list():
-            return set().union(*map(ids, event))
+            return set().union(*(ids(each, names) for each in event))
     return set()
 
 
@@ -115,6 +124,74 @@ async def test_a_kept_answer_as_a_whole(path: str, model_file: Path) -> None:
         made, kept = [await daemon.http.post(f"{daemon.url}{path}", json=body, headers=OWNER) for _ in range(2)]
     assert shape(made.json()) == shape(kept.json())
     assert kept.headers["x-edgeagent-served-by"] == "answers" and kept.headers["x-edgeagent-reason"] == "exact"
+
+
+async def realtime_events(daemon: Running) -> list[Any]:
+    """Ask in a Realtime session of its own. Return its events, checked, up to the end of the answer."""
+    url = f"ws://127.0.0.1:{daemon.port}/v1/realtime"
+    events: list[Any] = []
+    async with connect(url, additional_headers=OWNER) as socket, asyncio.timeout(patient(30)):
+        tools = [{"type": "function", **TOOL}]
+        for event in (
+            {"type": "session.update", "session": {"type": "realtime", "tools": tools, "output_modalities": ["text"]}},
+            {"type": "conversation.item.create", "item": message("What time is it?")},
+            {"type": "response.create"},
+        ):
+            await socket.send(json.dumps(event))
+        while not events or events[-1]["type"] != "response.done":
+            events.append(json.loads(await socket.recv()))
+            check_event(events[-1])
+    return events
+
+
+async def test_a_kept_answer_over_the_realtime_api(model_file: Path) -> None:
+    script = SCRIPT
+    backend = ModelBackend(model_file, lambda request: [finished(output=0)] if request.prefill_only else script)
+    async with caching(backend, sampled=True) as answers, running(answers, answers=answers) as daemon:
+        made, kept, third = [await realtime_events(daemon) for _ in range(3)]
+    assert len([request for request in backend.requests if not request.prefill_only]) == 1
+    begin = next(index for index, event in enumerate(kept) if event["type"] == "response.created")
+    assert [shape(event) for event in kept[begin:]] == [shape(event) for event in made[begin:]]
+    assert not marks(made) and marks(kept), "it says that it was kept"
+    names = ("id", "call_id", "response_id", "item_id", "event_id")
+    common = ids(kept, names) & ids(third, names) - {mark["id"] for mark in marks(kept) if isinstance(mark, dict)}
+    assert not common, "ids are its own"
+
+
+async def test_a_kept_answer_over_wyoming(model_file: Path) -> None:
+    from wyoming.asr import Transcript
+    from wyoming.client import AsyncTcpClient
+    from wyoming.event import Event
+
+    text = " ".join(map(str, range(200)))
+    backend = ModelBackend(model_file, lambda _: (Started(8, 0), *map(TextDelta, text.split(" ")), finished()))
+
+    async def ask(port: int) -> list[Event]:
+        events: list[Event] = []
+        async with AsyncTcpClient("127.0.0.1", port, read_timeout=patient(10)) as client:
+            await client.write_event(Transcript("What time is it?", language="en").event())
+            while not events or events[-1].type != "handled-stop":
+                event = await client.read_event()
+                assert event is not None and event.type in ("handled-start", "handled-chunk", "handled", "handled-stop")
+                events.append(event)
+        return events
+
+    async with caching(backend, sampled=True) as answers:
+        app = create_app(Config(), answers, keys=OwnerKey(TOKEN), answers=answers)
+        with closing(bind("127.0.0.1", 0, "--wyoming")) as listener:
+            serving = asyncio.create_task(Wyoming(app.state.context).serve(listener))
+            asked = [await ask(listener.getsockname()[1]) for _ in range(3)]
+            serving.cancel()
+            await asyncio.wait({serving})
+        assert answers.counts == {"miss": 1, "exact": 2}
+    conversations = set()
+    for events in asked:
+        *pieces, whole, stop = events
+        assert [pieces[0].type, whole.type, stop.type] == ["handled-start", "handled", "handled-stop"]
+        assert "".join(each.data["text"] for each in pieces[1:]) == whole.data["text"] == text.replace(" ", "")
+        assert pieces[0].data["context"] == whole.data["context"]
+        conversations.add(whole.data["context"]["conversation_id"])
+    assert len(conversations) == 3, "each is a conversation of its own"
 
 
 @pytest.mark.parametrize(
