@@ -122,6 +122,24 @@ def checked_image_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(host.lower() for host in hosts)
 
 
+_ANSWER_STORE = re.compile(
+    r"sqlite|rediss?://([^\s/:@?#\[\]]+@)?([A-Za-z0-9_.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?(/\d{0,4})?|unix:///[^\s?#@]+"
+)
+_PASSWORD = re.compile(r"[a-z]*://[^/?#@]*:[^/?#]*@")
+
+
+def _answer_store(value: str) -> str:
+    """Refuse what is neither `sqlite` nor the address of a server, and a password, which would be shown."""
+    if _PASSWORD.match(value):
+        raise ValueError("must have no password; write it into a file, and name that in answers.store_password_file")
+    if not _ANSWER_STORE.fullmatch(value):
+        raise ValueError(
+            f"must be sqlite, redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///SOCKET, not {value!r:.200}"
+        )
+    return value
+
+
+AnswerStore = Annotated[str, Rule(check=_answer_store)]
 Draft = Annotated[str, Rule(check=_draft)]
 Projector = Annotated[str, Rule(check=_projector)]
 Duration = Annotated[str, Rule(prepare=_duration)]
@@ -370,6 +388,12 @@ class AnswersConfig(Section, frozen=True):
     """Forget an answer after this time: 90, 5m, 24h (-1: never)."""
     max_bytes: Annotated[int, Meta(ge=0)] = 256 << 20
     """Space for kept answers, which are compressed. The least recently used are forgotten first."""
+    store: AnswerStore = "sqlite"
+    """Where answers are kept: sqlite (a file), or a Redis or Valkey server, e.g. redis://127.0.0.1:6379/0."""
+    store_password_file: UserPath | None = None
+    """A private file with the password of that server."""
+    store_secret_file: UserPath | None = None
+    """A private file that several machines have, so that each can read the answers of all (default: none can)."""
     similar: bool = False
     """Also give a kept answer to a question that means the same in other words; this needs the embedding model."""
     similar_clients: Strings = ()

@@ -60,7 +60,7 @@ CLOSED = MachinePolicy(route=RouteMode.LOCAL_ONLY, remote_hosts=(), pulls=False,
 """The policy while its file cannot be trusted or understood: nothing leaves the machine, nothing is downloaded, and no
 answer is kept."""
 
-_PORTS = {"https": 443, "http": 80}
+_PORTS = {"https": 443, "http": 80, "redis": 6379, "rediss": 6379}
 
 
 def under(policy: MachinePolicy, remote: Remote) -> Remote:
@@ -82,6 +82,26 @@ def why_forbidden(policy: MachinePolicy, remote: Remote) -> str:
             return f"{host_of(endpoint.url)} is not among its remote_hosts"
         if policy.ca_file is not None and endpoint.url.startswith("http:") and not is_loopback(endpoint.url):
             return f"{endpoint.url} is not encrypted, so its ca_file cannot be applied"
+    return ""
+
+
+def why_not_kept_at(policy: MachinePolicy, url: str) -> str:
+    """Return the rule that keeping answers at a server would break, in words; empty if they may be kept there.
+
+    `url`: redis:// or rediss://. A server on this machine is like a file: only `answers` forbids it.
+    """
+    if not policy.answers:
+        return "it says answers = false"
+    if is_loopback(url):
+        return ""
+    if policy.route is RouteMode.LOCAL_ONLY:
+        return "it says route = local_only"
+    if policy.remote_hosts is not None and not _is_allowed(url, policy.remote_hosts):
+        return f"{urlsplit(url).hostname} is not among its remote_hosts"
+    if policy.ca_file is not None and url.startswith("redis:"):
+        return "the connection is not encrypted, so its ca_file cannot be applied; use rediss://"
+    if policy.proxy is not None:
+        return "a store of answers cannot use its proxy"
     return ""
 
 
@@ -158,6 +178,11 @@ class PolicyFile(FollowedFiles[MachinePolicy | None]):
     def why_not(self, remote: Remote) -> str:
         """Return why a remote may not be used; empty if it may."""
         why = why_forbidden(self.policy, remote)
+        return why and (self._trouble or f"the machine's policy ({self.path}) does not allow it: {why}")
+
+    def why_not_kept_at(self, url: str) -> str:
+        """Return why answers may not be kept at a server; empty if they may."""
+        why = why_not_kept_at(self.policy, url)
         return why and (self._trouble or f"the machine's policy ({self.path}) does not allow it: {why}")
 
     def check_pull(self) -> None:

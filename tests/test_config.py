@@ -185,6 +185,29 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(option: str, valu
         load_config({option: value})
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["sqlite", "redis://kv", "rediss://me@kv.example:6380/2", "redis://[::1]:6379", "unix:///run/redis.sock"],
+)
+def test_a_store_of_answers_is_a_file_or_a_server(address: str) -> None:
+    assert load_config({"answers.store": address}).config.answers.store == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "mysql", "http://kv", "redis://", "redis://kv?db=1", "unix://kv", "redis://kv/x"]
+)
+def test_another_store_of_answers_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="must be sqlite, redis://HOST:PORT/DB"):
+        load_config({"answers.store": address})
+
+
+@pytest.mark.parametrize("address", ["redis://:hush@kv", "rediss://me:hush@kv:1/2", "unix://:hush@/run/redis.sock"])
+def test_a_password_in_the_address_of_a_store_is_refused_and_not_repeated(address: str) -> None:
+    with pytest.raises(ConfigError, match="must have no password") as refused:
+        load_config({"answers.store": address})
+    assert "hush" not in refused.value.message
+
+
 @pytest.mark.parametrize("origin", ["*", "http://localhost:3000/", "localhost:3000", "https://*.example", "http://Box"])
 def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="is not an Origin"):
@@ -297,6 +320,7 @@ def test_every_variable_reaches_its_option(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("EDGEAGENT_ENGINE__NICE", "7")
     monkeypatch.setenv("EDGEAGENT_ANSWERS__MAX_AGE", "7m")
     monkeypatch.setenv("EDGEAGENT_ANSWERS__MAX_ERROR", "0.1")
+    monkeypatch.setenv("EDGEAGENT_ANSWERS__STORE", "redis://7")
     monkeypatch.setenv("EDGEAGENT_SERVER__ALLOWED_ORIGINS", "http://7")
     monkeypatch.setenv("EDGEAGENT_LOAD__KEEP_ALIVE", "7")
     sources = load_config().provenance

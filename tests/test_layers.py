@@ -101,6 +101,8 @@ OWNERS: dict[str, set[str]] = {
     "numpy": {"engine", "text", "answers"},
     # From the extra `webp`, and only its decoder of WebP.
     "PIL": {"engine"},
+    # From the extra `redis`; only owners who keep answers at a server need it.
+    "redis": {"answers"},
     "jinja2": {"text"},
     "llguidance": {"text"},
     "cryptography": {"engine", "answers", "daemon"},

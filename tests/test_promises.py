@@ -58,6 +58,16 @@ PROMISES = [
         "A single damaged answer counts as not found.",
         "tests/answers/test_store.py::test_a_changed_row_costs_itself_only",
     ),
+    (
+        ANSWERS,
+        "If the row cannot be written, nothing is sent.",
+        f"{ON_WAYS}::test_without_a_ledger_nothing_is_sent",
+    ),
+    (
+        ANSWERS,
+        "is neither looked up nor kept there",
+        "tests/answers/test_redis.py::test_what_must_stay_on_this_machine_is_not_kept_elsewhere",
+    ),
     (KIOSK, "There are no tools.", "tests/api/page/test_kiosk.py::test_a_visitor_sets_nothing_of_the_owners"),
     (
         KIOSK,

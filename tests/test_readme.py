@@ -55,7 +55,7 @@ def test_every_link_leads_to_a_file(name: str) -> None:
 def test_every_dependency_has_its_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["voice"], *extras["webp"]]
+    lines = [*project["dependencies"], *extras["voice"], *extras["webp"], *extras["redis"]]
     declared = {re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0] for line in lines}
     rows = re.findall(r"^\| ([^|]+) \|", section("Dependencies"), re.MULTILINE)
     named = {name.strip() for row in rows for name in row.split(",")} - {"package"}

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import hashlib
+import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeagent import metrics
 from edgeagent.answers.answer import ID_CHARS, answer_of
-from edgeagent.answers.files import Clocks, identity_of
+from edgeagent.answers.files import Clocks, content_of, identity_of
 from edgeagent.answers.key import Question, sharing_key
 from edgeagent.answers.lookup import Found, Similar
 from edgeagent.answers.rules import (
@@ -27,6 +30,7 @@ from edgeagent.answers.rules import (
     Use,
     is_model_among,
     is_repeatable,
+    kept_at,
     kept_elsewhere,
     partition_of,
     use_of,
@@ -37,7 +41,8 @@ from edgeagent.answers.shared import SharedAnswer
 from edgeagent.answers.store import BUDGET_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.config import AnswersConfig, Config
-from edgeagent.errors import BackendUnavailable, DeadlineUnreachable, EdgeAgentError, RequestTimeout
+from edgeagent.errors import BackendUnavailable, ConfigError, DeadlineUnreachable, EdgeAgentError, RequestTimeout
+from edgeagent.runtime_file import read_private
 from edgeagent.service.service import Service, status_of
 from edgeagent.state_files import ANSWERS_FILE, SIMILAR_FILE
 from edgeagent.types import (
@@ -57,9 +62,13 @@ from edgeagent.types import (
     is_remote,
 )
 
+if TYPE_CHECKING:
+    from edgeagent.answers.redis_store import RedisStore
+
 REMOTE = "remote"
 """The identity of a remote's model. Only an age limit notices that it changed."""
 LOOK_S = 1.0
+MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
 _MAX_LOOKED = 256
 _CANCELLED = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))
 _BEFORE_CONTENT = (Started, Queued, PromptProgress)
@@ -106,6 +115,16 @@ class _Asked:
     def __init__(self) -> None:
         self.is_cancelled = False
         self.generation: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What the files of a model say, up to a time of time.monotonic(). For the rest see Question and Clocks.day."""
+
+    until_s: float
+    identity: str
+    day: str | None
+    content: str
 
 
 class Held(Sink):
@@ -160,7 +179,7 @@ class Answers:
         """`budget_s`: how long an answer waits for the disk that has the models. `look_s`: how often it is asked."""
         self._budget_s = budget_s
         self._look_s = look_s
-        self._looked: dict[tuple[str, str], tuple[float, str, str | None]] = {}
+        self._looked: dict[tuple[str, str], _Looked] = {}
         self._service = service
         self.store = store
         self.similar: Similar | None = None
@@ -180,20 +199,24 @@ class Answers:
 
     @classmethod
     def of(cls, config: Config, service: Service) -> Answers:
-        """Return the cache for a configuration, with its store in the state folder.
+        """Return the cache for a configuration, with its store in the state folder or at a server.
 
-        Raise ConfigError if the installation's secret cannot be read or created.
+        Raise ConfigError if a secret cannot be read or created, or if the server cannot be used.
         """
-        seal = Seal(ensure_secret(config.state_dir))
+        seal = Seal(_secret(config))
         folder = None if config.forget else config.state_dir
-        store = EmbeddedStore(folder and folder / ANSWERS_FILE, seal, config.answers)
+        log: RedisStore | None = None
+        if config.answers.store == "sqlite":
+            store: Store = EmbeddedStore(folder and folder / ANSWERS_FILE, seal, config.answers)
+        else:
+            store = log = _server_store(config, seal)
         answers = cls(service, store, seal, config.answers)
         if config.answers.similar:
             # Only for it, since it loads numpy.
             from edgeagent.answers.similar.similar_answers import SimilarAnswers
 
             path = folder and folder / SIMILAR_FILE
-            answers.similar = SimilarAnswers(service, store, seal, config.answers, path, REMOTE)
+            answers.similar = SimilarAnswers(service, store, seal, config.answers, path, REMOTE, log=log)
         return answers
 
     async def start(self) -> None:
@@ -245,8 +268,13 @@ class Answers:
             question = await self._question(request)
             if question is None:
                 return self._has_cancelled(asked, sink)
-            if question.identity != REMOTE:
+            is_remotes = question.identity == REMOTE
+            if not is_remotes:
                 use = kept_elsewhere(use, request)
+            store = self.store
+            use = kept_at(
+                use, request, is_remotes=is_remotes, is_shared=store.is_shared, is_elsewhere=store.is_elsewhere
+            )
             key = question.key(self._seal.key_secret)
             kept = await self.store.get(key) if use.reads else None
         except TooSlow:
@@ -299,29 +327,33 @@ class Answers:
         if paths is None:
             return None
 
-        identity, day = await self._look(model, _loaded(status, model), paths)
-        if not identity or day is None:
+        looked = await self._look(model, _loaded(status, model), paths)
+        if not looked.identity or looked.day is None or (self.store.is_shared and not looked.content):
             return None
-        return Question(request, model, identity, partition, day)
+        return Question(request, model, looked.identity, partition, looked.day, looked.content)
 
-    async def _look(self, model: str, loaded: str, paths: tuple[Path, Path | None]) -> tuple[str, str | None]:
-        """Return what the files of a model say: their identity, and the date if its template shows it.
+    async def _look(self, model: str, loaded: str, paths: tuple[Path, Path | None]) -> _Looked:
+        """Return what the files of a model say.
 
-        The disk is asked at most once in `look_s` seconds for a model that was not loaded again. See Clocks.day.
+        The disk is asked at most once in `look_s` seconds for a model that was not loaded again.
         """
         known = self._looked.get((model, loaded))
-        if known is not None and time.monotonic() < known[0]:
-            return known[1:]
+        if known is not None and time.monotonic() < known.until_s:
+            return known
 
-        def look() -> tuple[str, str | None]:
+        def look() -> _Looked:
             found = identity_of(*paths)
-            return found, self._clocks.day(paths[0], found, datetime.now())
+            content = content_of(*paths) if found and self.store.is_shared else ""
+            if content and identity_of(*paths) != found:
+                content = ""  # the file was replaced while it was read
+            day = self._clocks.day(paths[0], found, datetime.now())
+            return _Looked(time.monotonic() + self._look_s, found, day, content)
 
         loop = asyncio.get_running_loop()
         found = await within(self._budget_s, self._breaker, lambda: loop.run_in_executor(self._files, look))
         if len(self._looked) >= _MAX_LOOKED:
             self._looked.clear()
-        self._looked[model, loaded] = (time.monotonic() + self._look_s, *found)
+        self._looked[model, loaded] = found
         return found
 
     # How it is answered.
@@ -477,6 +509,35 @@ class Answers:
             "outcomes": dict(self.counts),
             "similar": None if self.similar is None else self.similar.status(),
         }
+
+
+def _secret(config: Config) -> bytes:
+    """Return the secret of the answers: this installation's own, or the one that machines share."""
+    file = config.answers.store_secret_file
+    if file is None:
+        return ensure_secret(config.state_dir)
+    content = (read_private(file) or b"").strip()
+    if not MIN_SECRET_BYTES <= len(content) <= MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"answers.store_secret_file: {file} must have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not "
+            f"{len(content)}; make it with: openssl rand -hex 32 > {file}"
+        )
+    return hashlib.blake2b(content, digest_size=32).digest()
+
+
+def _server_store(config: Config, seal: Seal) -> RedisStore:
+    if config.forget:
+        raise ConfigError("forget = true keeps nothing on a disk, but answers.store names a server; remove one of them")
+    if importlib.util.find_spec("redis") is None:
+        raise ConfigError("answers.store needs a client for Redis; install it with: pip install 'edgeagent[redis]'")
+    from edgeagent.answers.redis_store import RedisStore
+
+    store = RedisStore(config.answers, seal, config.state_dir)
+    if store.is_elsewhere and config.route == "local_only":
+        raise ConfigError(
+            "route = local_only keeps all on this machine, but answers.store is on another one; remove one of them"
+        )
+    return store
 
 
 def _ender(ended: asyncio.Future[None]) -> Callable[[Exception | None], None]:

@@ -10,8 +10,10 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, StoreError
+from edgeagent.store.file_records import sha256_of
 from edgeagent.store.gguf.header import read_header
+from edgeagent.store.names.parsing import split_paths
 from edgeagent.worker.parent.pool.loading import identity
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,19 @@ def identity_of(model: Path, adapter: Path | None) -> str:
     """Return a value that changes when the file of the model or the adapter does; "" if one cannot be reached."""
     found = [identity(path) for path in (model, adapter) if path is not None]
     return " ".join(found) if all(found) else ""
+
+
+def content_of(model: Path, adapter: Path | None) -> str:
+    """Return the hash of the model's and the adapter's files; "" if one cannot be read.
+
+    It takes as long as reading them; after that, only what has changed is read again.
+    """
+    paths = [*split_paths(model), *([] if adapter is None else [adapter])]
+    try:
+        return " ".join(map(sha256_of, paths))
+    except (StoreError, OSError) as error:
+        logger.warning("answers of %s are not kept: its file cannot be read: %s", model.name, error)
+        return ""
 
 
 def shows_day(template: str) -> bool | None:

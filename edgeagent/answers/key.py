@@ -57,6 +57,7 @@ class Question:
     - `identity`: changes when the file of the model or of the adapter does; REMOTE for a remote's model.
     - `partition`: whose answers these are; see rules.partition_of.
     - `day`: the present date if the model's chat template shows it, else "".
+    - `content`: the hash of these files, which is in the key instead of `identity` if machines share a store; else "".
     """
 
     request: GenerateRequest
@@ -64,10 +65,13 @@ class Question:
     identity: str
     partition: str
     day: str = ""
+    content: str = ""
 
     def key(self, secret: bytes) -> bytes:
         """Return the key of its answer. Without the secret, the key does not show what was asked."""
-        return digest((self.model, self.identity, self.partition, self.day, *_values(self.request)), secret)
+        return digest(
+            (self.model, self.content or self.identity, self.partition, self.day, *_values(self.request)), secret
+        )
 
 
 def digest(values: tuple[object, ...], secret: bytes) -> bytes:

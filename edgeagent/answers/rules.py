@@ -57,8 +57,22 @@ def kept_elsewhere(use: Use, request: GenerateRequest) -> Use:
 
     Such an answer is shared as it comes, but neither given nor kept: it may be another model's of the same name.
     """
-    is_elsewhere = request.route in _ELSEWHERE or request.asked_route in _ELSEWHERE
-    return Use(shares=use.shares, leads=use.leads) if is_elsewhere else use
+    return _as_it_comes(use) if request.route in _ELSEWHERE or request.asked_route in _ELSEWHERE else use
+
+
+def kept_at(use: Use, request: GenerateRequest, *, is_remotes: bool, is_shared: bool, is_elsewhere: bool) -> Use:
+    """Return the use of a request if answers are kept at a server. `is_remotes`: a remote's model answers.
+
+    - `is_shared`: other machines may have remotes with models of the same name, so those answers are not kept.
+    - `is_elsewhere`: the server is on another machine, so nothing of a request that must stay here is sent there.
+    """
+    must_stay = is_elsewhere and request.route is RouteMode.LOCAL_ONLY
+    return _as_it_comes(use) if must_stay or (is_shared and is_remotes) else use
+
+
+def _as_it_comes(use: Use) -> Use:
+    """Return the use without the store: an answer is shared while it is generated, but neither given nor kept."""
+    return Use(shares=use.shares, leads=use.leads)
 
 
 def partition_of(client: str, options: AnswersConfig) -> str:

@@ -1,4 +1,4 @@
-"""The store of kept answers: what the cache asks of one, and the embedded one, whose thread owns a SQLite file.
+"""The store of kept answers: what the cache asks of one, and the two that a thread owns: in a SQLite file, at a server.
 
 A store never delays an answer by more than its `budget_s`, and never fails one: what cannot be read counts as not
 found, and what cannot be written is not kept. A damaged file is set aside, and a new one begun.
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,8 +29,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BUDGET_S = 0.05
-"""How long an answer waits for the embedded store. A read takes 0.1 ms; a disk that is busy may take far longer."""
+"""How long an answer waits for the store. A read takes 0.1 ms; a busy disk or a network may take far longer."""
 _MAX_USES = 64  # uses of kept answers that are written together
+_MAX_WRITES = 256  # answers that wait for a slow store; a further one is not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +55,13 @@ class TooSlow(Exception):
 class Store(Protocol):
     """Where answers are kept. All methods are called in the event loop; none but `get` raises anything but StoreError.
 
-    `trouble`: why it keeps nothing at the moment; None if it does. `kind`: "sqlite", for example.
+    `trouble`: why it keeps nothing at the moment; None if it does. `kind`: "sqlite", for example. `is_shared`: other
+    machines may keep answers there. `is_elsewhere`: answers leave this machine.
     """
 
     kind: str
+    is_shared: bool
+    is_elsewhere: bool
 
     @property
     def trouble(self) -> str | None: ...
@@ -131,44 +135,82 @@ async def within(budget_s: float, breaker: Breaker, asked: Callable[[], Awaitabl
     return found
 
 
-class EmbeddedStore:
-    """The answers in a SQLite file, or in memory if `path` is None."""
+class Database(Protocol):
+    """Where a ThreadStore keeps answers, sealed. Its methods may raise sqlite3.Error, DamagedError or OSError."""
+
+    num_answers: int
+    num_bytes: int
+
+    def get(self, key: bytes) -> tuple[bytes, float] | None:
+        """Return what is sealed under a key, and when it was created (time.time); None if there is nothing."""
+
+    def note_uses(self, uses: Collection[bytes]) -> None:
+        """Count a use of each of these keys, in this order."""
+
+    def put(self, key: bytes, partition: str, model: str, sealed: bytes, created_s: float) -> None:
+        """Keep an answer, in place of one with the same key. Then forget the least recently used over the limit."""
+
+    def rows(self, partition: str | None, limit: int, offset: int = 0) -> list[Row]:
+        """Return the answers of a partition, or of all if it is None, the last used first."""
+
+    def remove(self, key: bytes, partition: str | None = None) -> int:
+        """Forget one answer, by its key or its id, if it is in the partition (None: in any). Return how many went."""
+
+    def remove_older(self, than_s: float) -> int:
+        """Forget all that were created before a time of time.time(). Return how many."""
+
+    def remove_all(self, partition: str | None) -> int:
+        """Forget all answers, or those of one partition. Return how many."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class ThreadStore:
+    """The answers in a database, which a thread opens and owns."""
 
     kind = "sqlite"
+    is_shared = False
+    is_elsewhere = False
 
     def __init__(
         self,
-        path: Path | None,
+        open_database: Callable[[], Database],
         seal: Seal,
         options: AnswersConfig,
         clock: Callable[[], float] = time.time,
         budget_s: float = BUDGET_S,
     ) -> None:
-        self._path, self._seal, self._options, self._clock = path, seal, options, clock
+        self._open_database, self._seal, self._options, self._clock = open_database, seal, options, clock
         self._budget_s = budget_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._breaker = Breaker()
-        self._database: AnswerDatabase | None = None  # the thread's
+        self._database: Database | None = None  # the thread's
         self._uses: list[bytes] = []  # the thread's
+        self._writes: set[asyncio.Future[None]] = set()
         self._is_closed = False
         self.trouble: str | None = None
         self.num_answers: int | None = 0
         self.num_bytes: int | None = 0
 
     async def start(self) -> None:
-        await self._ask(lambda database: database.remove_older(self._oldest_s), 0)
+        with suppress(TooSlow):
+            oldest_s = self._oldest_s
+            await self._within(lambda: self._try(lambda database: database.remove_older(oldest_s), 0))
 
     async def get(self, key: bytes) -> Answer | None:
-        return await within(self._budget_s, self._breaker, lambda: self._run(lambda: self._get(key)))
+        return await self._within(lambda: self._get(key))
 
     def put(self, key: bytes, answer: Answer) -> None:
-        if not self._is_closed:
-            self._thread.submit(self._put, key, answer)
+        if not self._is_closed and len(self._writes) < _MAX_WRITES:
+            write = self._run(lambda: self._put(key, answer))
+            self._writes.add(write)
+            write.add_done_callback(self._writes.discard)
 
     async def listed(self, partition: str | None, limit: int, offset: int = 0) -> list[Listed]:
         none: list[Listed] = []
 
-        def read(database: AnswerDatabase) -> list[Listed]:
+        def read(database: Database) -> list[Listed]:
             return [self._listed(row) for row in self._flushed(database).rows(partition, limit, offset)]
 
         return await self._ask(read, none)
@@ -196,10 +238,13 @@ class EmbeddedStore:
 
     _run = run
 
-    async def _ask(self, act: Callable[[AnswerDatabase], T], otherwise: T) -> T:
+    async def _within(self, act: Callable[[], T]) -> T:
+        return await within(self._budget_s, self._breaker, lambda: self._run(act))
+
+    async def _ask(self, act: Callable[[Database], T], otherwise: T) -> T:
         return await self._run(lambda: self._try(act, otherwise))
 
-    async def _must(self, act: Callable[[AnswerDatabase], int]) -> int:
+    async def _must(self, act: Callable[[Database], int]) -> int:
         done = await self._run(lambda: self._try(act, -1))
         if done < 0:
             raise StoreError(f"answers could not be deleted ({self.trouble}); try again later")
@@ -227,7 +272,8 @@ class EmbeddedStore:
 
     def _put(self, key: bytes, answer: Answer) -> None:
         content = encode(answer)
-        if content is None:
+        # A daemon that ends does not wait for a server that does not answer.
+        if content is None or (self._is_closed and self.trouble is not None):
             return
         sealed = self._seal.seal(key, content)
         self._try(
@@ -243,8 +289,8 @@ class EmbeddedStore:
         answer = self._opened(row.key, row.sealed)
         return Listed(
             row.key.hex()[:ID_CHARS],
-            row.partition,
-            row.model,
+            row.partition if answer is None else answer.partition,
+            row.model if answer is None else answer.model,
             "" if answer is None else answer.question,
             "" if answer is None else answer.text,
             max(0.0, self._clock() - row.created_s),
@@ -252,14 +298,14 @@ class EmbeddedStore:
             row.num_bytes,
         )
 
-    def _flushed(self, database: AnswerDatabase) -> AnswerDatabase:
+    def _flushed(self, database: Database) -> Database:
         """Write the uses that wait, and return the database."""
         if self._uses:
             database.note_uses(self._uses)
             self._uses.clear()
         return database
 
-    def _try(self, act: Callable[[AnswerDatabase], T], otherwise: T) -> T:
+    def _try(self, act: Callable[[Database], T], otherwise: T) -> T:
         """Return what `act` returns, or `otherwise` if the database fails. If the file is damaged, begin a new one."""
         try:
             try:
@@ -278,9 +324,9 @@ class EmbeddedStore:
         self._count()
         return result
 
-    def _open(self) -> AnswerDatabase:
+    def _open(self) -> Database:
         if self._database is None:
-            self._database = AnswerDatabase(self._path, self._options.max_bytes)
+            self._database = self._open_database()
         return self._database
 
     def _count(self) -> None:
@@ -290,10 +336,9 @@ class EmbeddedStore:
             metrics.answer_cache_bytes.set(self.num_bytes)
 
     def _set_aside(self, error: Exception) -> None:
+        """Begin a new database in place of a damaged one."""
+        del error
         self._release()
-        if self._path is not None:
-            aside = set_aside(self._path)
-            logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)
 
     def _release(self) -> None:
         if self._database is not None:
@@ -304,3 +349,24 @@ class EmbeddedStore:
     def _close(self) -> None:
         self._try(self._flushed, None)
         self._release()
+
+
+class EmbeddedStore(ThreadStore):
+    """The answers in a SQLite file, or in memory if `path` is None."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        seal: Seal,
+        options: AnswersConfig,
+        clock: Callable[[], float] = time.time,
+        budget_s: float = BUDGET_S,
+    ) -> None:
+        super().__init__(lambda: AnswerDatabase(path, options.max_bytes), seal, options, clock, budget_s)
+        self._path = path
+
+    def _set_aside(self, error: Exception) -> None:
+        super()._set_aside(error)
+        if self._path is not None:
+            aside = set_aside(self._path)
+            logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)

@@ -18,7 +18,7 @@ from typer import get_text_stream
 
 from edgeagent.cli.display import print_json, size_text, table, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
-from edgeagent.egress import BENCH, DOCTOR, ENGINE, KEPT_DAYS, PROBE, PULL, TRACES, Row
+from edgeagent.egress import ANSWERS, BENCH, DOCTOR, ENGINE, KEPT_DAYS, PROBE, PULL, TRACES, Row
 from edgeagent.egress.rows import described, folder_of, purge, read_rows
 from edgeagent.errors import ConfigError
 
@@ -34,6 +34,7 @@ _COUNTED = {
     ENGINE: ("page asked for a back end", "pages asked for back ends"),
     BENCH: ("server measured with invented prompts", "servers measured with invented prompts"),
     TRACES: ("batch of traces", "batches of traces"),
+    ANSWERS: ("command to a store of answers", "commands to a store of answers"),
 }
 _UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -55,8 +56,8 @@ def egress(
     """Show what left this machine: when, for which client, why, where to, and how much; not its content.
 
     Requests to remotes are listed, and images that were fetched for clients. Probes of remotes and what edgeagent sends
-    for itself (pulls, the doctor's question, back ends, benchmarks, traces) are counted; --json and --export show each.
-    The rows are in the state folder, private, for 30 days.
+    for itself (pulls, the doctor's question, back ends, benchmarks, traces, kept answers) are counted; --json and
+    --export show each. The rows are in the state folder, private, for 30 days.
     """
     folder = folder_of(settings_of(state_dir, config).state_dir)
     if sum((as_json, export is not None, is_purge)) > 1:

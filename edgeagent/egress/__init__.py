@@ -14,17 +14,17 @@ EGRESS_FOLDER = "egress"
 KEPT_DAYS = 30
 PROBE = "probe"
 """The reason in the row of a probe."""
-PULL, DOCTOR, ENGINE, BENCH, TRACES = "pull", "doctor", "engine", "bench", "traces"
+PULL, DOCTOR, ENGINE, BENCH, TRACES, ANSWERS = "pull", "doctor", "engine", "bench", "traces", "answers"
 FETCH = "fetch"
 """The reason in the row of an image that is fetched, because a client's message has its address."""
-OWN_REASONS = (PULL, DOCTOR, ENGINE, BENCH, TRACES, FETCH)
+OWN_REASONS = (PULL, DOCTOR, ENGINE, BENCH, TRACES, ANSWERS, FETCH)
 """The reasons in rows of what edgeagent sends for itself. These rows have no request, mode and remote.
 
 Only the row of a fetch has a client. Its bytes are those of the address.
 
 A pull, and the doctor's question whether the hub answers, have a row for each host that is asked. A back end that is
-installed from a web page has a row for the page's host, a benchmark one for the server that it measures, and traces one
-for each batch.
+installed from a web page has a row for the page's host, a benchmark one for the server that it measures, traces one
+for each batch, and a store of answers at a server one for each command.
 """
 UNFINISHED = "unfinished"
 """The outcome of a row without a second line, for example because the request still runs or the daemon crashed."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import json
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +23,19 @@ import httpx
 import pytest
 
 from edgeagent.doctor import plug_ins
-from edgeagent.egress import BENCH, DOCTOR, EGRESS_FOLDER, ENGINE, FETCH, OWN_REASONS, PROBE, PULL, TRACES, UNFINISHED
+from edgeagent.egress import (
+    ANSWERS,
+    BENCH,
+    DOCTOR,
+    EGRESS_FOLDER,
+    ENGINE,
+    FETCH,
+    OWN_REASONS,
+    PROBE,
+    PULL,
+    TRACES,
+    UNFINISHED,
+)
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import EdgeAgentError
 from tests.hub_server import HubServer, hub_server
@@ -40,6 +54,7 @@ LIBRARIES = {
         "httpx",
         "httpx2",
         "huggingface_hub",
+        "redis",
         "requests",
         "urllib3",
         "websockets",
@@ -74,6 +89,7 @@ HARMLESS = ("urllib.parse", "http.HTTPStatus", "websockets.frames", "websockets.
 
 # The modules that send something from this machine, and the ways of `GO` that show how.
 WAYS = {
+    "answers/redis_database.py": ("answers",),
     "backends/remote/network.py": ("daemon", "remote test", "fetch"),
     "backends/remote/transport.py": ("daemon", "remote test", "fetch"),
     "bench/client.py": ("bench",),
@@ -293,6 +309,34 @@ def remote_test(place: Place) -> str:
     return place.run("remote", "test", "far")
 
 
+def answers(place: Place) -> str:
+    """A daemon asks a server for a kept answer. The server notes that, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        if connection.recv(1):
+                            place.server.arrivals.note(f"127.0.0.1:{port}", "a command", has_content=True)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        store = f"redis://127.0.0.1:{port}"
+        running = start_daemon(place.state_dir, "builtin", "--answers-exact", "--answers-store", store)
+        headers = {"Authorization": f"Bearer {(place.state_dir / 'token').read_text().strip()}"}
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
+        with httpx.Client(base_url=running.url, headers=headers, timeout=patient(60)) as client:
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        said = place.run("cache", "answers", "stats", "--json")
+        stop_daemon(running)
+        listener.shutdown(socket.SHUT_RDWR)
+        serving.join()
+    return said
+
+
 class Way(NamedTuple):
     """A way out: what goes it, the reasons in its rows, and what is said if all goes well."""
 
@@ -307,6 +351,7 @@ GO = {
     "bench": Way(bench, {BENCH}, "decode"),
     "engine": Way(engine, {ENGINE}, "has no edgeagent-engine-vulkan"),
     "fetch": Way(fetch, {FETCH}, "leads to a file that is no PNG"),
+    "answers": Way(answers, {ANSWERS}, "cannot be used"),
     "remote test": Way(remote_test, {PROBE, "remote_test"}, "far"),
     "daemon": Way(daemon, {PULL, TRACES, PROBE, "model_unknown"}, "Hello"),
 }

@@ -100,6 +100,10 @@ class Memory:
         self.test.observe(is_right=is_right, probability=lookup.check_probability)
         self.teach(lookup.near, is_right=is_right)
 
+    def turn_off(self) -> None:
+        """Give no more answers, since a test on another machine says that the error is above the bound."""
+        self.test.is_above = True
+
     def forget(self, keys: Collection[bytes] | None) -> None:
         """Forget questions. With None, forget all and what they taught: what was turned off is on again."""
         if keys is None:

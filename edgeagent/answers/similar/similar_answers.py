@@ -1,14 +1,17 @@
 """The lookup by similarity in the daemon: it embeds questions, judges answers, checks some in idle time, and stores.
 
 What it decides is in `memory.Memory`. One task at a time asks models for it, at the tier that waits for all others.
+What it learns are events. They are applied at once; or, if machines share a log, when they are read from there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +22,22 @@ from typing import Any, TypeVar
 
 from edgeagent import metrics
 from edgeagent.answers.answer import Answer
-from edgeagent.answers.key import Question
+from edgeagent.answers.key import FORM, Question
 from edgeagent.answers.lookup import Found
 from edgeagent.answers.rules import KIOSK
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.similar.boundary import Observation
-from edgeagent.answers.similar.index import Vector, as_bytes, vector_of
+from edgeagent.answers.similar.events import (
+    FIRST,
+    Added,
+    Compared,
+    Event,
+    Forgotten,
+    Log,
+    opened_event,
+    sealed_event,
+)
+from edgeagent.answers.similar.index import Near, Vector, as_bytes, vector_of
 from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
 from edgeagent.answers.similar.memory import Lookup, Memory
 from edgeagent.answers.similar.place import asked_text, place_of
@@ -55,6 +68,9 @@ T = TypeVar("T")
 _MAX_PENDING = 256  # lookups whose model's answer has not ended yet
 _MAX_WAITING = 64  # comparisons and checks that wait for idle time; a further one is not made
 _TIMEOUT_S = 120.0
+_FRESH_S = 1.0
+"""How old what is known of a shared log may be when an answer is given."""
+_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +105,12 @@ class SimilarAnswers:
         path: Path | None,
         remote: str,
         rng: random.Random | None = None,
+        log: Log | None = None,
     ) -> None:
-        """`path`: of the file of what is learned; None: memory. `remote`: the identity of a remote's model."""
+        """`path`: of the file of what is learned; None: memory. `remote`: the identity of a remote's model.
+
+        `log`: where machines share what they learn. Then `path` is not used.
+        """
         self._service, self._store, self._seal, self._options = service, store, seal, options
         self._remote = remote
         self._random = rng or random.SystemRandom()
@@ -103,18 +123,23 @@ class SimilarAnswers:
         self._worker: asyncio.Task[None] | None = None
         self._writes: set[asyncio.Future[None]] = set()
         self._generation = 0  # how often all was forgotten
+        self._log = log
+        self._position = FIRST  # up to which the log is applied
+        self._fresh_until_s = 0.0
+        self._following: asyncio.Task[bool] | None = None
         self.trouble: str | None = None
 
     async def start(self) -> None:
-        """Read what was learned before."""
-        learned, kept = await self._in_thread(self._records.load)
-        if learned is not None:
-            self._embedder = learned.model
-            self._restore(learned, kept)
+        """Read what was learned before. A shared log is read when the first question is looked up."""
+        if self._log is None:
+            learned, kept = await self._in_thread(self._records.load)
+            if learned is not None:
+                self._embedder = learned.model
+                self._restore(learned, kept)
         self._worker = asyncio.create_task(self._run_work())
 
     async def close(self) -> None:
-        tasks = [*self._pending.values(), *([] if self._worker is None else [self._worker])]
+        tasks = [*self._pending.values(), *filter(None, (self._worker, self._following))]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -124,7 +149,8 @@ class SimilarAnswers:
 
     def status(self) -> dict[str, Any]:
         trouble = self.trouble or self._records.trouble
-        return {**self.memory.status(), "embedding_model": self._options.embedding_model, "trouble": trouble}
+        about = {"embedding_model": self._options.embedding_model, "is_shared": self._log is not None}
+        return {**self.memory.status(), **about, "trouble": trouble}
 
     async def find(self, question: Question) -> Found | None:
         text = asked_text(question, self._remote)
@@ -140,7 +166,6 @@ class SimilarAnswers:
             return None
         answer = await self._kept(asked.lookup.near.key)
         if answer is None:
-            self._forget([asked.lookup.near.key])
             return None
         self._pending.pop(question.request.id, None)
         if self._random.random() < asked.lookup.check_probability:
@@ -155,7 +180,10 @@ class SimilarAnswers:
             self._later(lambda: self._learn(looking, question, key, answer, generation))
 
     def forget(self, keys: Collection[str] | None) -> None:
-        self._forget(None if keys is None else self.memory.starting_with(keys))
+        forgotten = Forgotten(None if keys is None else tuple(self.memory.starting_with(keys)))
+        self._apply(forgotten)
+        if self._log is not None and forgotten.keys != ():
+            self._soon(self._share(forgotten))
 
     # What is asked.
 
@@ -165,7 +193,7 @@ class SimilarAnswers:
 
     async def _look_up(self, question: Question, text: str) -> _Asked | None:
         vector = await self._embed(text)
-        if vector is None:
+        if vector is None or not await self._is_up_to_date():
             return None
         place = place_of(question, self._seal.key_secret)
         return _Asked(place, text, vector, self.memory.look_up(place, text, vector))
@@ -184,14 +212,18 @@ class SimilarAnswers:
         self.trouble = None
         if file != self._embedder:
             if self._embedder:
-                self._forget(None)
-            self._embedder = file
+                self._apply(Forgotten(None))
+            self._embedder, self._position, self._fresh_until_s = file, FIRST, 0.0
         return vector_of(answer.embeddings[0].vector)
 
     async def _kept(self, key: bytes) -> Answer | None:
+        """Return the answer to a kept question. A question is forgotten if its answer was."""
         with suppress(TooSlow):
             answer = await self._store.get(key)
-            return None if answer is None or answer.has_calls else answer
+            if answer is not None:
+                return None if answer.has_calls else answer
+            if self._store.trouble is None:
+                self._note(Forgotten((key,)))
         return None
 
     # What is learned, in idle time.
@@ -223,17 +255,14 @@ class SimilarAnswers:
         if asked.lookup is not None:
             await self._compare(asked.lookup, question, asked.text, answer, generation)
         if generation == self._generation:
-            forgotten = self.memory.add(asked.place, key, asked.text, asked.vector)
-            self._save([key])
-            self._remove(forgotten)
+            self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector)))
 
     async def _compare(self, lookup: Lookup, question: Question, text: str, answer: Answer, generation: int) -> None:
         """Learn from the model's own answer whether that to the nearest question would have been right."""
         kept = await self._kept(lookup.near.key)
         is_right = None if kept is None else await self._is_same(question, text, kept.text, answer.text)
         if is_right is not None and generation == self._generation:
-            self.memory.teach(lookup.near, is_right=is_right)
-            self._save([lookup.near.key])
+            self._note(Compared(*lookup.near, is_right))
 
     async def _check(self, question: Question, text: str, lookup: Lookup, given: Answer) -> None:
         """Have the model answer a question that was answered from similarity, and compare."""
@@ -245,16 +274,8 @@ class SimilarAnswers:
         is_right = await self._is_same(question, text, given.text, answer)
         if is_right is None or generation != self._generation:
             return
-        was_off = self.memory.is_off
-        self.memory.check(lookup, is_right=is_right)
         metrics.answer_cache_total.labels("checked" if is_right else "wrong").inc()
-        self._save([lookup.near.key])
-        if self.memory.is_off and not was_off:
-            logger.warning(
-                "answers from similarity are off: of %d checked ones %d were wrong, and at most %g %% may be; "
-                "`edgeagent cache answers forget --all` turns them on again",
-                *(self.memory.test.num_checked, self.memory.test.num_wrong, 100 * self._options.max_error),
-            )
+        self._note(Compared(*lookup.near, is_right, lookup.check_probability))
 
     async def _is_same(self, question: Question, text: str, first: str, second: str) -> bool | None:
         if is_same_text(first, second):
@@ -283,18 +304,98 @@ class SimilarAnswers:
         for key, each in kept.items():
             self.memory.add(each.place, key, each.text, vector_of(each.vector))
 
-    def _forget(self, keys: Collection[bytes] | None) -> None:
-        self.memory.forget(keys)
-        if keys is None:
-            self._generation += 1
-        self._remove(keys)
+    def _note(self, event: Event) -> None:
+        """Learn an event: at once, or from the shared log, so that all machines learn in the same order."""
+        if self._log is None:
+            self._apply(event)
+        else:
+            self._soon(self._share(event))
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Added(key, place, text, vector):
+                forgotten = self.memory.add(place, key, text, vector_of(vector))
+                self._save([key])
+                self._remove(forgotten)
+            case Compared(key, similarity, is_right, probability):
+                near, was_off = Near(key, similarity), self.memory.is_off
+                if probability is None:
+                    self.memory.teach(near, is_right=is_right)
+                else:
+                    self.memory.check(Lookup(near, 0.0, True, probability), is_right=is_right)
+                self._save([key])
+                if self.memory.is_off and not was_off:
+                    self._turn_off()
+            case Forgotten(keys):
+                self.memory.forget(keys)
+                if keys is None:
+                    self._generation += 1
+                self._remove(keys)
+
+    def _turn_off(self) -> None:
+        logger.warning(
+            "answers from similarity are off: of %d checked ones %d were wrong, and at most %g %% may be; "
+            "`edgeagent cache answers forget --all` turns them on again",
+            *(self.memory.test.num_checked, self.memory.test.num_wrong, 100 * self._options.max_error),
+        )
+        if self._log is not None:
+            self._soon(self._log.turn_off(self._log_name))
+
+    # What is shared.
+
+    @property
+    def _log_name(self) -> str:
+        """The name of the log. Only machines with the same embedding model, bound and judge learn together."""
+        settings = repr((FORM, self._embedder, self._options.max_error, self._options.judge))
+        return hashlib.blake2b(settings.encode(), key=self._seal.key_secret, digest_size=8).hexdigest()
+
+    async def _share(self, event: Event) -> None:
+        """Write an event to the shared log. If that fails, no machine learns it."""
+        assert self._log is not None
+        act = self._log.clear if event == Forgotten(None) else self._log.append
+        await act(self._log_name, sealed_event(event, self._seal))
+        self._fresh_until_s = 0.0
+
+    async def _is_up_to_date(self) -> bool:
+        """Apply what the machines have learned. Return False if that cannot be known: then no answer may be given."""
+        if self._log is None:
+            return True
+        if self._following is None or self._following.done():
+            if time.monotonic() < self._fresh_until_s:
+                return True
+            self._following = asyncio.create_task(self._follow(self._log))
+        return await asyncio.shield(self._following)
+
+    async def _follow(self, log: Log) -> bool:
+        name, began_s = self._log_name, time.monotonic()
+        self._fresh_until_s = began_s + _FRESH_S  # an event that is written meanwhile sets it back
+        while name == self._log_name:
+            page = await log.page(name, self._position, _PAGE)
+            if page is None or name != self._log_name:
+                break
+            for position, content in page.events:
+                event = opened_event(content, self._seal)
+                if event is not None:
+                    self._apply(event)
+                self._position = position
+                await asyncio.sleep(0)  # a long log holds up no answer
+                if name != self._log_name:
+                    break
+            if len(page.events) < _PAGE and name == self._log_name:
+                if page.is_off and not self.memory.is_off:
+                    self.memory.turn_off()
+                return True
+        self._fresh_until_s = 0.0
+        return False
 
     def _remove(self, keys: Collection[bytes] | None) -> None:
-        if keys is None or keys:
+        if self._log is None and (keys is None or keys):
             self._write(lambda: self._records.remove(keys))
 
     def _save(self, keys: Collection[bytes]) -> None:
         """Write what was learned and what is known of some questions."""
+        if self._log is not None:
+            return
         memory = self.memory
         learned = Learned(self._embedder, memory.max_error, memory.boundary.state(), memory.test.state())
         kept = {}
@@ -306,7 +407,10 @@ class SimilarAnswers:
         self._write(lambda: self._records.put(learned, kept))
 
     def _write(self, act: Callable[[], None]) -> None:
-        write = asyncio.ensure_future(self._in_thread(act))
+        self._soon(self._in_thread(act))
+
+    def _soon(self, act: Awaitable[None]) -> None:
+        write = asyncio.ensure_future(act)
         self._writes.add(write)
         write.add_done_callback(self._writes.discard)
 
