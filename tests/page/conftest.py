@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.answers.answers import Answers
 from edgeagent.config import Config
 from edgeagent.credentials.keys import KeyRing, ensure_token
 from tests.backends.fake import FakeBackend
@@ -94,12 +95,20 @@ async def visit(browser: Any, backend: FakeBackend, tmp_path: Path, size: tuple[
 
 @asynccontextmanager
 async def visiting(
-    browser: Any, backend: FakeBackend, config: Config, size: tuple[int, int], **options: Any
+    browser: Any,
+    backend: FakeBackend,
+    config: Config,
+    size: tuple[int, int],
+    answers: Answers | None = None,
+    **options: Any,
 ) -> AsyncIterator[Visit]:
-    """A new tab, and a daemon. At the end nothing may have gone wrong in the tab, and nothing left the daemon."""
+    """A new tab, and a daemon, with a cache of answers if one is given.
+
+    At the end nothing may have gone wrong in the tab, and nothing left the daemon.
+    """
     folder = config.state_dir
     token = ensure_token(folder)
-    async with running(backend, config, keys=KeyRing(folder)) as daemon:
+    async with running(backend, config, keys=KeyRing(folder), answers=answers) as daemon:
         context = await browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
         tab = await context.new_page()
         found = Visit(tab, daemon, token)

@@ -1,8 +1,15 @@
 // The element of one answer: reasoning and calls folded, text as Markdown, and how it was made.
 
 import { textOf } from "./conversation.js";
-import { GrowingText, h, inFrame, milliseconds, number, replace } from "./dom.js";
+import { GrowingText, ago, button, h, inFrame, milliseconds, number, replace } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
+import { ask } from "./session.js";
+
+const ORIGINS = {
+  exact: "kept answer",
+  similar: "kept answer to a similar question",
+  joined: "answer shared with an equal question",
+};
 
 export class AnswerView {
   constructor() {
@@ -108,7 +115,32 @@ export class AnswerView {
   end(response, ttftMs) {
     this.close();
     this.say(this.reasonOf(response));
-    replace(this.facts, ...factsOf(response, ttftMs));
+    replace(this.facts, ...factsOf(response, ttftMs), ...this.originOf(response.edgeagent?.cache?.answer));
+  }
+
+  // Shows where an answer comes from that no model made for this question alone. A kept one can be forgotten.
+  originOf(origin) {
+    if (!origin) return [];
+    const likeness = origin.similarity === undefined ? null : `similarity ${number(origin.similarity, 2)}`;
+    const age = origin.id ? ` ${ago(origin.age_s)} old` : "";
+    const facts = [h("span", { title: likeness }, h("b", {}, ORIGINS[origin.kind] ?? origin.kind), age)];
+    if (origin.id) {
+      const label = "This answer is wrong: forget it";
+      const press = (event) => this.forget(origin.id, event.currentTarget);
+      facts.push(button("👎", press, { class: "quiet forget", title: label, "aria-label": label }));
+    }
+    return facts;
+  }
+
+  async forget(id, pressed) {
+    try {
+      await ask(`/edgeagent/answers/${id}`, { method: "DELETE" });
+    } catch (error) {
+      if (error.status !== 404) return this.say(error.message); // with 404 it was forgotten before
+    }
+    pressed.textContent = "Forgotten";
+    pressed.setAttribute("aria-label", "Forgotten");
+    return this.say("This answer is forgotten.");
   }
 
   reasonOf(response) {

@@ -289,7 +289,7 @@ export class Chat {
   }
 
   regenerate(turn) {
-    if (this.canAnswer()) this.answer(turn.parent, turn.input);
+    if (this.canAnswer()) this.answer(turn.parent, turn.input, { isNew: true });
   }
 
   // Computes the prompt of what is typed so far, so that its answer begins sooner. One is computed at a time, and then
@@ -365,7 +365,7 @@ export class Chat {
     // The daemon has forgotten the earlier responses, so they are sent whole.
     if (error.code === "previous_response_not_found" && !options?.isWhole && !running.isStopped) {
       turn.parent.children.splice(turn.parent.children.indexOf(turn), 1);
-      return this.answer(turn.parent, turn.input, { isWhole: true });
+      return this.answer(turn.parent, turn.input, { ...options, isWhole: true });
     }
     view.close();
     view.say(error.message);

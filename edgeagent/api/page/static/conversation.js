@@ -133,8 +133,8 @@ export class Conversation {
   }
 
   // The fields of a create that answers `input` behind the turn `parent`. `isWhole`: with all earlier items, for a
-  // daemon that does not have them any more.
-  fields(parent, input, { isWhole = false } = {}) {
+  // daemon that does not have them any more. `isNew`: by a model, even if an answer is kept.
+  fields(parent, input, { isWhole = false, isNew = false } = {}) {
     const items = [...input];
     let turn = parent;
     for (; turn !== this.root && (isWhole || !turn.isContinuable); turn = turn.parent) {
@@ -145,6 +145,7 @@ export class Conversation {
       ...(turn === this.root ? {} : { previous_response_id: turn.response.id }),
       ...this.settings,
       ...noteOf(this.settings),
+      ...(isNew ? { edgeagent: { answers: "none" } } : {}),
     };
   }
 
