@@ -75,13 +75,23 @@ _BEFORE_CONTENT = (Started, Queued, PromptProgress)
 
 
 class Generation(SharedAnswer):
-    """An answer that is being generated, for one client or several. `id`: that of the request at the router."""
+    """An answer that is being generated, for one client or several. `id`: that of the request at the router.
 
-    def __init__(self, request_id: str, *, is_open: bool) -> None:
+    `keep` is called with the terminal delta, before a client that got it can ask again.
+    """
+
+    def __init__(self, request_id: str, keep: Callable[[Generation], None], *, is_open: bool) -> None:
         super().__init__(time.monotonic, is_open=is_open)
         self.id = request_id
+        self._keep = keep
         self.task: asyncio.Task[None] | None = None
         self._has_changed = asyncio.Event()
+
+    def put(self, step: Step) -> None:
+        was_finished = self.finished is not None
+        super().put(step)
+        if self.finished is not None and not was_finished:
+            self._keep(self)
 
     def note_change(self) -> None:
         """Look again for a follower that has room. Call it when one has joined or left."""
@@ -368,20 +378,23 @@ class Answers:
 
     def _begin(self, request: GenerateRequest, question: Question, use: Use, key: bytes, shared: bytes) -> Generation:
         """Start a generation without followers. The caller must join it at once."""
-        generation = Generation(request.id, is_open=True)
+        num_forgotten = self._num_forgotten
+
+        def keep(ended: Generation) -> None:
+            if (use.writes or use.reads) and num_forgotten == self._num_forgotten:
+                self._keep(question, key, ended, use)
+
+        generation = Generation(request.id, keep, is_open=True)
         if use.leads:
             self._running[shared] = generation
 
         async def run() -> None:
-            num_forgotten = self._num_forgotten
             try:
                 await self._service.generate(request, generation)
             except Exception as error:
                 generation.end(error)
             else:
                 generation.end(None)
-                if use.writes and num_forgotten == self._num_forgotten:
-                    self._keep(question, key, generation)
             finally:
                 generation.end(BackendUnavailable("the daemon is stopping"))  # only if it was cancelled
                 if self._running.get(shared) is generation:
@@ -439,8 +452,11 @@ class Answers:
 
     # What is kept.
 
-    def _keep(self, question: Question, key: bytes, generation: Generation) -> None:
-        """Keep an answer that has ended, unless it is not whole, or its model is not known to be the asked one."""
+    def _keep(self, question: Question, key: bytes, generation: Generation, use: Use) -> None:
+        """Keep an answer that has ended, unless it is not whole, or its model is not known to be the asked one.
+
+        One that may not be kept still shows whether a kept answer to a similar question is right.
+        """
         steps, end = generation.steps, generation.finished
         if end is None:
             return
@@ -452,10 +468,12 @@ class Answers:
         if status is None or (question.identity != REMOTE and _loaded(status, question.model) != question.identity):
             return
         answer = answer_of(question, steps, time.time())
-        if answer is not None:
+        if answer is None:
+            return
+        if use.writes:
             self.store.put(key, answer)
-            if self.similar is not None:
-                self.similar.learn(question, key, answer)
+        if self.similar is not None:
+            self.similar.learn(question, key if use.writes else None, answer)
 
     async def forget(self, partition: str | None) -> int:
         """Forget all answers, or those of a partition, and keep none that is being generated. Return how many.

@@ -35,8 +35,11 @@ class Similar(Protocol):
         is cancelled, and the client gets that answer.
         """
 
-    def learn(self, question: Question, key: bytes, answer: Answer) -> None:
-        """Take note that the model has answered a question itself. The answer is kept under `key`. Return at once."""
+    def learn(self, question: Question, key: bytes | None, answer: Answer) -> None:
+        """Take note that the model has answered a question itself. Return at once.
+
+        The answer is kept under `key`; None: neither answer nor question may be kept.
+        """
 
     def forget(self, keys: Collection[str] | None) -> None:
         """Forget the answers with these ids; None: all."""

@@ -63,7 +63,9 @@ SPREADS = np.array(
         [0.20, 0.30, 0.20, 0.15, 0.15],
     ]
 )
+# Small lapses and equal entries are likelier: of a lapse, each decade has less weight than the one below it.
 _SPREAD_PRIOR = np.array([8.0, 4.0, 2.0, 1.0])
+_LAPSE_PRIOR = 1.0 / _LAPSES
 MIN_SIMILARITY = 0.7
 """Below it, two questions are not compared at all: what was learned there would say little about more similar ones."""
 
@@ -84,8 +86,7 @@ class Boundary:
 
     def __init__(self) -> None:
         shape = (len(SPREADS), len(_THRESHOLDS), len(_STEEPNESS), len(_LAPSES))
-        # Small lapses and equal entries are likelier: of a lapse, each decade has less weight than the one below it.
-        prior = _SPREAD_PRIOR[:, None, None, None] / _LAPSES
+        prior = _SPREAD_PRIOR[:, None, None, None] * _LAPSE_PRIOR
         self._prior = np.broadcast_to(np.log(prior / prior.sum()), shape)
         self._evidence: Values = np.zeros(shape)
         self._entries: dict[bytes, deque[Observation]] = {}

@@ -16,10 +16,11 @@ Run = Callable[[GenerateRequest], Awaitable[list[Step] | None]]
 
 def is_same_text(first: str, second: str) -> bool:
     """Whether two answers differ only in case, spaces and punctuation. An empty answer is the same as none."""
-    return bool(plain := _plain(first)) and plain == _plain(second)
+    return bool(plain := plain_text(first)) and plain == plain_text(second)
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
+    """Return what `is_same_text` compares of an answer; "" if it says nothing."""
     # What stands within a number or a word stays: 3.50, -5, e-mail.
     text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return " ".join(filter(None, (word.strip(".,;:!?…\"'“”„()*_`") for word in text.split())))

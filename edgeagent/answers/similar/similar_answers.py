@@ -173,7 +173,7 @@ class SimilarAnswers:
             self._later(lambda: self._check(question, text, lookup, answer))
         return Found(asked.lookup.near.key, answer, asked.lookup.near.similarity)
 
-    def learn(self, question: Question, key: bytes, answer: Answer) -> None:
+    def learn(self, question: Question, key: bytes | None, answer: Answer) -> None:
         looking = self._pending.pop(question.request.id, None)
         if looking is not None:
             generation = self._generation
@@ -247,14 +247,19 @@ class SimilarAnswers:
         await self._work.join()
 
     async def _learn(
-        self, looking: asyncio.Task[_Asked | None], question: Question, key: bytes, answer: Answer, generation: int
+        self,
+        looking: asyncio.Task[_Asked | None],
+        question: Question,
+        key: bytes | None,
+        answer: Answer,
+        generation: int,
     ) -> None:
         asked = await looking
         if asked is None or answer.has_calls or answer.end.reason is not FinishReason.STOP:
             return
         if asked.lookup is not None:
             await self._compare(asked.lookup, question, asked.text, answer, generation)
-        if generation == self._generation:
+        if key is not None and generation == self._generation:
             self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector)))
 
     async def _compare(self, lookup: Lookup, question: Question, text: str, answer: Answer, generation: int) -> None:
