@@ -2,29 +2,52 @@
 
 It runs streams of 2,000 questions from two domains at three bounds, with vectors of the real all-MiniLM-L6-v2, beside
 the best fixed threshold that the same guards allow, which is chosen with the truth known. Then come adverse streams,
-and the search among 100,000 vectors. It prints tables for docs/figures.md. The truth is that of the rules which made
-the questions. Vectors are computed once, in the engine's own encoder, and kept in FILE.
+and the search among 100,000 vectors. It prints tables for docs/figures.md. Vectors are computed once, in the engine's
+own encoder, and kept in FILE.
+
+The domains and their seeds are those that nothing was tuned on; `--domains tuned` has the others. The truth is that of
+the rules which made the questions. With `--truth builtin` or `--truth smollm2`, it is that of a model, which answers
+each text once, greedily: two questions are the same if its answers are. Those streams have fewer wordings.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import httpx
 import numpy as np
+import pytest
 
+from edgeagent.answers.similar import boundary, memory
 from edgeagent.answers.similar.index import Index, Vector
+from edgeagent.answers.similar.judge import plain_text
+from edgeagent.answers.similar.measured import ErrorTest
+from edgeagent.answers.similar.memory import MIN_CHECKED
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.encoder import Encoder
 from edgeagent.engine.llama.model import Model
-from tests.answers.similar.paraphrases import DOMAINS, Asked, negatives, stream
+from tests.answers.similar.fresh_domains import FRESH
+from tests.answers.similar.paraphrases import DOMAINS, TUNED, Asked, negatives, stream
 from tests.answers.similar.streams import Result, best_threshold, run, without_repeats
+from tests.integration.conftest import serving
 from tests.minilm import make_minilm
+from tests.patience import patient
+from tests.smollm2 import MODEL as SMOLLM2
 
 BOUNDS = (0.005, 0.01, 0.03)
+_FIRST_SEED = {"fresh": 100, "tuned": 0}
+_BOUND_OF_CONSTANTS = 0.01
+_MAX_ANSWER_TOKENS = 40
+_AT_ONCE = 4
 _LENGTH = 2000
 _NUM_VECTORS = 100_000
 _NUM_SEARCHES = 300
@@ -61,14 +84,77 @@ def vectors_of(texts: Sequence[str], file: Path | None) -> dict[str, Vector]:
     return known
 
 
-def adverse(seed: int) -> dict[str, list[Asked]]:
+def adverse(domains: Sequence[str], seed: int) -> dict[str, list[Asked]]:
     """Return streams that are made to mislead: no question comes twice; one entry; a change of what is asked."""
-    museum, bank = (stream(domain, seed, _LENGTH) for domain in DOMAINS)
-    one = [each for other in range(6) for each in stream("museum", 100 * seed + other, _LENGTH)]
+    first, second = (stream(domain, seed, _LENGTH) for domain in domains)
+    one = [each for other in range(6) for each in stream(domains[0], 100 * seed + other, _LENGTH)]
     return {
-        "only negatives": [each for domain in DOMAINS for each in negatives(domain, seed, _LENGTH)],
+        "only negatives": [each for domain in domains for each in negatives(domain, seed, _LENGTH)],
         "all near one intent": [each for each in one if each.meaning.partition("/")[0] in ("0", "1")],
-        "the domain changes": [*museum[: _LENGTH // 2], *bank[: _LENGTH // 2]],
+        "the domain changes": [*first[: _LENGTH // 2], *second[: _LENGTH // 2]],
+    }
+
+
+def answered_by(model: str, asked: Mapping[str, Sequence[str]], file: Path | None) -> dict[tuple[str, str], str]:
+    """Return a model's answer to each text of each domain, without those that it did not end by itself.
+
+    Those that `file` has are not asked for again.
+    """
+    known: dict[str, dict[str, str]] = json.loads(file.read_text()) if file is not None and file.exists() else {}
+    missing = [(domain, text) for domain, texts in asked.items() for text in texts if text not in known.get(domain, {})]
+    if missing:
+        print(f"{model} answers {len(missing)} questions", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            path = "builtin" if model == "builtin" else str(SMOLLM2)
+            flags = ("--threads", "2", "--parallel", str(_AT_ONCE), "--cache-disk-bytes", "0")
+            with serving(Path(folder) / "state", path, *flags) as daemon, ThreadPoolExecutor(_AT_ONCE) as threads:
+                url = f"{daemon.url}/v1/chat/completions"
+                answers = threads.map(lambda each: _answer(url, *each), missing)
+                for (domain, text), answer in zip(missing, answers, strict=True):
+                    known.setdefault(domain, {})[text] = answer
+        if file is not None:
+            file.write_text(json.dumps(known))
+    return {(domain, text): known[domain][text] for domain, texts in asked.items() for text in texts}
+
+
+def _answer(url: str, domain: str, text: str) -> str:
+    """Return a greedy answer; "" if it was cut."""
+    body: dict[str, Any] = {
+        "messages": [{"role": "system", "content": DOMAINS[domain].facts}, {"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": _MAX_ANSWER_TOKENS,
+    }
+    choice = httpx.post(url, json=body, timeout=patient(120), trust_env=False).raise_for_status().json()["choices"][0]
+    return str(choice["message"]["content"]) if choice["finish_reason"] == "stop" else ""
+
+
+Streams = dict[tuple[str, int], list[Asked]]
+
+
+def streams_of(domains: Sequence[str], seeds: Sequence[int], truth: str, file: Path | None) -> Streams:
+    """Return the streams, without texts that come twice. `truth`: "rules", or the model whose answers are compared."""
+    is_terse = truth != "rules"
+    streams = {
+        (domain, seed): without_repeats(stream(domain, seed, _LENGTH, is_terse=is_terse))
+        for domain in domains
+        for seed in seeds
+    }
+    if truth == "rules":
+        return streams
+    texts = {
+        domain: sorted({each.text for (name, _), asked in streams.items() if name == domain for each in asked})
+        for domain in domains
+    }
+    answers = answered_by(truth, texts, file)
+    for domain in domains:
+        plain = [plain_text(answers[domain, text]) for text in texts[domain]]
+        whole = [answer for answer in plain if answer]
+        print(f"{domain}: {len(plain)} texts, {len(whole)} answers that ended, {len(set(whole))} different ones")
+    return {
+        (domain, seed): [
+            Asked(each.text, answer) for each in asked if (answer := plain_text(answers[domain, each.text]))
+        ]
+        for (domain, seed), asked in streams.items()
     }
 
 
@@ -85,16 +171,15 @@ def row(name: str, found: Sequence[tuple[Result, Result]], bound: float) -> str:
     )
 
 
-def measure_streams(seeds: Sequence[int], file: Path | None) -> None:
+def measure_streams(streams: Streams, file: Path | None) -> None:
     """Print the table of the streams."""
-    streams = {(domain, seed): without_repeats(stream(domain, seed, _LENGTH)) for domain in DOMAINS for seed in seeds}
     vectors = vectors_of(sorted({each.text for asked in streams.values() for each in asked}), file)
     print(
         "| domain | bound | streams within | error: mean (largest) | answered | of the best threshold: median (least) |"
     )
     print("|---|---|---|---|---|---|", flush=True)
     for bound in BOUNDS:
-        for domain in DOMAINS:
+        for domain in dict.fromkeys(name for name, _ in streams):
             found = [
                 (run(asked, vectors, bound, seed=seed), best_threshold(asked, vectors, bound))
                 for (name, seed), asked in streams.items()
@@ -103,9 +188,9 @@ def measure_streams(seeds: Sequence[int], file: Path | None) -> None:
             print(row(domain, found, bound), flush=True)
 
 
-def measure_adverse(file: Path | None) -> None:
+def measure_adverse(domains: Sequence[str], seed: int, file: Path | None) -> None:
     """Print what happens in adverse streams."""
-    streams = {name: without_repeats(asked) for name, asked in adverse(0).items()}
+    streams = {name: without_repeats(asked) for name, asked in adverse(domains, seed).items()}
     vectors = vectors_of(sorted({each.text for asked in streams.values() for each in asked}), file)
     for name, asked in streams.items():
         for bound in BOUNDS:
@@ -119,20 +204,72 @@ def _print_adverse(name: str, result: Result, bound: float) -> None:
     )
 
 
+def _variants() -> dict[str, list[tuple[ModuleType, str, object]]]:
+    """Return other values of the constants that were chosen, by what is other."""
+    return {
+        "as they are": [],
+        "all spreads equally likely": [(boundary, "_SPREAD_PRIOR", np.ones(4))],
+        "all lapses equally likely": [(boundary, "_LAPSE_PRIOR", np.ones(len(boundary._LAPSES)))],
+        "all entries alike": [(boundary, "SPREADS", boundary.SPREADS[:1]), (boundary, "_SPREAD_PRIOR", np.ones(1))],
+        "compared from 0.5 on": [(memory, "MIN_SIMILARITY", 0.5)],
+        "compared from 0.8 on": [(memory, "MIN_SIMILARITY", 0.8)],
+        "8 observations of an entry": [(boundary, "MAX_OBSERVATIONS", 8)],
+        "forgets after 400 observations": [(boundary, "_MEMORY", 400)],
+        "one in five is checked": [(memory, "MIN_CHECKED", 0.2)],
+        "one in a hundred is checked": [(memory, "MIN_CHECKED", 0.01)],
+    }
+
+
+def measure_constants(num_seeds: int, file: Path | None) -> None:
+    """Print what other values of the chosen constants change, and how soon the test of the error ends the reuse.
+
+    Only the domains that were tuned on are used, so that the fresh ones stay fresh.
+    """
+    streams = streams_of(tuple(TUNED), range(num_seeds), "rules", None)
+    vectors = vectors_of(sorted({each.text for asked in streams.values() for each in asked}), file)
+    best = {key: best_threshold(asked, vectors, _BOUND_OF_CONSTANTS) for key, asked in streams.items()}
+    print("| constants | error: mean (largest) | of the best threshold: median (least) | checked |\n|---|---|---|---|")
+    for name, changes in _variants().items():
+        with pytest.MonkeyPatch.context() as patch:
+            for place, attribute, value in changes:
+                patch.setattr(place, attribute, value)
+            found = {key: run(asked, vectors, _BOUND_OF_CONSTANTS, seed=key[1]) for key, asked in streams.items()}
+        errors = [result.error for result in found.values()]
+        ratios = [result.num_hits / max(1, best[key].num_hits) for key, result in found.items()]
+        checked = sum(result.num_checks for result in found.values()) / sum(each.num_hits for each in found.values())
+        print(
+            f"| {name} | {100 * np.mean(errors):.2f} % ({100 * max(errors):.2f} %) | "
+            f"{np.median(ratios):.2f} ({min(ratios):.2f}) | {100 * checked:.0f} % |",
+            flush=True,
+        )
+    print("| true error | checks until the reuse ends: median (95 %) | answers until then, median |\n|---|---|---|")
+    for times in (2.0, 3.0, 10.0, 50.0):
+        counts = [_checks_until_off(times * _BOUND_OF_CONSTANTS, seed) for seed in range(300)]
+        middle = int(np.median(counts))
+        print(f"| {times:g} x the bound | {middle} ({np.percentile(counts, 95):.0f}) | {middle / MIN_CHECKED:.0f} |")
+
+
+def _checks_until_off(error: float, seed: int) -> int:
+    chance, test = random.Random(seed), ErrorTest(_BOUND_OF_CONSTANTS)
+    while not test.is_above:
+        test.observe(is_right=chance.random() >= error, probability=MIN_CHECKED)
+    return test.num_checked
+
+
 def measure_search(vectors: Mapping[str, Vector] | None = None) -> None:
     """Print what a search among many vectors of one place takes, and how often it finds the nearest."""
-    random = np.random.default_rng(0)
-    centres = random.standard_normal((_NUM_VECTORS // 5, 384), np.float32)
-    many = centres[random.integers(0, len(centres), _NUM_VECTORS)]
-    many += 0.7 * random.standard_normal(many.shape, np.float32)
+    chance = np.random.default_rng(0)
+    centres = chance.standard_normal((_NUM_VECTORS // 5, 384), np.float32)
+    many = centres[chance.integers(0, len(centres), _NUM_VECTORS)]
+    many += 0.7 * chance.standard_normal(many.shape, np.float32)
     many /= np.linalg.norm(many, axis=1, keepdims=True)
     index = Index()
     began_s = time.thread_time()
     for number, vector in enumerate(many):
         index.add(b"place", number.to_bytes(4, "big"), vector)
     built_s = time.thread_time() - began_s
-    asked = many[random.integers(0, _NUM_VECTORS, _NUM_SEARCHES)]
-    asked = asked + 0.03 * random.standard_normal(asked.shape, np.float32)
+    asked = many[chance.integers(0, _NUM_VECTORS, _NUM_SEARCHES)]
+    asked = asked + 0.03 * chance.standard_normal(asked.shape, np.float32)
     asked /= np.linalg.norm(asked, axis=1, keepdims=True)
     walls_s, cpu_s, num_found = [], [], 0
     for vector in asked:
@@ -151,17 +288,25 @@ def measure_search(vectors: Mapping[str, Vector] | None = None) -> None:
 
 def main() -> None:
     """Measure everything, or only parts."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10, help="streams of each domain")
+    parser.add_argument("--domains", choices=("fresh", "tuned"), default="fresh")
+    parser.add_argument("--truth", choices=("rules", "builtin", "smollm2"), default="rules")
     parser.add_argument("--vectors", type=Path, help="a file that keeps the vectors for the next time (.npz)")
-    parser.add_argument("--only", choices=("streams", "adverse", "search"))
+    parser.add_argument("--answers", type=Path, help="a file that keeps the model's answers for the next time (.json)")
+    parser.add_argument("--only", choices=("streams", "adverse", "search", "constants"))
     given = parser.parse_args()
+    domains = tuple(FRESH if given.domains == "fresh" else TUNED)
+    first = _FIRST_SEED[given.domains]
     if given.only in (None, "streams"):
-        measure_streams(range(given.seeds), given.vectors)
+        streams = streams_of(domains, range(first, first + given.seeds), given.truth, given.answers)
+        measure_streams(streams, given.vectors)
     if given.only in (None, "adverse"):
-        measure_adverse(given.vectors)
+        measure_adverse(domains, first, given.vectors)
     if given.only in (None, "search"):
         measure_search()
+    if given.only == "constants":
+        measure_constants(given.seeds, given.vectors)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,477 @@
+"""Two domains that nothing was tuned on: the desk of a public library, and the reception of a doctors' practice.
+
+They measure what the cache does with questions that its rules and its prior have not seen. So do not change a rule, a
+word list or the prior by looking at them; write further domains for that.
+"""
+
+from __future__ import annotations
+
+from tests.answers.similar.intents import Domain, intent
+
+_AUTHORS = ("Maria Keller", "Mario Keller", "Ruth Hansen")
+_MEDIA = ("books", "films", "board games")
+_BRANCHES = ("from Mill Road to Park Lane", "from Park Lane to Mill Road")
+
+LIBRARY = (
+    intent(
+        "How many {media} may I borrow at once?",
+        "What is the limit for {media}?",
+        "How many {media} can I take home?",
+        "Is there a maximum number of {media} per person?",
+        media=_MEDIA,
+    ),
+    intent(
+        "How long can I keep {media}?",
+        "For how many days are {media} lent?",
+        "What is the loan period for {media}?",
+        "When do I have to bring {media} back?",
+        media=_MEDIA,
+    ),
+    intent(
+        "How do I renew my loans?",
+        "Can I extend the loan period?",
+        "I need a book for longer, what do I do?",
+        "Is it possible to keep a book for another few weeks?",
+    ),
+    intent(
+        "What does it cost if a book is {days} days late?",
+        "How high is the fee for {days} days overdue?",
+        "I am {days} days late, what do I have to pay?",
+        "What fine do I pay after {days} days?",
+        days=("3", "7", "14"),
+    ),
+    intent(
+        "How do I reserve a book?",
+        "Can I put a book on hold?",
+        "I would like to reserve a title.",
+        "Is it possible to place a hold on a book?",
+    ),
+    intent(
+        "How do I cancel a reservation?",
+        "Can I remove a hold?",
+        "I no longer want the book that I reserved.",
+        "How can I take back a reservation?",
+    ),
+    intent(
+        "Do you have books by {author}?",
+        "Which titles of {author} are in stock?",
+        "I'm looking for something by {author}.",
+        "Where do I find {author}'s novels?",
+        author=_AUTHORS,
+    ),
+    intent(
+        "When did {author} publish her first novel?",
+        "In which year did {author}'s first book come out?",
+        "What year was the debut of {author}?",
+        "How old is the first novel of {author}?",
+        author=("Maria Keller", "Ruth Hansen"),
+    ),
+    intent(
+        "Is {author} coming for a reading?",
+        "When does {author} read here?",
+        "Is there an evening with {author}?",
+        "Can I hear {author} live in the library?",
+        author=_AUTHORS,
+    ),
+    intent(
+        "What is on floor {floor}?",
+        "Which departments are on floor {floor}?",
+        "What do I find on floor {floor}?",
+        "Tell me what floor {floor} has.",
+        floor=("1", "2", "4"),
+    ),
+    intent(
+        "How do I get to floor {floor}?",
+        "What is the way to floor {floor}?",
+        "I want to go to floor {floor}, how do I do that?",
+        "Where do I go up to floor {floor}?",
+        floor=("1", "2", "4"),
+    ),
+    intent(
+        "Can I book study room {room}?",
+        "Is study room {room} free to reserve?",
+        "I would like to have study room {room} for a group.",
+        "How do I reserve study room {room}?",
+        room=("6", "8", "16"),
+    ),
+    intent(
+        "Where can I {act} a document?",
+        "Is there a machine on which I can {act} pages?",
+        "I need to {act} something, where do I go?",
+        "How do I {act} my homework?",
+        act=("print", "scan", "copy"),
+    ),
+    intent(
+        "How much is a page printed in {ink}?",
+        "What do you charge for printing in {ink}?",
+        "Price per page for {ink} prints?",
+        "What does a print in {ink} cost?",
+        ink=("colour", "black and white"),
+    ),
+    intent(
+        "May I eat in the reading room?",
+        "Is food allowed in the reading room?",
+        "Can I have my lunch in the reading room?",
+        "Am I permitted to bring a sandwich into the reading room?",
+    ),
+    intent(
+        "What may I not bring into the reading room?",
+        "What is forbidden in the reading room?",
+        "Which things are not allowed in the reading room?",
+    ),
+    intent(
+        "I lost a book, what happens?",
+        "A book that I borrowed is gone.",
+        "What do I owe for a missing book?",
+        "What if I can't find a borrowed book any more?",
+    ),
+    intent(
+        "I found a book that belongs to the library.",
+        "Where do I hand in a library book that I found?",
+        "Somebody left one of your books on the train.",
+        "What do I do with a library book that is not mine?",
+    ),
+    intent(
+        "I damaged a book, what happens?",
+        "A page of my book is torn.",
+        "I spilled coffee over one of your books.",
+        "Do I have to pay if a book gets broken?",
+    ),
+    intent(
+        "How do I get a library card?",
+        "I'd like to become a member.",
+        "What do I need to sign up at the library?",
+        "Where can I register as a reader?",
+    ),
+    intent(
+        "How do I give up my library card?",
+        "I'd like to end my membership.",
+        "How can I leave the library as a member?",
+        "What do I do to cancel my card?",
+    ),
+    intent(
+        "What does a card for {who} cost?",
+        "How much do {who} pay for a year?",
+        "Annual fee for {who}?",
+        "What's the price of membership for {who}?",
+        who=("students", "families", "pensioners"),
+    ),
+    intent(
+        "Can I return books when you're closed?",
+        "Is there a return box outside?",
+        "Where do I drop off books at night?",
+        "How do I give back a book outside opening hours?",
+    ),
+    intent(
+        "Are you open on {holiday}?",
+        "Is the library closed on {holiday}?",
+        "What are your hours on {holiday}?",
+        "Can I come in on {holiday}?",
+        holiday=("Christmas Eve", "Easter Monday", "New Year's Day"),
+    ),
+    intent(
+        "Do you have books in {language}?",
+        "Where are the {language} books?",
+        "I am looking for something to read in {language}.",
+        "Which shelf has {language} literature?",
+        language=("Turkish", "Polish", "Arabic"),
+    ),
+    intent(
+        "When does the reading group for {topic} meet?",
+        "What day is the {topic} reading group?",
+        "At what time is your group on {topic}?",
+        "Is there a date for the {topic} circle?",
+        topic=("poetry", "history", "crime fiction"),
+    ),
+    intent(
+        "How do I borrow an e-book?",
+        "Can I read your books on a tablet?",
+        "How does lending of electronic books work?",
+        "Where do I download e-books?",
+    ),
+    intent(
+        "How do I give back an e-book early?",
+        "Can I return an electronic book before its time is over?",
+        "Do e-books have to be returned?",
+    ),
+    intent(
+        "How long does a book take {way}?",
+        "When does a book arrive that is sent {way}?",
+        "How many days does a transfer {way} need?",
+        "I want a book moved {way}, how long do I wait?",
+        way=_BRANCHES,
+    ),
+    intent(
+        "Can I donate my old books?",
+        "Do you take books as a gift?",
+        "I want to give you some books.",
+        "Where do I bring books that I don't need any more?",
+    ),
+    intent(
+        "Can I buy old books from you?",
+        "Do you sell books that are sorted out?",
+        "Is there a sale of used books?",
+        "Are there second-hand books to purchase?",
+    ),
+    intent(
+        "Can I use a computer with internet?",
+        "Are there PCs for visitors?",
+        "Where can I go online?",
+        "I need a computer for an hour.",
+    ),
+)
+
+_DOCTORS = ("Sarah Lang", "Sara Long", "Paul Becker")
+_DRUGS = ("ibuprofen", "paracetamol", "aspirin")
+_TESTS = ("blood test", "X-ray", "ultrasound")
+_ILLNESSES = ("flu", "measles", "tetanus")
+
+CLINIC = (
+    intent(
+        "How do I get an appointment with Doctor {name}?",
+        "I'd like to see Doctor {name}.",
+        "When is Doctor {name}'s next free slot?",
+        "Can I book a visit to Doctor {name}?",
+        name=_DOCTORS,
+    ),
+    intent(
+        "I have to cancel my appointment with Doctor {name}.",
+        "How do I call off a visit to Doctor {name}?",
+        "I can't come to Doctor {name}, whom do I tell?",
+        "Please strike out my slot with Doctor {name}.",
+        name=_DOCTORS,
+    ),
+    intent(
+        "Is Doctor {name} in on {day}?",
+        "What are Doctor {name}'s hours on {day}?",
+        "Can I see Doctor {name} on {day}?",
+        "From when to when is Doctor {name} there on {day}?",
+        name=("Sarah Lang", "Paul Becker"),
+        day=("Tuesday", "Thursday"),
+    ),
+    intent(
+        "How many tablets of {drug} are allowed in a day?",
+        "How often may I take {drug}?",
+        "What is the highest daily dose of {drug}?",
+        "How much {drug} can an adult take?",
+        drug=_DRUGS,
+    ),
+    intent(
+        "Do I take {drug} before a meal?",
+        "Is it right to swallow {drug} before eating?",
+        "Should {drug} be taken ahead of breakfast?",
+        drug=_DRUGS,
+    ),
+    intent(
+        "Do I take {drug} after a meal?",
+        "Is it right to swallow {drug} after eating?",
+        "Should {drug} be taken once I had breakfast?",
+        drug=_DRUGS,
+    ),
+    intent(
+        "When do I start with {drug}?",
+        "From which day on do I take {drug}?",
+        "When should I begin to take {drug}?",
+        drug=_DRUGS,
+    ),
+    intent(
+        "When do I stop {drug}?",
+        "Until which day do I take {drug}?",
+        "When should I end taking {drug}?",
+        drug=_DRUGS,
+    ),
+    intent(
+        "How do I get a new prescription for {drug}?",
+        "I have run out of {drug}.",
+        "Can you prescribe {drug} to me once more?",
+        "Where do I order my {drug} prescription?",
+        drug=_DRUGS,
+    ),
+    intent(
+        "I need a sick note for {days} days.",
+        "Can the doctor write me off work for {days} days?",
+        "How do I get a certificate for {days} days off?",
+        "I'd like to be off sick for {days} days.",
+        days=("1", "3", "5"),
+    ),
+    intent(
+        "Do you vaccinate against {illness}?",
+        "Can I get a shot against {illness} here?",
+        "I'd like to be vaccinated against {illness}.",
+        "Is the {illness} vaccine available at your practice?",
+        illness=_ILLNESSES,
+    ),
+    intent(
+        "When is the next vaccination against {illness} due?",
+        "After how many years do I renew the {illness} vaccination?",
+        "How long does the {illness} vaccine protect me?",
+        "When do I need a booster against {illness}?",
+        illness=_ILLNESSES,
+    ),
+    intent(
+        "What are the side effects of the {illness} vaccine?",
+        "Is a vaccination against {illness} risky?",
+        "How will I feel after the shot against {illness}?",
+        "Does the {illness} vaccination make one ill?",
+        illness=_ILLNESSES,
+    ),
+    intent(
+        "May I eat before my {test}?",
+        "Must I be fasting for the {test}?",
+        "Should I have an empty stomach for the {test}?",
+        test=_TESTS,
+    ),
+    intent(
+        "May I eat after my {test}?",
+        "How soon is food allowed once the {test} is over?",
+        "Should I wait with lunch after the {test}?",
+        test=_TESTS,
+    ),
+    intent(
+        "When do I get the results of my {test}?",
+        "How many days until my {test} is evaluated?",
+        "How soon are the findings of my {test} there?",
+        "How long do I wait for what the {test} has shown?",
+        test=_TESTS,
+    ),
+    intent(
+        "How long does the {test} take?",
+        "What is the duration of the {test}?",
+        "How many minutes do I plan for the {test}?",
+        test=_TESTS,
+    ),
+    intent(
+        "From what age do you treat children?",
+        "Can I bring my child to you?",
+        "Do you see small children as patients?",
+        "Is my four-year-old welcome at your practice?",
+    ),
+    intent(
+        "Do you accept patients with {kind} insurance?",
+        "I have {kind} insurance, can I come?",
+        "Is {kind} health insurance taken?",
+        "Are you open to {kind} patients?",
+        kind=("private", "public"),
+    ),
+    intent(
+        "What do I pay without insurance?",
+        "I am not insured, what does a visit cost?",
+        "How much is it if one has no insurance?",
+    ),
+    intent(
+        "Do you take new patients?",
+        "I'd like to become a patient of yours.",
+        "Can I register with your practice?",
+        "Is there room for one more patient?",
+    ),
+    intent(
+        "I want to leave your practice as a patient.",
+        "How do I change to another doctor?",
+        "I no longer want to be your patient.",
+    ),
+    intent(
+        "Whom do I call at the weekend?",
+        "Who helps me when you're closed?",
+        "Which number is for emergencies on Sundays?",
+        "Where do I go if I get ill at night?",
+    ),
+    intent(
+        "I need a referral to a {specialist}.",
+        "Can you send me to a {specialist}?",
+        "How do I get to see a {specialist}?",
+        "Do I need a letter for the {specialist}?",
+        specialist=("cardiologist", "dermatologist", "neurologist"),
+    ),
+    intent(
+        "Do you make home visits?",
+        "Can the doctor come to my house?",
+        "My mother can't walk, does somebody come to her?",
+        "Is a visit at home possible?",
+    ),
+    intent(
+        "Can I talk to the doctor by video?",
+        "Do you offer online consultations?",
+        "Is it possible to see the doctor on a screen?",
+        "How does a video visit work?",
+    ),
+    intent(
+        "How do I raise my blood pressure?",
+        "What helps against low blood pressure?",
+        "My blood pressure is too low, what can I do?",
+        "Which food makes blood pressure go up?",
+    ),
+    intent(
+        "How do I lower my blood pressure?",
+        "What helps against high blood pressure?",
+        "My blood pressure is too high, what can I do?",
+        "Which food makes blood pressure go down?",
+    ),
+    intent(
+        "I have a fever of {degrees} degrees, what shall I do?",
+        "My temperature is {degrees}, is that bad?",
+        "What helps with {degrees} degrees of fever?",
+        "The thermometer says {degrees}, must I come?",
+        degrees=("38", "39", "40"),
+    ),
+    intent(
+        "I am allergic to {stuff}, is that a problem?",
+        "What do I do with an allergy to {stuff}?",
+        "My body does not tolerate {stuff}.",
+        stuff=("penicillin", "latex", "nuts"),
+    ),
+    intent(
+        "I am not allergic to {stuff}, must I tell you?",
+        "Do I write down that I have no allergy to {stuff}?",
+        stuff=("penicillin", "latex", "nuts"),
+    ),
+    intent(
+        "What do I bring to my first visit?",
+        "Which papers do you need from a new patient?",
+        "What should I have with me when I come for the first time?",
+    ),
+    intent(
+        "Is there a shuttle {way}?",
+        "Do you drive patients {way}?",
+        "Can somebody take me {way}?",
+        "Do you offer a ride {way}?",
+        way=("from the station to the practice", "from the practice to the station"),
+    ),
+    intent(
+        "How do I get a copy of my file?",
+        "Can I see what you have written about me?",
+        "I'd like to have my records on paper.",
+    ),
+)
+
+_LIBRARY_BEFORE = ("", "", "Good morning, ", "Hey there, ", "Quick question: ", "Could you help? ", "Hi, ", "Pardon, ")
+_CLINIC_BEFORE = ("", "", "Good evening, ", "Hello there, ", "Just a question: ", "Can you help? ", "Hi, ", "Sorry, ")
+
+FRESH = {
+    "library": Domain(
+        LIBRARY,
+        _LIBRARY_BEFORE,
+        ("", "", " Cheers!", " Please help.", " That would be great to know."),
+        "You are at the desk of the public library. Answer the question in a few words.\n"
+        "Loans: books 28 days, films 7 days, board games 14 days. At once: 20 books, 5 films, 2 board games.\n"
+        "Renew loans, reserve books and cancel reservations online. Late: 20 cents a day. Lost or damaged: the price.\n"
+        "Floor 1: children, films. Floor 2: novels, languages. Floor 4: science, reading room. A lift is in the hall.\n"
+        "Study rooms 6, 8 and 16: book at the desk. Print, scan and copy on floor 1: 10 cents, colour 50 cents.\n"
+        "No food in the reading room. Cards with a passport: students 5, families 30, pensioners 10 euros.\n"
+        "Return box: back door. Closed on holidays. Reading groups: poetry Monday, history Tuesday, crime Friday.\n"
+        "Books between branches: 3 days. Book sale in May. Gifts of books are welcome. Computers on floor 1.",
+    ),
+    "clinic": Domain(
+        CLINIC,
+        _CLINIC_BEFORE,
+        ("", "", " Thank you so much!", " Many thanks.", " I am a bit worried."),
+        "You are at the reception of a doctors' practice. Answer the question in a few words.\n"
+        "Sarah Lang: Tuesday 8 to 12, Thursday 14 to 18. Paul Becker: Tuesday 14 to 18. Sara Long: Monday 8 to 12.\n"
+        "Appointments and cancellations: phone 500. Emergencies: 112. At the weekend: phone 116.\n"
+        "Ibuprofen: 3 a day, after meals. Paracetamol: 4 a day. Aspirin: 2 a day, after meals.\n"
+        "Prescriptions, sick notes and referrals: at the desk. Vaccinations on Thursday: flu, measles, tetanus.\n"
+        "Blood test: fasting, 5 minutes, results in 2 days. X-ray: 10 minutes. Ultrasound: 20 minutes.\n"
+        "Children from 6 years. All insurances. Without insurance: 60 euros. New patients bring a passport.\n"
+        "Home visits on Friday. Video visits on Monday. Fever above 39: come. No shuttle. Copies of files: 10 euros.",
+    ),
+}
+"""The domains that were not looked at while the prior, the rules and their words were chosen."""
