@@ -163,7 +163,7 @@ async def test_a_forgotten_question_is_forgotten_everywhere(empty: RedisServer, 
         await one.learn(FIRST, 1)
         assert await other.find(SECOND) is not None
         other.similar.forget([key(1).hex()[:16]])
-        await other.store.listed(None, 1)
+        await asyncio.gather(*other.similar._writes)
         assert await one.find(SECOND) is None and one.known[0] == other.known[0] == 0
 
 
