@@ -25,6 +25,7 @@ from edgeagent.answers.answer import ID_CHARS, answer_of
 from edgeagent.answers.files import Clocks, content_of, identity_of
 from edgeagent.answers.key import Question, sharing_key
 from edgeagent.answers.lookup import Found, Similar
+from edgeagent.answers.recent import RecentAnswers
 from edgeagent.answers.rules import (
     NO_USE,
     Use,
@@ -191,7 +192,7 @@ class Answers:
         self._look_s = look_s
         self._looked: dict[tuple[str, str], _Looked] = {}
         self._service = service
-        self.store = store
+        self.store = RecentAnswers(store, options.max_age_s) if isinstance(store, EmbeddedStore) else store
         self.similar: Similar | None = None
         self.options = options
         self._seal = seal

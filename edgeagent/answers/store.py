@@ -226,6 +226,11 @@ class ThreadStore:
         is_id = len(answer_id) == ID_CHARS
         return is_id and bool(await self._must(lambda database: database.remove(key, partition)))
 
+    def note_uses(self, keys: list[bytes]) -> None:
+        """Count a use of each of these answers, in the background."""
+        if not self._is_closed:
+            self._thread.submit(self._uses.extend, keys)
+
     async def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgeagent.answers.answers import Answers
-from edgeagent.answers.store import EmbeddedStore
+from edgeagent.answers.recent import RecentAnswers
 from edgeagent.errors import DeadlineUnreachable, EdgeAgentError, RequestTimeout, WorkerCrashed
 from edgeagent.types import (
     AnswerPolicy,
@@ -386,10 +386,10 @@ async def test_a_request_that_is_cancelled_while_it_is_looked_up_ends_as_cancell
 async def test_a_store_that_does_not_answer_delays_nothing_for_long(model_file: Path) -> None:
     backend = ModelBackend(model_file)
     async with caching(backend, budget_s=0.01) as answers:
-        assert isinstance(answers.store, EmbeddedStore)
+        assert isinstance(answers.store, RecentAnswers)
         busy = asyncio.Event()
         loop = asyncio.get_running_loop()
-        blocked = answers.store.run(lambda: asyncio.run_coroutine_threadsafe(busy.wait(), loop).result())
+        blocked = answers.store.store.run(lambda: asyncio.run_coroutine_threadsafe(busy.wait(), loop).result())
         for name in "abcde":
             assert (await ask(answers, asking(name))).kind == ""
         busy.set()
