@@ -101,6 +101,19 @@ async def test_the_page_is_small() -> None:
     assert sum(map(len, FILES.values())) <= MAX_BYTES
 
 
+def imported_by(name: str) -> set[str]:
+    """Return the scripts that a script imports, and theirs."""
+    found = set(re.findall(r'from "\./([\w.]+)"', SOURCES[name].decode()))
+    return found.union(*map(imported_by, found))
+
+
+@pytest.mark.parametrize(("name", "script"), [("index.html", "main.js"), ("kiosk.html", "kiosk.js")])
+async def test_a_page_names_all_its_scripts_so_that_they_come_together(name: str, script: str) -> None:
+    html = SOURCES[name].decode()
+    assert set(re.findall('modulepreload" href="/page/([^"]+)', html)) == imported_by(script)
+    assert re.findall('src="/page/([^"]+)', html) == [script]
+
+
 async def test_the_page_needs_nothing_from_elsewhere_and_makes_no_html() -> None:
     texts = {name: content.decode() for name, content in SOURCES.items()}
     for name, text in (texts | {name: style.decode() for name, style in STYLES.items()}).items():
