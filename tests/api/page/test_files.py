@@ -110,7 +110,7 @@ def imported_by(name: str) -> set[str]:
 @pytest.mark.parametrize(("name", "script"), [("index.html", "main.js"), ("kiosk.html", "kiosk.js")])
 async def test_a_page_names_all_its_scripts_so_that_they_come_together(name: str, script: str) -> None:
     html = SOURCES[name].decode()
-    assert set(re.findall('modulepreload" href="/page/([^"]+)', html)) == imported_by(script)
+    assert set(re.findall('modulepreload" fetchpriority="low" href="/page/([^"]+)', html)) == imported_by(script)
     assert re.findall('src="/page/([^"]+)', html) == [script]
 
 
