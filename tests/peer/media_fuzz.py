@@ -89,8 +89,8 @@ def decode(first: int, until_s: float, folders: list[Path]) -> None:
         outcomes[outcome] += 1
         by_mime[f"{mime_of(data)} {outcome}"] += 1
         growth_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) >> 10
-        assert took_s < MAX_S, f"it took {took_s:.1f} s"
         assert growth_mib < MAX_GROWTH_MIB, f"it took {growth_mib} MiB"
+        assert took_s < MAX_S, f"it took {took_s:.1f} s"
         seed += 1
     print(f"{len(files)} files, {dict(outcomes)}, {growth_mib} MiB more at most: {dict(sorted(by_mime.items()))}")
 

@@ -1,12 +1,13 @@
 """What libmtmd does not do with files of images and sounds.
 
-It decodes no WebP, does not turn a camera's photo upright, and believes the length in a WAV that was written to a pipe.
+It decodes no WebP, does not turn a camera's photo upright, and believes the length that a sound claims.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
@@ -19,6 +20,12 @@ _ORIENTATION = 0x0112  # Exif's tag
 _UPRIGHT = 1
 _MAX_TAGS = 512
 _MAX_PARTS = 4096  # of a JPEG, where each has up to 64 KiB, or of a WAV
+_MP3_RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}  # by version
+_MP3_KBITS = {
+    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),  # version 1, layer III
+    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_CLAIM_BYTES = 64  # of a frame, in which the claim begins behind the side information
 _UNKNOWN_BYTES = 0x7FFF_0000  # the least of the lengths that stand for an unknown one
 _ALONE = (0x01, *range(0xD0, 0xD9))  # JPEG's markers without content
 _SCAN, _EXIF = 0xDA, 0xE1
@@ -101,8 +108,82 @@ def wav_data(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-def with_true_length(data: bytes) -> bytes:
-    """Return a WAV whose header says how long it is. A file of another format is returned as it is."""
+@dataclass(frozen=True, slots=True)
+class Mp3:
+    """The sound of an MP3: the samples of one channel, those in a second, the channels, and its `frames` alone."""
+
+    num_samples: int
+    rate: int
+    num_channels: int
+    frames: bytes
+
+
+def mp3_sound(data: bytes, max_s: int) -> Mp3 | None:
+    """Return the sound of an MP3, at most a little more than `max_s` seconds of it; None if it has none.
+
+    All its frames have the form of the first one. What is no frame is left out, and so is a frame that claims how long
+    the sound is: a decoder would believe it, and allocate that.
+    """
+    place = 0
+    for _ in range(_MAX_PARTS):
+        if data[place : place + 3] != b"ID3" or len(data) < place + 10:
+            break
+        size = data[place + 6 : place + 10]
+        is_footed = bool(data[place + 5] & 0x10)
+        place += 10 + (size[0] << 21 | size[1] << 14 | size[2] << 7 | size[3]) + 10 * is_footed
+    first: _Mp3Head | None = None
+    frames: list[bytes] = []
+    num_samples = num_lost = 0
+    while num_lost < _MAX_PARTS and (place := data.find(b"\xff", place)) >= 0:
+        head = _mp3_head(data, place)
+        end = place + (0 if head is None else head.num_bytes)
+        following = _mp3_head(data, end) if end < len(data) else head
+        if head is None or end > len(data) or not (head.is_like(first or following) and head.is_like(following)):
+            place, num_lost = place + 1, num_lost + 1
+            continue
+        first = first or head
+        if not any(claim in data[place : place + _CLAIM_BYTES] for claim in (b"Xing", b"Info")):
+            frames.append(data[place:end])
+            num_samples += head.num_samples
+        place = end
+        if num_samples > max_s * first.rate:
+            break
+    return Mp3(num_samples, first.rate, first.num_channels, b"".join(frames)) if first is not None and frames else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Mp3Head:
+    """The header of a frame of layer III."""
+
+    version: int
+    rate: int
+    num_channels: int
+    num_samples: int
+    num_bytes: int
+
+    def is_like(self, other: _Mp3Head | None) -> bool:
+        return other is not None and (self.version, self.rate) == (other.version, other.rate)
+
+
+def _mp3_head(data: bytes, place: int) -> _Mp3Head | None:
+    head = int.from_bytes(data[place : place + 4], "big") if place + 4 <= len(data) else 0
+    version, layer, kbits, rate = head >> 19 & 3, head >> 17 & 3, head >> 12 & 15, head >> 10 & 3
+    if head >> 21 != 0x7FF or version == 1 or layer != 1 or not 0 < kbits < 15 or rate == 3:
+        return None
+    is_first = version == 3
+    num_samples, per_second = (1152 if is_first else 576), _MP3_RATES[version][rate]
+    num_bytes = num_samples * 125 * _MP3_KBITS[is_first][kbits] // per_second + (head >> 9 & 1)
+    return _Mp3Head(version, per_second, 1 if head >> 6 & 3 == 3 else 2, num_samples, num_bytes)
+
+
+def without_claims(data: bytes, max_s: int) -> bytes:
+    """Return a file that claims no other length than it has: a WAV with its length, an MP3 of frames alone.
+
+    A file of another format is returned as it is. `max_s`: see mp3_sound.
+    """
+    if data.startswith((b"ID3", b"\xff")) and not data.startswith(b"\xff\xd8"):
+        sound = mp3_sound(data, max_s)
+        return data if sound is None else sound.frames
     found = wav_data(data) if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else None
     if found is None or data[found[0] - 4 : found[0]] == found[1].to_bytes(4, "little"):
         return data

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgeagent.engine.llama.bindings import ERROR_LEVEL, has_tensor, lib
-from edgeagent.engine.llama.decoding import Pixels, is_webp, orientation, turned, webp_pixels, with_true_length
+from edgeagent.engine.llama.decoding import Pixels, is_webp, orientation, turned, webp_pixels, without_claims
 from edgeagent.engine.llama.fingerprint import adapter_id
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Positions, Rows
@@ -31,6 +31,7 @@ _PADDING = "v.token_embd.img_pad"
 # The kinds of memory that media with positions in several dimensions were tested with.
 _WITH_DIMENSIONS = (MemoryKind.FULL_ATTENTION, MemoryKind.HYBRID)
 _LONG, _SHORT = 2048, 512  # sides of images, in pixels, of which some has the most tokens
+_MAX_SOUND_S = 3600  # `check_medium` allows less
 _MIN_SAMPLES = 400  # of a sound: the window of one spectrum
 # Between so many nodes of an encoder's graph it is asked whether the embeddings are still wanted.
 _NODES_AT_ONCE = 8
@@ -250,7 +251,7 @@ class Projector:
         mtmd, how = self._mtmd, orientation(data)
         if is_webp(data):
             return self._of_pixels(turned(webp_pixels(data), how))
-        data = with_true_length(data)
+        data = without_claims(data, _MAX_SOUND_S)
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         options = mtmd.mtmd_helper_init_opt_default()
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(self._handle, buffer, len(data), False, options).bitmap

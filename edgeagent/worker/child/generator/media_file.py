@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from edgeagent.engine.llama.decoding import is_webp, jpeg_parts, wav_data
+from edgeagent.engine.llama.decoding import is_webp, jpeg_parts, mp3_sound, wav_data
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Media
 
@@ -33,11 +33,6 @@ _PIECE_BYTES = 1 << 20
 _WAV_FORMATS = (1, 3, 0xFFFE)  # PCM, float, and the extensible form of both
 _BMP_BITS = (1, 4, 8, 16, 24, 32)
 _FORMATS = {"image": "PNG, JPEG, WebP, GIF and BMP", "audio": "WAV, MP3 and FLAC"}
-_MP3_RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}  # by version
-_MP3_KBITS = {
-    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),  # version 1, layer III
-    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
 
 
 def check_medium(medium: Media) -> None:
@@ -197,27 +192,7 @@ def _flac_length(data: bytes) -> tuple[int, int, int]:
 
 
 def _mp3_length(data: bytes) -> tuple[int, int, int]:
-    num_samples = rate = num_channels = 0
-    for samples, rate, num_channels in _mp3_frames(data):
-        num_samples += samples
-        _check_sound(num_samples, rate, num_channels)
-    if not num_samples:
+    sound = mp3_sound(data, MAX_SECONDS + 1)
+    if sound is None:
         raise _refused("the MP3 has no sound")
-    return num_samples, rate, num_channels
-
-
-def _mp3_frames(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield each frame's samples, their rate and the channels, up to the first bytes that are no frame."""
-    place = 0
-    while data[place : place + 3] == b"ID3" and len(data) >= place + 10:
-        size = data[place + 6 : place + 10]
-        place += 10 + (size[0] << 21 | size[1] << 14 | size[2] << 7 | size[3]) + 10 * bool(data[place + 5] & 0x10)
-    while place + 4 <= len(data):
-        head = int.from_bytes(data[place : place + 4], "big")
-        version, layer, kbits, rate = head >> 19 & 3, head >> 17 & 3, head >> 12 & 15, head >> 10 & 3
-        if head >> 21 != 0x7FF or version == 1 or layer != 1 or not 0 < kbits < 15 or rate == 3:
-            return
-        is_first = version == 3
-        samples, per_second = (1152 if is_first else 576), _MP3_RATES[version][rate]
-        yield samples, per_second, 1 if head >> 6 & 3 == 3 else 2
-        place += samples * 125 * _MP3_KBITS[is_first][kbits] // per_second + (head >> 9 & 1)
+    return sound.num_samples, sound.rate, sound.num_channels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import struct
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.decoding import Pixels, orientation, turned, webp_pixels, with_true_length
+from edgeagent.engine.llama.decoding import Pixels, mp3_sound, orientation, turned, webp_pixels, without_claims
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.projector import Chunk, Projector
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -88,11 +89,51 @@ def piped(sound: bytes, length: bytes = b"\xff\xff\xff\xff") -> bytes:
 def test_a_wav_of_unknown_length_ends_with_the_file(length: bytes) -> None:
     sound = wav(seconds=0.1)
     check_medium(medium(piped(sound, length), "audio"))
-    assert with_true_length(piped(sound, length)) == with_true_length(sound) == sound
+    assert without_claims(piped(sound, length), 9) == without_claims(sound, 9) == sound
     with pytest.raises(InvalidRequest, match="the WAV has no samples"):
         check_medium(medium(sound[:40], "audio"))
     for other in (flac(), png(), b"RIFF\0\0\0\0WAVE", b""):
-        assert with_true_length(other) == other
+        assert without_claims(other, 9) == other
+
+
+def claiming(num_frames: int, frame: bytes) -> bytes:
+    """Return a frame of an MP3 that claims how many follow, where encoders write it: behind the side information."""
+    claim = b"Info\0\0\0\1" + num_frames.to_bytes(4, "big")
+    return frame[:21] + claim + frame[21 + len(claim) :]
+
+
+def test_an_mp3_is_as_long_as_its_frames() -> None:
+    """A header that claims 2 ** 31 frames made the decoder allocate that."""
+    sound, tag = mp3(), b"ID3\4\0\0\0\0\0\x05" + bytes(5)
+    frame = sound[: len(sound) // 20]
+    for data in (
+        sound,
+        tag + sound,
+        claiming(1 << 31, frame) + sound,
+        tag + claiming(1 << 31, frame) + sound,
+        b"ID3\4\0\0\x7f\x7f\x7f\x7f" + bytes(5) + sound,
+        sound[: 5 * len(frame)] + b"\xff\xfbjunk" + sound[5 * len(frame) :],
+        sound + b"TAG" + bytes(125),
+        sound + frame[:-1],
+    ):
+        found = mp3_sound(data, 9)
+        if data.startswith(b"ID3\4\0\0\x7f"):  # the tag says that it is longer than the file
+            assert found is None
+            continue
+        assert found is not None and found.frames == without_claims(data, 9)
+        assert (found.rate, found.num_channels) == (44_100, 1)
+        assert abs(len(found.frames) - len(sound)) <= len(frame) and set(found.frames) == set(sound)
+    other_rate = b"\xff\xfb\x14" + frame[3:]
+    mixed = mp3_sound(sound + other_rate * 9, 9)
+    assert mixed is not None and mixed.frames == sound[: -len(frame)], "a decoder would lose its place in others"
+
+
+@NEEDS_LIBMTMD
+def test_a_claim_takes_no_memory(tmp_path: Path) -> None:
+    sound = mp3()
+    decoders, before_kib = Decoders(tmp_path), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert decoders.outcome("audio", claiming(1 << 24, sound[: len(sound) // 20]) + sound) == "read"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 64 << 10
 
 
 def test_the_largest_image_is_within_the_memory_of_a_worker() -> None:
