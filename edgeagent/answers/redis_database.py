@@ -210,7 +210,17 @@ class RedisDatabase:
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """Return what is sealed under a key, and when it was created (time.time); None if there is nothing."""
-        sealed, created = self._command("HMGET", self._answer(_id(key)), "sealed", "created")
+        name = self._answer(_id(key))
+
+        def ask(client: Any) -> Any:
+            pipeline = client.pipeline(transaction=False)
+            pipeline.execute_command("HMGET", name, "sealed", "created")
+            pipeline.execute_command("HLEN", f"{self._prefix}sizes")
+            pipeline.execute_command("GET", f"{self._prefix}bytes")
+            return pipeline.execute()
+
+        (sealed, created), num_answers, num_bytes = self._ask(len(name), ask)
+        self.num_answers, self.num_bytes = num_answers, int(num_bytes or 0)
         return None if sealed is None or created is None else (sealed, float(created))
 
     def note_uses(self, uses: Collection[bytes]) -> None:

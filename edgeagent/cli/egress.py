@@ -111,11 +111,14 @@ def _show(all_rows: Sequence[Row], since: str) -> None:
 def _counted(reasons: Iterable[str]) -> str:
     """Return how many rows have a reason that is only counted; "" if there are none."""
     numbers = Counter(reasons)
-    parts = []
-    for reason, (one, many) in _COUNTED.items():
-        if number := numbers[reason]:
-            parts.append(f"{number} {one if number == 1 else many}")
-    return f"{', '.join(parts)}, without content" if parts else ""
+    parts = {
+        reason: f"{number} {one if number == 1 else many}"
+        for reason, (one, many) in _COUNTED.items()
+        if (number := numbers[reason])
+    }
+    answers = parts.pop(ANSWERS, "")
+    others = f"{', '.join(parts.values())}, without content" if parts else ""
+    return "; ".join(filter(None, (others, answers and f"{answers}, encrypted")))
 
 
 def _period(since: str) -> str:

@@ -77,6 +77,7 @@ async def test_two_machines_share_what_only_they_can_read(empty: RedisServer, tm
         assert await one.get(key(1)) == answer(1, partition="ann")
         assert await other.get(key(1)) == answer(1, partition="ann")
         assert await other.get(key(2)) is None
+        assert other.num_answers == 1 and other.num_bytes, "also of those that another machine keeps"
         [listed] = await one.listed("ann", 10)
         assert (listed.partition, listed.model, listed.question) == ("ann", "tiny", "question 1")
         assert (listed.text, listed.num_uses, listed.num_bytes > 1500) == (text_of(1), 1, True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.egress import PULL, TRACES
+from edgeagent.egress import ANSWERS, PULL, TRACES
 from edgeagent.egress.ledger import Ledger, NoRemotes
 from edgeagent.remotes import EndpointConfig, Price, Remote
 from edgeagent.remotes.file import RemotesFile, add_remote
@@ -91,6 +91,15 @@ def test_a_purge_leaves_no_row(tmp_path: Path, capsys: Output) -> None:
 def test_wrong_options_are_told(options: list[str], message: str, tmp_path: Path, capsys: Output) -> None:
     assert main(["egress", *options, "--state-dir", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_answers_at_a_server_have_content(tmp_path: Path, capsys: Output) -> None:
+    ledger = Ledger(tmp_path, NoRemotes())
+    for reason in (PULL, ANSWERS, ANSWERS):
+        ledger.end(ledger.begin_own(reason, "redis://kv.example"), "completed")
+    assert main(["egress", "--state-dir", str(tmp_path)]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "1 host asked for models, without content; 2 commands to a store of answers, encrypted" in output
 
 
 def test_what_edgeagent_sends_for_itself_is_counted(tmp_path: Path, capsys: Output) -> None:
