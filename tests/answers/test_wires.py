@@ -17,7 +17,6 @@ from edgeagent.config import Config
 from edgeagent.daemon.listeners import bind
 from edgeagent.types import FinishReason, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
 from tests.answers.caches import ModelBackend, caching
-from tests.api.realtime.realtime_client import check_event, message
 from tests.backends.fake import finished
 from tests.daemon.running import TOKEN, Running, running
 from tests.owner_key import OwnerKey
@@ -127,20 +126,20 @@ async def test_a_kept_answer_as_a_whole(path: str, model_file: Path) -> None:
 
 
 async def realtime_events(daemon: Running) -> list[Any]:
-    """Ask in a Realtime session of its own. Return its events, checked, up to the end of the answer."""
+    """Ask in a Realtime session of its own. Return its events up to the end of the answer."""
     url = f"ws://127.0.0.1:{daemon.port}/v1/realtime"
     events: list[Any] = []
     async with connect(url, additional_headers=OWNER) as socket, asyncio.timeout(patient(30)):
         tools = [{"type": "function", **TOOL}]
+        said = [{"type": "input_text", "text": "What time is it?"}]
         for event in (
             {"type": "session.update", "session": {"type": "realtime", "tools": tools, "output_modalities": ["text"]}},
-            {"type": "conversation.item.create", "item": message("What time is it?")},
+            {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": said}},
             {"type": "response.create"},
         ):
             await socket.send(json.dumps(event))
         while not events or events[-1]["type"] != "response.done":
             events.append(json.loads(await socket.recv()))
-            check_event(events[-1])
     return events
 
 
