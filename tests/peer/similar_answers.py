@@ -37,7 +37,7 @@ from edgeagent.engine.llama.encoder import Encoder
 from edgeagent.engine.llama.model import Model
 from tests.answers.similar.fresh_domains import FRESH
 from tests.answers.similar.paraphrases import DOMAINS, TUNED, Asked, negatives, stream
-from tests.answers.similar.streams import Result, best_threshold, run, without_repeats
+from tests.answers.similar.streams import Result, best_of, best_threshold, run, thresholds, without_repeats
 from tests.integration.conftest import serving
 from tests.minilm import make_minilm
 from tests.patience import patient
@@ -178,12 +178,13 @@ def measure_streams(streams: Streams, file: Path | None) -> None:
         "| domain | bound | streams within | error: mean (largest) | answered | of the best threshold: median (least) |"
     )
     print("|---|---|---|---|---|---|", flush=True)
+    fixed = {key: thresholds(asked, vectors) for key, asked in streams.items()}
     for bound in BOUNDS:
         for domain in dict.fromkeys(name for name, _ in streams):
             found = [
-                (run(asked, vectors, bound, seed=seed), best_threshold(asked, vectors, bound))
-                for (name, seed), asked in streams.items()
-                if name == domain
+                (run(asked, vectors, bound, seed=key[1]), best_of(fixed[key], bound))
+                for key, asked in streams.items()
+                if key[0] == domain
             ]
             print(row(domain, found, bound), flush=True)
 

@@ -94,14 +94,22 @@ def best_threshold(asked: Sequence[Asked], vectors: Mapping[str, Vector], max_er
 
     The threshold is chosen after the stream, with the truth known, so no cache can have it.
     """
+    return best_of(thresholds(asked, vectors), max_error)
+
+
+def thresholds(asked: Sequence[Asked], vectors: Mapping[str, Vector]) -> list[Result]:
+    """Return what each fixed threshold does with a stream, with the same guards."""
     matrix = np.stack([vectors[each.text] for each in asked])
     similarities = matrix @ matrix.T
-    best = Result(len(asked), 0, 0)
-    for threshold in np.arange(MIN_SIMILARITY, 1.0, 0.02):
-        result = _with_threshold(asked, similarities, float(threshold))
-        if result.error <= max_error and result.num_hits > best.num_hits:
-            best = result
-    return best
+    return [
+        _with_threshold(asked, similarities, float(threshold)) for threshold in np.arange(MIN_SIMILARITY, 1.0, 0.02)
+    ]
+
+
+def best_of(results: Sequence[Result], max_error: float) -> Result:
+    """Return the one with the most hits within the bound; one without hits if there is none."""
+    within = [result for result in results if result.error <= max_error]
+    return max(within, key=lambda result: result.num_hits, default=Result(results[0].num_questions, 0, 0))
 
 
 def _with_threshold(asked: Sequence[Asked], similarities: Vector, threshold: float) -> Result:
