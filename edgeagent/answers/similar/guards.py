@@ -67,6 +67,7 @@ class _Text:
         self.content = [word for word in self.words if word not in known.fillers]
         self.names = self._names() - known.fillers - known.dates.keys()
         self.opposites = {word: known.opposites[word] for word in self.words if word in known.opposites}
+        self.behind = self._behind(known)
         self.num_negations = sum(word.endswith("n't") or word in known.negations for word in self.words)
         self.has_context = not known.context.isdisjoint(self.words)
         digits = (_plain(match.group()) for match in _NUMBER.finditer(self.text))
@@ -75,6 +76,22 @@ class _Text:
         self.dates = set(self._meanings(known.dates))
         self.quotes = {(match.group(1) or match.group(2)).strip().lower() for match in _QUOTED.finditer(self.text)}
         self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)}
+
+    def _behind(self, known: Language) -> dict[str, set[str]]:
+        """Return which words with opposites stand before a word: {"church": {"to"}} for "to the church"."""
+        found: dict[str, set[str]] = {}
+        before = ""
+        for word in self.words:
+            if word in known.opposites:
+                before = word
+            elif before and word not in known.fillers:
+                found.setdefault(word, set()).add(before)
+                before = ""
+        return found
+
+    def named(self, names: set[str]) -> list[str]:
+        """Return which of these names the text has, in their order, in whatever case."""
+        return list(dict.fromkeys(word for each in self.words if (word := each.removesuffix("'s")) in names))
 
     def _meanings(self, table: dict[str, str]) -> list[str]:
         return [table[word] for word in self.words if word in table]
@@ -148,8 +165,23 @@ def _are_forms(first: str, second: str) -> bool:
 
 
 def _other_order(first: _Text, second: _Text) -> bool:
-    """Whether both have the same words in another order: "from Leeds to York" and "from York to Leeds"."""
-    return first.content != second.content and sorted(first.content) == sorted(second.content)
+    """Whether both say something of other things: "from Leeds to York" and "from York to Leeds".
+
+    1. They have the same words in another order.
+    2. Both have the same names in another order, whatever else they say.
+    3. A word stands behind "from" in one, and behind "to" in the other, or behind two other opposites.
+    """
+    if first.content != second.content and sorted(first.content) == sorted(second.content):  # 1
+        return True
+    names = first.names | second.names
+    both = set(first.named(names)) & set(second.named(names))
+    if first.named(both) != second.named(both):  # 2
+        return True
+    return any(  # 3
+        mine != other and any(not first.opposites[word].isdisjoint(other) for word in mine)
+        for behind, mine in first.behind.items()
+        if (other := second.behind.get(behind))
+    )
 
 
 def _other_language(first: _Text, second: _Text) -> bool:

@@ -17,7 +17,11 @@ from edgeagent.answers.similar.measured import ErrorTest
 
 MAX_QUESTIONS = 100_000
 MIN_CHECKED = 0.05
-"""At least this share of the reused answers is checked. More are while the boundary is less sure."""
+"""At least this share of the reused answers is checked. More are while the boundary is less sure.
+
+A larger share takes more idle time, and ends a wrong reuse sooner: at a bound of 1 % an error of 10 % ends it after 35
+checks (median), which are 710 answers, and an error of 3 % after 308 checks, which are 6,200 answers.
+"""
 _NUM_NEAREST = 8
 
 
