@@ -425,8 +425,11 @@ async def test_a_burst_changes_the_answer_once_in_a_frame(visit: Visit, backend:
     assert all(later - earlier > 29 for (earlier, _), (later, _) in pairwise(counted))
     gate.opened.set()
     await visit.ended(1)
-    # The last block is shown as it is until the daemon has parsed it.
-    await visit.tab.wait_for_function("() => !document.querySelector('.markdown .raw')?.textContent")
+    # The last block is asked for behind the answer.
+    await visit.tab.wait_for_function(
+        "word => [...document.querySelectorAll('.markdown p')].at(-1).textContent.includes(word)",
+        arg=f"word{num_deltas - 1}",
+    )
     texts = await visit.tab.evaluate("[...document.querySelectorAll('.markdown p')].map(each => each.textContent)")
     assert " ".join(texts).split() == "".join(pieces).replace("*", "").split()
 
