@@ -14,6 +14,7 @@ from edgeagent.egress import FETCH
 from edgeagent.egress.ledger import Ledger, NoRemotes
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.machine_policy import PolicyFile
+from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.image_site import Site, site_of_images
 from tests.media import RED
 
@@ -80,6 +81,18 @@ async def test_nothing_is_sent_without_a_row(site: Site, tmp_path: Path) -> None
     found = (await fetcher(Ledger(tmp_path, NoRemotes()), site.host).fetch([url], ""))[url]
     assert isinstance(found, str) and "the egress ledger" in found
     assert site.paths == []
+
+
+async def test_a_server_without_a_trusted_certificate_gets_nothing(
+    site: Site, ledger: Ledger, machine_policy: Path, authority: Authority, good: Certificate
+) -> None:
+    site.socket = server_context(good).wrap_socket(site.socket, server_side=True)
+    url = f"https://{site.host}/red.png"
+    found = (await fetcher(ledger, site.host).fetch([url], ""))[url]
+    assert isinstance(found, str) and "its certificate is not trusted" in found
+    assert site.paths == []
+    await asyncio.to_thread(machine_policy.write_text, f"ca_file = '{authority.own.path}'")
+    assert (await fetcher(ledger, site.host).fetch([url], ""))[url] == RED
 
 
 @pytest.mark.parametrize(
