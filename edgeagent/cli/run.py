@@ -131,7 +131,7 @@ NoHistory = Annotated[
 ]
 Images = Annotated[
     list[Path] | None,
-    typer.Option("--image", metavar="FILE", help="Show this image (PNG, JPEG, GIF); may be repeated."),
+    typer.Option("--image", metavar="FILE", help="Show this image (PNG, JPEG, WebP, GIF, BMP); may be repeated."),
 ]
 Sounds = Annotated[
     list[Path] | None,
