@@ -39,6 +39,7 @@ OPTIONS = {
     "LLAMA_BUILD_APP": "OFF",
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
+    "MTMD_VIDEO": "OFF",
 }
 
 

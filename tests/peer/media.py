@@ -15,6 +15,7 @@ import base64
 import contextlib
 import itertools
 import json
+import math
 import re
 import signal
 import sys
@@ -158,12 +159,13 @@ class Peer:
             thread.join()
         gaps = []
         for times in answers:
-            during = [each for each in times if began_s <= each <= ended_s]
-            gaps += [1000 * (later - earlier) for earlier, later in itertools.pairwise([began_s, *during, ended_s])]
+            for earlier, later in itertools.pairwise(times):  # false if one is NaN
+                if earlier < ended_s and later > began_s:
+                    gaps.append(1000 * (later - earlier))
         return gaps, first_ms
 
     def _stream(self, index: int, times: list[float], stop: threading.Event) -> None:
-        """Ask again and again until `stop`, and record when each part of the answers came."""
+        """Ask again and again until `stop`, and record when each part of the answers came; NaN before each answer."""
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": f"Count from {index} on."}],
@@ -172,6 +174,7 @@ class Peer:
             "stream": True,
         }
         while not stop.is_set():
+            times.append(math.nan)
             with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=600) as response:
                 for line in response.iter_lines():
                     if line.startswith("data: {"):
@@ -199,7 +202,7 @@ def serving(command: list[str], health: str, url: str) -> Iterator[Peer]:
 def edgeagent(model: Path, projector: Path, threads: int, *flags: str) -> Iterator[Peer]:
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        given = ["--mmproj", str(projector), "--ctx", "8192", "--parallel", str(NUM_STREAMS + 1)]
+        given = ["--mmproj", str(projector), "--ctx", "8192", "--parallel", str(NUM_STREAMS + 1), "--batch", "1024"]
         command = edgeagent_command(model, Path(folder, "state"), port, *given, "--threads", str(threads), *flags)
         url = f"http://127.0.0.1:{port}"
         with serving(command, f"{url}/ready", url) as peer:
@@ -209,7 +212,8 @@ def edgeagent(model: Path, projector: Path, threads: int, *flags: str) -> Iterat
 @contextlib.contextmanager
 def llama_server(program: Path, model: Path, projector: Path, threads: int, *flags: str) -> Iterator[Peer]:
     port = free_port()
-    # A micro-batch holds a whole image: llama.cpp asserts it for embeddings that attend to each other.
+    # A micro-batch holds a whole image: llama.cpp asserts it for embeddings that attend to each other. So does
+    # edgeagent's --batch.
     command = [str(program), "-m", str(model), "--mmproj", str(projector), "-c", "8192", "--port", str(port)]
     command += ["-t", str(threads), "-tb", str(threads), "-np", str(NUM_STREAMS + 1), "-kvu", "--jinja"]
     command += ["-b", "2048", "-ub", "1024", *flags]
