@@ -15,6 +15,7 @@ import pytest
 from edgeagent import metrics
 from edgeagent.config import Config, StoreConfig
 from edgeagent.credentials.keys import KeyRing, ensure_token
+from edgeagent.errors import ContextLengthExceeded
 from edgeagent.store.hub import background
 from edgeagent.store.hub.pull import Puller
 from edgeagent.types import GenerateRequest, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
@@ -570,6 +571,31 @@ async def test_an_answer_that_is_made_is_deleted_with_its_conversation(visit: Vi
     )
     assert listed.json()["data"] == []
     visit.faults = [fault for fault in visit.faults if "Delete this conversation" not in fault]
+
+
+async def test_what_follows_a_refused_message_is_answered(visit: Visit, backend: FakeBackend) -> None:
+    asked: list[list[str]] = []
+
+    def refuse_long(request: GenerateRequest) -> Iterable[Act]:
+        said = [message.content for message in request.prompt.messages]  # type: ignore[union-attr]
+        if request.prefill_only:
+            return [Started(1, 0), finished()]
+        asked.append(said)
+        if any("long" in text for text in said):
+            return [ContextLengthExceeded("too long for the context")]
+        return [Started(3, 0), TextDelta("answered"), finished()]
+
+    backend.script = refuse_long
+    await visit.enter()
+    await visit.say("one")
+    await visit.ended(1)
+    await visit.say("a long message")
+    await visit.ended(2)
+    assert "context" in await visit.tab.inner_text(".turn:last-child .notice")
+    await visit.say("two")
+    await visit.ended(3)
+    assert await visit.tab.inner_text(".turn:last-child .markdown") == "answered"
+    assert asked[-1] == ["one", "answered", "two"]
 
 
 async def test_a_malformed_file_leaves_the_conversation(visit: Visit) -> None:

@@ -367,6 +367,7 @@ export class Chat {
       turn.parent.children.splice(turn.parent.children.indexOf(turn), 1);
       return this.answer(turn.parent, turn.input, { ...options, isWhole: true });
     }
+    turn.isRefused = true;
     view.close();
     view.say(error.message);
     this.ended(running, error.message);

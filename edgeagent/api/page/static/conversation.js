@@ -5,6 +5,7 @@ export class Turn {
     this.parent = parent;
     this.input = input; // items of the Responses API
     this.response = null; // the response object, once there is one
+    this.isRefused = false; // the daemon refused it: it would refuse what follows too, so it is not sent again
     this.children = [];
     this.shown = null; // the child whose branch is shown
   }
@@ -138,6 +139,7 @@ export class Conversation {
     const items = [...input];
     let turn = parent;
     for (; turn !== this.root && (isWhole || !turn.isContinuable); turn = turn.parent) {
+      if (turn.isRefused) continue;
       items.unshift(...turn.input, ...(turn.response?.output ?? []).filter((item) => item.type !== "reasoning"));
     }
     return {
@@ -154,7 +156,7 @@ export class Conversation {
       format: "edgeagent-conversation-1",
       title: this.title,
       settings: this.settings,
-      turns: this.path.map((turn) => ({ input: turn.input.map(bare), output: (turn.response?.output ?? []).map(bare) })),
+      turns: this.path.filter((turn) => !turn.isRefused).map((turn) => ({ input: turn.input.map(bare), output: (turn.response?.output ?? []).map(bare) })),
     };
   }
 
