@@ -102,6 +102,23 @@ async def test_a_visitor_touches_and_is_answered(
     assert asked(backend.requests[0]) == [("system", KIOSK.instructions)] and backend.requests[0].prefill_only
 
 
+@pytest.mark.parametrize("size", [(800, 480), (480, 800)], ids=["landscape", "portrait"])
+async def test_a_small_screen_has_all_keys_and_the_end_of_the_answer(
+    kiosk: Visit, backend: FakeBackend, size: tuple[int, int]
+) -> None:
+    backend.script = lambda request: (Started(3, 0), TextDelta("line\n\n" * 20 + "the end"), finished())
+    await kiosk.tab.tap("text=When do you close?")
+    await answered(kiosk, 1)
+    await kiosk.tab.tap("#message")
+    await kiosk.shot(f"kiosk-{size[0]}-keys")
+    for shown in ("#title", "#again", "#message", "#send", "[aria-label=Delete]", "text=the end"):
+        await kiosk.tab.wait_for_function(
+            "([element, height]) => { const box = element.getBoundingClientRect();"
+            " return box.top >= 0 && box.bottom <= height && box.height > 8; }",
+            arg=[await kiosk.tab.query_selector(shown), size[1]],
+        )
+
+
 async def everything_on(visit: Visit) -> str:
     """Return what the page has: its elements, the values of fields, and its storage."""
     text: str = await visit.tab.evaluate(
@@ -192,6 +209,8 @@ async def test_there_is_no_way_out(kiosk: Visit, backend: FakeBackend) -> None:
         "for (const type of ['copy', 'drop']) document.body.dispatchEvent(new Event(type,"
         " {bubbles: true, cancelable: true}))"
     )
+    zoom = "new WheelEvent('wheel', {ctrlKey: true, deltaY: 9, cancelable: true})"
+    assert not await kiosk.tab.evaluate(f"dispatchEvent({zoom})")
     assert await kiosk.tab.evaluate("window.taken") == dict.fromkeys(["contextmenu", "copy", "drop", "keydown"], True)
     assert len(kiosk.tab.context.pages) == 1
 

@@ -175,6 +175,7 @@ class Kiosk {
     running.article.append(running.view.element);
     this.growth.disconnect();
     this.growth.observe(running.article);
+    this.growth.observe(this.transcript); // it becomes smaller when the keys are shown
     this.showRunning();
     this.socket.create({ input: this.messages() }, (event) => this.running === running && this.take(running, event));
   }
@@ -282,6 +283,8 @@ function keysFor(field, rows) {
 for (const type of ["contextmenu", "copy", "cut", "dragstart", "dragover", "drop"]) {
   addEventListener(type, (event) => event.preventDefault());
 }
+// A larger or smaller page would stay for the next visitor.
+addEventListener("wheel", (event) => event.ctrlKey && event.preventDefault(), { passive: false });
 addEventListener("keydown", (event) => {
   const isCommand = (event.ctrlKey || event.altKey || event.metaKey) && !event.getModifierState("AltGraph");
   if (isCommand || /^F\d+$/.test(event.key)) event.preventDefault();
