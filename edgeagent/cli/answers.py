@@ -92,6 +92,7 @@ def forget(
     answer: Annotated[str | None, typer.Argument(metavar="[ID]", help="The id of one answer, from `list`.")] = None,
     client: Client = None,
     every: Annotated[bool, typer.Option("--all", help="Forget all answers of all clients.")] = False,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -104,10 +105,13 @@ def forget(
     address = daemon_of(settings_of(state_dir, config).state_dir)
     if answer is not None:
         ask(address, f"/edgeagent/answers/{answer}", "DELETE")
-        typer.echo("Forgotten.")
+        num = 1
+    else:
+        body = {} if client is None else {"client": client}
+        num = ask(address, "/edgeagent/answers/forget", "POST", body=body)["num_answers"]
+    if as_json:
+        print_json({"num_answers": num})
         return
-    body = {} if client is None else {"client": client}
-    num = ask(address, "/edgeagent/answers/forget", "POST", body=body)["num_answers"]
     typer.echo(f"{num:,} answer{'' if num == 1 else 's'} forgotten.")
 
 

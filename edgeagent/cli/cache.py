@@ -72,7 +72,9 @@ def list_parts(as_json: AsJsonArray = False, state_dir: StateDir = None, config:
 
 
 @cache_app.command("purge")
-def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def purge(
+    client: Client = None, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None
+) -> None:
     """Delete all cached prompts, or one client's.
 
     They are deleted in memory and on disk. Running requests continue.
@@ -89,6 +91,9 @@ def purge(client: Client = None, state_dir: StateDir = None, config: ConfigFile 
             raise EdgeAgentError(f"cannot remove everything from {settings.cache_dir}: {error.strerror}") from None
     if note:
         typer.echo(wrapped(note), err=True)
+    if as_json:
+        print_json({"client": client})
+        return
     typer.echo("Deleted." if client is None else f"Deleted: the prompts of {client or 'the owner'}.")
 
 

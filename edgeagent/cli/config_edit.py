@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeagent.cli.display import complain, wrapped
-from edgeagent.cli.options import ConfigFile
+from edgeagent.cli.display import complain, print_json, wrapped
+from edgeagent.cli.options import AsJson, ConfigFile
 from edgeagent.config import UserPath
 from edgeagent.config_sources import TABLES, Option, config_file, load_config, option_named
 from edgeagent.errors import ConfigError
@@ -66,13 +66,16 @@ def unset(
     _tell_daemon(loaded.config.state_dir)
 
 
-def check(config: ConfigFile = None) -> None:
+def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
     """Check the config file and the environment variables. Exits with 2 if something is wrong."""
     loaded = load_config(file=config)
+    num = sum(source.startswith("file") for source in loaded.provenance.values())
+    if as_json:
+        print_json({"file": str(loaded.file), "is_there": loaded.file.is_file(), "num_options": num})
+        return
     if not loaded.file.is_file():
         typer.echo(wrapped(f"{loaded.file} does not exist: all options have their defaults."))
         return
-    num = sum(source.startswith("file") for source in loaded.provenance.values())
     tables = [f'{name}."{each}"' for name in TABLES for each in getattr(loaded.config, name)]
     further = f" and has the table{'s' * (len(tables) > 1)} {', '.join(tables)}" if tables else ""
     typer.echo(wrapped(f"{loaded.file} is fine: it sets {num} option{'s' * (num != 1)}{further}."))

@@ -290,10 +290,13 @@ def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: Co
 
 
 @remote_app.command("rm")
-def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def remove(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Remove a remote. Within a second a running daemon stops the requests there and sends no more."""
     remove_remote(settings_of(state_dir, config).state_dir, name)
-    typer.echo(f"Removed {name}.")
+    if as_json:
+        print_json({"name": name})
+    else:
+        typer.echo(f"Removed {name}.")
 
 
 @remote_app.command("status")

@@ -227,31 +227,41 @@ def seconds_text(milliseconds: float) -> str:
 
 def reload(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model; default: the daemon's own.")] = "",
+    as_json: AsJson = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
     """Load a model again, even if it failed or crashed too often. Live requests continue."""
     query = {"model": model} if model else {}
     answer = _post(state_dir, config, "reload", query, accept=frozenset({202}))
+    if as_json:
+        print_json(answer)
+        return
     typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows the progress.")
 
 
-def health(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def health(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Exit with 0 if the daemon can answer, else with 1. For health checks of containers and monitoring."""
     answer = ask(daemon_of(settings_of(state_dir, config).state_dir), "/health", accept=frozenset({200, 503}))
     if "error" in answer:
         raise BackendUnavailable(answer["error"]["message"])
-    typer.echo(answer["status"])
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(answer["status"])
 
 
-def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def stop(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Stop the daemon; live requests may finish first (server.drain_s). Returns when it has stopped."""
     settings = settings_of(state_dir, config)
     found = find_daemon(settings.state_dir)
     if found is None:
         if holder(settings.state_dir / LOCK_FILE) is not None:
             raise no_daemon(settings.state_dir)
-        typer.echo(f"No daemon runs with the state folder {settings.state_dir}.")
+        if as_json:
+            print_json({"pid": None})
+        else:
+            typer.echo(f"No daemon runs with the state folder {settings.state_dir}.")
         return
     process = psutil.Process(found.pid)
     ask(address_of(found), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
@@ -259,7 +269,10 @@ def stop(state_dir: StateDir = None, config: ConfigFile = None) -> None:
         raise EdgeAgentError(
             f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"
         )
-    typer.echo(f"Stopped (process {found.pid}).")
+    if as_json:
+        print_json({"pid": found.pid})
+    else:
+        typer.echo(f"Stopped (process {found.pid}).")
 
 
 def _is_gone_within(seconds: float, process: psutil.Process) -> bool:

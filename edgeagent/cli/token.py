@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeagent.cli.display import print_json, table
-from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir, settings_of
+from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
 from edgeagent.credentials.keys import Client, Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE
@@ -49,11 +49,14 @@ NoAnswers = Annotated[
 
 
 @token_app.command("rotate")
-def rotate(state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def rotate(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Replace the owner's token. The old one is refused at once, and its connections end. Clients keep theirs."""
     folder = _made(settings_of(state_dir, config).state_dir)
     rotate_token(folder)
-    typer.echo(f"The new token is in {folder / TOKEN_FILE}.")
+    if as_json:
+        print_json({"file": str(folder / TOKEN_FILE)})
+    else:
+        typer.echo(f"The new token is in {folder / TOKEN_FILE}.")
 
 
 @token_app.command("add")
@@ -63,6 +66,7 @@ def add(
     route: Route = None,
     tier: HighestTier = None,
     no_answers: NoAnswers = False,
+    as_json: AsJson = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
@@ -70,6 +74,9 @@ def add(
     folder = _made(settings_of(state_dir, config).state_dir)
     is_known = any(client.label == name for client in clients(folder))
     token = add_client(folder, name, scope, route, tier, answers=not no_answers)
+    if as_json:
+        print_json({"name": name, "token": token, "is_replaced": is_known})
+        return
     if is_known:
         typer.echo(f"{name} had a token, which is refused from now on; this one replaces it.", err=True)
     typer.echo(token)
@@ -97,10 +104,13 @@ def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, confi
 
 
 @token_app.command("remove")
-def remove(name: Name, state_dir: StateDir = None, config: ConfigFile = None) -> None:
+def remove(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Remove a client's token. It is refused at once, and its connections end."""
     remove_client(settings_of(state_dir, config).state_dir, name)
-    typer.echo(f"Removed the token of {name}.")
+    if as_json:
+        print_json({"name": name})
+    else:
+        typer.echo(f"Removed the token of {name}.")
 
 
 def _row(client: Client) -> dict[str, Any]:

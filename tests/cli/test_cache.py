@@ -80,10 +80,12 @@ def test_list_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "Nothing is kept" in capsys.readouterr().out
 
 
-def test_purge_without_a_daemon(state_dir: Path) -> None:
+def test_purge_without_a_daemon(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(state_dir, "purge", "--client", "kiosk") == 0
     assert [part.record for part in list_parts(state_dir / "cache")] == [RootRecord("tiny", "")]
-    assert run(state_dir, "purge", "--client", "") == 0
+    capsys.readouterr()
+    assert run(state_dir, "purge", "--client", "", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"client": ""}
     assert list_parts(state_dir / "cache") == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import stat
@@ -117,6 +118,8 @@ def test_a_mistake_changes_nothing(
 def test_check(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check"]) == 0
     assert capsys.readouterr().out == f"{config_file} is fine: it sets 4 options.\n"
+    assert main(["config", "check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"file": str(config_file), "is_there": True, "num_options": 4}
     config_file.write_text('[tiers.realtime]\ntoken_s = 1\n[models."a b"]\npreload = true\n')
     assert main(["config", "check"]) == 0
     assert 'it sets 0 options and has the tables models."a b", tiers."realtime"' in " ".join(

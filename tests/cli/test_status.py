@@ -244,6 +244,8 @@ def test_reload_names_the_model(
     assert main(["reload", "a/b"]) == 0
     assert capsys.readouterr().out == "Loading a/b again; `edgeagent status` shows the progress.\n"
     assert daemon.asked[-1] == ("POST", "/edgeagent/reload?model=a%2Fb", "Bearer secret")
+    assert main(["reload", "a/b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"status": "reloading", "model": "a/b"}
 
 
 def test_status_json_is_the_daemons_own_report(
@@ -311,6 +313,8 @@ def test_health_is_the_exit_status(
     daemon.answers["/health"] = (200, {"status": "ok"})
     assert main(["health"]) == 0
     assert capsys.readouterr().out == "ok\n"
+    assert main(["health", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"status": "ok"}
     daemon.answers["/health"] = (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable"}})
     assert main(["health"]) == 1
     assert "Loading model" in capsys.readouterr().err
@@ -328,6 +332,9 @@ def test_stop_waits_until_the_process_is_gone(
     process.wait()
     assert daemon.asked == [("POST", "/edgeagent/stop", "Bearer secret")]
     assert capsys.readouterr().out == f"Stopped (process {process.pid}).\n"
+    monkeypatch.setattr(status, "find_daemon", lambda state_dir: None)
+    assert main(["stop", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"pid": None}
 
 
 def test_stop_does_not_claim_what_it_did_not_see(

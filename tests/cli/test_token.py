@@ -6,6 +6,7 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,21 @@ def test_a_token_that_is_replaced_is_told(tmp_path: Path, capsys: Output) -> Non
     output = capsys.readouterr()
     assert re.fullmatch(r"edge_[\w-]{43}\n", output.out)
     assert output.err == "kiosk had a token, which is refused from now on; this one replaces it.\n"
+
+
+def test_each_command_can_answer_in_json(tmp_path: Path, capsys: Output) -> None:
+    def output(*words: str) -> Any:
+        assert main(["token", *words, "--json", "--state-dir", str(tmp_path)]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return json.loads(captured.out)
+
+    token = output("add", "kiosk").pop("token")
+    replaced = output("add", "kiosk")
+    assert replaced.pop("token") != token
+    assert replaced == {"name": "kiosk", "is_replaced": True}
+    assert output("remove", "kiosk") == {"name": "kiosk"}
+    assert output("rotate") == {"file": str(tmp_path / TOKEN_FILE)}
 
 
 def test_a_folder_that_cannot_be_created_is_told(tmp_path: Path, capsys: Output) -> None:
