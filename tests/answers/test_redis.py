@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -399,3 +400,51 @@ async def test_random_work_of_two_machines_keeps_the_books(empty: RedisServer, t
             client.flushall()
         await one.listed(None, 1)
         assert one.num_answers == 0, "a server that lost everything begins anew"
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from types import SimpleNamespace
+from tests.answers.test_redis import key, opened
+from tests.answers.test_store import answer
+
+async def main(address, folder, first):
+    async with opened(SimpleNamespace(address=address), Path(folder), max_bytes=100_000) as store:
+        number = int(first)
+        while True:
+            store.put(key(number), answer(number))
+            await store.get(key(number))
+            number += 1
+            print(number, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def check_after_kills(server: RedisServer, folder: Path, num_kills: int) -> None:
+    """Kill a process that writes answers, again and again. Then each kept answer is whole and right."""
+    chance, first = random.Random(7), 0
+    for _ in range(num_kills):
+        command = [sys.executable, "-c", WRITER, server.address, str(folder), str(first)]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 only this test runs
+        assert writer.stdout is not None
+        for _ in range(chance.randrange(1, 80)):
+            first = int(writer.stdout.readline())
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+        async with opened(server, folder, max_bytes=100_000) as store:
+            for number in range(max(0, first - 80), first + 40):
+                assert await store.get(key(number)) in (None, answer(number))
+            assert await store.get(key(first - 1)) == answer(first - 1), "what was said to be kept is there"
+        check_books(server)
+
+
+async def test_kills_while_answers_are_written(empty: RedisServer, tmp_path: Path) -> None:
+    await check_after_kills(empty, tmp_path, 2)
+
+
+@pytest.mark.slow
+async def test_two_hundred_kills_while_answers_are_written(empty: RedisServer, tmp_path: Path) -> None:
+    await check_after_kills(empty, tmp_path, 200)
