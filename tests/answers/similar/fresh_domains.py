@@ -1,4 +1,4 @@
-"""Two domains that nothing was tuned on: the desk of a public library, and the reception of a doctors' practice.
+"""Domains that nothing was tuned on: the desks of a public library, of a doctors' practice and of a railway station.
 
 They measure what the cache does with questions that its rules and its prior have not seen. So do not change a rule, a
 word list or the prior by looking at them; write further domains for that.
@@ -443,6 +443,139 @@ CLINIC = (
     ),
 )
 
+_TOWNS = ("Bonn", "Trier", "Ulm")
+_WAYS = ("from Bonn to Ulm", "from Ulm to Bonn")
+
+STATION = (
+    intent(
+        "When does the next train leave {way}?",
+        "At what time can I travel {way}?",
+        "Which is the earliest connection {way}?",
+        "I want to go {way}, when is a train?",
+        way=_WAYS,
+    ),
+    intent(
+        "How much is a ticket {way}?",
+        "What do I pay for a journey {way}?",
+        "What is the fare {way}?",
+        "Price of a trip {way}?",
+        way=_WAYS,
+    ),
+    intent(
+        "From which platform does the train to {town} go?",
+        "Where do I board for {town}?",
+        "Which track has the train to {town}?",
+        "On what platform is the {town} train?",
+        town=_TOWNS,
+    ),
+    intent(
+        "Where does the train from {town} arrive?",
+        "On which platform do I meet somebody from {town}?",
+        "Which track is for arrivals out of {town}?",
+        town=_TOWNS,
+    ),
+    intent(
+        "How do I get to platform {number}?",
+        "Where is platform {number}?",
+        "What is the way to platform {number}?",
+        number=("2", "9", "11"),
+    ),
+    intent(
+        "Is there a lift to platform {number}?",
+        "Can I reach platform {number} without stairs?",
+        "How does a wheelchair user get to platform {number}?",
+        number=("2", "9", "11"),
+    ),
+    intent(
+        "Do I have to change trains on the way to {town}?",
+        "Is there a direct connection to {town}?",
+        "How many changes are there to {town}?",
+        town=_TOWNS,
+    ),
+    intent(
+        "May I take a {thing} on the train?",
+        "Is a {thing} allowed on board?",
+        "Do I need a ticket for my {thing}?",
+        thing=("bicycle", "dog", "pram"),
+    ),
+    intent(
+        "I left my {thing} on the train.",
+        "Where is the lost property office for a {thing}?",
+        "My {thing} is still in the carriage, what do I do?",
+        thing=("bag", "phone", "jacket"),
+    ),
+    intent(
+        "Somebody has left a {thing} on the train.",
+        "I found a {thing} in the carriage, where do I hand it in?",
+        "Whom do I give a {thing} that is not mine?",
+        thing=("bag", "phone", "jacket"),
+    ),
+    intent(
+        "What do I get if my train is {minutes} minutes late?",
+        "How high is the compensation for a delay of {minutes} minutes?",
+        "My train was {minutes} minutes behind time, do I get money back?",
+        minutes=("30", "60", "120"),
+    ),
+    intent(
+        "Can I return a ticket before the day of travel?",
+        "How do I give back a ticket ahead of the journey?",
+        "Is a refund possible before I leave?",
+    ),
+    intent(
+        "Can I return a ticket after the day of travel?",
+        "How do I give back a ticket once the journey is over?",
+        "Is a refund possible after I have travelled?",
+    ),
+    intent(
+        "Where can I buy a monthly pass?",
+        "How do I subscribe to a season ticket?",
+        "I would like a pass for each month.",
+    ),
+    intent(
+        "How do I end my monthly pass?",
+        "I would like to cancel my season ticket.",
+        "How can I give notice for my pass?",
+    ),
+    intent(
+        "Is there a discount for {who}?",
+        "What do {who} pay?",
+        "Do {who} travel at a lower price?",
+        who=("students", "pensioners", "families"),
+    ),
+    intent(
+        "What does a locker cost for {hours} hours?",
+        "How much is it to store luggage for {hours} hours?",
+        "Price for leaving my suitcase {hours} hours?",
+        hours=("2", "6", "24"),
+    ),
+    intent(
+        "Is there a train at night on {day}?",
+        "How late do trains run on {day}?",
+        "When is the last train on {day}?",
+        day=("Friday", "Saturday", "Sunday"),
+    ),
+    intent(
+        "Where may I smoke?",
+        "Is there a smoking area?",
+        "On which platform is smoking permitted?",
+    ),
+    intent(
+        "Where may I not smoke?",
+        "In which areas is smoking not permitted?",
+        "Where is smoking forbidden?",
+    ),
+    intent(
+        "Where is the waiting room?",
+        "Can I sit somewhere until my train comes?",
+        "Is there a warm room to wait in?",
+    ),
+    intent(
+        "Where is the nearest taxi?",
+        "How do I get a cab?",
+        "Is there a taxi rank?",
+    ),
+)
+
 _LIBRARY_BEFORE = ("", "", "Good morning, ", "Hey there, ", "Quick question: ", "Could you help? ", "Hi, ", "Pardon, ")
 _CLINIC_BEFORE = ("", "", "Good evening, ", "Hello there, ", "Just a question: ", "Can you help? ", "Hi, ", "Sorry, ")
 
@@ -473,5 +606,14 @@ FRESH = {
         "Children from 6 years. All insurances. Without insurance: 60 euros. New patients bring a passport.\n"
         "Home visits on Friday. Video visits on Monday. Fever above 39: come. No shuttle. Copies of files: 10 euros.",
     ),
+    "station": Domain(
+        STATION,
+        ("", "", "Hi there, ", "Excuse me please, ", "A short question: ", "Hello, ", "I need help: ", "Pardon me, "),
+        ("", "", " Thanks a million!", " I am in a hurry.", " Please."),
+    ),
 }
-"""The domains that were not looked at while the prior, the rules and their words were chosen."""
+"""The domains that were not looked at while the prior, the rules and their words were chosen.
+
+With one exception: the library showed that the rule about order missed swapped names beside other words. The station
+was written after that rule was fixed.
+"""
