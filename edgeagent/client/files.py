@@ -7,6 +7,7 @@ import mimetypes
 from pathlib import Path
 from typing import Any
 
+_IMAGES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
 _SOUNDS = {b"fLaC": "flac", b"ID3": "mp3", b"\xff\xfb": "mp3", b"\xff\xf3": "mp3", b"\xff\xf2": "mp3"}
 
 
@@ -15,19 +16,26 @@ def user_message(text: str, *files: str | Path | bytes) -> dict[str, Any]:
 
     A file is given by its path or its content: an image (PNG, JPEG, GIF ...) or a sound (WAV, MP3, FLAC).
     """
-    parts = [_part(file) for file in files]
+    parts = [content_part(file) for file in files]
     if text or not parts:
         parts.append({"type": "input_text", "text": text})
     return {"type": "message", "role": "user", "content": parts}
 
 
-def _part(file: str | Path | bytes) -> dict[str, Any]:
+def content_part(file: str | Path | bytes) -> dict[str, Any]:
+    """Return the part of a message, or of a tool's output, with a file; see user_message."""
     data = file if isinstance(file, bytes) else Path(file).read_bytes()
     encoded = base64.b64encode(data).decode()
     if sound := sound_format(data):
         return {"type": "input_audio", "input_audio": {"data": encoded, "format": sound}}
     mime = None if isinstance(file, bytes) else mimetypes.guess_type(str(file))[0]
     return {"type": "input_image", "image_url": f"data:{mime or 'image/png'};base64,{encoded}", "detail": "auto"}
+
+
+def is_media(data: bytes) -> bool:
+    """Whether these are the bytes of an image or a sound."""
+    is_image = data.startswith(_IMAGES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
+    return is_image or sound_format(data) is not None
 
 
 def sound_format(data: bytes) -> str | None:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from edgeagent.client.files import content_part, is_media
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,10 +37,11 @@ class Tool:
             "parameters": {**parameters, "$defs": schemas} if schemas else parameters,
         }
 
-    async def run(self, arguments: str) -> str:
+    async def run(self, arguments: str) -> str | list[dict[str, Any]]:
         """Call the function with the arguments of a call, and return the output for the model.
 
-        A plain function runs in a thread. If the arguments are wrong or the function raises, the output says so.
+        If the function returns the bytes of an image or a sound, the model sees it. A plain function runs in a thread.
+        If the arguments are wrong or the function raises, the output says so.
         """
         try:
             given = msgspec.json.decode(arguments or "{}", type=self._arguments)
@@ -47,6 +50,8 @@ class Tool:
                 result = await self._function(**values)
             else:
                 result = await asyncio.to_thread(self._function, **values)
+            if isinstance(result, bytes) and is_media(result):
+                return [content_part(result)]
             output = result if isinstance(result, str) else msgspec.json.encode(result).decode()
         except Exception as error:
             _log.warning("the tool %s failed", self.name, exc_info=True)

@@ -35,7 +35,10 @@ export interface Tool {
   description?: string;
   /** The JSON schema of the arguments. */
   parameters?: object;
-  /** What it returns goes to the model: a text, or any value as JSON. If it throws, the model gets the error. */
+  /**
+   * What it returns goes to the model: a text, any value as JSON, or the bytes of an image or a sound (Uint8Array, Blob).
+   * If it throws, the model gets the error.
+   */
   run?(args: any): unknown;
   [field: string]: unknown;
 }
@@ -72,8 +75,8 @@ export declare class Answer {
   add(event: Event): void;
 }
 
-/** Return the input item that answers a tool call. */
-export declare function functionOutput(callId: string, output: string): object;
+/** Return the input item that answers a tool call: a text, or parts with images and sounds. */
+export declare function functionOutput(callId: string, output: string | object[]): object;
 
 /**
  * Return a user's message as an input item: the files, then the text. A file is an image (PNG, JPEG, GIF ...) or a sound

@@ -553,6 +553,7 @@ export class Reply {
 async function run(tool, call) {
   try {
     const result = await tool(JSON.parse(call.arguments || "{}"));
+    if (result instanceof Uint8Array || result instanceof Blob) return [await partOf(result)];
     return typeof result === "string" ? result : (JSON.stringify(result) ?? "null");
   } catch (error) {
     console.warn(`the tool ${call.name} failed`, error);

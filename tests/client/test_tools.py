@@ -13,6 +13,7 @@ import jsonschema_rs
 import pytest
 
 from edgeagent.client.tools import Tool, split_tools
+from tests.media import RED, SILENCE, b64, data_url
 
 
 class Color(enum.Enum):
@@ -73,6 +74,25 @@ def name_of_a_file() -> str:
 
 def broken() -> None:
     raise ValueError("no bulb")
+
+
+async def test_the_model_sees_the_image_that_a_function_returns() -> None:
+    def screenshot() -> bytes:
+        return RED
+
+    def sound() -> bytes:
+        return SILENCE
+
+    def unknown() -> bytes:
+        return b"bytes"
+
+    assert await Tool(screenshot).run("{}") == [
+        {"type": "input_image", "image_url": data_url(RED), "detail": "auto"},
+    ]
+    assert await Tool(sound).run("{}") == [
+        {"type": "input_audio", "input_audio": {"data": b64(SILENCE), "format": "wav"}}
+    ]
+    assert await Tool(unknown).run("{}") == '"Ynl0ZXM="'
 
 
 @pytest.mark.parametrize(

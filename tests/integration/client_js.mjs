@@ -128,6 +128,11 @@ const cases = {
       assert.equal(reply.rounds[0].toolCalls[0].name, "set_timer");
       assert(answer.text && answer.status === "completed");
     }
+    // A function may return an image, for which this model sees a note.
+    const photo = { ...set_timer, run: () => new Uint8Array(readFileSync(process.env.PHOTO)) };
+    const shown = client.respond("Set a timer for 7 minutes.", { tools: [photo], ...GREEDY });
+    assert((await shown.finish()).text);
+    assert.equal(shown.request.input[0].output[0].type, "input_image");
     // Two readers share a reply: its functions run once.
     const shared = client.respond("Set a timer for 7 minutes.", { tools: [set_timer], ...GREEDY });
     await Promise.all([shared.finish(), shared.finish()]);
