@@ -21,6 +21,7 @@ from edgeagent.api.responses.body import read_create
 from edgeagent.api.responses.socket.connection import Connection
 from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame
 from edgeagent.api.responses.socket.lanes import LaneTurn
+from edgeagent.api.responses.socket.outbox import UNSUPPORTED_DATA, Close
 from edgeagent.api.responses.socket.session import Action, Session
 from edgeagent.api.wire.body import OwnerBody, parse_object, run_inline_or_in_thread, validate
 from edgeagent.api.wire.route import Routes
@@ -119,6 +120,10 @@ class KioskConnection(Connection):
     async def _receive(self, text: str) -> list[Action]:
         frame = await run_inline_or_in_thread(len(text), partial(read_kiosk_frame, text, self._pinned))
         return self._session.receive(frame)
+
+    def _take_file(self, data: bytes) -> list[Action]:
+        del data
+        return [Close(UNSUPPORTED_DATA, "text frames only")]
 
     def _failed(self, live: LaneTurn, error: EdgeAgentError) -> None:
         # The page has the prompt computed when it opens, so the owner reads this before a visitor asks.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 from websockets.typing import Origin
 
 from edgeagent.api.gate.access import TOKEN_SUBPROTOCOL
@@ -22,6 +23,7 @@ from edgeagent.types import ChatPrompt, PurgeCache
 from tests.api.page.test_entry import Page
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
+from tests.media import RED
 
 KIOSK = KioskConfig(title="Museum", instructions="Be kind.", max_output_tokens=9, questions=("When?",))
 
@@ -68,6 +70,10 @@ async def test_a_visitor_asks_with_the_owners_settings_and_leaves_nothing(
         assert (request.model, request.max_tokens, request.prompt.truncate) == ("fake", 9, True)
         assert (request.cache.partition, request.cache.persist) == ("kiosk:hall", False)
         assert event["response"]["store"] is False
+        await socket.send(RED)
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert socket.close_code == 1003, "a visitor sends no files"
     await backend.until(lambda backend: PurgeCache("kiosk:hall") in backend.queries)
     assert (await page.ask("/edgeagent/kiosk")).json()["num_pages"] == 0
     rendered = await page.ask("/edgeagent/kiosk/markdown", {"text": "*a*"})
