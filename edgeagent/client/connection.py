@@ -55,6 +55,8 @@ class Client:
         self._reader = OneReader()
         # So many prefills were sent whose end was not read. Their events come before those of the next reply.
         self._num_prefills = 0
+        self.num_closes = 0
+        """How often it was closed. What began before a close ends with it, and does not connect again."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -68,22 +70,38 @@ class Client:
     async def open(self) -> None:
         """Connect, unless already connected. Raise BackendUnavailable, Unauthorized or Forbidden if that fails.
 
-        If `connect` got no URL, also raise ConfigError if the daemon's token file or the configuration is wrong.
+        It fails if the client is closed meanwhile. If `connect` got no URL, also raise ConfigError if the daemon's
+        token file or the configuration is wrong.
         """
         # Of two tasks that connect at once, one waits: a second connection would replace the first one under its reply.
+        num_closes = self.num_closes
         while self._socket is None:
             if self._opening is not None:
                 await self._opening.wait()
+                self.check_still_open(num_closes)
                 continue
             self._opening = opening = asyncio.Event()
             try:
-                self._socket = await _open(await asyncio.to_thread(self.locate))
+                socket = await _open(await asyncio.to_thread(self.locate))
+                if num_closes == self.num_closes:
+                    self._socket = socket
             finally:
                 self._opening = None
                 opening.set()
+            if self._socket is not socket:
+                await socket.close()
+            self.check_still_open(num_closes)
 
     async def close(self) -> None:
-        """Disconnect. If a response is still running on this connection, the daemon cancels it."""
+        """Disconnect. If a response is still running on this connection, the daemon cancels it.
+
+        Calls that still wait end with an error. The next call connects again.
+        """
+        self.num_closes += 1
+        await self.disconnect()
+
+    async def disconnect(self) -> None:
+        """Disconnect; what waits to be sent connects again. For use by Reply only."""
         if self._socket is not None:
             socket, self._socket, self._num_prefills = self._socket, None, 0
             await socket.close()
@@ -139,6 +157,7 @@ class Client:
             del request["input"]
         if ahead:
             request["edgeagent"] = {**request.get("edgeagent", {}), "ahead": True}
+        num_closes = self.num_closes
         for attempt in range(2):
             try:
                 await self.open()
@@ -150,7 +169,7 @@ class Client:
                 return
             except BackendUnavailable:
                 # The connection may have been lost long ago.
-                if attempt:
+                if attempt or num_closes != self.num_closes:
                     raise
 
     async def _send_prefill(self, request: Event) -> None:
@@ -195,18 +214,23 @@ class Client:
         self._reply = reply
         await self.open()
 
+    def check_still_open(self, num_closes: int) -> None:
+        """Raise BackendUnavailable if the client was closed since `num_closes` was read."""
+        if num_closes != self.num_closes:
+            raise _closed_under_response()
+
     async def send(self, event: Event) -> None:
         """Send one event on the open connection. For use by Reply only.
 
         Raise BackendUnavailable or PayloadTooLarge if the connection is lost, or InvalidRequest if the event cannot be
         JSON.
         """
-        if self._socket is None:
+        if (socket := self._socket) is None:
             raise _closed_under_response()
         try:
-            await self._socket.send(_encoded(event), text=True)
+            await socket.send(_encoded(event), text=True)
         except ConnectionClosed as closed:
-            raise self._lost(closed) from None
+            raise self._lost(socket, closed) from None
 
     async def receive(self) -> Received | None:
         """Return the next event of the running reply. For use by Reply only.
@@ -227,18 +251,19 @@ class Client:
         return await self._receive()
 
     async def _receive(self) -> Received:
-        if self._socket is None:
+        if (socket := self._socket) is None:
             raise _closed_under_response()
         try:
-            event: Received = json.loads(await self._socket.recv())
+            event: Received = json.loads(await socket.recv())
         except ConnectionClosed as closed:
-            raise self._lost(closed) from None
+            raise self._lost(socket, closed) from None
         if self._num_prefills and event.get("type") in TERMINAL:
             self._num_prefills -= 1
         return event
 
-    def _lost(self, closed: ConnectionClosed) -> EdgeAgentError:
-        self._socket, self._num_prefills = None, 0
+    def _lost(self, socket: ClientConnection, closed: ConnectionClosed) -> EdgeAgentError:
+        if self._socket is socket:
+            self._socket, self._num_prefills = None, 0
         code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
         if code == 1009:
             return PayloadTooLarge(f"the message is larger than the daemon accepts ({reason or 'close code 1009'})")

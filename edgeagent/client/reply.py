@@ -68,6 +68,7 @@ class Reply:
         self._functions = functions or {}
         self._max_rounds = max_rounds
         self._is_sent = False
+        self._num_closes: int | None = None  # the client's, when the first event was awaited
         self._is_cancelled = False
         self._background: Background | None = None
         self._iterating = OneReader()
@@ -149,7 +150,7 @@ class Reply:
                     await self._next_event()
         except (TimeoutError, EdgeAgentError):
             # When the connection closes, the daemon cancels all that still runs on it.
-            await self._client.close()
+            await self._client.disconnect()
             self.answer.status, self.answer.error = "cancelled", None
         return self.answer
 
@@ -220,9 +221,12 @@ class Reply:
             raise
 
     async def _next_on_socket(self) -> Received | None:
+        if self._num_closes is None:
+            self._num_closes = self._client.num_closes
         for delay in (*RETRY_DELAYS_S, None):
             try:
                 if not self._is_sent:
+                    self._client.check_still_open(self._num_closes)
                     await self._client.begin(self)
                     if self._is_cancelled:
                         return None

@@ -112,7 +112,10 @@ export declare class Client {
   private constructor();
   /** Connect, unless already connected. */
   open(): Promise<void>;
-  /** Disconnect. The daemon cancels what still runs, unless it runs in the background. */
+  /**
+   * Disconnect. The daemon cancels what still runs, unless it runs in the background. Calls that still wait end with an
+   * error. The next call connects again.
+   */
   close(): Promise<void>;
   /** Return a response. Nothing is sent before it is read. */
   respond(input: Input, fields?: Fields): Reply;

@@ -190,6 +190,8 @@ export class Client {
   #reply = null;
   // The turns whose end has not arrived, in the order of their creates; null for a prefill, which nobody reads.
   #turns = [];
+  // What began before a close ends with it, and does not connect again.
+  _numCloses = 0;
 
   constructor(find, WebSocket) {
     this.#find = find;
@@ -198,11 +200,16 @@ export class Client {
 
   async open() {
     if (this.#socket) return;
-    this.#opening ??= this.#open().finally(() => (this.#opening = null));
-    await this.#opening;
+    const opening = (this.#opening ??= this.#open());
+    try {
+      await opening;
+    } finally {
+      if (this.#opening === opening) this.#opening = null;
+    }
   }
 
   async #open() {
+    const numCloses = this._numCloses;
     const { base, token } = await this.#find();
     const url = `${base.replace(/^http/, "ws")}/v1/responses`;
     const socket = new this.#WebSocket(url, token ? ["edgeagent", `openai-insecure-api-key.${token}`] : []);
@@ -211,6 +218,8 @@ export class Client {
       socket.onerror = socket.onclose = () => done(false);
     });
     if (!isOpen) throw await this.#refusal(url);
+    if (numCloses !== this._numCloses) socket.close();
+    this._checkStillOpen(numCloses);
     this.#socket = socket;
     socket.onerror = null;
     socket.onmessage = ({ data }) => {
@@ -239,9 +248,19 @@ export class Client {
   }
 
   async close() {
+    this._numCloses += 1;
+    this.#opening = null;
+    this._disconnect();
+  }
+
+  _disconnect() {
     const socket = this.#socket;
-    this.#lose(unavailable("the connection was closed while a response was running on it"));
+    this.#lose(closedUnderResponse());
     socket?.close();
+  }
+
+  _checkStillOpen(numCloses) {
+    if (numCloses !== this._numCloses) throw closedUnderResponse();
   }
 
   respond(input, { tools, maxRounds = MAX_ROUNDS, ...fields } = {}) {
@@ -313,7 +332,7 @@ export class Client {
   }
 
   #send(frame) {
-    if (!this.#socket) throw unavailable("the connection was closed while a response was running on it");
+    if (!this.#socket) throw closedUnderResponse();
     this.#socket.send(JSON.stringify(frame));
   }
 
@@ -322,6 +341,10 @@ export class Client {
     const all = { ...headers, ...(token ? { authorization: `Bearer ${token}` } : {}) };
     return await fetch(`${base}/${path}`, { ...options, headers: all });
   }
+}
+
+function closedUnderResponse() {
+  return unavailable("the connection was closed while a response was running on it");
 }
 
 function closed(code, reason) {
@@ -341,6 +364,7 @@ export class Reply {
   #isCancelled = false;
   #stopWaiting = null; // while functions run: ends the wait for them
   #lastRead = Promise.resolve();
+  #numCloses; // the client's, when the reply was read first
 
   constructor(client, request, functions, maxRounds) {
     this.request = request;
@@ -351,6 +375,7 @@ export class Reply {
 
   // Readers at once share the events: each event goes to one of them.
   async *[Symbol.asyncIterator]() {
+    this.#numCloses ??= this.#client._numCloses;
     // In a browser, whoever begins to read while functions run may be one of them.
     const isLate = !waiting && this.#stopWaiting !== null;
     for (;;) {
@@ -411,7 +436,7 @@ export class Reply {
       await Promise.race([late, this.#cancel()]);
     } catch {
       // When the connection closes, the daemon cancels all that still runs on it.
-      await this.#client.close();
+      this.#client._disconnect();
       this.answer.status = "cancelled";
     }
     clearTimeout(timer);
@@ -474,6 +499,7 @@ export class Reply {
     for (const delay of [...RETRY_DELAYS_MS, null]) {
       try {
         if (!this.#turn) {
+          this.#client._checkStillOpen(this.#numCloses);
           await this.#client._begin(this);
           if (this.#isCancelled) return;
           this.#turn = this.#client._create(this.request);
@@ -488,7 +514,8 @@ export class Reply {
         }
         return;
       } catch (lost) {
-        const isFinal = delay === null || !lost.isTransient || this.#isCancelled;
+        const isClosed = this.#numCloses !== this.#client._numCloses;
+        const isFinal = delay === null || !lost.isTransient || this.#isCancelled || isClosed;
         if (isFinal || this.answer.responseId) throw this.#fail(lost);
       }
       this.#turn = null;

@@ -154,6 +154,30 @@ async def test_closing_ends_a_running_response() -> None:
         assert (await client.ask("More")).text == "next"
 
 
+async def test_nothing_connects_or_is_sent_again_after_a_close() -> None:
+    is_asked = asyncio.Event()
+
+    async def no_answer(_connection: object, _event: object) -> None:
+        is_asked.set()
+
+    async with running_stub(no_answer, sending(text_events("resp_2", "next"))) as stub:
+        client = connect(stub.url)
+        opening = asyncio.create_task(client.prefill("Hi"))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(BackendUnavailable, match="was closed"):
+            await opening
+        assert stub.received == []
+        waiting = asyncio.create_task(client.ask("Hi"))
+        await is_asked.wait()
+        await client.close()
+        with pytest.raises(BackendUnavailable, match="was closed"):
+            await waiting
+        assert len(stub.received) == 1
+        assert (await client.ask("More")).text == "next"
+        await client.close()
+
+
 @pytest.mark.parametrize(("code", "error"), [(1008, BackendUnavailable), (1009, PayloadTooLarge)])
 async def test_a_policy_refusal_is_not_repeated(code: int, error: type[Exception]) -> None:
     async with running_stub(closing(code)) as stub, connect(stub.url) as client:

@@ -184,6 +184,22 @@ const cases = {
     await assert.rejects(connect({ command: "no-such-program" }).open(), failing("backend_unavailable"));
   },
 
+  async closed() {
+    const client = connect({ url: URL_ });
+    const wasClosed = /connection was closed/;
+    const opening = client.open();
+    await client.close();
+    await assert.rejects(opening, wasClosed);
+    for (const isOpen of [false, true]) {
+      if (isOpen) await client.open();
+      const waiting = client.ask(CAPABILITIES, GREEDY);
+      await client.close();
+      await assert.rejects(waiting, wasClosed);
+    }
+    assert((await client.ask("Hello!", GREEDY)).text);
+    await client.close();
+  },
+
   async located() {
     for (const options of [{ url: LOCKED_URL, token: TOKEN }, { stateDir: STATE_DIR, command: COMMAND }]) {
       const client = connect(options);
