@@ -77,6 +77,10 @@ def wire_error(error: Mapping[str, Any]) -> EdgeAgentError:
     return from_code(_FAILURE_CODES.get(code, code), str(error.get("message") or code), param=error.get("param"))
 
 
-def function_output(call_id: str, output: str | list[dict[str, Any]]) -> dict[str, Any]:
+FunctionOutput = str | list[dict[str, Any]]
+"""What a function gives to the model: a text, or content parts."""
+
+
+def function_output(call_id: str, output: FunctionOutput) -> dict[str, Any]:
     """Return the input item that answers a tool call: a text, or parts with images and sounds."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
-from edgeagent.client.answer import Answer, function_output
+from edgeagent.client.answer import Answer, FunctionOutput, function_output
 from edgeagent.client.sentences import Sentences
 from edgeagent.client.tools import Tool
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
@@ -188,7 +188,7 @@ class Reply:
         self.answer, self._is_sent, self._background = Answer(), False, None
         return True
 
-    async def _unless_cancelled(self, running: asyncio.Future[list[str]]) -> list[str] | None:
+    async def _unless_cancelled(self, running: asyncio.Future[list[FunctionOutput]]) -> list[FunctionOutput] | None:
         """Return what the functions return; None if the reply is cancelled before."""
         self._stop_waiting = asyncio.get_running_loop().create_future()
         try:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from edgeagent.client.answer import FunctionOutput
 from edgeagent.client.files import content_part, is_media
 
 _log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Tool:
             "parameters": {**parameters, "$defs": schemas} if schemas else parameters,
         }
 
-    async def run(self, arguments: str) -> str | list[dict[str, Any]]:
+    async def run(self, arguments: str) -> FunctionOutput:
         """Call the function with the arguments of a call, and return the output for the model.
 
         If the function returns the bytes of an image or a sound, the model sees it. A plain function runs in a thread.
