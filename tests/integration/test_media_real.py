@@ -101,6 +101,17 @@ async def test_an_image_stays_known_after_a_restart(make: Make) -> None:
     assert usage.num_cached_tokens > 64, "the image's cells were read from disk"
 
 
+async def test_a_long_question_about_another_image_is_answered_by_the_same_worker(make: Make) -> None:
+    """The prompts differ in their images. The client is told how much was computed again, in words."""
+    backend = make()
+    await backend.start()
+    long = "What is on this picture, and what is beside it? " * 12
+    await answer(backend, ask("first", question(long, medium(png(1))), max_tokens=2))
+    again, usage = await answer(backend, ask("second", question(long, medium(png(2))), max_tokens=2))
+    assert again and usage.num_prompt_tokens > 350 and usage.num_cached_tokens < 64
+    assert backend.models.statuses()[0].num_restarts == 0
+
+
 async def test_a_malformed_image_fails_its_own_request_only(make: Make) -> None:
     backend = make()
     await backend.start()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edgeagent.engine.cache.cached_prefix import MIN_LOST
+from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.sampling.sampler import Logprob
 from edgeagent.engine.sequence import Sequence as EngineSequence
 from edgeagent.engine.verification import Output
@@ -243,12 +244,15 @@ class Answers:
         )
 
     def _words(self, tokens: Sequence[int], at: int) -> str:
-        """Return the words from position `at` on, the whole first word included."""
-        begin = at
-        while begin > max(0, at - _WORD_TOKENS) and not self._vocabulary.piece(tokens[begin]).startswith(b" "):
+        """Return the words from position `at` on, the whole first word included. An image or a sound is a space."""
+        pieces = [
+            b" " if is_medium(token) else self._vocabulary.piece(token)
+            for token in tokens[max(0, at - _WORD_TOKENS) : at + _SHOWN_TOKENS]
+        ]
+        begin = min(at, _WORD_TOKENS)
+        while begin > 0 and not pieces[begin].startswith(b" "):
             begin -= 1
-        pieces = map(self._vocabulary.piece, tokens[begin : at + _SHOWN_TOKENS])
-        return b"".join(pieces).decode("utf-8", "replace").strip()
+        return b"".join(pieces[begin:]).decode("utf-8", "replace").strip()
 
     def _with_piece(self, logprob: Logprob) -> TokenLogprob:
         top = tuple(self._with_piece(alternative) for alternative in logprob.top)
