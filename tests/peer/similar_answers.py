@@ -209,8 +209,7 @@ def _variants() -> dict[str, list[tuple[ModuleType, str, object]]]:
     """Return other values of the constants that were chosen, by what is other."""
     return {
         "as they are": [],
-        "all spreads equally likely": [(boundary, "_SPREAD_PRIOR", np.ones(4))],
-        "all lapses equally likely": [(boundary, "_LAPSE_PRIOR", np.ones(len(boundary._LAPSES)))],
+        "all spreads equally likely": [(boundary, "_SPREAD_PRIOR", np.ones(len(boundary.SPREADS)))],
         "all entries alike": [(boundary, "SPREADS", boundary.SPREADS[:1]), (boundary, "_SPREAD_PRIOR", np.ones(1))],
         "compared from 0.5 on": [(memory, "MIN_SIMILARITY", 0.5)],
         "compared from 0.8 on": [(memory, "MIN_SIMILARITY", 0.8)],

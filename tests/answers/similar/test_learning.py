@@ -66,7 +66,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: Path) -> None:
     backend = OneVector(model_file)
-    async with caching(backend, similar=True, embedding_model="fake") as answers:
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.1) as answers:
         similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
         answers.similar = similar
         await similar.start()
@@ -77,5 +77,5 @@ async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: P
         await similar.settled()
         assert similar.memory.boundary.num_wrong == 0
         assert similar.memory.num_questions == answers.store.num_answers == 1
-        # Their vectors are equal, so one right answer is enough.
+        # Their vectors are equal, so one right answer is enough for this bound.
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.READ) == "similar"
