@@ -128,6 +128,26 @@ async def test_other_images_become_jpegs(visit: Visit, backend: FakeBackend) -> 
     assert sizes == [30, 2048]
 
 
+async def test_a_message_waits_for_a_file_that_is_still_being_read(visit: Visit, backend: FakeBackend) -> None:
+    await visit.enter()
+    await visit.tab.evaluate(
+        """() => {
+          const read = createImageBitmap;
+          window.createImageBitmap = (blob) => new Promise((done) => (window.goOn = () => done(read(blob))));
+        }"""
+    )
+    await visit.tab.set_input_files("#attach-file", file("large.png", "image/png", png(3000, 400, seed=b"photo")))
+    await visit.tab.wait_for_function("() => window.goOn")
+    await visit.say("What is this?")
+    assert "still being read" in await visit.tab.inner_text("#said")
+    assert await visit.tab.input_value("#message") == "What is this?"
+    await visit.tab.evaluate("goOn()")
+    await visit.tab.wait_for_selector("#attached li")
+    await visit.tab.press("#message", "Enter")
+    await visit.ended(1)
+    assert len(seen(backend)) == 1
+
+
 async def test_what_cannot_be_attached_is_told(visit: Visit) -> None:
     await visit.enter()
     for name, mime, data, why in (
@@ -145,14 +165,14 @@ async def test_the_camera_takes_a_photo(visit: Visit, backend: FakeBackend) -> N
     await visit.enter()
     await visit.tab.click("#camera")
     await visit.tab.click("text=Cancel")
-    assert await visit.tab.query_selector("dialog") is None
+    await visit.tab.wait_for_selector("dialog", state="detached")  # its close event comes later
     await visit.tab.click("#camera")
     await visit.tab.wait_for_selector("dialog button:not([disabled]) >> text=Take photo")
     assert await faults_of_access(visit) == []
     await visit.shot("camera")
     await visit.tab.click("text=Take photo")
     await visit.tab.wait_for_selector("#attached img")
-    assert await visit.tab.query_selector("dialog") is None
+    await visit.tab.wait_for_selector("dialog", state="detached")  # its close event comes later
     await visit.say("What do you see?")
     await visit.ended(1)
     (photo,) = seen(backend)

@@ -18,6 +18,7 @@ export class Attachments {
     this.announce = announce;
     this.changed = changed;
     this.entries = []; // {name, part}
+    this.numReading = 0; // calls of add that have not ended
     byId("attach").addEventListener("click", () => byId("attach-file").click());
     byId("attach-file").addEventListener("change", ({ target }) => {
       this.add([...target.files]);
@@ -51,7 +52,13 @@ export class Attachments {
     this.draw();
   }
 
+  // A message that is sent meanwhile would go without these files.
+  get isReading() {
+    return this.numReading > 0;
+  }
+
   async add(files) {
+    this.numReading += 1;
     for (const file of files) {
       const name = file.name || "image";
       try {
@@ -64,6 +71,7 @@ export class Attachments {
         this.tell(`${name} ${error.message}`);
       }
     }
+    this.numReading -= 1;
     this.draw();
     this.changed();
   }

@@ -280,6 +280,7 @@ export class Chat {
     const message = byId("message");
     const text = message.value.trim();
     const media = this.attachments.parts;
+    if (this.attachments.isReading) return this.tell("A file is still being read. Send the message again in a moment.");
     if ((!text && !media.length) || !this.canAnswer()) return;
     if (!this.socket.isOpen) return this.tell("The daemon does not answer. The message stays here.");
     message.value = "";
