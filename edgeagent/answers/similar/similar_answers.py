@@ -122,7 +122,7 @@ class SimilarAnswers:
         self._work: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(_MAX_WAITING)
         self._worker: asyncio.Task[None] | None = None
         self._writes: set[asyncio.Future[None]] = set()
-        self._generation = 0  # how often all was forgotten
+        self._generation = 0  # how often questions were forgotten; what is learned meanwhile may be of one of them
         self._log = log
         self._position = FIRST  # up to which the log is applied
         self._fresh_until_s = 0.0
@@ -153,6 +153,15 @@ class SimilarAnswers:
         return {**self.memory.status(), **about, "trouble": trouble}
 
     async def find(self, question: Question) -> Found | None:
+        try:
+            return await self._find(question)
+        except Exception as error:  # the model answers, whatever is wrong here
+            if self.trouble is None:
+                logger.exception("no answer is found by similarity")
+            self.trouble = str(error) or type(error).__name__
+            return None
+
+    async def _find(self, question: Question) -> Found | None:
         text = asked_text(question, self._remote)
         if text is None or not self._is_for(question) or self.memory.refusal(text):
             return None
@@ -180,6 +189,7 @@ class SimilarAnswers:
             self._later(lambda: self._learn(looking, question, key, answer, generation))
 
     def forget(self, keys: Collection[str] | None) -> None:
+        self._generation += 1
         forgotten = Forgotten(None if keys is None else tuple(self.memory.starting_with(keys)))
         self._apply(forgotten)
         if self._log is not None and forgotten.keys != ():

@@ -7,6 +7,8 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
+
 from edgeagent.answers.answers import Answers
 from edgeagent.answers.similar.similar_answers import SimilarAnswers
 from edgeagent.service.client_sink import Ending
@@ -79,3 +81,32 @@ async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: P
         assert similar.memory.num_questions == answers.store.num_answers == 1
         # Their vectors are equal, so one right answer is enough for this bound.
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.READ) == "similar"
+
+
+async def test_a_lookup_that_fails_leaves_the_question_to_the_model(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake") as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar
+        await similar.start()
+
+        def fail(*_: object) -> None:
+            raise ArithmeticError("what nobody thought of")
+
+        monkeypatch.setattr(similar.memory, "look_up", fail)
+        assert await ask(answers, "Where are the toilets?", AnswerPolicy.USE) == ""
+        assert similar.status()["trouble"] == "what nobody thought of"
+
+
+async def test_what_is_forgotten_before_it_is_learned_is_not_learned(model_file: Path) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake") as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar  # it is not started, so what is to be learned waits
+        assert await ask(answers, "Where are the toilets?", AnswerPolicy.USE) == ""
+        assert await answers.forget("") == 1
+        await similar.start()
+        await similar.settled()
+        assert similar.memory.num_questions == 0
