@@ -96,8 +96,11 @@ ENGLISH = Language(
         "hello hi hey excuse sorry thanks thank tell know like want need question one bother anyone anything get "
         "much many any some kindly let wanted just ask"
     ),
-    negations=_words("not no never none neither nor without cannot hardly except unless")
-    | {f"no{what}" for what in ("body", "thing", "where")},
+    # With the contractions as they are often typed, without an apostrophe.
+    negations=_words(
+        "not no never none neither nor without cannot hardly except unless nobody nothing nowhere dont doesnt didnt "
+        "isnt arent wasnt werent cant couldnt wont wouldnt shouldnt mustnt hasnt havent hadnt"
+    ),
     context=_words(
         "it its it's itself this that that's these those he she him her his hers they them their theirs now today "
         "tonight tomorrow yesterday here again then still anymore currently recently ago earlier later previous "

@@ -28,6 +28,7 @@ REFUSED = [
     ("units", "How far is the station in miles?", "How many kilometres is the station away?"),
     ("negation", "What am I allowed to bring?", "What am I not allowed to bring?"),
     ("negation", "Why can I pay?", "Why can't I pay?"),
+    ("negation", "are dogs allowed?", "why arent dogs allowed?"),
     ("negation", "Kann ich mit Karte zahlen?", "Kann ich nicht mit Karte zahlen?"),
     ("negation", "Welche Ausweise sind gültig?", "Welche Ausweise sind nicht gültig?"),
     ("negation", "Je peux prendre des photos ?", "Je ne peux pas prendre des photos ?"),
