@@ -19,7 +19,7 @@ from edgeagent.worker.parent.pool.loading import identity
 logger = logging.getLogger(__name__)
 
 _PATTERNS = re.compile(r"strftime_now\(\s*(['\"])(?P<pattern>[^'\"]*)\1\s*\)")
-_OF_THE_TIME = re.compile(r"%[-_0^#]*[HIklMSfpPsTrRXcZzL]")
+_OF_A_DATE = re.compile(r"(?:[^%]|%[-_0^#]*[aAbBCdDeFgGhjmnuUVwWyY%])*")
 _MAX_MODELS = 256
 
 
@@ -70,7 +70,7 @@ def shows_day(template: str) -> bool | None:
         return False
     patterns = [match["pattern"] for match in _PATTERNS.finditer(template)]
     num_known = len(patterns) + template.count("strftime_now is ")
-    is_date = num_known == template.count("strftime_now") and not any(map(_OF_THE_TIME.search, patterns))
+    is_date = num_known == template.count("strftime_now") and all(map(_OF_A_DATE.fullmatch, patterns))
     return True if is_date else None
 
 
