@@ -463,7 +463,7 @@ class Answers:
             return
         started = next((delta for step in steps for delta in step.deltas if isinstance(delta, Started)), None)
         is_elsewhere = is_remote(end.timings.route) != (question.identity == REMOTE)
-        if why_not_kept(question.request, started, end.timings, end.reason) or is_elsewhere:
+        if why_not_kept(question.request, started, end) or is_elsewhere:
             return
         status = status_of(self.models, question.model)
         if status is None or (question.identity != REMOTE and _loaded(status, question.model) != question.identity):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from edgeagent.config import AnswersConfig
-from edgeagent.types import AnswerPolicy, ChatPrompt, FinishReason, GenerateRequest, RouteMode, Started, Timings
+from edgeagent.types import AnswerPolicy, ChatPrompt, Finished, FinishReason, GenerateRequest, RouteMode, Started
 
 KIOSK = "kiosk:"
 """How the partition of a kiosk's visitors begins; the name of the kiosk's token follows."""
@@ -85,15 +86,16 @@ def is_model_among(model: str, options: AnswersConfig) -> bool:
     return not options.models or model in options.models or model.rpartition("+")[0] in options.models
 
 
-def why_not_kept(request: GenerateRequest, started: Started | None, timings: Timings, reason: FinishReason) -> str:
+def why_not_kept(request: GenerateRequest, started: Started | None, end: Finished) -> str:
     """Return in a few words why an answer that has ended is not kept; "" if it may be."""
-    if reason is FinishReason.CANCELLED:
+    if end.reason is FinishReason.CANCELLED:
         return "cancelled"
-    if reason is FinishReason.LENGTH and request.max_tokens is None:
+    longest = math.inf if request.max_tokens is None else request.max_tokens
+    if end.reason is FinishReason.LENGTH and end.usage.num_output_tokens < longest:
         return "cut by the context"
-    if timings.handovers:
+    if end.timings.handovers:
         return "moved"
-    if timings.num_shifted_tokens:
+    if end.timings.num_shifted_tokens:
         return "shifted"
     if started is None or started.num_dropped_items:
         return "shortened"

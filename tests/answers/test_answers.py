@@ -188,6 +188,16 @@ async def test_what_is_not_kept(model_file: Path, script: tuple[Any, ...]) -> No
     assert len(backend.requests) == 2
 
 
+async def test_an_answer_that_its_own_limit_cut_is_kept_and_one_that_the_context_cut_before_is_not(
+    model_file: Path,
+) -> None:
+    backend = ModelBackend(model_file, lambda _: ended(FinishReason.LENGTH))  # after 2 tokens
+    async with caching(backend) as answers:
+        requests = [asking(name, max_tokens=number) for name, number in zip("abcd", (2, 2, 3, 3), strict=True)]
+        kinds = [(await ask(answers, request)).kind for request in requests]
+    assert kinds == ["", "exact", "", ""]
+
+
 async def test_calls_get_new_ids_and_all_other_deltas_come_again(model_file: Path) -> None:
     call = (ToolCallStarted(0, "call_1", "look"), ToolCallDelta(0, '{"a":'), ToolCallDelta(0, "1}"))
     script = (Started(3, 0), PromptProgress(3), *call, finished(FinishReason.TOOL_CALLS))
