@@ -10,12 +10,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+from msgspec import msgpack
+
 from edgeagent.answers.answer import ID_CHARS, Answer
-from edgeagent.answers.store import EmbeddedStore, Listed, Store
+from edgeagent.answers.store import EmbeddedStore, Listed, Store, is_young
 
 MAX_ANSWERS = 256
-MAX_CHARACTERS = 8192
-"""A longer answer is not held, so that all together take a few MiB."""
+MAX_BYTES = 1 << 15
+"""A larger answer is not held, so that all together take a few MiB. Log probabilities are most of such a one."""
 _MAX_USES = 32  # uses that are told to the store together
 
 
@@ -50,7 +52,7 @@ class RecentAnswers(Store):
 
     async def get(self, key: bytes) -> Answer | None:
         known = self._answers.get(key)
-        if known is not None and known.created_s >= self._clock() - self._max_age_s:
+        if known is not None and is_young(known.created_s, self._clock(), self._max_age_s):
             self._answers.move_to_end(key)
             self._uses.append(key)
             if len(self._uses) >= _MAX_USES:
@@ -58,7 +60,7 @@ class RecentAnswers(Store):
             return known
         num_changes = self._num_changes
         found = await self.store.get(key)
-        if found is not None and num_changes == self._num_changes and len(found.text) <= MAX_CHARACTERS:
+        if found is not None and num_changes == self._num_changes and len(msgpack.encode(found)) <= MAX_BYTES:
             self._answers[key] = found
             if len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)

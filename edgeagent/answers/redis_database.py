@@ -221,7 +221,7 @@ class RedisDatabase:
 
         (sealed, created), num_answers, num_bytes = self._ask(len(name), ask)
         self.num_answers, self.num_bytes = num_answers, int(num_bytes or 0)
-        return None if sealed is None or created is None else (sealed, float(created))
+        return None if sealed is None or created is None else (bytes(sealed), float(created))
 
     def note_uses(self, uses: Collection[bytes]) -> None:
         """Count a use of each of these keys, in this order."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgeagent.answers.redis_database import RedisDatabase, WayOut
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.similar.events import Page
-from edgeagent.answers.store import BUDGET_S, Database, ThreadStore
+from edgeagent.answers.store import BUDGET_S, Database, T, ThreadStore
 from edgeagent.config import AnswersConfig
 from edgeagent.errors import ConfigError
 from edgeagent.remotes.check import is_loopback
@@ -40,6 +40,15 @@ class RedisStore(ThreadStore):
             lambda: RedisDatabase(options, seal.key_secret, way_out, password), seal, options, clock, budget_s
         )
         self.is_elsewhere = is_elsewhere(address)
+
+    def _try(self, act: Callable[[Database], T], otherwise: T) -> T:
+        def checked(database: Database) -> T:
+            try:
+                return act(database)
+            except (ValueError, TypeError, LookupError) as error:  # anyone who may write there can write anything
+                raise OSError(f"what the server has cannot be read: {error}") from None
+
+        return super()._try(checked, otherwise)
 
     # The log of what machines learn of similar questions: an events.Log.
 

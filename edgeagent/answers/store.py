@@ -52,6 +52,11 @@ class TooSlow(Exception):
     """The store did not answer within its budget, or did not in the last seconds and is not asked."""
 
 
+def is_young(created_s: float, now_s: float, max_age_s: float) -> bool:
+    """Whether an answer may still be given. One of a time far ahead may not: the clock was wrong then."""
+    return abs(now_s - created_s) <= max_age_s
+
+
 class Store(Protocol):
     """Where answers are kept. All methods are called in the event loop; none but `get` raises anything but StoreError.
 
@@ -229,7 +234,7 @@ class ThreadStore:
     def note_uses(self, keys: list[bytes]) -> None:
         """Count a use of each of these answers, in the background."""
         if not self._is_closed:
-            self._thread.submit(self._uses.extend, keys)
+            self._thread.submit(self._note_uses, keys)
 
     async def close(self) -> None:
         if not self._is_closed:
@@ -266,14 +271,18 @@ class ThreadStore:
         if found is None:
             return None
         sealed, created_s = found
-        answer = self._opened(key, sealed) if created_s >= self._oldest_s else None
-        if answer is None or answer.created_s < self._oldest_s:
+        now_s, max_age_s = self._clock(), self._options.max_age_s
+        answer = self._opened(key, sealed) if is_young(created_s, now_s, max_age_s) else None
+        if answer is None or not is_young(answer.created_s, now_s, max_age_s):
             self._try(lambda database: database.remove(key), 0)
             return None
-        self._uses.append(key)
+        self._note_uses([key])
+        return answer
+
+    def _note_uses(self, keys: list[bytes]) -> None:
+        self._uses.extend(keys)
         if len(self._uses) >= _MAX_USES:
             self._try(self._flushed, None)
-        return answer
 
     def _put(self, key: bytes, answer: Answer) -> None:
         content = encode(answer)
@@ -304,10 +313,10 @@ class ThreadStore:
         )
 
     def _flushed(self, database: Database) -> Database:
-        """Write the uses that wait, and return the database."""
+        """Write the uses that wait, and return the database. If that fails, they are not counted."""
         if self._uses:
-            database.note_uses(self._uses)
-            self._uses.clear()
+            uses, self._uses = self._uses, []
+            database.note_uses(uses)
         return database
 
     def _try(self, act: Callable[[Database], T], otherwise: T) -> T:

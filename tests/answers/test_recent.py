@@ -88,7 +88,7 @@ async def test_few_are_held(held: RecentAnswers, monkeypatch: pytest.MonkeyPatch
         await held.get(key_of(number))
     await inner.forget(None)
     assert [await held.get(key_of(number)) is None for number in range(3)] == [True, False, False]
-    monkeypatch.setattr(recent, "MAX_CHARACTERS", 10)
+    monkeypatch.setattr(recent, "MAX_BYTES", 10)
     held.put(key_of(4), answer(4))
     assert await held.get(key_of(4)) is not None
     await inner.forget(None)

@@ -8,7 +8,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -45,11 +46,12 @@ async def opened(
     folder: Path,
     secret: bytes = SECRET,
     budget_s: float = patient(10),
+    clock: Callable[[], float] = lambda: 1_000_000.0,
     **options: str | int | Path,
 ) -> AsyncIterator[RedisStore]:
     """Yield the store of a machine, whose state folder is `folder`."""
     config = AnswersConfig(**{"exact": True, "store": server.address, **options})  # type: ignore[arg-type]
-    store = RedisStore(config, Seal(secret), folder, lambda: 1_000_000.0, budget_s)
+    store = RedisStore(config, Seal(secret), folder, clock, budget_s)
     await store.start()
     try:
         yield store
@@ -159,6 +161,26 @@ async def test_a_changed_answer_costs_itself_only(empty: RedisServer, tmp_path: 
             client.hset(names[1], "sealed", sealed[2])
         assert [await store.get(each) for each in keys] == [None, None, answer(2)]
         assert store.trouble is None and store.num_answers == 1
+
+
+@pytest.mark.parametrize("created", ["yesterday", "nan", "1e999", ""])
+async def test_a_server_with_other_values_costs_its_answers_only(
+    empty: RedisServer, tmp_path: Path, created: str
+) -> None:
+    async with opened(empty, tmp_path) as store:
+        store.put(key(0), answer(0))
+        store.put(key(1), answer(1))
+        await store.listed(None, 1)
+        with empty.client() as client:
+            (name,) = empty.names(key(0).hex()[:16].encode())
+            client.hset(name, "created", created)
+        assert await store.get(key(0)) is None
+        await store.listed(None, 10)
+        assert await store.get(key(1)) == answer(1)
+        with empty.client() as client:
+            (name,) = empty.names(b"bytes")
+            client.set(name, "many")
+        assert await store.get(key(1)) is None and store.trouble
 
 
 async def test_what_others_delete_is_not_found(empty: RedisServer, tmp_path: Path) -> None:
@@ -310,7 +332,7 @@ async def machine(
 ) -> AsyncIterator[tuple[Answers, ModelBackend]]:
     """Yield the cache and the backend of a machine, which has its own copy of the model's file."""
     behind = backend(copied(model, folder))
-    async with opened(server, folder) as store:
+    async with opened(server, folder, clock=time.time) as store:
         answers = Answers(behind, store, Seal(SECRET), AnswersConfig(exact=True), patient(10), look_s=0.0)
         try:
             yield answers, behind

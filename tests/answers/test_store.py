@@ -9,13 +9,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
 
 from edgeagent.answers.answer import Answer
+from edgeagent.answers.database import AnswerDatabase
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.store import Breaker, EmbeddedStore, TooSlow, within
 from edgeagent.config import AnswersConfig
@@ -102,6 +103,33 @@ async def test_an_old_answer_is_not_found(tmp_path: Path) -> None:
         store.put(key_of(2), answer(2))
     async with opened(path, clock, max_age="1h") as store:
         assert store.num_answers == 0, "it was removed at the start"
+
+
+async def test_an_answer_of_a_clock_that_was_far_ahead_is_not_given(tmp_path: Path) -> None:
+    clock = Clock()
+    async with opened(tmp_path / "answers.sqlite3", clock, max_age="1h") as store:
+        store.put(key_of(1), answer(1, created_s=clock.now_s + 90))
+        store.put(key_of(2), answer(2, created_s=clock.now_s + 86_400))
+        assert await store.get(key_of(1)) is not None, "clocks differ a little"
+        assert await store.get(key_of(2)) is None and store.num_answers == 1
+
+
+async def test_uses_that_wait_are_few_also_if_none_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def note_uses(_: AnswerDatabase, uses: Collection[bytes]) -> None:
+        written.append(len(uses))
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(AnswerDatabase, "note_uses", note_uses)
+    async with opened(tmp_path / "answers.sqlite3") as store:
+        store.put(key_of(1), answer(1))
+        for _ in range(100):
+            store.note_uses([key_of(1)] * 32)
+            assert await store.get(key_of(1)) is not None
+    assert written and max(written) < 100
 
 
 async def test_an_answer_that_is_too_large_is_not_kept() -> None:
