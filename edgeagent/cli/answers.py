@@ -137,13 +137,15 @@ def warm(
     A question whose answer is kept already takes no time. A question that fails is named, and the others go on.
     """
     address = daemon_of(settings_of(state_dir, config).state_dir)
+    if kiosk is not None and client is not None:
+        raise ConfigError("give --kiosk or --client: the answers are for visitors, or for a client")
     bodies = _bodies(file, _like(like))
     given = {"client": client or ""} if kiosk is None else {"kiosk": kiosk}
     counts = Counter(new=0, known=0, not_kept=0, failed=0)
     is_interrupted = False
     with progress("questions", is_quiet=as_json) as show:
         try:
-            _ask_each(address, [{**body, **given} for body in bodies], counts, show)
+            _ask_each(address, {line: {**body, **given} for line, body in bodies.items()}, counts, show)
         except KeyboardInterrupt:
             is_interrupted = True
     if as_json:
@@ -159,29 +161,31 @@ def warm(
         raise typer.Exit(1)
 
 
-def _ask_each(address: Address, bodies: list[dict[str, Any]], counts: Counter[str], show: Show) -> None:
+def _ask_each(address: Address, bodies: dict[int, dict[str, Any]], counts: Counter[str], show: Show) -> None:
     """Ask each question, and count what came of it. On an interruption, `counts` says how far it got."""
-    for number, body in enumerate(bodies):
+    for number, (line, body) in enumerate(bodies.items()):
         show("Asking", number, len(bodies))
         try:
             asked = ask(address, "/edgeagent/answers/warm", "POST", body=body, timeout_s=WARM_TIMEOUT_S)
             counts[asked["status"]] += 1
-        except (InvalidRequest, NotSupported):
-            raise  # it holds for all questions
         except EdgeAgentError as error:
+            if isinstance(error, NotSupported) or (isinstance(error, InvalidRequest) and error.param is None):
+                raise  # no field of this question is wrong, so it holds for all
             counts["failed"] += 1
-            typer.echo(wrapped(f"line {number + 1}: {error.message}"), err=True)
+            typer.echo(wrapped(f"line {line}: {error.message}"), err=True)
     show("Asking", len(bodies), len(bodies))
 
 
-def _bodies(file: Path, like: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the body of each question's request; raise ConfigError if the file cannot be used."""
-    lines = [line.strip() for line in text_of(file).splitlines() if line.strip()]
+def _bodies(file: Path, like: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
+    """Return the body of each question's request by its line; raise ConfigError if the file cannot be used."""
+    # Not `splitlines`: a text in JSON may have other characters that it takes for the end of a line.
+    lines = {number: line.strip() for number, line in enumerate(text_of(file).split("\n"), 1) if line.strip()}
     if not lines:
         raise ConfigError(f"{file} has no questions")
     if file.suffix.lower() != ".jsonl":
-        return [{"question": line, **({} if like is None else {"request": like})} for line in lines]
-    return [{"request": json_object(line, f"line {number} of {file}", _CHAT)} for number, line in enumerate(lines, 1)]
+        more = {} if like is None else {"request": like}
+        return {number: {"question": line, **more} for number, line in lines.items()}
+    return {number: {"request": json_object(line, f"line {number} of {file}", _CHAT)} for number, line in lines.items()}
 
 
 def _like(file: Path | None) -> dict[str, Any] | None:

@@ -84,6 +84,26 @@ def test_the_guides_commands_answer_visitors_without_the_model(kiosk: Daemon, tm
     assert run("edgeagent cache answers forget --client kiosk:kiosk", kiosk, tmp_path) == "2 answers forgotten.\n"
 
 
+def test_a_question_that_fails_is_named_by_its_line_and_the_others_go_on(kiosk: Daemon, tmp_path: Path) -> None:
+    lines: list[dict[str, Any] | None] = [
+        {"content": "one\u2028two"},
+        None,
+        {"content": "long " * 3000},
+        {"role": "nobody"},
+        {"content": "three"},
+    ]
+    asked = [line and {"messages": [{"role": "user", **line}], "temperature": 0, "max_tokens": 4} for line in lines]
+    text = "\n".join(json.dumps(each, ensure_ascii=False) if each else "" for each in asked)
+    (tmp_path / "questions.jsonl").write_text(text, "utf-8")
+    command = [sys.executable, "-m", "edgeagent", "cache", "answers", "warm", "questions.jsonl"]
+    done = subprocess.run(
+        [*command, "--state-dir", str(kiosk.state_dir)], check=False, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 1 and done.stdout.startswith("2 answers are new, 0 were kept before.")
+    assert re.findall(r"^line (\d+):", done.stderr, re.MULTILINE) == ["3", "4"]
+    run('edgeagent cache answers forget --client ""', kiosk, tmp_path)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
 def test_ctrl_c_keeps_what_is_done_and_says_how_far_it_got(kiosk: Daemon, tmp_path: Path) -> None:
     (tmp_path / "questions.txt").write_text("\n".join(f"What is in room {number}?" for number in range(12)))
