@@ -98,9 +98,10 @@ ENGLISH = Language(
     ),
     # With the contractions as they are often typed, without an apostrophe.
     negations=_words(
-        "not no never none neither nor without cannot hardly except unless nobody nothing nowhere dont doesnt didnt "
-        "isnt arent wasnt werent cant couldnt wont wouldnt shouldnt mustnt hasnt havent hadnt"
-    ),
+        "not no never none neither nor without cannot hardly except unless dont doesnt didnt isnt arent "
+        "wasnt werent cant couldnt wont wouldnt shouldnt mustnt hasnt havent hadnt"
+    )
+    | {f"no{what}" for what in ("body", "thing", "where")},
     context=_words(
         "it its it's itself this that that's these those he she him her his hers they them their theirs now today "
         "tonight tomorrow yesterday here again then still anymore currently recently ago earlier later previous "
