@@ -265,6 +265,8 @@ class Client:
         if self._socket is socket:
             self._socket, self._num_prefills = None, 0
         code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
+        if code == 1000 and closed.rcvd_then_sent is False:  # this client closed it
+            return _closed_under_response()
         if code == 1009:
             return PayloadTooLarge(f"the message is larger than the daemon accepts ({reason or 'close code 1009'})")
         because = f": {reason}" if reason else ""
