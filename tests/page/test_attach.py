@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgeagent.types import ChatPrompt, Media
-from tests.backends.fake import FakeBackend
+from edgeagent.types import ChatPrompt, Media, Started, TextDelta
+from tests.backends.fake import FakeBackend, Gate, finished
 from tests.media import BLUE, RED, SILENCE, b64, media, png
 from tests.media_corpus import exif, with_exif
 from tests.page.conftest import Visit
@@ -177,6 +177,23 @@ async def test_the_camera_takes_a_photo(visit: Visit, backend: FakeBackend) -> N
     await visit.ended(1)
     (photo,) = seen(backend)
     assert photo.kind == "image" and photo.data[:3] == b"\xff\xd8\xff" and len(photo.data) > 1000
+
+
+async def test_escape_closes_the_camera_and_stops_no_answer(visit: Visit, backend: FakeBackend) -> None:
+    gate = Gate()
+    backend.script = lambda request: (Started(3, 0), TextDelta("begun"), gate, TextDelta(" and ended"), finished())
+    await visit.tab.context.grant_permissions(["camera"])
+    await visit.enter()
+    await visit.say("question")
+    await gate.reached.wait()
+    await visit.tab.dblclick("#camera", force=True)
+    await visit.tab.wait_for_selector("dialog[open]")
+    assert len(await visit.tab.query_selector_all("dialog[open]")) == 1
+    await visit.tab.keyboard.press("Escape")
+    await visit.tab.wait_for_selector("dialog", state="detached")
+    gate.opened.set()
+    await visit.ended(1)
+    assert await visit.tab.inner_text(".markdown") == "begun and ended"
 
 
 async def test_a_conversation_is_exported_and_imported_with_its_images(visit: Visit, backend: FakeBackend) -> None:

@@ -77,12 +77,14 @@ export class Attachments {
   }
 
   async shoot() {
+    byId("camera").disabled = true;
     try {
       const photo = await takePhoto();
       if (photo) await this.add([photo]);
     } catch (error) {
       this.tell(`The camera cannot be used: ${error.message}`);
     }
+    byId("camera").disabled = false;
     byId("message").focus();
   }
 

@@ -52,7 +52,8 @@ export class Chat {
       this.isFollowing = target.scrollHeight - target.scrollTop - target.clientHeight < 40;
     });
     byId("stop").addEventListener("click", () => this.stop());
-    addEventListener("keydown", (event) => event.key === "Escape" && this.stop());
+    // In a dialog, Escape closes the dialog only.
+    addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && this.stop());
     byId("new").addEventListener("click", () => this.show(new Conversation(this.settings.initial)));
     byId("export").addEventListener("click", () => this.export());
     byId("import").addEventListener("click", () => byId("file").click());
