@@ -303,7 +303,7 @@ class Answers:
             await self._follow(request, generation, sink, asked)
         else:
             self._count("miss")
-            generation = self._begin(request, question, use, key, shared)
+            generation = self._begin(request, question, use, key, shared, asked)
             await self._lead(question, use, generation, sink, asked)
         return True
 
@@ -377,7 +377,9 @@ class Answers:
         for step in found.answer.again(time.monotonic(), origin):
             sink.put(step)
 
-    def _begin(self, request: GenerateRequest, question: Question, use: Use, key: bytes, shared: bytes) -> Generation:
+    def _begin(
+        self, request: GenerateRequest, question: Question, use: Use, key: bytes, shared: bytes, asked: _Asked
+    ) -> Generation:
         """Start a generation without followers. The caller must join it at once."""
         num_forgotten = self._num_forgotten
 
@@ -391,7 +393,10 @@ class Answers:
 
         async def run() -> None:
             try:
-                await self._service.generate(request, generation)
+                if asked.is_cancelled and not generation.is_open:  # before the router had it
+                    generation.put(Step((_CANCELLED,), at_s=time.monotonic()))
+                else:
+                    await self._service.generate(request, generation)
             except Exception as error:
                 generation.end(error)
             else:
@@ -439,6 +444,8 @@ class Answers:
         is_own = generation.id == request.id
         generation.join(request.id, sink, _ender(ended))
         generation.note_change()
+        if asked.is_cancelled:
+            self.cancel(request.id)
         # The router knows the limits of the request that it has.
         timers = [] if is_own else _timers(request, generation, ended)
         try:

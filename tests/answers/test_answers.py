@@ -10,6 +10,7 @@ import pytest
 
 from edgeagent.answers.answers import Answers
 from edgeagent.answers.recent import RecentAnswers
+from edgeagent.answers.similar.similar_answers import SimilarAnswers
 from edgeagent.errors import DeadlineUnreachable, EdgeAgentError, RequestTimeout, WorkerCrashed
 from edgeagent.types import (
     AnswerPolicy,
@@ -37,7 +38,7 @@ from edgeagent.types import (
     ToolCallStarted,
     replace,
 )
-from tests.answers.caches import ModelBackend, asking, caching
+from tests.answers.caches import SEAL, ModelBackend, asking, caching
 from tests.backends.fake import TIMINGS, FakeBackend, Gate, failing, finished
 from tests.patience import patient
 
@@ -391,6 +392,31 @@ async def test_a_request_that_is_cancelled_while_it_is_looked_up_ends_as_cancell
         await running
         assert client.end.reason is FinishReason.CANCELLED and not backend.requests
         answers.cancel("a")  # it has ended
+
+
+class Cancelling(RecentAnswers):
+    """A store in which nothing is found. The request "a" is cancelled as soon as the event loop runs again."""
+
+    def __init__(self, answers: Answers) -> None:
+        assert isinstance(answers.store, RecentAnswers)
+        super().__init__(answers.store.store, 1000.0)
+        self._answers_of = answers
+
+    async def get(self, key: bytes) -> None:
+        del key
+        asyncio.get_running_loop().call_soon(self._answers_of.cancel, "a")
+
+
+@pytest.mark.parametrize("is_similar", [False, True])
+async def test_a_cancel_before_the_router_has_the_request_is_not_lost(model_file: Path, *, is_similar: bool) -> None:
+    backend = ModelBackend(model_file, lambda _: (Gate(),))
+    async with caching(backend) as answers:
+        answers.store = Cancelling(answers)
+        if is_similar:
+            answers.similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        async with asyncio.timeout(patient(10)):
+            client = await ask(answers, asking("a"))
+        assert client.end.reason is FinishReason.CANCELLED
 
 
 async def test_a_store_that_does_not_answer_delays_nothing_for_long(model_file: Path) -> None:
