@@ -41,14 +41,14 @@ class RedisStore(ThreadStore):
         )
         self.is_elsewhere = is_elsewhere(address)
 
-    def _try(self, act: Callable[[Database], T], otherwise: T) -> T:
+    def _try(self, act: Callable[[Database], T], otherwise: T, *, writes: bool = False) -> T:
         def checked(database: Database) -> T:
             try:
                 return act(database)
             except (ValueError, TypeError, LookupError) as error:  # anyone who may write there can write anything
                 raise OSError(f"what the server has cannot be read: {error}") from None
 
-        return super()._try(checked, otherwise)
+        return super()._try(checked, otherwise, writes=writes)
 
     # The log of what machines learn of similar questions: an events.Log.
 

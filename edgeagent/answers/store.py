@@ -194,6 +194,7 @@ class ThreadStore:
         self._uses: list[bytes] = []  # the thread's
         self._writes: set[asyncio.Future[None]] = set()
         self._is_closed = False
+        self._is_unwritable = False  # the thread's
         self.trouble: str | None = None
         self.num_answers: int | None = 0
         self.num_bytes: int | None = 0
@@ -282,7 +283,7 @@ class ThreadStore:
     def _note_uses(self, keys: list[bytes]) -> None:
         self._uses.extend(keys)
         if len(self._uses) >= _MAX_USES:
-            self._try(self._flushed, None)
+            self._try(self._flushed, None, writes=True)
 
     def _put(self, key: bytes, answer: Answer) -> None:
         content = encode(answer)
@@ -293,6 +294,7 @@ class ThreadStore:
         self._try(
             lambda database: self._flushed(database).put(key, answer.partition, answer.model, sealed, answer.created_s),
             None,
+            writes=True,
         )
 
     def _opened(self, key: bytes, sealed: bytes) -> Answer | None:
@@ -319,8 +321,11 @@ class ThreadStore:
             database.note_uses(uses)
         return database
 
-    def _try(self, act: Callable[[Database], T], otherwise: T) -> T:
-        """Return what `act` returns, or `otherwise` if the database fails. If the file is damaged, begin a new one."""
+    def _try(self, act: Callable[[Database], T], otherwise: T, *, writes: bool = False) -> T:
+        """Return what `act` returns, or `otherwise` if the database fails. If the file is damaged, begin a new one.
+
+        `writes`: it keeps something. On a full disk that fails while reading goes on, so only a write ends the trouble.
+        """
         try:
             try:
                 result = act(self._open())
@@ -332,9 +337,10 @@ class ThreadStore:
         except (DamagedError, sqlite3.Error, OSError) as error:
             if self.trouble is None:
                 logger.warning("answers cannot be kept or read: %s", error)
-            self.trouble = str(error)
+            self.trouble, self._is_unwritable = str(error), writes and isinstance(error, sqlite3.Error)
             return otherwise
-        self.trouble = None
+        if writes or not self._is_unwritable:
+            self.trouble, self._is_unwritable = None, False
         self._count()
         return result
 

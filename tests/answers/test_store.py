@@ -132,6 +132,26 @@ async def test_uses_that_wait_are_few_also_if_none_can_be_written(
     assert written and max(written) < 100
 
 
+async def test_a_full_disk_is_told_once_while_answers_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def put(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async with opened(tmp_path / "answers.sqlite3") as store:
+        store.put(key_of(1), answer(1))
+        assert await store.get(key_of(1)) is not None
+        with monkeypatch.context() as full:
+            full.setattr(AnswerDatabase, "put", put)
+            for number in range(2, 6):
+                store.put(key_of(number), answer(number))
+                assert await store.get(key_of(1)) is not None and await store.get(key_of(number)) is None
+                assert store.trouble == "database or disk is full"
+        assert len(caplog.records) == 1
+        store.put(key_of(2), answer(2))
+        assert await store.get(key_of(2)) is not None and store.trouble is None
+
+
 async def test_an_answer_that_is_too_large_is_not_kept() -> None:
     async with opened(None) as store:
         large = Step((TextDelta("x" * (2 << 20)),))
