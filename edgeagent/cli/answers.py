@@ -65,6 +65,9 @@ def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFil
     typer.echo(table(("times", "since the start"), rows, left_columns=0))
     if report["trouble"]:
         typer.echo(wrapped(f"Nothing is kept at the moment: {report['trouble']}"))
+    if report["similar"] is not None:
+        for line in _similar_lines(report["similar"]):
+            typer.echo(wrapped(line))
 
 
 @answers_app.command("list")
@@ -213,6 +216,31 @@ def _page(address: Address, client: str | None, limit: int, offset: int, *, is_w
         query["client"] = client
     listed: list[dict[str, Any]] = ask(address, f"/edgeagent/answers/list?{urlencode(query)}")["answers"]
     return listed
+
+
+def _similar_lines(similar: dict[str, Any]) -> Iterator[str]:
+    """Yield what is known of similar questions: the measured error beside the bound, what was refused, and trouble."""
+    bound, measured = f"{similar['max_error']:.2%}", similar["measured_error"]
+    num, num_compared = similar["num_questions"], similar["num_compared"]
+    yield f"Similar questions: {num:,} are known, and {num_compared:,} comparisons were made."
+    if measured is None:
+        yield f"At most {bound} of these answers may be wrong. None was checked so far."
+    else:
+        num_wrong, num_checked = similar["num_found_wrong"], similar["num_checked"]
+        yield (
+            f"At most {bound} of these answers may be wrong. Measured: {measured:.2%} ({num_wrong:,} wrong of "
+            f"{num_checked:,} checked)."
+        )
+    if not similar["is_on"]:
+        yield (
+            "The checks contradict the bound, so no answer is given from similarity any more. "
+            "`edgeagent cache answers forget --all` starts over."
+        )
+    if similar["refused"]:
+        rules = sorted(similar["refused"].items(), key=lambda each: -each[1])
+        yield f"Refused by rules: {', '.join(f'{name} {count:,}' for name, count in rules)}."
+    if similar["trouble"]:
+        yield f"No answer is given from similarity at the moment: {similar['trouble']}"
 
 
 def _row(answer: dict[str, Any]) -> tuple[str, ...]:
