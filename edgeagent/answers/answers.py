@@ -281,7 +281,8 @@ class Answers:
                 return self._has_cancelled(asked, sink)
             is_remotes = question.identity == REMOTE
             if not is_remotes:
-                use = kept_elsewhere(use, request)
+                access = self.remote_access
+                use = kept_elsewhere(use, request, None if access is None else access.mode)
             store = self.store
             use = kept_at(
                 use, request, is_remotes=is_remotes, is_shared=store.is_shared, is_elsewhere=store.is_elsewhere

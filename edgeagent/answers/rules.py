@@ -53,12 +53,14 @@ def is_repeatable(request: GenerateRequest) -> bool:
     return sampling.temperature == 0 or sampling.top_k == 1 or sampling.seed is not None or bool(request.choices)
 
 
-def kept_elsewhere(use: Use, request: GenerateRequest) -> Use:
+def kept_elsewhere(use: Use, request: GenerateRequest, machine: RouteMode | None) -> Use:
     """Return the use of a request for a model of this machine, that may run at a remote which has it too.
 
     Such an answer is shared as it comes, but neither given nor kept: it may be another model's of the same name.
+    `machine`: the mode of the owner and the machine's policy; None if there are no remotes.
     """
-    return _as_it_comes(use) if request.route in _ELSEWHERE or request.asked_route in _ELSEWHERE else use
+    is_elsewhere = (request.route or machine) in _ELSEWHERE or request.asked_route in _ELSEWHERE
+    return _as_it_comes(use) if is_elsewhere else use
 
 
 def kept_at(use: Use, request: GenerateRequest, *, is_remotes: bool, is_shared: bool, is_elsewhere: bool) -> Use:

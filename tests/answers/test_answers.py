@@ -11,7 +11,11 @@ import pytest
 from edgeagent.answers.answers import Answers
 from edgeagent.answers.recent import RecentAnswers
 from edgeagent.answers.similar.similar_answers import SimilarAnswers
+from edgeagent.config import Config
 from edgeagent.errors import DeadlineUnreachable, EdgeAgentError, RequestTimeout, WorkerCrashed
+from edgeagent.remotes import EndpointConfig, Remote
+from edgeagent.remotes.file import add_remote
+from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import (
     AnswerPolicy,
     AnswerSoFar,
@@ -197,6 +201,20 @@ async def test_an_answer_that_its_own_limit_cut_is_kept_and_one_that_the_context
         requests = [asking(name, max_tokens=number) for name, number in zip("abcd", (2, 2, 3, 3), strict=True)]
         kinds = [(await ask(answers, request)).kind for request in requests]
     assert kinds == ["", "exact", "", ""]
+
+
+async def test_where_the_owner_prefers_remotes_an_answer_of_this_machine_is_not_given(
+    model_file: Path, tmp_path: Path
+) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir(mode=0o700)
+    add_remote(state_dir, Remote("gpu", (EndpointConfig("https://gpu.example"),)))
+    async with caching(ModelBackend(model_file)) as answers:
+        assert [(await ask(answers, asking(name))).kind for name in "ab"] == ["", "exact"]
+        access = answers.remote_access = RemoteAccess(Config(state_dir=state_dir, route="prefer_remote"))
+        assert (await ask(answers, asking("c"))).kind == ""
+        assert (await ask(answers, asking("d", route=RouteMode.LOCAL_ONLY))).kind == "exact"
+        access.close()
 
 
 async def test_calls_get_new_ids_and_all_other_deltas_come_again(model_file: Path) -> None:
