@@ -52,6 +52,7 @@ from edgeagent.types import (
     Embed,
     FinishReason,
     GenerateRequest,
+    ModelStatus,
     RouteMode,
     Sink,
     Step,
@@ -213,7 +214,7 @@ class SimilarAnswers:
         models, name = self._service.models, self._options.embedding_model
         try:
             answer = await models.ask(name, Embed((TextPrompt(text),), truncate=True))
-            file = next((status.sha256 or status.name for status in models.statuses() if name in status.names), name)
+            file = next((self._file_of(status) for status in models.statuses() if name in status.names), name)
         except EdgeAgentError as error:
             if self.trouble is None:
                 logger.warning("no answer is found by similarity: %s", error)
@@ -225,6 +226,14 @@ class SimilarAnswers:
                 self._apply(Forgotten(None))
             self._embedder, self._position, self._fresh_until_s = file, FIRST, 0.0
         return vector_of(answer.embeddings[0].vector)
+
+    def _file_of(self, status: ModelStatus) -> str:
+        """Return what changes with the file of the embedding model. The hash of a large file may not be known.
+
+        Then its name stands for it at a shared log, since the identity of a file is another one on each machine.
+        """
+        loaded = status.files[""].loaded if self._log is None and "" in status.files else ""
+        return status.sha256 or f"{status.name} {loaded}".strip()
 
     async def _kept(self, key: bytes) -> Answer | None:
         """Return the answer to a kept question. A question is forgotten if its answer was."""

@@ -26,6 +26,7 @@ from edgeagent.types import (
     replace,
 )
 from tests.answers.caches import SEAL, ModelBackend, asking, caching
+from tests.answers.test_answers import replace_file
 from tests.backends.fake import Act, Gate, finished
 from tests.patience import patient
 
@@ -110,3 +111,20 @@ async def test_what_is_forgotten_before_it_is_learned_is_not_learned(model_file:
         await similar.start()
         await similar.settled()
         assert similar.memory.num_questions == 0
+
+
+async def test_another_file_of_the_embedding_model_begins_anew(model_file: Path) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake") as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar
+        await similar.start()
+        for text in ("Where are the toilets?", "When is lunch?"):
+            assert await ask(answers, text, AnswerPolicy.USE) == ""
+        await similar.settled()
+        assert similar.memory.num_questions == 2
+        replace_file(model_file)
+        backend.reload("fake")
+        assert await ask(answers, "Where is the exit?", AnswerPolicy.USE) == ""
+        await similar.settled()
+        assert similar.memory.num_questions == 1
