@@ -220,8 +220,12 @@ class RedisDatabase:
             return pipeline.execute()
 
         (sealed, created), num_answers, num_bytes = self._ask(len(name), ask)
-        self.num_answers, self.num_bytes = num_answers, int(num_bytes or 0)
-        return None if sealed is None or created is None else (bytes(sealed), float(created))
+        self.num_answers, self.num_bytes = int(num_answers), int(num_bytes or 0)
+        if sealed is None or created is None:
+            return None
+        if not isinstance(sealed, bytes):
+            raise TypeError(f"an answer is {type(sealed).__name__}")
+        return sealed, float(created)
 
     def note_uses(self, uses: Collection[bytes]) -> None:
         """Count a use of each of these keys, in this order."""
@@ -322,7 +326,7 @@ class RedisDatabase:
     def _script(self, text: str, *values: Any) -> list[int]:
         """Run a script, which returns the number of answers, their bytes, and perhaps a result."""
         result: list[int] = self._evaluate(_BOOKS + text, *values)
-        self.num_answers, self.num_bytes = result[:2]
+        self.num_answers, self.num_bytes = int(result[0]), int(result[1])
         return result
 
     def _evaluate(self, script: str, *values: Any) -> Any:

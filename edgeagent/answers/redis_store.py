@@ -45,7 +45,9 @@ class RedisStore(ThreadStore):
         def checked(database: Database) -> T:
             try:
                 return act(database)
-            except (ValueError, TypeError, LookupError) as error:  # anyone who may write there can write anything
+            except OSError:
+                raise
+            except Exception as error:  # anyone who may write there can write anything
                 raise OSError(f"what the server has cannot be read: {error}") from None
 
         return super()._try(checked, otherwise, writes=writes)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -181,6 +181,53 @@ async def test_a_server_with_other_values_costs_its_answers_only(
             (name,) = empty.names(b"bytes")
             client.set(name, "many")
         assert await store.get(key(1)) is None and store.trouble
+
+
+def reply(rng: random.Random, depth: int = 0) -> bytes:
+    """Return any reply of the protocol."""
+    match rng.randrange(8 if depth < 3 else 6):
+        case 0:
+            return b"$-1\r\n"
+        case 1:
+            return b":%d\r\n" % rng.choice([-1, 0, 7, 1 << 40])
+        case 2:
+            return rng.choice([b"+OK\r\n", b"-ERR no\r\n"])
+        case 3 | 4 | 5:
+            text = rng.randbytes(rng.choice([0, 1, 20, 3000]))
+            return b"$%d\r\n%s\r\n" % (len(text), text)
+        case _:
+            parts = [reply(rng, depth + 1) for _ in range(rng.randrange(5))]
+            return b"*%d\r\n%s" % (len(parts), b"".join(parts))
+
+
+async def test_a_server_that_says_anything_costs_its_answers_only(tmp_path: Path) -> None:
+    rng = random.Random(5)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while line := await reader.readline():
+                words = []
+                for _ in range(int(line[1:])):
+                    words.append(await reader.readexactly(int((await reader.readline())[1:])))
+                    await reader.readline()
+                writer.write(b"+OK\r\n" if words[0] in (b"CLIENT", b"SELECT") else reply(rng))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        address = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        store = RedisStore(AnswersConfig(exact=True, store=address), Seal(SECRET), tmp_path, budget_s=patient(10))
+        await store.start()
+        for number in range(40):
+            store.put(key(number), answer(number))
+            assert await store.get(key(number)) is None
+            await store.listed(None, 5)
+            await store.append("log", b"event")
+            await store.page("log", "0-0", 5)
+            with suppress(StoreError):
+                await store.forget(None)
+            with suppress(StoreError):
+                await store.forget_one("0" * 16, "")
+        await store.close()
 
 
 async def test_what_others_delete_is_not_found(empty: RedisServer, tmp_path: Path) -> None:
