@@ -15,6 +15,7 @@ from edgeagent.api.app import create_app
 from edgeagent.api.wyoming.server import Wyoming
 from edgeagent.config import Config
 from edgeagent.daemon.listeners import bind
+from edgeagent.state_files import ANSWERS_FILE
 from edgeagent.types import FinishReason, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
 from tests.answers.caches import ModelBackend, caching
 from tests.backends.fake import finished
@@ -246,10 +247,13 @@ async def test_the_owner_sees_and_forgets(model_file: Path, tmp_path: Path) -> N
         assert (await asked("GET", "/list"))["answers"] == []
 
 
-async def test_without_a_cache_the_routes_say_so() -> None:
-    async with running(ModelBackend(Path("none.gguf"))) as daemon:
+async def test_without_a_cache_the_routes_say_so(tmp_path: Path) -> None:
+    async with running(ModelBackend(Path("none.gguf")), Config(state_dir=tmp_path)) as daemon:
         url = f"{daemon.url}/edgeagent/answers"
         assert (await daemon.http.get(url, headers=OWNER)).json() == {"is_on": False}
         assert (await daemon.http.get(f"{url}/list", headers=OWNER)).json() == {"answers": []}
         assert (await daemon.http.delete(f"{url}/0", headers=OWNER)).json()["error"]["code"] == "not_supported"
         assert (await daemon.http.post(f"{url}/forget", headers=OWNER)).json()["num_answers"] == 0
+        (tmp_path / ANSWERS_FILE).touch()
+        refused = (await daemon.http.post(f"{url}/forget", headers=OWNER)).json()["error"]
+        assert refused["code"] == "not_supported" and f"delete {ANSWERS_FILE}*" in refused["message"]

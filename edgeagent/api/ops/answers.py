@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, cast
 
 from fastapi import Request
@@ -25,6 +26,7 @@ from edgeagent.credentials.keys import Scope
 from edgeagent.errors import ConfigError, InternalError, InvalidRequest, NotFound, NotSupported
 from edgeagent.kiosk_prompt import read_facts
 from edgeagent.service.client_sink import Ending
+from edgeagent.state_files import ANSWERS_FILE, SIMILAR_FILE
 from edgeagent.types import AnswerPolicy, GenerateRequest, replace
 
 if TYPE_CHECKING:
@@ -155,9 +157,19 @@ async def list_answers(request: Request) -> JSONResponse:
 async def forget_answers(request: Request) -> JSONResponse:
     """Forget all kept answers, or those of one client. An answer that is being generated is not kept either."""
     asked = await read_fields(request, AnswersBody)
-    answers = context_of(request).answers
+    context = context_of(request)
+    answers, folder = context.answers, context.config.state_dir
+    if answers is None and (kept := await asyncio.to_thread(_kept_files, folder)):
+        raise NotSupported(
+            f"the answer cache is off, but what it kept before is still in {folder}: delete {' and '.join(kept)} "
+            "there, or switch it on and forget then"
+        )
     num = 0 if answers is None else await answers.forget(asked.client)
     return JSONResponse(Forgotten(status="forgotten", num_answers=num))
+
+
+def _kept_files(folder: Path) -> list[str]:
+    return [f"{name}*" for name in (ANSWERS_FILE, SIMILAR_FILE) if (folder / name).exists()]
 
 
 @routes.add("POST /edgeagent/answers/warm", Scope.ADMIN, "daemon", body=WarmAnswerBody, answer=WarmedAnswer)
