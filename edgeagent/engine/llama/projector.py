@@ -12,6 +12,7 @@ import importlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,8 @@ class Projector:
 
     def _find_max_whole(self) -> int:
         sizes = ((_LONG, _LONG), (_LONG, _SHORT), (_SHORT, _LONG))
-        layouts = (self._layout(self._mtmd.mtmd_bitmap_init(*size, None)) for size in sizes if "image" in self.kinds)
+        blank = (partial(self._mtmd.mtmd_bitmap_init, *size, None) for size in sizes if "image" in self.kinds)
+        layouts = map(self._layout, blank)
         return max((part.num_tokens for layout in layouts for part in layout if isinstance(part, Chunk)), default=0)
 
     def close(self) -> None:
@@ -176,15 +178,15 @@ class Projector:
 
         `data` is a file that `check_medium` accepts.
         """
-        return self._layout(self._bitmap(data))
+        return self._layout(partial(self._bitmap, data))
 
-    def _layout(self, bitmap: Any) -> Layout:
-        with self._chunks(bitmap) as chunks:
+    def _layout(self, decode: Callable[[], Any]) -> Layout:
+        with self._chunks(decode) as chunks:
             return tuple(map(self._describe, chunks))
 
     def open(self, data: bytes) -> OpenMedium:
         """Decode a medium, to encode its chunks. Raise InvalidRequest if it cannot be decoded."""
-        return OpenMedium(self, self._chunks(self._bitmap(data)))
+        return OpenMedium(self, self._chunks(partial(self._bitmap, data)))
 
     def only_media(self, chunks: list[Any]) -> list[Any]:
         """Return the chunks of embeddings among those of a medium."""
@@ -233,18 +235,25 @@ class Projector:
         return Chunk(count, is_causal, positions, int(mtmd.mtmd_input_chunk_get_n_pos(chunk)))
 
     @contextlib.contextmanager
-    def _chunks(self, bitmap: Any) -> Iterator[list[Any]]:
-        """Open the chunks of a decoded medium, which is freed at the end."""
+    def _chunks(self, decode: Callable[[], Any]) -> Iterator[list[Any]]:
+        """Open the chunks of the medium that `decode` returns, which are freed at the end."""
         mtmd = self._mtmd
         chunks = mtmd.mtmd_input_chunks_init()
+        try:
+            self._split(decode(), chunks)
+            yield [mtmd.mtmd_input_chunks_get(chunks, index) for index in range(mtmd.mtmd_input_chunks_size(chunks))]
+        finally:
+            mtmd.mtmd_input_chunks_free(chunks)
+
+    def _split(self, bitmap: Any, chunks: Any) -> None:
+        """Fill the chunks, which have their own copy of what is encoded, and free the decoded medium."""
+        mtmd = self._mtmd
         try:
             part = mtmd.mtmd_input_part(None, bitmap)
             parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
             if mtmd.mtmd_tokenize_from_parts(self._handle, chunks, parts, 1, False):
                 raise InvalidRequest(f"an image or a sound cannot be read: {_last_error()}", param="messages")
-            yield [mtmd.mtmd_input_chunks_get(chunks, index) for index in range(mtmd.mtmd_input_chunks_size(chunks))]
         finally:
-            mtmd.mtmd_input_chunks_free(chunks)
             mtmd.mtmd_bitmap_free(bitmap)
 
     def _bitmap(self, data: bytes) -> Any:

@@ -16,6 +16,8 @@ from edgeagent.types import Media
 
 MAX_PIXELS = 40_000_000
 """The most pixels of an image. Decoded they take 120 MB, and a progressive JPEG as much again."""
+MAX_PNG_BYTES = 160_000_000
+"""The most bytes of a PNG's pixels: those of 40 million with four channels of 8 bits. Decoding takes thrice as much."""
 MAX_WEBP_PIXELS = 16_000_000
 """The most pixels of a WebP. Pillow holds it in several copies, which take about 25 bytes for each pixel."""
 MAX_RATIO = 100
@@ -29,7 +31,10 @@ _JPEG_FRAMES = (0xC0, 0xC1, 0xC2)
 _JPEG_OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
 _MAX_SCANS = 64  # each may visit all blocks of an image, whatever its own size
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+# The images of an interlaced PNG: the first column and row of each, and the steps between its columns and rows.
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _PIECE_BYTES = 1 << 20
+_SPARE_BYTES = 64 << 10  # behind the pixels of a PNG, which some programs write
 _WAV_FORMATS = (1, 3, 0xFFFE)  # PCM, float, and the extensible form of both
 _BMP_BITS = (1, 4, 8, 16, 24, 32)
 _FORMATS = {"image": "PNG, JPEG, WebP, GIF and BMP", "audio": "WAV, MP3 and FLAC"}
@@ -87,20 +92,33 @@ def _image_size(data: bytes) -> tuple[int, int]:
 
 def _png_size(data: bytes) -> tuple[int, int]:
     """Return a PNG's size, after a check that its compressed data hold no more than an image of this size."""
-    width, height, depth, colour = struct.unpack_from(">IIBB", data, 16)
+    width, height, depth, colour, is_interlaced = struct.unpack_from(">IIBB2xB", data, 16)
     if data[12:16] != b"IHDR" or colour not in _PNG_CHANNELS or depth not in (1, 2, 4, 8, 16):
         raise _refused("the PNG has no valid header")
     _check_image(width, height)
-    # Each row has one byte more. Interlaced images have more rows, but not twice as many bytes.
-    most = 2 * height * (width * depth * _PNG_CHANNELS[colour] // 8 + 2)
+    num_channels = _PNG_CHANNELS[colour]
+    if width * height * num_channels * max(1, depth // 8) > MAX_PNG_BYTES:
+        raise _refused(f"the PNG has {width} × {height} pixels of {depth} bits, which take too much memory")
+    most = _filtered_bytes(width, height, depth * num_channels)
+    if is_interlaced:
+        parts = (
+            _filtered_bytes((width - x + a - 1) // a, (height - y + b - 1) // b, depth * num_channels)
+            for x, y, a, b in _PASSES
+        )
+        most = sum(parts)
     unpacked, num_bytes = zlib.decompressobj(), 0
     for packed in _png_data(data):
         while packed and not unpacked.eof:
             num_bytes += len(unpacked.decompress(packed, _PIECE_BYTES))
             packed = unpacked.unconsumed_tail
-            if num_bytes > most:
+            if num_bytes > most + _SPARE_BYTES:
                 raise _refused("the PNG holds more data than its image")
     return width, height
+
+
+def _filtered_bytes(width: int, height: int, num_bits: int) -> int:
+    """Return the bytes of an image as a PNG compresses it: each row begins with the number of its filter."""
+    return height * (1 + (width * num_bits + 7) // 8) if width > 0 else 0
 
 
 def _png_data(data: bytes) -> Iterator[bytes]:

@@ -29,16 +29,23 @@ from tests.projectors import NEEDS_LIBMTMD, flac, jpeg, make_projector, medium, 
 
 FILES = by_rule()
 SOUNDS = {"wav": wav(seconds=0.1)}
+SPARE = 64 << 10  # bytes that a PNG may have behind its pixels
 IDS = ["png", "gif", "jpeg", "turned jpeg", "bmp", "bmp of 8 bits", "webp", "wav", "mp3", "flac"]
 
 
-def huge_png(width: int, height: int, packed: bytes = b"") -> bytes:
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+def huge_png(
+    width: int, height: int, packed: bytes = b"", *, depth: int = 8, colour: int = 2, interlaced: int = 0
+) -> bytes:
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
     data = b"IDAT" + packed
     parts = (header, data, b"IEND")
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts
     )
+
+
+def test_an_interlaced_png_has_its_own_rows() -> None:
+    check_medium(medium(huge_png(9, 5, zlib.compress(bytes(11 + 9 * 5 * 3 + SPARE)), interlaced=1)))
 
 
 @pytest.mark.parametrize(("kind", "data"), FILES, ids=IDS)
@@ -53,6 +60,13 @@ def test_whole_files_pass(kind: MediaKind, data: bytes) -> None:
         ("image", huge_png(10_000, 50), "may be 100 times"),
         ("image", huge_png(0, 50), "empty"),
         ("image", huge_png(50, 50, zlib.compress(bytes(1 << 20))), "more data than its image"),
+        ("image", huge_png(50, 50, zlib.compress(bytes(50 * 151 + SPARE + 1))), "more data than its image"),
+        (
+            "image",
+            huge_png(9, 5, zlib.compress(bytes(11 + 9 * 5 * 3 + SPARE + 1)), interlaced=1),
+            "more data than its image",
+        ),
+        ("image", huge_png(6000, 6000, depth=16, colour=6), "too much memory"),
         ("image", webp_by_rule()[:-4], "the WebP is incomplete"),
         ("image", b"RIFF\x10\0\0\0WEBPJUNK" + bytes(60), "the WebP has no image"),
         ("image", webp_by_rule(4001, 4000), "at most 16 million"),
