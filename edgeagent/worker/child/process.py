@@ -289,7 +289,10 @@ def _pass_on(message: ToWorker, served: _Served) -> None:
 
 
 class _PromptPreparer(threading.Thread):
-    """Renders and tokenizes prompts, one request after the other."""
+    """Renders and tokenizes prompts, one request after the other.
+
+    Of a prompt with several new images or sounds one is read at a time, and other requests go first in between.
+    """
 
     def __init__(self, host: Host, loop: GeneratorLoop) -> None:
         super().__init__(name="preparer", daemon=True)
@@ -298,12 +301,15 @@ class _PromptPreparer(threading.Thread):
 
     def run(self) -> None:
         while True:
-            self._prepare(self._loop.to_prepare.get())
+            self._prepare(*self._loop.to_prepare.get())
 
-    def _prepare(self, submit: Submit) -> None:
+    def _prepare(self, submit: Submit, num_read: int = 0) -> None:
         self._loop.preparing_id = submit.request.id
         self._loop.preparing_since_s = time.monotonic()
         try:
+            if (now_read := self._host.read_media(submit.request, num_read)) is not None:
+                self._loop.to_prepare.put_back(submit, now_read)
+                return
             self._loop.hand_in(submit, self._host.prepare(submit.request, submit.delivered))
         except EdgeAgentError as error:
             self._loop.refuse(submit, error)

@@ -342,6 +342,13 @@ class Host:
         template, why_none = self._question_template, self._why_no_media
         return answer_query(self.model, self._vocabulary, template, query, self.media, why_none)
 
+    def read_media(self, request: GenerateRequest, num_read: int) -> int | None:
+        """Read one of the images and sounds of a request before `prepare`; see MediaReader.read_next."""
+        prompt = request.prompt
+        if self.media is None or not isinstance(prompt, ChatPrompt) or not prompt.media:
+            return None
+        return self.media.read_next(prompt, request.cache.partition, num_read)
+
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.
 

@@ -106,8 +106,9 @@ class PrepareQueue:
 
     def __init__(self) -> None:
         self._arrived: SimpleQueue[Submit | str] = SimpleQueue()  # a request, or the id of one that is cancelled
-        # In order of arrival. Only the thread that calls `get` uses this and the next two fields.
+        # In order of arrival. Only the thread that calls `get` uses this and the next three fields.
         self._waiting: list[Submit] = []
+        self._num_read: dict[str, int] = {}  # of the media of those that wait again, by id
         self._served_at: dict[str, int] = {}  # by partition, while requests wait
         self._num_served = 0
 
@@ -119,15 +120,20 @@ class PrepareQueue:
         """Remove a request, if it still waits: it is cancelled. Any thread may call it."""
         self._arrived.put(request_id)
 
-    def get(self) -> Submit:
-        """Wait for the next request and remove it."""
+    def put_back(self, submit: Submit, num_read: int) -> None:
+        """Add the latest request again, behind other ones, after `num_read` of its media were read."""
+        self._waiting.append(submit)
+        self._num_read[submit.request.id] = num_read
+
+    def get(self) -> tuple[Submit, int]:
+        """Wait for the next request and remove it. Return it, and how many of its media were read."""
         self._take_arrived()
         while not self._waiting:
             self._take_arrived()
         submit = self._waiting.pop(min(range(len(self._waiting)), key=self._position))
         self._num_served += 1
         self._served_at[submit.request.cache.partition] = self._num_served
-        return submit
+        return submit, self._num_read.pop(submit.request.id, 0)
 
     def _take_arrived(self) -> None:
         if not self._waiting:
@@ -142,6 +148,7 @@ class PrepareQueue:
             self._waiting.append(arrived)
         else:
             self._waiting = [submit for submit in self._waiting if submit.request.id != arrived]
+            self._num_read.pop(arrived, None)
 
     def _position(self, index: int) -> tuple[int, int, int]:
         request = self._waiting[index].request

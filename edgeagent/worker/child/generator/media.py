@@ -19,7 +19,7 @@ from edgeagent.engine.media_tokens import media_tokens
 from edgeagent.engine.runner import Rows
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, NotSupported
 from edgeagent.text.partition_cache import PartitionCache
-from edgeagent.types import Media
+from edgeagent.types import ChatPrompt, Media
 from edgeagent.worker.child.generator.media_file import check_medium
 from edgeagent.worker.child_process import give_way
 
@@ -186,6 +186,19 @@ class MediaReader:
             spans.append(span)
             num_chunks += 1
         return ReadMedium(tokens, tuple(spans))
+
+    def read_next(self, prompt: ChatPrompt, partition: str, num_read: int) -> int | None:
+        """Read the next medium of a conversation whose form is not known, behind the first `num_read`.
+
+        Return how many are read then; None if there is no other one. So a long conversation can be read in turns with
+        other prompts. Raise the errors of `read`.
+        """
+        places = [place.index for message in prompt.messages for place in message.media]
+        for index in range(num_read, len(places) - 1):
+            if self._layouts.get(partition, prompt.media[places[index]].digest) is None:
+                self.read(prompt.media[places[index]], partition)
+                return index + 1
+        return None
 
     def num_tokens(self, medium: Media) -> int:
         """Return how many tokens a medium has in a prompt. Any thread may call it.

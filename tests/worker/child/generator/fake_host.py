@@ -138,6 +138,9 @@ class FakeHost:
             echo = PromptEcho(self.model, request.prompt.tokens, None, num_added=0, is_scored=is_scored)
         return PreparedRequest(spec, output, 0.0, echo)
 
+    def read_media(self, request: GenerateRequest, num_read: int) -> int | None:
+        return None
+
     def adjust_threads(self) -> None: ...
 
     def rest_threads(self) -> None: ...

@@ -31,6 +31,7 @@ from edgeagent.types import (
     Message,
     RenderPrompt,
     SamplingParams,
+    TextPrompt,
 )
 from edgeagent.worker.child.generator import host as host_module
 from edgeagent.worker.child.generator.host import Host
@@ -418,6 +419,19 @@ def test_media_count_as_tokens(asker: Callable[..., Asker], kind: Kind) -> None:
     assert answer.text.count("<__media__>") == 2
     with pytest.raises(InvalidRequest, match="damaged"):
         own.host.answer(RenderPrompt(question("What?", medium(png()[:60]))))
+
+
+def test_the_images_of_a_prompt_are_read_one_at_a_time(asker: Callable[..., Asker]) -> None:
+    lfm2 = asker("lfm2")
+    one, two, three = lfm2.media
+    request = GenerateRequest("r", "", question("which?", one, one, two, three), cache=CachePolicy(partition="client"))
+    assert lfm2.host.read_media(request, 0) == 1
+    assert lfm2.host.read_media(request, 1) == 3, "the second is known by then"
+    assert lfm2.host.read_media(request, 3) is None, "the last one is left to prepare"
+    assert lfm2.host.read_media(structs.replace(request, prompt=TextPrompt("hi")), 0) is None
+    damaged = GenerateRequest("r", "", question("which?", medium(png()[:200]), one))
+    with pytest.raises(InvalidRequest, match="cannot be decoded"):
+        lfm2.host.read_media(damaged, 0)
 
 
 def test_the_model_says_what_it_takes(asker: Callable[..., Asker]) -> None:

@@ -13,7 +13,7 @@ def submit(name: str, client: str, tier: Tier = Tier.INTERACTIVE) -> Submit:
 
 
 def names(queue: PrepareQueue, num: int) -> list[str]:
-    return [queue.get().request.id for _ in range(num)]
+    return [queue.get()[0].request.id for _ in range(num)]
 
 
 def test_one_client_is_served_in_order() -> None:
@@ -43,5 +43,20 @@ def test_a_cancelled_one_is_not_prepared_and_its_id_can_be_used_again() -> None:
     queue.put(submit("last", "one"))
     again = submit("r1", "one")
     queue.put(again)
-    assert queue.get().request.id == "last"
-    assert queue.get() is again
+    assert names(queue, 1) == ["last"]
+    assert queue.get()[0] is again
+
+
+def test_one_with_several_images_is_read_in_turns_with_other_clients() -> None:
+    queue = PrepareQueue()
+    for client in ("album", "polite"):
+        queue.put(submit(client, client))
+    album, num_read = queue.get()
+    assert num_read == 0
+    queue.put_back(album, 3)
+    assert names(queue, 1) == ["polite"]
+    assert queue.get() == (album, 3)
+    queue.put_back(album, 4)
+    queue.drop("album")
+    queue.put(album)
+    assert queue.get() == (album, 0), "a cancelled one begins again"
