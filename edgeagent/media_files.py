@@ -30,7 +30,8 @@ def mime_of(data: bytes) -> str:
         return "image/jpeg"
     if data.startswith(b"BM"):
         return "image/bmp"
-    is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0  # the beginning of an MP3's frame
+    # The beginning of an MP3's frame, of layer III. A text in UTF-16 may begin with FF FE.
+    is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE6 == 0xE2
     return "audio/mpeg" if is_frame or data.startswith(b"ID3") else ""
 
 

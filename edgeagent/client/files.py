@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 _IMAGES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a")
-_SOUNDS = {b"fLaC": "flac", b"ID3": "mp3", b"\xff\xfb": "mp3", b"\xff\xf3": "mp3", b"\xff\xf2": "mp3"}
+_LAYER_III = (0xE2, 0xE3, 0xF2, 0xF3, 0xFA, 0xFB)  # second bytes of an MP3's frames
+_SOUNDS = {b"fLaC": "flac", b"ID3": "mp3"} | {bytes((0xFF, second)): "mp3" for second in _LAYER_III}
 
 
 def user_message(text: str, *files: str | Path | bytes) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def sound(tmp_path: Path) -> Path:
 
 
 def test_files_at_the_end_of_the_words(photo: Path, sound: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.png").write_text("no image")
+    (tmp_path / "notes.png").write_text("no image", encoding="utf-16")
     assert take_files(["m", "what is this?", str(photo), str(sound)]) == (["m", "what is this?"], [photo, sound])
     assert take_files(["what is this?", str(photo)]) == (["what is this?"], [photo])
     for words in ([str(photo)], ["m", "what", "is", "it"], ["m", str(tmp_path / "notes.png")], ["m", "x\0y"], []):
