@@ -267,6 +267,8 @@ class PromptReader:
             case ChatPrompt():
                 if self._media is None:
                     check_media(prompt, self._why_no_media)
+                elif prompt.media:
+                    prompt = self._media.with_notes(prompt, partition)
                 self._template.renew()
                 if prompt.truncate:
                     written = self._write_shortened(prompt, max_tokens, partition, max_prompt)

@@ -6,6 +6,7 @@ needed only if they are not in the prefix cache.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from array import array
 from collections.abc import Callable
@@ -17,13 +18,15 @@ from edgeagent.engine.llama.projector import Chunk, Layout, OpenMedium, Projecto
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.media_tokens import media_tokens
 from edgeagent.engine.runner import Rows
-from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, NotSupported
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, InvalidRequest, NotSupported
+from edgeagent.media_files import spliced
 from edgeagent.text.partition_cache import PartitionCache
-from edgeagent.types import ChatPrompt, Media
+from edgeagent.types import ChatPrompt, Media, MediaPlace, Message, replace
 from edgeagent.worker.child.generator.media_file import check_medium
 from edgeagent.worker.child_process import give_way
 
 _MAX_LAYOUTS = 1024
+_UNREADABLE = (InvalidRequest, NotSupported)
 
 
 class ChunkEmbeddings:
@@ -193,12 +196,38 @@ class MediaReader:
         Return how many are read then; None if there is no other one. So a long conversation can be read in turns with
         other prompts. Raise the errors of `read`.
         """
-        places = [place.index for message in prompt.messages for place in message.media]
+        places = [(message, place) for message in prompt.messages for place in message.media]
         for index in range(num_read, len(places) - 1):
-            if self._layouts.get(partition, prompt.media[places[index]].digest) is None:
-                self.read(prompt.media[places[index]], partition)
+            message, place = places[index]
+            medium = prompt.media[place.index]
+            if self._layouts.get(partition, medium.digest) is None:
+                with contextlib.suppress(*(_UNREADABLE if message.role == "tool" else ())):
+                    self.read(medium, partition)
                 return index + 1
         return None
+
+    def with_notes(self, prompt: ChatPrompt, partition: str) -> ChatPrompt:
+        """Return a conversation with notes for the media in the results of tools that cannot be read.
+
+        A tool returns what it has, and an error would end the agent that called it.
+        """
+        messages = [self._with_notes(message, prompt, partition) for message in prompt.messages]
+        return replace(prompt, messages=tuple(messages)) if messages != list(prompt.messages) else prompt
+
+    def _with_notes(self, message: Message, prompt: ChatPrompt, partition: str) -> Message:
+        if message.role != "tool" or not message.media:
+            return message
+        text, *pieces = spliced(message.content, [place.offset for place in message.media])
+        places: list[MediaPlace] = []
+        for place, piece in zip(message.media, pieces, strict=True):
+            medium = prompt.media[place.index]
+            try:
+                self.read(medium, partition)
+                places.append(MediaPlace(len(text), place.index))
+            except _UNREADABLE:
+                text += f"[{medium.kind} left out: the file cannot be read]"
+            text += piece
+        return replace(message, content=text, media=tuple(places))
 
     def num_tokens(self, medium: Media) -> int:
         """Return how many tokens a medium has in a prompt. Any thread may call it.

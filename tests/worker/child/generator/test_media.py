@@ -27,6 +27,7 @@ from edgeagent.types import (
     ChatPrompt,
     GenerateRequest,
     Media,
+    MediaPlace,
     MemoryKind,
     Message,
     RenderPrompt,
@@ -432,6 +433,22 @@ def test_the_images_of_a_prompt_are_read_one_at_a_time(asker: Callable[..., Aske
     damaged = GenerateRequest("r", "", question("which?", medium(png()[:200]), one))
     with pytest.raises(InvalidRequest, match="cannot be decoded"):
         lfm2.host.read_media(damaged, 0)
+
+
+def test_a_note_stands_for_an_image_of_a_tool_that_cannot_be_read(asker: Callable[..., Asker]) -> None:
+    lfm2 = asker("lfm2")
+    whole, damaged = lfm2.media[0], medium(png()[:200])
+    places = (MediaPlace(2, 0), MediaPlace(5, 1), MediaPlace(7, 0))
+    shown = Message("tool", "a screen", tool_call_id="c", media=places)
+    prompt = ChatPrompt((Message("user", "look"), shown), media=(whole, damaged))
+    request = GenerateRequest("r", "", prompt)
+    assert [lfm2.host.read_media(request, num) for num in (0, 1, 2)] == [1, 2, None]
+    assert lfm2.host.prepare(request).spec.media
+    assert lfm2.host.media is not None
+    noted = lfm2.host.media.with_notes(prompt, "").messages[1]
+    assert noted.content == "a scr[image left out: the file cannot be read]een"
+    assert [place.index for place in noted.media] == [0, 0]
+    assert noted.content[noted.media[1].offset :] == "n"
 
 
 def test_the_model_says_what_it_takes(asker: Callable[..., Asker]) -> None:
