@@ -104,6 +104,7 @@ class Encoder(threading.Thread):
         """Encode a chunk while it is wanted. Hold it only by the reference, which tells whether it is."""
         wanted = asked()
         if wanted is None:
+            self._close()
             return
         medium, partition, index = wanted.medium, wanted.partition, wanted.index
         del wanted
