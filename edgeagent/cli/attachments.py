@@ -12,6 +12,7 @@ from edgeagent.media_files import IMAGES, SOUNDS, mime_of
 from edgeagent.types import MAX_MEDIA_BYTES
 
 _HEAD_BYTES = 16
+_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".wav", ".mp3", ".flac"))
 
 
 def take_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
@@ -25,6 +26,14 @@ def take_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
         files.insert(0, path)
         kept.pop()
     return kept, files
+
+
+def looks_like_file(words: Sequence[str]) -> bool:
+    """Whether the last of several words is named as an image or a sound, though `take_files` left it among the words.
+
+    It is usually a file that is not there.
+    """
+    return len(words) > 1 and " " not in words[-1] and Path(words[-1]).suffix.lower() in _SUFFIXES
 
 
 def dropped_file(line: str) -> Path | None:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import typer
 
-from edgeagent.cli.attachments import checked_file, take_files
+from edgeagent.cli.attachments import checked_file, looks_like_file, take_files
 from edgeagent.cli.completion import model_names
 from edgeagent.cli.conversation import Chat
 from edgeagent.cli.display import print_json
@@ -166,6 +166,8 @@ def run(
     """
     settings = settings_of(state_dir, config)
     given, files = take_files([] if model is None else [model, *(words or [])])
+    if looks_like_file(given):
+        typer.echo(f"note: {given[-1]} is no image or sound here, so it is a part of the question.", err=True)
     files += map(checked_file, [*(image or []), *(audio or [])])
     model, question = _model_and_question(given, prompt, settings)
     if files and question is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.cli.attachments import checked_file, dropped_file, take_files
+from edgeagent.cli.attachments import checked_file, dropped_file, looks_like_file, take_files
 from edgeagent.client import user_message
 from edgeagent.errors import InvalidRequest
 from tests.media import RED, SILENCE, b64, data_url
@@ -32,6 +32,12 @@ def test_files_at_the_end_of_the_words(photo: Path, sound: Path, tmp_path: Path)
     assert take_files(["what is this?", str(photo)]) == (["what is this?"], [photo])
     for words in ([str(photo)], ["m", "what", "is", "it"], ["m", str(tmp_path / "notes.png")], ["m", "x\0y"], []):
         assert take_files(words) == (words, [])
+
+
+def test_a_word_that_is_named_as_a_file() -> None:
+    assert looks_like_file(["m", "what is this?", "photo.JPG"])
+    for words in ([], ["photo.png"], ["m", "what is it?"], ["m", "explain photo.png"], ["m", "notes.txt"]):
+        assert not looks_like_file(words)
 
 
 @pytest.mark.parametrize("form", ["{}", "'{}'", '"{}" ', "file://{}"])
