@@ -19,7 +19,7 @@ from tests.robust.faults import Stream, watched_health
 from tests.robust.lag import MAX_LAG_S, assert_in_time, assert_never_late, watch
 from tests.worker.support import eventually
 
-BLOCKED_S = MAX_LAG_S + 0.05
+BLOCKED_S = MAX_LAG_S + 0.15
 
 
 def sleep() -> None:
