@@ -43,7 +43,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     make_projector(tmp_path / "models" / "mmproj-seeing-F16.gguf", "gemma3")
 
     def make_one() -> LocalBackend:
-        config = Config(engine=EngineConfig(threads=1, ctx=512, flash_attention="off"))
+        config = Config(engine=EngineConfig(threads=1, ctx=2048, flash_attention="off"))
         config = structs.replace(config, state_dir=tmp_path / "state")
         files = found_at(model)
         source = ModelSource(lambda _: files, validate_model, cache=CacheShares(config), find_projector=find_projector)
@@ -80,11 +80,12 @@ async def answer(
 async def test_an_answer_about_an_image_goes_on_after_the_worker_is_killed(make: Make) -> None:
     backend = make()
     await backend.start()
-    whole, usage = await answer(backend, ask("whole", max_tokens=300))
-    assert len(whole) == 300 and usage.num_prompt_tokens > 64
+    # So many tokens that the kill comes before the end, also if other work delays this process.
+    whole, usage = await answer(backend, ask("whole", max_tokens=1200))
+    assert len(whole) == 1200 and usage.num_prompt_tokens > 64
     (status,) = backend.models.statuses()
     assert status.info is not None and status.info.media == ("image",)
-    continued, _ = await answer(backend, ask("killed", max_tokens=300), kill_at=5)
+    continued, _ = await answer(backend, ask("killed", max_tokens=1200), kill_at=5)
     assert continued == whole
     assert backend.models.statuses()[0].num_restarts == 1
 
