@@ -57,7 +57,8 @@ _MIN_SCORED = 4
 # continue, or while a realtime prompt is computed. Also the longest step of a prompt that is computed ahead. When 16
 # answers came back from a remote at once, the last one waited 0.6 s with steps within the budget, and 0.3 s with steps
 # of up to 0.25 s. Beside eight streams and four batch jobs, SmolLM2-135M took 390 ms for a realtime prompt within the
-# budget, and 280 ms with steps of up to 0.2 s (medians, two cores).
+# budget, and 280 ms with steps of up to 0.2 s (medians, two cores). The streams pay for it: 95 % of their tokens came
+# within 264 instead of 198 ms.
 _HURRIED_STEP_S = 0.2
 
 # Sequences of the tier BATCH get at least this share of the rate that they would have alone. While a realtime prompt is
