@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import typer
 
-from edgeagent.cli.display import complain, duration, print_json, size_text, table, wrapped
+from edgeagent.cli.display import complain, duration, print_json, size_text, table, tell, wrapped
 from edgeagent.cli.link import ask, daemon_of
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
 from edgeagent.cli.progress import Show, progress
@@ -81,13 +81,11 @@ def list_answers(
     """List the kept answers, the last used first, by what was asked."""
     address = daemon_of(settings_of(state_dir, config).state_dir)
     listed = _page(address, client, limit, 0, is_whole=False)
-    if as_json:
-        print_json(listed)
-    elif listed:
-        typer.echo(table(COLUMNS, [*map(_row, listed)], left_columns=4))
+    if listed or as_json:
+        text = table(COLUMNS, [*map(_row, listed)], left_columns=4)
     else:
-        is_on = ask(address, "/edgeagent/answers")["is_on"]
-        typer.echo("No answer is kept." if is_on else wrapped(OFF))
+        text = "No answer is kept." if ask(address, "/edgeagent/answers")["is_on"] else wrapped(OFF)
+    tell(listed, text, as_json=as_json)
 
 
 @answers_app.command("forget")
@@ -112,10 +110,7 @@ def forget(
     else:
         body = {} if client is None else {"client": client}
         num = ask(address, "/edgeagent/answers/forget", "POST", body=body)["num_answers"]
-    if as_json:
-        print_json({"num_answers": num})
-        return
-    typer.echo(f"{num:,} answer{'' if num == 1 else 's'} forgotten.")
+    tell({"num_answers": num}, f"{num:,} answer{'' if num == 1 else 's'} forgotten.", as_json=as_json)
 
 
 @answers_app.command("warm")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer.core import TyperGroup
 
-from edgeagent.cli.display import aligned, print_json, table, wrapped
+from edgeagent.cli.display import aligned, print_json, table, tell, wrapped
 from edgeagent.cli.help import DEFAULT_COMMAND
 from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir, settings_of, with_help
 from edgeagent.cli.progress import Show, progress
@@ -242,13 +242,12 @@ def history(as_json: AsJsonArray = False, state_dir: StateDir = None, config: Co
     from edgeagent.bench.saved import main_figures
 
     runs = saved_runs(settings_of(state_dir, config).state_dir).all()
-    if as_json:
-        print_json([{"id": run.id, "at": run.at, "name": run.name, "facts": run.facts, **run.report} for run in runs])
-    elif runs:
+    records = [{"id": run.id, "at": run.at, "name": run.name, "facts": run.facts, **run.report} for run in runs]
+    text = "No run is saved; `edgeagent bench --save NAME` keeps one."
+    if runs:
         rows = [(str(run.id), run.at[:16], run.name, run.facts.get("model", ""), main_figures(run)) for run in runs]
-        typer.echo(table(("run", "at (UTC)", "name", "model", "figures"), rows, left_columns=5))
-    else:
-        typer.echo("No run is saved; `edgeagent bench --save NAME` keeps one.")
+        text = table(("run", "at (UTC)", "name", "model", "figures"), rows, left_columns=5)
+    tell(records, text, as_json=as_json)
 
 
 @bench_app.command("compare", short_help="Show what changed between two saved runs.")

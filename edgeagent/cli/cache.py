@@ -13,7 +13,7 @@ import typer
 
 from edgeagent import cache_folder
 from edgeagent.cli.answers import answers_app
-from edgeagent.cli.display import duration, print_json, size_text, table, wrapped
+from edgeagent.cli.display import duration, print_json, size_text, table, tell, wrapped
 from edgeagent.cli.link import ask, daemon_of
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
 from edgeagent.cli.text_files import json_object, text_of
@@ -63,12 +63,9 @@ def list_parts(as_json: AsJsonArray = False, state_dir: StateDir = None, config:
     except OSError as error:
         raise EdgeAgentError(f"cannot list {settings.cache_dir}: {error.strerror}") from None
     rows = [part.described() for part in parts]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        typer.echo(table(PART_COLUMNS, [*map(_part_row, rows)], left_columns=2))
-    else:
-        typer.echo(f"Nothing is kept in {settings.cache_dir}.")
+    nothing = f"Nothing is kept in {settings.cache_dir}."
+    text = table(PART_COLUMNS, [*map(_part_row, rows)], left_columns=2) if rows else nothing
+    tell(rows, text, as_json=as_json)
 
 
 @cache_app.command("purge")
@@ -91,10 +88,8 @@ def purge(
             raise EdgeAgentError(f"cannot remove everything from {settings.cache_dir}: {error.strerror}") from None
     if note:
         typer.echo(wrapped(note), err=True)
-    if as_json:
-        print_json({"client": client})
-        return
-    typer.echo("Deleted." if client is None else f"Deleted: the prompts of {client or 'the owner'}.")
+    whose = "" if client is None else f": the prompts of {client or 'the owner'}"
+    tell({"client": client}, f"Deleted{whose}.", as_json=as_json)
 
 
 @cache_app.command("warm")
@@ -117,10 +112,8 @@ def warm(
     address = daemon_of(settings.state_dir)
     usage = ask(address, "/edgeagent/cache/warm", "POST", body=body, timeout_s=WARM_TIMEOUT_S)
     computed = usage["num_prompt_tokens"] - usage["num_cached_tokens"]
-    if as_json:
-        print_json(usage)
-        return
-    typer.echo(f"{usage['num_prompt_tokens']} tokens are kept; {computed} of them were computed now.")
+    text = f"{usage['num_prompt_tokens']} tokens are kept; {computed} of them were computed now."
+    tell(usage, text, as_json=as_json)
 
 
 def _is_known(client: str, settings: Config) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeagent.cli.completion import model_names
-from edgeagent.cli.display import complain, print_json, size_text, table, wrapped
+from edgeagent.cli.display import complain, print_json, size_text, table, tell, wrapped
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, ModelsDir, StateDir, Yes, settings_of
 from edgeagent.cli.progress import progress
 from edgeagent.errors import ConfigError, EdgeAgentError
@@ -103,10 +103,8 @@ def copy(
     from edgeagent.store.library_editor import LibraryEditor
 
     target = LibraryEditor(settings_of(state_dir, config, models_dir)).copy(source, alias)
-    if as_json:
-        print_json({"alias": alias, "name": target})
-        return
-    typer.echo(f"{alias} means {target} now. `edgeagent rm {alias}` removes this name.")
+    text = f"{alias} means {target} now. `edgeagent rm {alias}` removes this name."
+    tell({"alias": alias, "name": target}, text, as_json=as_json)
 
 
 def import_models(

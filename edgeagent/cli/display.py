@@ -125,6 +125,14 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))  # noqa: T201
 
 
+def tell(record: object, text: str, *, as_json: bool) -> None:
+    """Print what a command did or found: the record if `--json` was given, else the text."""
+    if as_json:
+        print_json(record)
+    else:
+        print(text)  # noqa: T201
+
+
 def complain(message: str) -> None:
     """Print an error on stderr, as all commands do."""
     print(_wrapped(f"error: {message}", terminal_width(sys.stderr)), file=sys.stderr)  # noqa: T201

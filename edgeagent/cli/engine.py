@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeagent.cli.display import print_json, table, wrapped
+from edgeagent.cli.display import print_json, table, tell, wrapped
 from edgeagent.cli.options import AsJson, settings_of
 from edgeagent.doctor import system
 from edgeagent.doctor.facts import Native
@@ -64,10 +64,8 @@ def install_backend(
     if not devices:
         why = native.problem or native.trouble or "it finds no device; `edgeagent doctor` looks at the GPU's driver"
         raise EdgeAgentError(f"{name} is installed, but {why}")
-    if as_json:
-        print_json({"name": name, "version": installed_plug_ins()[name], "devices": devices})
-    else:
-        typer.echo(f"{name} is installed, and finds {', '.join(devices)}")
+    record = {"name": name, "version": installed_plug_ins()[name], "devices": devices}
+    tell(record, f"{name} is installed, and finds {', '.join(devices)}", as_json=as_json)
 
 
 def _described(native: Native) -> dict[str, Any]:

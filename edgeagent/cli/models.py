@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeagent.cli.completion import model_names
-from edgeagent.cli.display import aligned, duration, print_json, size_text, table, wrapped
+from edgeagent.cli.display import aligned, duration, print_json, size_text, table, tell, wrapped
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, ModelsDir, StateDir, settings_of
 from edgeagent.types import replace
 from edgeagent.units import memory_bytes, memory_text
@@ -70,17 +70,17 @@ def list_models(
 
     It lists the bundled model, models in the shared Hugging Face cache, .gguf files in --models-dir, and imported ones.
     """
+    from edgeagent.store.library import Library
+
     settings = settings_of(state_dir, config, models_dir)
     if is_available:
         list_catalog(settings, as_json=as_json)
         return
-    records = _records(settings)
-    if as_json:
-        print_json(records)
-    elif records:
-        typer.echo(table(COLUMNS, [_row(record) for record in records], left_columns=3, last_left=True))
-    else:
-        typer.echo("No models here. `edgeagent pull org/repo` downloads one; `edgeagent list --available` shows some.")
+    records = [_record(model, settings) for model in Library.of(settings).models()]
+    text = "No models here. `edgeagent pull org/repo` downloads one; `edgeagent list --available` shows some."
+    if records:
+        text = table(COLUMNS, [*map(_row, records)], left_columns=3, last_left=True)
+    tell(records, text, as_json=as_json)
 
 
 def show(
@@ -141,12 +141,6 @@ def list_catalog(settings: Config, *, as_json: bool) -> None:
     ]
     typer.echo(table(CATALOG_COLUMNS, rows, left_columns=2, last_left=True))
     typer.echo("`edgeagent pull NAME` downloads one; any org/repo[:QUANT] of the hub is a name too.")
-
-
-def _records(settings: Config) -> list[dict[str, Any]]:
-    from edgeagent.store.library import Library
-
-    return [_record(model, settings) for model in Library.of(settings).models()]
 
 
 def _record(model: LocalModel, settings: Config) -> dict[str, Any]:

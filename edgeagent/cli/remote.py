@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import typer
 
 from edgeagent.cli.completion import remote_names
-from edgeagent.cli.display import print_json, table, wrapped
+from edgeagent.cli.display import print_json, table, tell, wrapped
 from edgeagent.cli.link import address_of, ask, daemon_of
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
 from edgeagent.cli.remote_options import (
@@ -267,12 +267,8 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
         limits = remote.limits
         timeout_s = len(remote.endpoints) * (2 * limits.first_token_s + 3 * limits.connect_s) + _TEST_MARGIN_S
         found = ask(address_of(daemon), path, "POST", timeout_s=timeout_s)["endpoints"]
-    if as_json:
-        print_json({"remote": name, "endpoints": found})
-    else:
-        for each in found:
-            for line in checkup_lines(each):
-                typer.echo(wrapped(line))
+    text = "\n".join(wrapped(line) for each in found for line in checkup_lines(each))
+    tell({"remote": name, "endpoints": found}, text, as_json=as_json)
     if any(each["problem"] for each in found):
         raise typer.Exit(1)
 
@@ -281,22 +277,17 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
 def list_remotes(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """List the remotes, and where each one's key is found; keys are not shown."""
     known = load_remotes(settings_of(state_dir, config).state_dir)
-    if as_json:
-        print_json({"remotes": [described(remote) for remote in known]})
-    elif known:
-        typer.echo(table(LIST_COLUMNS, [*map(_list_row, known)], left_columns=len(LIST_COLUMNS)))
-    else:
-        typer.echo("There is no remote, so every request runs on this machine; see `edgeagent remote add --help`.")
+    text = "There is no remote, so every request runs on this machine; see `edgeagent remote add --help`."
+    if known:
+        text = table(LIST_COLUMNS, [*map(_list_row, known)], left_columns=len(LIST_COLUMNS))
+    tell({"remotes": [*map(described, known)]}, text, as_json=as_json)
 
 
 @remote_app.command("rm")
 def remove(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Remove a remote. Within a second a running daemon stops the requests there and sends no more."""
     remove_remote(settings_of(state_dir, config).state_dir, name)
-    if as_json:
-        print_json({"name": name})
-    else:
-        typer.echo(f"Removed {name}.")
+    tell({"name": name}, f"Removed {name}.", as_json=as_json)
 
 
 @remote_app.command("status")

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import psutil
 import typer
 
-from edgeagent.cli.display import complain, duration, print_json, size_text, table, wrapped
+from edgeagent.cli.display import complain, duration, print_json, size_text, table, tell, wrapped
 from edgeagent.cli.egress import recent_egress, show_recent_egress
 from edgeagent.cli.link import address_of, ask, daemon_of
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
@@ -234,10 +234,7 @@ def reload(
     """Load a model again, even if it failed or crashed too often. Live requests continue."""
     query = {"model": model} if model else {}
     answer = _post(state_dir, config, "reload", query, accept=frozenset({202}))
-    if as_json:
-        print_json(answer)
-        return
-    typer.echo(f"Loading {answer['model']} again; `edgeagent status` shows the progress.")
+    tell(answer, f"Loading {answer['model']} again; `edgeagent status` shows the progress.", as_json=as_json)
 
 
 def health(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
@@ -245,10 +242,7 @@ def health(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
     answer = ask(daemon_of(settings_of(state_dir, config).state_dir), "/health", accept=frozenset({200, 503}))
     if "error" in answer:
         raise BackendUnavailable(answer["error"]["message"])
-    if as_json:
-        print_json(answer)
-    else:
-        typer.echo(answer["status"])
+    tell(answer, answer["status"], as_json=as_json)
 
 
 def stop(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
@@ -258,10 +252,7 @@ def stop(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile
     if found is None:
         if holder(settings.state_dir / LOCK_FILE) is not None:
             raise no_daemon(settings.state_dir)
-        if as_json:
-            print_json({"pid": None})
-        else:
-            typer.echo(f"No daemon runs with the state folder {settings.state_dir}.")
+        tell({"pid": None}, f"No daemon runs with the state folder {settings.state_dir}.", as_json=as_json)
         return
     process = psutil.Process(found.pid)
     ask(address_of(found), "/edgeagent/stop", "POST", accept=frozenset({200, 202}))
@@ -269,10 +260,7 @@ def stop(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile
         raise EdgeAgentError(
             f"the daemon (process {found.pid}) was told to stop and still runs; end it with `kill {found.pid}`"
         )
-    if as_json:
-        print_json({"pid": found.pid})
-    else:
-        typer.echo(f"Stopped (process {found.pid}).")
+    tell({"pid": found.pid}, f"Stopped (process {found.pid}).", as_json=as_json)
 
 
 def _is_gone_within(seconds: float, process: psutil.Process) -> bool:
@@ -419,12 +407,10 @@ def ps(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile =
     """List the models that are loaded or being loaded. Exits with 1 if no daemon runs."""
     report = ask(daemon_of(settings_of(state_dir, config).state_dir), "/edgeagent/status")
     models = [model for model in report["models"] if model["pid"] is not None]
-    if as_json:
-        print_json({"models": [_loaded_entry(model) for model in models]})
-    elif models:
-        typer.echo(table(LOADED_COLUMNS, [_loaded_row(model) for model in models], left_columns=2))
-    else:
-        typer.echo("No model is loaded; a request, or `edgeagent load MODEL`, loads one.")
+    text = "No model is loaded; a request, or `edgeagent load MODEL`, loads one."
+    if models:
+        text = table(LOADED_COLUMNS, [*map(_loaded_row, models)], left_columns=2)
+    tell({"models": [*map(_loaded_entry, models)]}, text, as_json=as_json)
 
 
 def load(
@@ -441,22 +427,17 @@ def load(
     except KeyboardInterrupt:
         complain(f"interrupted; the daemon continues to load {model}; `edgeagent unload {model}` stops that")
         raise typer.Exit(130) from None
-    if as_json:
-        print_json(answer)
-    else:
-        typer.echo(f"{answer['model']} is loaded ({answer['took_s']:.1f} s).")
+    tell(answer, f"{answer['model']} is loaded ({answer['took_s']:.1f} s).", as_json=as_json)
 
 
 def unload(model: Model, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """End a model's process, which frees its memory. Its next request loads it again."""
     query, accept = {"model": model}, frozenset({200, 202})
     answer = _post(state_dir, config, "unload", query, accept=accept, timeout_s=LOAD_TIMEOUT_S)
-    if as_json:
-        print_json(answer)
-    elif answer["status"] == "unloaded":
-        typer.echo(f"{answer['model']} is not loaded any more.")
-    else:
-        typer.echo(f"{answer['model']} is unloaded once its requests have ended ({answer['num_live_requests']}).")
+    text = f"{answer['model']} is not loaded any more."
+    if answer["status"] == "unloading":
+        text = f"{answer['model']} is unloaded once its requests have ended ({answer['num_live_requests']})."
+    tell(answer, text, as_json=as_json)
 
 
 def _loaded_entry(model: Mapping[str, Any]) -> dict[str, Any]:

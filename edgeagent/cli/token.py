@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeagent.cli.display import print_json, table
+from edgeagent.cli.display import table, tell
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
 from edgeagent.credentials.keys import Client, Scope, add_client, clients, remove_client, rotate_token
 from edgeagent.errors import ConfigError
@@ -53,10 +53,7 @@ def rotate(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFi
     """Replace the owner's token. The old one is refused at once, and its connections end. Clients keep theirs."""
     folder = _made(settings_of(state_dir, config).state_dir)
     rotate_token(folder)
-    if as_json:
-        print_json({"file": str(folder / TOKEN_FILE)})
-    else:
-        typer.echo(f"The new token is in {folder / TOKEN_FILE}.")
+    tell({"file": str(folder / TOKEN_FILE)}, f"The new token is in {folder / TOKEN_FILE}.", as_json=as_json)
 
 
 @token_app.command("add")
@@ -74,21 +71,15 @@ def add(
     folder = _made(settings_of(state_dir, config).state_dir)
     is_known = any(client.label == name for client in clients(folder))
     token = add_client(folder, name, scope, route, tier, answers=not no_answers)
-    if as_json:
-        print_json({"name": name, "token": token, "is_replaced": is_known})
-        return
-    if is_known:
+    if is_known and not as_json:
         typer.echo(f"{name} had a token, which is refused from now on; this one replaces it.", err=True)
-    typer.echo(token)
+    tell({"name": name, "token": token, "is_replaced": is_known}, token, as_json=as_json)
 
 
 @token_app.command("list")
 def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """List the clients that have a token. It says what each allows, and until when: a browser's expires unused."""
     known = clients(settings_of(state_dir, config).state_dir)
-    if as_json:
-        print_json([_row(each) for each in known])
-        return
     rows = [
         (
             client.label,
@@ -100,17 +91,15 @@ def list_clients(as_json: AsJsonArray = False, state_dir: StateDir = None, confi
         for client in known
     ]
     headings = ("client", "scopes", "route", "highest tier", "expires")
-    typer.echo(table(headings, rows, left_columns=5) if rows else "No client has a token of its own.")
+    text = table(headings, rows, left_columns=5) if rows else "No client has a token of its own."
+    tell([*map(_row, known)], text, as_json=as_json)
 
 
 @token_app.command("remove")
 def remove(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Remove a client's token. It is refused at once, and its connections end."""
     remove_client(settings_of(state_dir, config).state_dir, name)
-    if as_json:
-        print_json({"name": name})
-    else:
-        typer.echo(f"Removed the token of {name}.")
+    tell({"name": name}, f"Removed the token of {name}.", as_json=as_json)
 
 
 def _row(client: Client) -> dict[str, Any]:
