@@ -6,9 +6,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NotRequired, cast
+from typing import Literal, NotRequired, Protocol, cast
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -52,7 +51,6 @@ from edgeagent.types import (
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
-    ToolCallStarted,
     replace,
 )
 
@@ -127,40 +125,38 @@ class OllamaGeneration(OllamaLine):
     thinking: NotRequired[str]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerContent:
-    """The text, reasoning and calls of a line or of the whole body, from which an endpoint's fields are made."""
+class ToFields(Protocol):
+    """Returns the content of a line, or of the whole body, as an endpoint's fields."""
 
-    text: str = ""
-    thinking: str = ""
-    calls: Sequence[OllamaCall] = ()
+    def __call__(self, text: str = "", thinking: str = "", calls: Sequence[OllamaCall] = ()) -> Json: ...
 
 
-ToFields = Callable[[AnswerContent], Json]
-
-
-def chat_fields(content: AnswerContent) -> Json:
-    """Return the content of a line or a body in the form of /api/chat."""
-    message: OllamaChatMessage = {"role": "assistant", "content": content.text}
-    if content.thinking:
-        message["thinking"] = content.thinking
-    if content.calls:
-        message["tool_calls"] = list(content.calls)
+def chat_fields(text: str = "", thinking: str = "", calls: Sequence[OllamaCall] = ()) -> Json:
+    message: OllamaChatMessage = {"role": "assistant", "content": text}
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = list(calls)
     return {"message": message}
 
 
-def generate_fields(content: AnswerContent) -> Json:
-    """Return the content of a line or a body in the form of /api/generate."""
-    return {"response": content.text, "thinking": content.thinking} if content.thinking else {"response": content.text}
+def generate_fields(text: str = "", thinking: str = "", calls: Sequence[OllamaCall] = ()) -> Json:
+    del calls  # a prompt offers no tools
+    return {"response": text, "thinking": thinking} if thinking else {"response": text}
 
 
-class OllamaAnswer(Sink):
+class OllamaAnswer(AnswerWriter, Sink):
     """One answer while it is generated. `model` is the name that the client used.
 
-    `to_fields`: chat_fields or generate_fields. The field `total_duration` counts from the creation of this object.
+    As an AnswerWriter, it writes the lines of each step together. As a Sink, it is for an answer that is sent as one
+    body. `to_fields`: chat_fields or generate_fields. `total_duration` counts from the creation of this object.
     """
 
+    media_type = LINES
+    ping_interval_s = None
+
     def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
+        self.id = request_id
         self._answer = ChatAnswer(request_id, model, 1)
         self._to_fields = to_fields
         self._began_ns = time.monotonic_ns()
@@ -173,12 +169,26 @@ class OllamaAnswer(Sink):
         return self._answer.choices[0].started
 
     def put(self, step: Step) -> None:
-        """Add a step to an answer that is sent as one body. For a stream, use `lines` instead."""
         self._answer.take(0, step)
         if step.deltas and isinstance(step.deltas[-1], Finished):  # earlier steps may wait in the worker
-            self.delivered(step)
+            self._answer.delivery_time.add(step.at_s)
 
-    def lines(self, delta: Delta) -> list[Json]:
+    def queued(self, queued: Queued) -> bytes:
+        del queued  # lines of JSON have no comments; the header says it
+        return b""
+
+    def write(self, index: int, step: Step) -> bytes:
+        del index
+        self._answer.delivery_time.add(step.at_s)
+        return b"".join(line(each) for delta in step.deltas for each in self._lines(delta))
+
+    async def end(self) -> bytes:
+        return b""
+
+    async def fail(self, error: EdgeAgentError) -> bytes:
+        return line(ollama_refusal(error))
+
+    def _lines(self, delta: Delta) -> list[Json]:
         """Add a delta, and return the lines that it completes; raise BackendUnavailable if the answer was cancelled.
 
         A call is complete as soon as another delta follows its last arguments. Each call is sent in a line of its own.
@@ -188,50 +198,45 @@ class OllamaAnswer(Sink):
         if isinstance(delta, ToolCallDelta | Started):
             self._answer.add(0, delta)
             return []
-        calls = self._new_calls()
-        lines = [self._line(AnswerContent(calls=calls))] if calls else []
+        calls, self._num_calls_sent = self._calls(self._num_calls_sent), len(self._answer.choices[0].calls)
+        lines = [self._line(self._to_fields(calls=calls))] if calls else []
         self._answer.add(0, delta)
         match delta:
             case TextDelta(text, logprobs):
-                lines.append(self._line(AnswerContent(text), logprobs))
+                lines.append(self._line(self._to_fields(text), logprobs))
             case ReasoningDelta(text):
-                lines.append(self._line(AnswerContent(thinking=text)))
+                lines.append(self._line(self._to_fields(thinking=text)))
             case Finished():
-                lines.append(self._last(AnswerContent()))
+                lines.append(self._last(self._to_fields()))
         if lines and self._started:
             lines[0] = {**lines[0], "edgeagent": {**self._started, **lines[0].get("edgeagent", {})}}
             self._started = {}
         return lines
 
-    def delivered(self, step: Step) -> None:
-        """Measure how long a step took from the engine. Call this once the step is sent or added to the body."""
-        self._answer.delivery_time.add(step.at_s)
-
     def body(self) -> Json:
         """Return the whole answer; raise BackendUnavailable if it was cancelled."""
         choice = self._answer.choices[0]
-        content = AnswerContent("".join(choice.texts), "".join(choice.reasonings), self._calls())
+        content = self._to_fields("".join(choice.texts), "".join(choice.reasonings), self._calls())
         return self._last(content, choice.logprobs)
 
     def loaded(self, *, is_unload: bool) -> Json:
         """Return the answer to a request that only loads the model, or only unloads it."""
         reason = "unload" if is_unload else "load"
-        return {**self._head(), **self._to_fields(AnswerContent()), "done": True, "done_reason": reason}
-
-    def _new_calls(self) -> list[OllamaCall]:
-        calls = self._calls(self._num_calls_sent)
-        self._num_calls_sent = len(self._answer.choices[0].calls)
-        return calls
+        return {**self._head(), **self._to_fields(), "done": True, "done_reason": reason}
 
     def _calls(self, first: int = 0) -> list[OllamaCall]:
         made = self._answer.choices[0].calls[first:]
         called = ((started, arguments_of(parts)) for started, parts in made)
-        return [_call(started, arguments) for started, arguments in called if arguments is not None]
+        return [
+            {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": arguments}}
+            for started, arguments in called
+            if arguments is not None
+        ]
 
-    def _line(self, content: AnswerContent, logprobs: Sequence[TokenLogprob] = ()) -> Json:
-        return {**self._head(), **self._to_fields(content), "done": False, **_logprobs(logprobs)}
+    def _line(self, content: Json, logprobs: Sequence[TokenLogprob] = ()) -> Json:
+        return {**self._head(), **content, "done": False, **_logprobs(logprobs)}
 
-    def _last(self, content: AnswerContent, logprobs: Sequence[TokenLogprob] = ()) -> Json:
+    def _last(self, content: Json, logprobs: Sequence[TokenLogprob] = ()) -> Json:
         choice = self._answer.choices[0]
         finished = choice.end()
         reason = finish_reason(finished)
@@ -250,14 +255,10 @@ class OllamaAnswer(Sink):
             "eval_duration": _ns(timings.decode_ms),
             "edgeagent": self._answer.generation_metrics(choice)["edgeagent"],
         }
-        return {**cast("Json", line), **self._to_fields(content), **_logprobs(logprobs)}
+        return {**cast("Json", line), **content, **_logprobs(logprobs)}
 
     def _head(self) -> Json:
         return {"model": self._answer.model, "created_at": rfc3339()}
-
-
-def _call(started: ToolCallStarted, arguments: Json) -> OllamaCall:
-    return {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": arguments}}
 
 
 def _logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
@@ -309,34 +310,7 @@ async def _answer(
         put_headers(response, answer.started)
         return response
     generation = parsed.request
-    writer = _Lines(answer, request_id)
-    return await start_stream(request.receive, writer, lambda sinks: context.service.generate(generation, sinks[0]))
-
-
-class _Lines(AnswerWriter):
-    """Writes an answer as lines: the lines of each step together."""
-
-    media_type = LINES
-    ping_interval_s = None
-
-    def __init__(self, answer: OllamaAnswer, request_id: str) -> None:
-        self._answer = answer
-        self.id = request_id
-
-    def queued(self, queued: Queued) -> bytes:
-        del queued  # lines of JSON have no comments; the header says it
-        return b""
-
-    def write(self, index: int, step: Step) -> bytes:
-        del index
-        self._answer.delivered(step)
-        return b"".join(line(each) for delta in step.deltas for each in self._answer.lines(delta))
-
-    async def end(self) -> bytes:
-        return b""
-
-    async def fail(self, error: EdgeAgentError) -> bytes:
-        return line(ollama_refusal(error))
+    return await start_stream(request.receive, answer, lambda sinks: context.service.generate(generation, sinks[0]))
 
 
 async def _load_or_unload(request: Request, parsed: OllamaRequest, model: str, request_id: str) -> None:
