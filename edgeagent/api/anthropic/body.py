@@ -37,25 +37,21 @@ from edgeagent.api.wire.fields import (
     Schema,
     Stops,
     TemplateKwargs,
-    answers_of,
     discriminated_by,
-    drafts_of,
     earlier_as_notes,
     earlier_notices,
     left_out,
-    route_of,
     template_kwargs,
     tool_choice_of,
     tools_of,
     with_adapter,
 )
-from edgeagent.api.wire.latency import asked_latency
+from edgeagent.api.wire.latency import asked_latency, with_own_fields
 from edgeagent.api.wire.media import Gathered, Said, of_url, said_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     AnswerSoFar,
-    CachePolicy,
     ChatPrompt,
     GenerateRequest,
     JsonSchemaFormat,
@@ -407,14 +403,9 @@ def read_message(fields: Json, *, request_id: str, partition: str = "") -> Messa
         format=_read_format(body.output_config),
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
-        tier=latency.tier,
-        timeout_s=latency.timeout_s,
-        cache=CachePolicy(partition=partition, answers=answers_of(body.edgeagent, is_kept=True)),
-        route=route_of(body.edgeagent),
         so_far=so_far,
-        draft_tokens=drafts_of(body.edgeagent),
-        need=latency.need,
     )
+    request = with_own_fields(request, latency, body.edgeagent, partition=partition)
     is_omitted = body.thinking is not None and body.thinking.display == "omitted"
     return MessageCreate(request, bool(body.stream), not is_omitted, body.is_cache_marked)
 

@@ -30,18 +30,15 @@ from edgeagent.api.wire.fields import (
     PlainFunction,
     SamplingBody,
     Stops,
-    answers_of,
-    drafts_of,
     hosted_tools,
     note_for,
     num_earlier,
     read_schema,
-    route_of,
     template_kwargs,
     tools_of,
     with_adapter,
 )
-from edgeagent.api.wire.latency import asked_latency
+from edgeagent.api.wire.latency import asked_latency, with_own_fields
 from edgeagent.api.wire.media import Gathered, of_url
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported
@@ -49,7 +46,6 @@ from edgeagent.service.service import Service
 from edgeagent.store.names.parsing import without_latest
 from edgeagent.types import (
     MAX_MEDIA,
-    CachePolicy,
     ChatPrompt,
     GenerateRequest,
     JsonObjectFormat,
@@ -360,9 +356,9 @@ def _asked(
     kept_s = body.keep_alive if may_keep else None
     output = _read_format(body.format)
     request = None
-    model = with_adapter(served(body.model), body.edgeagent, options.edgeagent)
     # Ollama's own clients send only fields that they know, but any option. So `edgeagent` may be an option.
-    latency = asked_latency(None, body.edgeagent, options.edgeagent)
+    own = (body.edgeagent, options.edgeagent)
+    model, latency = with_adapter(served(body.model), *own), asked_latency(None, *own)
     if prompt is not None:
         request = GenerateRequest(
             id=request_id,
@@ -373,14 +369,9 @@ def _asked(
             max_tokens=options.max_tokens,
             stop=tuple(options.stop or ()),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            tier=latency.tier,
-            timeout_s=latency.timeout_s,
-            cache=CachePolicy(partition=partition, answers=answers_of(body.edgeagent, options.edgeagent, is_kept=True)),
-            route=route_of(body.edgeagent, options.edgeagent),
-            draft_tokens=drafts_of(body.edgeagent, options.edgeagent),
             keep_alive_s=kept_s,
-            need=latency.need,
         )
+        request = with_own_fields(request, latency, *own, partition=partition)
     return OllamaRequest(body.model, model, body.stream is not False, bool(body.think), request, is_unload, kept_s)
 
 

@@ -30,21 +30,17 @@ from edgeagent.api.wire.fields import (
     Schema,
     Stops,
     TemplateKwargs,
-    answers_of,
-    drafts_of,
     earlier_notices,
-    route_of,
     template_kwargs,
     tool_choice_of,
 )
-from edgeagent.api.wire.latency import Latency, asked_latency, service_tier_of
+from edgeagent.api.wire.latency import Latency, asked_latency, service_tier_of, with_own_fields
 from edgeagent.api.wire.media import checked_media
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import Conversation
 from edgeagent.conversation.items import Item, ReferenceItem, with_instructions
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
-    CachePolicy,
     ChatPrompt,
     GenerateRequest,
     JsonObjectFormat,
@@ -260,10 +256,11 @@ class ResponseCreate:
             truncate=body.truncation == "auto",
             media=checked_media(conversation.transcript.media, "input"),
         )
-        is_cached, need = body.cache_prompt is not False, self.latency.need
-        is_kept = self.is_stored and conversation.is_storable
-        need_ahead = Need(max_prompt_tokens=need.max_prompt_tokens, names_tier=need.names_tier)
-        return GenerateRequest(
+        latency = self.latency
+        if self.is_prefill_only:
+            need = Need(max_prompt_tokens=latency.need.max_prompt_tokens, names_tier=latency.need.names_tier)
+            latency = replace(latency, need=need)
+        request = GenerateRequest(
             id=request_id,
             model=model,
             prompt=prompt,
@@ -272,20 +269,16 @@ class ResponseCreate:
             max_tokens=body.max_output_tokens,
             stop=tuple(body.stop or ()),
             logprobs=_num_logprobs(body),
-            tier=self.latency.tier,
-            timeout_s=self.latency.timeout_s,
             prefill_only=self.is_prefill_only,
             is_ahead=self.is_prefill_only,
-            cache=CachePolicy(
-                is_cached,
-                is_cached,
-                partition,
-                persist=is_kept,
-                answers=answers_of(body.edgeagent, is_kept=is_kept and is_cached),
-            ),
-            route=route_of(body.edgeagent),
-            draft_tokens=drafts_of(body.edgeagent),
-            need=need_ahead if self.is_prefill_only else need,
+        )
+        return with_own_fields(
+            request,
+            latency,
+            body.edgeagent,
+            partition=partition,
+            is_cached=body.cache_prompt is not False,
+            is_kept=self.is_stored and conversation.is_storable,
         )
 
     def echo(self, defaults: SamplingParams) -> Echo:

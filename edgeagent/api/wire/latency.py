@@ -1,4 +1,4 @@
-"""What a request asks of its latency: read from its body and its headers, in the same way on every wire."""
+"""What a request asks of edgeagent itself, on every wire: its latency in body and headers, its route, its caches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from edgeagent.api.wire.body import Settings, validate
-from edgeagent.api.wire.fields import EdgeagentBody, Milliseconds
+from edgeagent.api.wire.fields import EdgeagentBody, Milliseconds, answers_of, drafts_of, route_of
 from edgeagent.api.wire.request_id import OWN_HEADERS
 from edgeagent.config import TierName
 from edgeagent.errors import InvalidRequest
-from edgeagent.types import Need, Tier
+from edgeagent.types import CachePolicy, GenerateRequest, Need, Tier, replace
 
 
 class LatencyHeaders(Settings):
@@ -85,6 +85,30 @@ def asked_latency(service_tier: str | None, *bodies: EdgeagentBody | None) -> La
     )
     timeout_s = _least_s(each.deadline_ms for each in sent)
     return Latency(next(iter(named.values()), Tier.INTERACTIVE), need, timeout_s)
+
+
+def with_own_fields(
+    request: GenerateRequest,
+    latency: Latency,
+    *bodies: EdgeagentBody | None,
+    partition: str,
+    is_cached: bool = True,
+    is_kept: bool = True,
+) -> GenerateRequest:
+    """Return a request with its latency, and with what its `edgeagent` fields and its client say.
+
+    `partition`: the client's partition of the caches. `is_cached`: the caches may be used. `is_kept`: it may be stored.
+    """
+    answers = answers_of(*bodies, is_kept=is_kept and is_cached)
+    return replace(
+        request,
+        tier=latency.tier,
+        timeout_s=latency.timeout_s,
+        need=latency.need,
+        cache=CachePolicy(is_cached, is_cached, partition, persist=is_kept, answers=answers),
+        route=route_of(*bodies),
+        draft_tokens=drafts_of(*bodies),
+    )
 
 
 def _least_s(values_ms: Iterable[float | None]) -> float | None:

@@ -23,18 +23,14 @@ from edgeagent.api.wire.fields import (
     NumTopLogprobs,
     SamplingBody,
     Schema,
-    answers_of,
-    drafts_of,
-    route_of,
     with_adapter,
 )
-from edgeagent.api.wire.latency import asked_latency
+from edgeagent.api.wire.latency import asked_latency, with_own_fields
 from edgeagent.api.wire.request_id import NUM_HOPS
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
     AnswerPolicy,
-    CachePolicy,
     GenerateRequest,
     JsonSchemaFormat,
     OutputFormat,
@@ -156,24 +152,15 @@ class ExtendedBody(SamplingBody):
         latency = asked_latency(self.service_tier, self.edgeagent)
         is_cached = self.cache_prompt is not False
         is_kept = self.store is not False and not self.no_store
-        return GenerateRequest(
+        request = GenerateRequest(
             id=request_id,
             model=with_adapter(self.model or default_model, self.edgeagent),
             prompt=prompt,
             sampling=self.sampling(),
-            tier=latency.tier,
-            timeout_s=latency.timeout_s,
-            cache=CachePolicy(
-                is_cached,
-                is_cached,
-                partition,
-                persist=is_kept,
-                answers=answers_of(self.edgeagent, is_kept=is_kept and is_cached),
-            ),
             reports_progress=bool(self.stream) and bool(self.return_progress),
-            route=route_of(self.edgeagent),
-            draft_tokens=drafts_of(self.edgeagent),
-            need=latency.need,
+        )
+        return with_own_fields(
+            request, latency, self.edgeagent, partition=partition, is_cached=is_cached, is_kept=is_kept
         )
 
     def schema_format(self, chosen: OutputFormat) -> OutputFormat:
