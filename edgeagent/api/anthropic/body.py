@@ -58,7 +58,6 @@ from edgeagent.types import (
     Media,
     MediaPlace,
     Message,
-    OutputFormat,
     TextFormat,
     Tool,
     ToolCall,
@@ -395,12 +394,13 @@ def read_message(fields: Json, *, request_id: str, partition: str = "") -> Messa
     _refuse_unsupported(fields)
     prompt, so_far = _split_answer(body.prompt())
     latency = asked_latency(None, body.edgeagent)
+    output = None if body.output_config is None else body.output_config.format
     request = GenerateRequest(
         id=request_id,
         model=body.served_model,
         prompt=prompt,
         sampling=body.sampling(),
-        format=_read_format(body.output_config),
+        format=TextFormat() if output is None else JsonSchemaFormat(output.json_schema),
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
         so_far=so_far,
@@ -441,12 +441,6 @@ def _read_choice(choice: AnthropicToolChoice | None, tools: Sequence[Tool]) -> T
         case AnthropicToolChoice(type="tool", name=str(name)):
             return tool_choice_of("required", (name,), tools)
     return tool_choice_of("required" if choice.type == "any" else choice.type, (), tools)
-
-
-def _read_format(config: OutputConfig | None) -> OutputFormat:
-    if config is None or config.format is None:
-        return TextFormat()
-    return JsonSchemaFormat(config.format.json_schema)
 
 
 def _split_answer(prompt: ChatPrompt) -> tuple[ChatPrompt, AnswerSoFar | None]:

@@ -43,12 +43,14 @@ def openapi_document() -> Json:
     paths: dict[str, Json] = {}
     for route in ROUTES.values():
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, components)
+    forms = {code: wire_form(error) for code, error in error_codes().items()}
+    code_rows = [f"| `{code}` | {form.status} | {form.type} |" for code, form in forms.items()]
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "edgeagent HTTP API",
             "version": __version__,
-            "description": _DESCRIPTION + "\n".join(_code_rows()),
+            "description": _DESCRIPTION + "\n".join(code_rows),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://127.0.0.1:8127"}],
@@ -73,7 +75,7 @@ def _operation(route: Route, components: Components) -> Json:
         responses["503"] = _content("Not ready", {"application/json": components.ref(route.unavailable)})
     responses["default"] = _content("Refused, or failed", {"application/json": refusal})
     operation: Json = {
-        "operationId": _operation_id(route),
+        "operationId": "_".join([route.method.lower(), *re.findall(r"\w+", route.path)]),
         "summary": route.summary,
         "tags": [route.tag],
         "responses": responses,
@@ -118,13 +120,3 @@ def _answer(route: Route, components: Components) -> Json:
 
 def _content(description: str, schemas: Json) -> Json:
     return {"description": description, "content": {media: {"schema": schema} for media, schema in schemas.items()}}
-
-
-def _operation_id(route: Route) -> str:
-    words = [word for word in re.split(r"\W+", route.path) if word]
-    return "_".join([route.method.lower(), *words])
-
-
-def _code_rows() -> list[str]:
-    forms = {code: wire_form(error) for code, error in error_codes().items()}
-    return [f"| `{code}` | {form.status} | {form.type} |" for code, form in forms.items()]

@@ -91,19 +91,14 @@ class Access:
 
     async def _sender(self, scope: AsgiScope, *, is_user_asked: bool) -> Sender:
         keys = self._keys.judge(header_tokens(scope) + subprotocol_tokens(scope))
-        listener = self._listener(scope)
+        listener = Listener.LOCKED if self._is_token_required else Listener.LOOPBACK
         user = UNKNOWN_USER
-        if listener is Listener.UNIX:
-            user = OWN_USER  # the transport has refused all other users
+        if is_unix(scope):
+            listener, user = Listener.UNIX, OWN_USER  # the transport has refused all other users
         elif listener is Listener.LOOPBACK and is_user_asked and (keys.client is None or keys.client.browser):
             peer: Peer | None = scope.get(PEER_KEY)
             user = await peer.user() if peer is not None else UNKNOWN_USER
         return Sender(listener, user, keys, is_page=is_page(scope))
-
-    def _listener(self, scope: AsgiScope) -> Listener:
-        if is_unix(scope):
-            return Listener.UNIX
-        return Listener.LOCKED if self._is_token_required else Listener.LOOPBACK
 
 
 def is_unix(scope: AsgiScope) -> bool:

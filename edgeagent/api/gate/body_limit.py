@@ -122,16 +122,15 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, max_bytes: int, in_flight: InFlight, grace_s: float = BODY_GRACE_S) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._in_flight = in_flight
-        self._grace_s = grace_s
+        self.max_bytes = max_bytes
+        self.in_flight = in_flight
+        self.grace_s = grace_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, send, self._max_bytes, self._in_flight, self._grace_s, _announced_bytes(scope))
-        body.arrival.client = scope.get(CLIENT_KEY)
+        body = _Body(self, scope, receive, send)
         try:
             await self._app(scope, body.receive, body.send)
         finally:
@@ -141,24 +140,16 @@ class BodyLimit:
 class _Body:
     """The `receive` and `send` of one request. They count the bytes of its body and apply the limits."""
 
-    def __init__(
-        self,
-        receive: Receive,
-        send: Send,
-        max_bytes: int,
-        in_flight: InFlight,
-        grace_s: float,
-        announced: int | None,
-    ) -> None:
+    def __init__(self, limit: BodyLimit, scope: Scope, receive: Receive, send: Send) -> None:
+        self._limit = limit
         self._receive = receive
         self._send = send
-        self._max_bytes = max_bytes
-        self._announced = announced
+        self._announced = _announced_bytes(scope)
         self._num_bytes = 0
-        self._is_complete = announced == 0
-        self._grace_s = grace_s
+        self._is_complete = self._announced == 0
         self._started_at = asyncio.get_running_loop().time()
-        self.arrival = in_flight.begin(self._cut)
+        self.arrival = limit.in_flight.begin(self._cut)
+        self.arrival.client = scope.get(CLIENT_KEY)
         self._is_cut = False
         self._timeout: asyncio.Timeout | None = None
 
@@ -167,13 +158,14 @@ class _Body:
             self.arrival.end()
             return await self._receive()
         self._check_size(self._announced or 0)
-        deadline = self._started_at + self._grace_s + self._num_bytes / MIN_BODY_BYTES_PER_S
+        deadline = self._started_at + self._limit.grace_s + self._num_bytes / MIN_BODY_BYTES_PER_S
         try:
             async with asyncio.timeout_at(deadline) as self._timeout:
                 message = await self._receive()
         except TimeoutError as error:
             self._check_cut()
-            raise InvalidRequest(f"the body came too slowly: {self._num_bytes} bytes in {self._grace_s:g} s") from error
+            said = f"the body came too slowly: {self._num_bytes} bytes in {self._limit.grace_s:g} s"
+            raise InvalidRequest(said) from error
         finally:
             self._timeout = None
         self._check_cut()
@@ -207,8 +199,8 @@ class _Body:
             )
 
     def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._max_bytes:
-            raise PayloadTooLarge(f"the body is larger than {self._max_bytes} bytes")
+        if num_bytes > self._limit.max_bytes:
+            raise PayloadTooLarge(f"the body is larger than {self._limit.max_bytes} bytes")
 
 
 def _announced_bytes(scope: Scope) -> int | None:

@@ -113,16 +113,14 @@ class Hosts:
             return False
         name, port = match[1], match[2]
         # A host that is allowed without a port is allowed with any port: a proxy before the daemon has its own ports.
-        return name in self._allowed or host.lower() in self._allowed or self._is_served(name, port, scope)
+        if name in self._allowed or host.lower() in self._allowed:
+            return True
+        return self._is_port_own(port, scope) and (name in self._names or self._is_local_address(name, scope))
 
     def example(self, scope: Scope) -> str:
         """Return a value of the Host header that this connection accepts."""
         server = scope.get("server")
         return f"127.0.0.1:{server[1]}" if server and not is_unix(scope) else "localhost"
-
-    def _is_served(self, name: str, port: str | None, scope: Scope) -> bool:
-        """Whether the daemon itself listens under this name and port."""
-        return self._is_port_own(port, scope) and (name in self._names or self._is_local_address(name, scope))
 
     def _is_port_own(self, port: str | None, scope: Scope) -> bool:
         server = scope.get("server")

@@ -183,23 +183,21 @@ class LlamaAnswer(TextAnswer):
     def ended(self, index: int, choice: TextSoFar, piece: Piece) -> Json:
         """Return the JSON of a choice that has ended, with `piece` as its text. Raise BackendUnavailable."""
         finished = choice.end()
+        stop, limit = _stop_type(finished), self.completion.requests[index].max_tokens
         body: LlamaCompletion = {
             **chunk_body(index, piece, finished.usage.num_output_tokens, finished.usage.num_prompt_tokens),
             "stop": True,
             "model": self.model,
-            "stop_type": _stop_type(finished),
+            "stop_type": stop,
             "stopping_word": finished.stop,
             "has_new_line": any("\n" in part.text for part in choice.parts),
-            "truncated": self._is_truncated(index, finished),
+            # The context was full if less was generated than the request allows.
+            "truncated": stop == "limit" and (limit is None or finished.usage.num_output_tokens < limit),
             "tokens_cached": finished.usage.num_cached_tokens,
             **self.generation_metrics(choice),
         }
         fields = cast("Json", body)
         return fields if self._response_fields is None else _chosen(fields, self._response_fields)
-
-    def _is_truncated(self, index: int, finished: Finished) -> bool:
-        limit = self.completion.requests[index].max_tokens
-        return _stop_type(finished) == "limit" and (limit is None or finished.usage.num_output_tokens < limit)
 
 
 class LlamaChunks(Chunks):

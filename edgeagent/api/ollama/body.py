@@ -320,9 +320,9 @@ def read_chat(
     body = validate(OllamaChatBody, fields)
     prompt = None
     if body.messages:
-        gathered = Gathered()
+        gathered, calls = Gathered(), _OpenCalls()
         prompt = ChatPrompt(
-            _to_messages(body.messages, gathered),
+            tuple([_message(each, calls, gathered) for each in body.messages]),
             tools_of(tool.function for tool in body.tools or ()),
             template_kwargs=_read_think(body.think),
             truncate=body.truncate is not False,
@@ -451,19 +451,13 @@ class _OpenCalls:
         return f"call_{self._num}"
 
 
-def _to_messages(sent: Sequence[OllamaMessage], gathered: Gathered) -> tuple[Message, ...]:
-    calls = _OpenCalls()
-    return tuple([_message(each, calls, gathered) for each in sent])
-
-
 def _message(sent: OllamaMessage, calls: _OpenCalls, gathered: Gathered) -> Message:
     role, content = ROLES[sent.role], sent.content or ""
     match role:
         case "assistant":
             calls.begin()
-            return Message(
-                role, content, sent.thinking or "", tuple([_add(call, calls) for call in sent.tool_calls or ()])
-            )
+            made = [calls.add(each.id, each.function.name, each.function.arguments) for each in sent.tool_calls or ()]
+            return Message(role, content, sent.thinking or "", tuple(made))
         case "tool":
             name = sent.tool_name or sent.name
             call_id = calls.close(sent.tool_call_id, name or "")
@@ -473,8 +467,3 @@ def _message(sent: OllamaMessage, calls: _OpenCalls, gathered: Gathered) -> Mess
 
 def _media(sent: OllamaMessage, gathered: Gathered) -> tuple[MediaPlace, ...]:
     return gathered.add([(0, image) for image in sent.images or ()])
-
-
-def _add(call: OllamaEarlierCall, calls: _OpenCalls) -> ToolCall:
-    called = call.function
-    return calls.add(call.id, called.name, called.arguments)

@@ -389,17 +389,13 @@ async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[by
 
 async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None]:
     yield {"status": "pulling manifest"}
-    if not _is_here(context, name):
+    known, statuses = known_name(context.service, name), context.service.models.statuses()
+    if not any(status.name == known and not status.is_remote for status in statuses):
         async with aclosing(context.pulls.run(name)) as steps:
             async for step in steps:
                 if isinstance(step, Progress):
                     yield _line(step)
     yield {"status": "success"}
-
-
-def _is_here(context: Context, name: str) -> bool:
-    known = known_name(context.service, name)
-    return any(status.name == known and not status.is_remote for status in context.service.models.statuses())
 
 
 def _line(progress: Progress) -> OllamaPull:

@@ -134,7 +134,8 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
     """
     written: list[bytes] = []
     for embedding in embeddings:
-        written.append(_base64(embedding.vector) if is_base64 else _numbers(embedding.vector))
+        vector = embedding.vector
+        written.append(b'"%s"' % base64.b64encode(vector) if is_base64 else _numbers(vector))
         await asyncio.sleep(0)
     return written
 
@@ -142,10 +143,6 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
 def json_response(fields: Json, member: bytes) -> Response:
     """Answer with the JSON object `fields` and one more member. `member` is JSON text, for example b'"data":[]'."""
     return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
-
-
-def _base64(vector: bytes) -> bytes:
-    return b'"%s"' % base64.b64encode(vector)
 
 
 def _numbers(vector: bytes) -> bytes:

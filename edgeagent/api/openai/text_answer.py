@@ -114,7 +114,9 @@ class TextAnswer(Answer):
 
         Raise BackendUnavailable if one of these choices was cancelled.
         """
-        kept = [choice for group in self._groups() for choice in self._best(group)]
+        size = self._num_of_a_prompt
+        groups = (self.choices[start : start + size] for start in range(0, len(self.choices), size))
+        kept = [choice for group in groups for choice in self._best(group)]
         choices = [self.choice_body(index, choice.whole(), choice.end()) for index, choice in enumerate(kept)]
         body: TextCompletion = {
             "id": self.id,
@@ -139,10 +141,6 @@ class TextAnswer(Answer):
         if self.completion.delivery.has_tokens:
             body["tokens"] = piece.tokens
         return body
-
-    def _groups(self) -> list[list[TextSoFar]]:
-        size = self._num_of_a_prompt
-        return [self.choices[start : start + size] for start in range(0, len(self.choices), size)]
 
     def _best(self, group: Sequence[TextSoFar]) -> list[TextSoFar]:
         if self.completion.num_kept == len(group):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal, cast
 
 from fastapi import Request
@@ -20,35 +19,10 @@ from edgeagent.api.wire.fields import ModelName
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape, shaped
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import (
-    BackendUnavailable,
-    InternalError,
-    InvalidRequest,
-)
+from edgeagent.errors import BackendUnavailable, InternalError, InvalidRequest
 from edgeagent.service.client_sink import Ending
-from edgeagent.service.service import Service, purge_memory
-from edgeagent.types import (
-    CachePolicy,
-    FinishReason,
-    GenerateRequest,
-    TextPrompt,
-    replace,
-)
-
-
-async def purge_cache(service: Service, folder: Path, client: str | None) -> None:
-    """Delete the cached prompts of one client ("" is the owner), or of all clients if `client` is None.
-
-    Running requests continue. `folder` is the cache's folder on disk. Raise InternalError if a file in it cannot be
-    removed. Errors of Models.ask are raised too, except for models that are a remote's, or gone by then.
-    """
-    await purge_memory(service, client)
-    try:
-        # This also deletes blocks that no worker has: those of other models, settings and processes.
-        await asyncio.to_thread(cache_folder.purge, folder, client)
-    except OSError as error:
-        raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None
-
+from edgeagent.service.service import purge_memory
+from edgeagent.types import CachePolicy, FinishReason, GenerateRequest, TextPrompt, replace
 
 routes = Routes()
 
@@ -130,7 +104,13 @@ async def purge(request: Request) -> JSONResponse:
     body = await read_fields(request, PurgeBody)
     context = context_of(request)
     context.responses.early_summaries.forget(body.client)
-    await purge_cache(context.service, context.config.cache_dir, body.client)
+    await purge_memory(context.service, body.client)
+    folder = context.config.cache_dir
+    try:
+        # This also deletes blocks that no worker has: those of other models, settings and processes.
+        await asyncio.to_thread(cache_folder.purge, folder, body.client)
+    except OSError as error:
+        raise InternalError(f"cannot remove everything from {folder}: {error.strerror}") from None
     return JSONResponse(Purged(status="purged"))
 
 

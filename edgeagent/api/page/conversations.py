@@ -16,7 +16,7 @@ from edgeagent.api.responses.event_json import ResponseBody
 from edgeagent.api.responses.items import item_body
 from edgeagent.api.wire.body import Query, between, validate
 from edgeagent.api.wire.route import Routes
-from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.shape import Json, Shape, shaped
 from edgeagent.conversation.history import ConversationTurn
 from edgeagent.credentials.grants import GRANT
 from edgeagent.credentials.keys import Scope
@@ -69,16 +69,8 @@ async def list_conversations(request: Request) -> JSONResponse:
     """List the client's stored responses as conversations, the last continued first."""
     query = validate(ListQuery, dict(request.query_params))
     store = context_of(request).responses.store
-    data: list[ConversationEntry] = [
-        {
-            "id": each.id,
-            "title": each.title,
-            "num_responses": each.num_responses,
-            "created_at": each.created_s,
-            "last_at": each.last_s,
-        }
-        for each in await store.conversations(_reader_of(request), query.limit)
-    ]
+    found = await store.conversations(_reader_of(request), query.limit)
+    data = [shaped(ConversationEntry, each, created_at=each.created_s, last_at=each.last_s) for each in found]
     return JSONResponse(ConversationList(object="list", data=data))
 
 

@@ -25,7 +25,7 @@ from edgeagent.api.responses.socket.outbox import UNSUPPORTED_DATA, Close
 from edgeagent.api.responses.socket.session import Action, Session
 from edgeagent.api.wire.body import OwnerBody, parse_object, run_inline_or_in_thread, validate
 from edgeagent.api.wire.route import Routes
-from edgeagent.api.wire.shape import Json, Shape
+from edgeagent.api.wire.shape import Json, Shape, shaped
 from edgeagent.config import KioskConfig
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import ConfigError, ContextLengthExceeded, EdgeAgentError
@@ -76,15 +76,7 @@ async def get_settings(request: Request) -> JSONResponse:
     """Return what the kiosk's page shows, and how many pages this client has open."""
     context = context_of(request)
     kiosk = context.config.kiosk
-    shown = KioskSettings(
-        title=kiosk.title,
-        attract=kiosk.attract,
-        questions=list(kiosk.questions),
-        keyboard=list(kiosk.keyboard),
-        idle_reset_s=kiosk.idle_reset_s,
-        num_pages=context.kiosk_pages[client_of(request)],
-    )
-    return JSONResponse(shown)
+    return JSONResponse(shaped(KioskSettings, kiosk, num_pages=context.kiosk_pages[client_of(request)]))
 
 
 @routes.add_socket("/edgeagent/kiosk", Scope.KIOSK)

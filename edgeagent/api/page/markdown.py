@@ -35,6 +35,7 @@ MAX_CHARS = 8192
 MAX_CELLS = 2000
 MAX_QUOTES = 1000
 MAX_DEPTH = 24
+# The beginning of a line that can have the marks of block quotes and list items.
 _MARKS = re.compile(r"[\s>*+\-\d.)]*")
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 _THREAD = ThreadPoolExecutor(1, "markdown")
@@ -70,17 +71,11 @@ def tree_of(text: str) -> list[Node] | None:
     """Return the nodes of a text of at most MAX_CHARS characters; None if it has too many cells of tables or quotes."""
     lines = text.splitlines()
     num_cells = len(lines) * max((line.count("|") for line in lines), default=0)
-    depth = max((_marks_of(line).count(">") for line in lines), default=0)
+    depth = max((found[0].count(">") for line in lines if (found := _MARKS.match(line))), default=0)
     num_quotes = len(lines) * min(depth, MAX_DEPTH)
     if num_cells > MAX_CELLS or num_quotes > MAX_QUOTES:
         return None
     return _nodes(_parser().parse(text))
-
-
-def _marks_of(line: str) -> str:
-    """Return the beginning of a line that can have the marks of block quotes and list items."""
-    found = _MARKS.match(line)
-    return found[0] if found else ""
 
 
 @cache

@@ -86,9 +86,11 @@ class RealtimeConversation:
             )
         if item.id in self._entries:
             raise DuplicateItem(f"Error adding item: an item with id '{item.id}' already exists.", param="item.id")
-        if isinstance(item, CallOutputItem) and not any(self._is_call(each, item.call_id) for each in self.items):
-            message = f"no function_call with the call_id {item.call_id[:128]!r} is in the conversation"
-            raise InvalidRequest(message, param="item.call_id")
+        if isinstance(item, CallOutputItem):
+            calls = (each.call_id for each in self.items if isinstance(each, CallItem))
+            if item.call_id not in calls:
+                message = f"no function_call with the call_id {item.call_id[:128]!r} is in the conversation"
+                raise InvalidRequest(message, param="item.call_id")
         if len(self._entries) >= MAX_ITEMS or self._num_bytes + num_bytes_of(item) > MAX_CONVERSATION_BYTES:
             most = f"at most {MAX_ITEMS} items and {MAX_CONVERSATION_BYTES >> 20} MiB"
             raise InvalidRequest(f"the conversation is too long ({most}); delete items", param="item")
@@ -124,10 +126,6 @@ class RealtimeConversation:
             message = f"Error deleting item: the item with id '{item_id}' does not exist."
             raise UnknownItemToDelete(message, param="item_id")
         self._num_bytes -= num_bytes_of(self._entries.pop(item_id).item)
-
-    @staticmethod
-    def _is_call(item: Item, call_id: str) -> bool:
-        return isinstance(item, CallItem) and item.call_id == call_id
 
 
 def num_bytes_of(item: Item | None) -> int:

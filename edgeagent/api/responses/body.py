@@ -293,7 +293,7 @@ class ResponseCreate:
             "previous_response_id": body.previous_response_id,
             "instructions": body.instructions,
             "tools": self.offered.echo() if are_short else [],
-            "tool_choice": _echo_choice(body.tool_choice) if are_short else "auto",
+            "tool_choice": body.tool_choice if are_short and body.tool_choice is not None else "auto",
             "text": {"format": _echo_format(self.format)},
             "metadata": body.metadata or {},
             "truncation": body.truncation or "disabled",
@@ -393,20 +393,11 @@ def _num_logprobs(body: CreateResponseBody) -> int | None:
     return None
 
 
-def _echo_choice(raw: str | Json | None) -> str | Json:
-    return "auto" if raw is None else raw
-
-
 def _echo_format(output: OutputFormat) -> Json:
     match output:
         case JsonSchemaFormat(schema=schema, name=name, strict=strict):
-            return {
-                "type": "json_schema",
-                "name": name,
-                "description": None,
-                "schema": json.loads(schema),
-                "strict": strict,
-            }
+            own = {"name": name, "description": None, "schema": json.loads(schema), "strict": strict}
+            return {"type": "json_schema", **own}
         case JsonObjectFormat():
             return {"type": "json_object"}
         case TextFormat():

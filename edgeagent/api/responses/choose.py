@@ -268,7 +268,8 @@ def probabilities_of(logprobs: Sequence[float], empty: Sequence[float] | None = 
 
 
 def _chosen(request: GenerateRequest, named: Sequence[tuple[str, str]], scored: Sequence[_Scored]) -> Chosen:
-    logprobs = [_finite(each.scores.logprobs) for each in scored if each.scores is not None]
+    found = [each.scores for each in scored if each.scores is not None]
+    logprobs = [[max(logprob, _MIN_LOGPROB) for logprob in scores.logprobs] for scores in found]
     empty = logprobs[1] if len(logprobs) > 1 else None
     chances = [
         Chance(id=choice_id, text=text, probability=probability, logprob=logprob)
@@ -281,7 +282,7 @@ def _chosen(request: GenerateRequest, named: Sequence[tuple[str, str]], scored: 
     chances.sort(key=lambda chance: -chance["probability"])
     ends = [each.finished for each in scored if each.finished is not None]
     usage = Usage(sum(end.usage.num_prompt_tokens for end in ends), sum(end.usage.num_cached_tokens for end in ends))
-    num_tokens = sum(each.scores.num_tokens for each in scored if each.scores is not None)
+    num_tokens = sum(scores.num_tokens for scores in found)
     return {
         "id": request.id,
         "object": "edgeagent.choice",
@@ -292,7 +293,3 @@ def _chosen(request: GenerateRequest, named: Sequence[tuple[str, str]], scored: 
         "timings": timings_body(ends[0].usage, ends[0].timings),
         "edgeagent": edgeagent_body(ends[0].timings, scored[0].delivery_time.mean_ms),
     }
-
-
-def _finite(logprobs: Sequence[float]) -> list[float]:
-    return [max(logprob, _MIN_LOGPROB) for logprob in logprobs]

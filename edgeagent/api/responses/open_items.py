@@ -115,28 +115,14 @@ class OpenItem(ABC):
 
     def open(self) -> None:
         """Emit the events that open the item."""
-        self._emit(
-            {
-                "type": "response.output_item.added",
-                "sequence_number": 0,
-                "output_index": self._index,
-                "item": self._item("in_progress", ""),
-            }
-        )
+        self._emit_item("response.output_item.added", self._item("in_progress", ""))
 
     def close(self, status: ItemStatus) -> OutputItem:
         """Emit the events that close the item, and return the final item."""
         text = "".join(self._parts)
         self._close_content(text)
         item = self._item(status, text)
-        self._emit(
-            {
-                "type": "response.output_item.done",
-                "sequence_number": 0,
-                "output_index": self._index,
-                "item": item,
-            }
-        )
+        self._emit_item("response.output_item.done", item)
         return item
 
     @abstractmethod
@@ -150,6 +136,9 @@ class OpenItem(ABC):
     @abstractmethod
     def _emit_delta(self, text: str) -> None:
         """Emit this part of the item's content as a delta."""
+
+    def _emit_item(self, kind: str, item: OutputItem) -> None:
+        self._emit({"type": kind, "sequence_number": 0, "output_index": self._index, "item": item})
 
     def _emit_at(self, kind: str, **fields: object) -> None:
         """Emit an event within the item. `_emit` sets its `sequence_number`."""

@@ -234,8 +234,6 @@ def _read_compaction(fields: Json) -> ResponseCreate:
 CANCEL_S = 30.0
 _JSON = "application/json"
 
-_STORED = "/v1/responses/{response_id}"
-
 
 class ResponseDeleted(Shape):
     """A stored response was deleted."""

@@ -175,7 +175,8 @@ def _field_kinds(body: type[BaseModel]) -> _FieldKinds:
     types = {field.alias or name: set(_types_in(field.annotation)) for name, field in body.model_fields.items()}
     optional = frozenset(field.alias or name for name, field in body.model_fields.items() if not field.is_required())
     whole = frozenset(name for name, found in types.items() if int in found)
-    return _FieldKinds(optional, whole, frozenset(name for name, found in types.items() if any(map(_is_many, found))))
+    many = (name for name, found in types.items() if any(issubclass(kind, list | dict | BaseModel) for kind in found))
+    return _FieldKinds(optional, whole, frozenset(many))
 
 
 def _types_in(annotation: object) -> Iterator[type]:
@@ -186,10 +187,6 @@ def _types_in(annotation: object) -> Iterator[type]:
     if origin not in (list, dict):  # the types in a list are not the field's own
         for part in get_args(annotation):
             yield from _types_in(part)
-
-
-def _is_many(kind: type) -> bool:
-    return issubclass(kind, list | dict | BaseModel)
 
 
 async def read_valid(request: Request, model: type[M]) -> M:

@@ -359,7 +359,8 @@ class Connection:
 
     async def _run_turn(self, live: LaneTurn) -> None:
         """Send the events of one request's steps to the client. Every outcome gives exactly one terminal event."""
-        admission = asyncio.get_running_loop().call_later(ADMISSION_S, self._admit, live)
+        loop = asyncio.get_running_loop()
+        admission = loop.call_later(ADMISSION_S, lambda: self._perform(self._session.admitted(live)))
         sink = ClientSink(partial(self._on_step, live))
         sink.open()
         try:
@@ -384,9 +385,6 @@ class Connection:
         self._perform(self._session.step(live, step))
         if self._outbox.is_full and live.is_under_way:
             await self._outbox.wait_for_room()
-
-    def _admit(self, live: LaneTurn) -> None:
-        self._perform(self._session.admitted(live))
 
 
 class _Stall:
