@@ -137,7 +137,7 @@ def warm(
     address = daemon_of(settings_of(state_dir, config).state_dir)
     if kiosk is not None and client is not None:
         raise ConfigError("give --kiosk or --client: the answers are for visitors, or for a client")
-    bodies = _bodies(file, _like(like))
+    bodies = _bodies(file, None if like is None else json_object(text_of(like), str(like), _CHAT))
     given = {"client": client or ""} if kiosk is None else {"kiosk": kiosk}
     counts = Counter(new=0, known=0, not_kept=0, failed=0)
     is_interrupted = False
@@ -184,10 +184,6 @@ def _bodies(file: Path, like: dict[str, Any] | None) -> dict[int, dict[str, Any]
         more = {} if like is None else {"request": like}
         return {number: {"question": line, **more} for number, line in lines.items()}
     return {number: {"request": json_object(line, f"line {number} of {file}", _CHAT)} for number, line in lines.items()}
-
-
-def _like(file: Path | None) -> dict[str, Any] | None:
-    return None if file is None else json_object(text_of(file), str(file), _CHAT)
 
 
 @answers_app.command("export")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from edgeagent.bench.client import Server
     from edgeagent.bench.measure import Run
     from edgeagent.bench.saved import SavedRuns
-    from edgeagent.bench.scenarios import Scenario, Workload
+    from edgeagent.bench.scenarios import Workload
     from edgeagent.client import Address
 
 Transport = Literal["auto", "ws", "http"]
@@ -156,7 +156,7 @@ def bench(
     import asyncio
 
     from edgeagent.bench.measure import Run
-    from edgeagent.bench.scenarios import Workload
+    from edgeagent.bench.scenarios import SCENARIOS, Workload
     from edgeagent.client import Address
     from edgeagent.egress import BENCH
     from edgeagent.egress.ledger import own_requests
@@ -174,7 +174,8 @@ def bench(
             wanted.append((Address(against, against_api_key), against_model))
         servers = runner.run(_servers(wanted, transport))
         workload = Workload(prompt_tokens, max_tokens, parallel)
-        run = Run(servers, _scenarios(scenario), workload, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
+        chosen = [each for each in SCENARIOS.values() if (each.name in scenario if scenario else each.is_usual)]
+        run = Run(servers, chosen, workload, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
         facts = facts_of(servers[0], workload) if save else {}
         is_interrupted = _run_measurement(runner, run, show)
     _print(run, as_json=as_json)
@@ -299,12 +300,6 @@ async def _servers(wanted: Sequence[tuple[Address, str | None]], transport: Tran
     from edgeagent.bench.client import find_server
 
     return [await find_server(address, transport, model) for address, model in wanted]
-
-
-def _scenarios(names: list[ScenarioName] | None) -> list[Scenario]:
-    from edgeagent.bench.scenarios import SCENARIOS
-
-    return [each for each in SCENARIOS.values() if (each.name in names if names else each.is_usual)]
 
 
 def _run_measurement(runner: asyncio.Runner, run: Run, show: Show) -> bool:

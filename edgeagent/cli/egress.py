@@ -67,7 +67,9 @@ def egress(
         typer.echo(f"Deleted the rows of {num_days} {'day' if num_days == 1 else 'days'}.")
         return
     if export is not None:
-        _export(folder, export)
+        with _opened(export) as out:
+            for row in read_rows(folder):
+                out.write(json.dumps(described(row), ensure_ascii=False) + "\n")
         return
     rows = read_rows(folder, _since(since, time.time()))
     if as_json:
@@ -146,12 +148,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(row.num_output_tokens),
         _outcome(row),
     )
-
-
-def _export(folder: Path, file: Path) -> None:
-    with _opened(file) as out:
-        for row in read_rows(folder):
-            out.write(json.dumps(described(row), ensure_ascii=False) + "\n")
 
 
 @contextmanager

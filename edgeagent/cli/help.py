@@ -72,7 +72,11 @@ class PlainCommand(TyperCommand):
             if group not in FIRST_PAGE and SHOWS_ALL not in ctx.meta:
                 num_more += 1
             elif (record := param.get_help_record(ctx)) is not None:
-                shown.setdefault(group, []).append(plain_record(record, kind))
+                name, text = record
+                name = _TYPE.sub("", name) if kind == "argument" else _CHOICES.sub(r"\1", name)
+                for pattern, words in _RANGES:
+                    text = pattern.sub(words, text)
+                shown.setdefault(group, []).append((name, text))
         for group in (*FIRST_PAGE, *(group for group in shown if group not in FIRST_PAGE)):
             if group in shown:
                 with formatter.section(group):
@@ -84,19 +88,3 @@ class PlainCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Return the parts of the usage line. A required argument is shown by its name only."""
         return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
-
-
-def plain_record(record: tuple[str, str], kind: str) -> tuple[str, str]:
-    """Return the name and the text of a help line in plain words. `kind` is "argument" or "option"."""
-    name, text = record
-    return _plain_name(name, kind), _plain_range(text)
-
-
-def _plain_name(name: str, kind: str) -> str:
-    return _TYPE.sub("", name) if kind == "argument" else _CHOICES.sub(r"\1", name)
-
-
-def _plain_range(text: str) -> str:
-    for pattern, words in _RANGES:
-        text = pattern.sub(words, text)
-    return text

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeagent import __version__
-from edgeagent.cli.display import print_json, wrapped
+from edgeagent.cli.display import print_json, tell, wrapped
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import AsJson, ConfigFile, ModelsDir, StateDir, settings_of
 from edgeagent.doctor.native import installed_bindings
 from edgeagent.errors import NOT_INSTALLED, EdgeAgentError
 
 if TYPE_CHECKING:
-    from edgeagent.doctor.checks import Finding
     from edgeagent.runtime_file import Runtime
 
 
@@ -43,19 +42,14 @@ def doctor(
 
     findings = examine(gather(settings_of(state_dir, config, models_dir), _why_not_ready, with_network=network))
     is_ok = all(finding.severity != "fail" for finding in findings)
-    if as_json:
-        print_json({"ok": is_ok, "findings": [asdict(finding) for finding in findings]})
-    else:
-        for finding in findings:
-            _print(finding)
+    lines = []
+    for finding in findings:
+        lines.append(wrapped(f"{finding.severity:4}  {finding.name:{_NAME_WIDTH}}  {finding.text}"))
+        if finding.remedy:
+            lines.append(wrapped(f"{'':{_NAME_WIDTH + 8}}{finding.remedy}"))
+    tell({"ok": is_ok, "findings": [*map(asdict, findings)]}, "\n".join(lines), as_json=as_json)
     if not is_ok:
         raise typer.Exit(1)
-
-
-def _print(finding: Finding) -> None:
-    typer.echo(wrapped(f"{finding.severity:4}  {finding.name:{_NAME_WIDTH}}  {finding.text}"))
-    if finding.remedy:
-        typer.echo(wrapped(f"{'':{_NAME_WIDTH + 8}}{finding.remedy}"))
 
 
 def _why_not_ready(daemon: Runtime) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,6 @@ from edgeagent.types import replace
 from edgeagent.units import memory_bytes, memory_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from edgeagent.config import Config, EngineConfig
     from edgeagent.fit.need import Need
     from edgeagent.fit.placement import FreeMemory
@@ -193,6 +192,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 
 def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the known facts about a model, each with its heading."""
+    about = f"about {size_text(num_bytes)}" if (num_bytes := record.get("approximate_bytes")) else ""
     texts = {
         "name": record["name"],
         "also": ", ".join(record.get("aliases") or ()),
@@ -201,9 +201,7 @@ def _lines(record: dict[str, Any]) -> list[tuple[str, str]]:
         "architecture": record.get("architecture"),
         "parameters": _count(record.get("num_params")),
         "quantization": record.get("quant"),
-        "size": size_text(record["size_bytes"])
-        if record.get("size_bytes")
-        else _about(record.get("approximate_bytes", 0)),
+        "size": size_text(record["size_bytes"]) if record.get("size_bytes") else about,
         "context": _count(record.get("context_length") or record.get("context")),
         "memory": record.get("memory"),
         "fits here": _fitting(record, in_words=True),
@@ -305,10 +303,6 @@ def _yes_or_no(answer: bool | None) -> str:
     return "-" if answer is None else "yes" if answer else "no"
 
 
-def _about(num_bytes: int) -> str:
-    return f"about {size_text(num_bytes)}" if num_bytes else ""
-
-
 def _count(number: int | None) -> str:
     return f"{number:,}" if number else ""
 
@@ -363,10 +357,8 @@ def fit(
     longest = longest_context(shapes, engine, plan.free_memory)
     choices = describe(plan, engine, len(shapes[0].layers))
     choices += (SettingChoice("draft", "none", "memory", why),) if why else ()
-    if as_json:
-        print_json(_fit_record(name, plan, need, longest, choices, projector_bytes))
-    else:
-        _print_fit(name, plan, need, longest, choices, projector_bytes)
+    record = _fit_record(name, plan, need, longest, choices, projector_bytes)
+    tell(record, "\n".join(_fit_lines(record)), as_json=as_json)
     if not plan.fits:
         raise typer.Exit(1)
 
@@ -430,40 +422,37 @@ def _projector_bytes(name: str, settings: Config) -> int:
     return 0 if projector is None else projector.stat().st_size
 
 
-def _print_fit(
-    name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice], projector_bytes: int
-) -> None:
-    parts = [
-        ("files", need.weights_bytes),
-        ("matrices, rearranged for the processor", need.repacked_bytes),
-        (f"KV cells, {plan.num_cells:,} tokens in {_kv_types(plan.config)}", need.kv_bytes),
-        ("reserved for blocks of KV cells", need.blocks_bytes),
-        ("rows of logits", need.outputs_bytes),
-        ("buffers", need.buffers_bytes),
-        ("process", need.worker_bytes),
-        ("projector, for images or sounds", projector_bytes),
-        ("total, without a GPU", need.total_bytes + projector_bytes),
-    ]
-    typer.echo(aligned([(text, memory_text(num_bytes)) for text, num_bytes in parts if num_bytes]))
-    for choice in choices:
-        typer.echo(wrapped(f"{choice.name}: {choice.value} ({choice.why})"))
-    need_text = memory_text(plan.memory_use.ram_bytes + projector_bytes)
-    free_text = memory_text(plan.free_memory.ram_bytes + projector_bytes)
-    memory = f"{need_text} of memory are needed and {free_text} are free"
-    if plan.fits:
-        typer.echo(wrapped(f"{name} fits: {memory}. The longest context that fits has {longest:,} tokens."))
+# The parts of the memory that a model needs, in words.
+_PARTS = {
+    "weights": "files",
+    "repacked": "matrices, rearranged for the processor",
+    "kv": "KV cells, {tokens:,} tokens in {kv_types}",
+    "blocks": "reserved for blocks of KV cells",
+    "outputs": "rows of logits",
+    "buffers": "buffers",
+    "worker": "process",
+    "projector": "projector, for images or sounds",
+    "total": "total, without a GPU",
+}
+
+
+def _fit_lines(record: dict[str, Any]) -> Iterator[str]:
+    parts = {**record["parts"], "total": sum(record["parts"].values())}
+    kv_types = " and ".join(dict.fromkeys((record["kv_type_k"], record["kv_type_v"])))
+    words = {part: text.format(tokens=record["context"], kv_types=kv_types) for part, text in _PARTS.items()}
+    yield aligned([(words[part], memory_text(num_bytes)) for part, num_bytes in parts.items() if num_bytes])
+    for choice in record["chosen"]:
+        yield wrapped(f"{choice['name']}: {choice['value']} ({choice['why']})")
+    needed, free = memory_text(record["ram_bytes"]), memory_text(record["ram_room_bytes"])
+    memory, longest = f"{needed} of memory are needed and {free} are free", record["max_context"]
+    if record["fits"]:
+        yield wrapped(f"{record['name']} fits: {memory}. The longest context that fits has {longest:,} tokens.")
         return
-    typer.echo(wrapped(f"{name} does not fit: {memory}."))
+    yield wrapped(f"{record['name']} does not fit: {memory}.")
     if longest:
-        typer.echo(f"With --ctx {longest} it would.")
-    others = _suggestions(plan)
-    if others:
-        typer.echo(wrapped(f"These catalog models fit: {', '.join(others)}. `edgeagent pull NAME` downloads one."))
-
-
-def _kv_types(engine: EngineConfig) -> str:
-    k, v = engine.kv_type_k, engine.kv_type_v
-    return k if k == v else f"{k} and {v}"
+        yield f"With --ctx {longest} it would."
+    if others := ", ".join(record["instead"]):
+        yield wrapped(f"These catalog models fit: {others}. `edgeagent pull NAME` downloads one.")
 
 
 def _suggestions(plan: RunPlan) -> list[str]:

@@ -85,13 +85,14 @@ def consent_text(remote: Remote, before: Remote | None, route: str) -> str:
     `before` is the remote that this one replaces, if any. `route` is the value of the option `route`.
     """
     mode = "prefer_local" if route == "auto" else route
-    hosts = ", ".join(_host(endpoint.url, endpoint.region) for endpoint in remote.endpoints)
+    media = ("images, " if remote.images else "") + ("sounds, " if remote.audio else "")
+    hosts = _hosts(remote)
     lines = [f"{remote.name} is at {hosts}."]
     if before is not None:
         lines.append(f"It replaces {before.name} at {', '.join(host_of(each.url) for each in before.endpoints)}.")
     lines += [
         "",
-        f"What goes there: {_WHEN[mode]}: its whole conversation (messages, {_media(remote)}tools, their results) and "
+        f"What goes there: {_WHEN[mode]}: its whole conversation (messages, {media}tools, their results) and "
         "its settings, including the part of an answer that began here.",
         "What stays here: all other conversations, stored responses, files, the names of this machine, of its users "
         "and of its clients, and every request whose own route, or whose token's route, is local_only.",
@@ -116,16 +117,8 @@ _WHEN = {
 }
 
 
-def _media(remote: Remote) -> str:
-    return ("images, " if remote.images else "") + ("sounds, " if remote.audio else "")
-
-
-def _host(url: str, region: str) -> str:
-    return host_of(url) + (f" ({region})" if region else "")
-
-
-def _each_host(remote: Remote) -> str:
-    return " and ".join(dict.fromkeys(host_of(endpoint.url) for endpoint in remote.endpoints))
+def _hosts(remote: Remote) -> str:
+    return ", ".join(host_of(each.url) + (f" ({each.region})" if each.region else "") for each in remote.endpoints)
 
 
 def _readers(remote: Remote) -> str:
@@ -141,7 +134,8 @@ def _readers(remote: Remote) -> str:
     missing += [] if is_told else ["whether models are trained on it (--training)"]
     said = f". As you were told, the operator {' and '.join(known)}" if known else ""
     unknown = f". Find out {' and '.join(missing)}" if missing else ""
-    return f"{who} {_each_host(remote)}{said}{unknown}"
+    hosts = " and ".join(dict.fromkeys(host_of(endpoint.url) for endpoint in remote.endpoints))
+    return f"{who} {hosts}{said}{unknown}"
 
 
 def _key(key: Key | None) -> str:
@@ -224,25 +218,21 @@ def add(
 
 
 def _add(remote: Remote, settings: Config, *, is_asked: bool) -> None:
-    """Add a remote. Raise ConfigError if the machine's policy forbids it, or if the user does not agree."""
+    """Say what would leave this machine, and add the remote to the file of the remotes. Look for its key before.
+
+    A running daemon notices the change of the file. Raise ConfigError if the machine's policy forbids the remote, or if
+    `is_asked` and the user does not agree.
+    """
     _check_policy(PolicyFile(), remote)
-    _agree(remote, settings, is_asked=is_asked)
-    _write_down(remote, settings)
-
-
-def _agree(remote: Remote, settings: Config, *, is_asked: bool) -> None:
-    """Print what would leave this machine. If `is_asked`, ask for consent; raise ConfigError if it is not given."""
     before = next((each for each in load_remotes(settings.state_dir) if each.name == remote.name), None)
     typer.echo(wrapped(consent_text(remote, before, settings.route)), err=True)
     if is_asked:
-        _ask_for_consent()
-
-
-def _write_down(remote: Remote, settings: Config) -> None:
-    """Look for the remote's key, add the remote to the file of the remotes, and say so.
-
-    A running daemon notices the change of the file.
-    """
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                "a remote needs your consent, and this is not a terminal; read the above, repeat with --yes"
+            )
+        if not typer.confirm("Let requests go there?", default=False, err=True):
+            raise ConfigError("nothing was added")
     with contextlib.suppress(OSError):  # writing the file fails next, with a better error
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if remote.key is not None:
@@ -350,25 +340,11 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _list_row(remote: Remote) -> tuple[str, ...]:
-    hosts = ", ".join(host_of(each.url) + (f" ({each.region})" if each.region else "") for each in remote.endpoints)
     aliases = ", ".join(f"{local}={theirs}" for local, theirs in remote.models.items()) or "any"
-    return remote.name, hosts, aliases, _key_text(remote.key), _budget_text(remote)
-
-
-def _key_text(where: Key | None) -> str:
-    return "none" if where is None else f"{where.source} {where.name}"
-
-
-def _budget_text(remote: Remote) -> str:
+    key = "none" if remote.key is None else f"{remote.key.source} {remote.key.name}"
     kinds = ((kind, getattr(remote.budget, kind)) for kind in remote.budget.__struct_fields__)
-    return ", ".join(f"{kind}={most:g}" for kind, most in kinds if most is not None) or "none"
-
-
-def _ask_for_consent() -> None:
-    if not sys.stdin.isatty():
-        raise ConfigError("a remote needs your consent, and this is not a terminal; read the above, repeat with --yes")
-    if not typer.confirm("Let requests go there?", default=False, err=True):
-        raise ConfigError("nothing was added")
+    budget = ", ".join(f"{kind}={most:g}" for kind, most in kinds if most is not None) or "none"
+    return remote.name, _hosts(remote), aliases, key, budget
 
 
 def _look_for_key(where: Key) -> None:

@@ -48,7 +48,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, str | None]:
     if not arguments:
         return None, None
     first, *words = arguments
-    if not words and not _is_like_a_name(first) and not _is_there(first):
+    is_like_a_name = _NAME.fullmatch(first) is not None or (first.lower().endswith(".gguf") and not _has_blanks(first))
+    if not words and not is_like_a_name and not _is_there(first):
         return None, first
     return first, " ".join(words) or None
 
@@ -77,10 +78,6 @@ def _as_question(typed: str) -> str:
     text = " ".join(shown.replace('"', "'").split())
     short = textwrap.shorten(text, 60, placeholder=" ...") or text[:60]
     return f'To ask it as a question: edgeagent run -p "{short}"'
-
-
-def _is_like_a_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None or (text.lower().endswith(".gguf") and not _has_blanks(text))
 
 
 def _has_blanks(text: str) -> bool:
@@ -195,7 +192,8 @@ def run(
         )
         try:
             if question is None:
-                is_forgotten = no_store or no_history or settings.forget or _is_forgetful(settings)
+                running = find_daemon(settings.state_dir)
+                is_forgotten = no_store or no_history or settings.forget or (running is not None and running.forgets)
                 print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
                 chat.repl(make_reader(None if is_forgotten else settings.state_dir / HISTORY_FILE))
             else:
@@ -231,12 +229,6 @@ def _served_here(settings: Config) -> set[str]:
     if found is not None:
         names |= set(_served_names(address_of(found)))
     return names
-
-
-def _is_forgetful(settings: Config) -> bool:
-    """Whether a daemon runs with this state folder that keeps no conversation on the disk."""
-    found = find_daemon(settings.state_dir)
-    return found is not None and found.forgets
 
 
 def _question(prompt: str | None, typed: str | None, max_bytes: int) -> str | None:
@@ -293,17 +285,14 @@ def _served_name(address: Address, model: str | None) -> str | None:
     if is_path(model):
         # Clients cannot request paths. A model that is not loaded may be another file with the same name.
         stem = Path(model).stem
-        return next((each["id"] for each in entries if each["id"] == stem and _is_in_use(each)), None)
+        states = {each["id"]: each.get("edgeagent", {}).get("state") for each in entries}
+        return stem if states.get(stem, "stopped") != "stopped" else None
     if any(entry["id"] == model for entry in entries):
         return model
     try:
         return str(ask(address, f"/v1/models/{quote(model, errors='replace')}")["id"])
     except (ModelNotFound, InvalidRequest):
         return None
-
-
-def _is_in_use(entry: dict[str, Any]) -> bool:
-    return bool(entry.get("edgeagent", {}).get("state") != "stopped")
 
 
 def _served_names(address: Address) -> list[str]:

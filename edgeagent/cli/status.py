@@ -288,6 +288,7 @@ def _model_row(model: Mapping[str, Any]) -> tuple[str, ...]:
     state = load_stage(model["progress"]) if model["state"] == "starting" else model["state"]
     if worker is None:
         return (model["name"], state, *("-" for _ in MODEL_COLUMNS[2:]))
+    num_prompt = worker["num_prompt_tokens_total"]
     return (
         model["name"],
         state,
@@ -295,7 +296,7 @@ def _model_row(model: Mapping[str, Any]) -> tuple[str, ...]:
         str(worker["num_waiting"]),
         f"{worker['tokens_per_second']:.1f}",
         f"{worker['num_cells_used']} of {worker['num_cells']}",
-        f"{_share(worker['num_cached_tokens_total'], worker['num_prompt_tokens_total'])}",
+        f"{worker['num_cached_tokens_total'] / num_prompt:.0%} of prompts" if num_prompt else "-",
         size_text(worker["rss_bytes"]),
     )
 
@@ -356,9 +357,7 @@ def _route_lines(route: Mapping[str, Any] | None) -> list[str]:
 
 
 def _use(remote: Mapping[str, Any]) -> str:
-    if not remote["is_used"]:
-        return "not used"
-    return f"{remote['num_live']} running"
+    return f"{remote['num_live']} running" if remote["is_used"] else "not used"
 
 
 def _place(facts: Mapping[str, Any]) -> str:
@@ -380,10 +379,6 @@ def _draft(facts: Mapping[str, Any]) -> str:
     draft, why = facts["draft"], facts.get("draft_why") or ""
     has_model = draft not in (None, "ngram")
     return f"draft {draft or 'none'}" + ("" if has_model or why.startswith("--draft") or not why else f" ({why})")
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%} of prompts" if whole else "-"
 
 
 # Loading from a slow disk takes minutes. By default, the daemon gives up a load after 300 s without progress, or after

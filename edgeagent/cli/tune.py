@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgeagent.bench.measure import Measurement
     from edgeagent.bench.scenarios import MeasuredServer, Workload
     from edgeagent.bench.stats import Change
-    from edgeagent.types.choices import Profile, Trial
+    from edgeagent.types.choices import Profile
     from edgeagent.worker.parent.pool.profile_store import ProfileStore
 
 AB_HELP = """Compare two values of an option: start a daemon for each, and measure them in alternation (A B B A).
@@ -353,7 +353,7 @@ def _search(measuring: _Measuring, seconds: float, only: Sequence[str] | None) -
     from edgeagent.bench.measure import speeds
     from edgeagent.bench.stats import paired_change
     from edgeagent.cli.link import ask
-    from edgeagent.types.choices import Profile, TunedOptions, set_options
+    from edgeagent.types.choices import Profile, Trial, TunedOptions, set_options
     from edgeagent.usable import usable_cpus
 
     began_s = time.monotonic()
@@ -398,7 +398,8 @@ def _search(measuring: _Measuring, seconds: float, only: Sequence[str] | None) -
             change = paired_change(speeds(measuring.rounds([leader, rival], "turn", workload, is_enough)))
             is_taken = change is not None and change.is_better("higher") and change.ratio >= _MIN_GAIN
             if change is not None:
-                trials.append(_trial(setting.name, value, taken, change, is_taken=is_taken))
+                figures = (change.ratio, change.low, min(change.high, 1e6))
+                trials.append(Trial(setting.name, value, taken, *figures, is_taken))
             if is_taken:
                 leader, rival, best, taken = rival, leader, wanted, value
             measuring.stop(rival)
@@ -425,12 +426,6 @@ def _suitable_workload(measuring: _Measuring, server: MeasuredServer, share_s: f
     factor = share_s / (2 * _WANTED_PAIRS) / max(took_s, 1e-3)
     length = int(min(_LONGEST_PROMPT, max(_SHORTEST_PROMPT, _FIRST_PROMPT * factor)))
     return Workload(length, _ANSWER_TOKENS, _PARALLEL)
-
-
-def _trial(name: str, value: str, against: str, change: Change, *, is_taken: bool) -> Trial:
-    from edgeagent.types.choices import Trial
-
-    return Trial(name, value, against, change.ratio, change.low, min(change.high, 1e6), is_taken)
 
 
 def _show_or_forget(store: ProfileStore, model: str | None, *, is_forgotten: bool, as_json: bool) -> None:
