@@ -477,7 +477,9 @@ def _read_own(table: type[Section], key: str, value: object, options: Mapping[st
         if key == "engine" and isinstance(value, Mapping):
             return {name: _read_engine_option(name, each, options) for name, each in value.items()}
         if key == "adapters" and isinstance(value, Mapping):
-            return {_adapter_name(name): _read_at(name, path, UserPath, _WANTED_PATH) for name, path in value.items()}
+            for name in value:
+                _read_at(name, name, AdapterName, "must be a name of at most 64 letters, digits and . _ -")
+            return {name: _read_at(name, path, UserPath, _WANTED_PATH) for name, path in value.items()}
         return _read(value, kinds[key], f"must be {_WANTED_IN_TABLES[key]}", _WANTED_PATH)
 
 
@@ -487,10 +489,6 @@ def _read_engine_option(name: str, value: object, options: Mapping[str, Option])
             return option.read(value)
         removed = _REMOVED.get(f"engine.{name}")
         raise _Wrong("there is no such option" if removed is None else _was_removed(removed))
-
-
-def _adapter_name(name: str) -> str:
-    return str(_read_at(name, name, AdapterName, "must be a name of at most 64 letters, digits and . _ -"))
 
 
 def _where(name: str, source: str) -> str:

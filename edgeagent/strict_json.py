@@ -42,7 +42,13 @@ def parse_json(data: bytes | str) -> object:
         raise InvalidRequest("the text starts with a byte-order mark; send plain UTF-8")
     _check_size(raw)
     try:
-        value: object = _decoder().decode(text)
+        value: object = json.loads(
+            text,
+            object_pairs_hook=_Objects().make,
+            parse_int=_integer,
+            parse_float=_float,
+            parse_constant=_constant,
+        )
     except json.JSONDecodeError as error:
         raise InvalidRequest(
             f"the text is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
@@ -171,9 +177,3 @@ def _float(digits: str) -> float:
 
 def _constant(name: str) -> NoReturn:
     raise InvalidRequest(f"{name} is not valid JSON")
-
-
-def _decoder() -> json.JSONDecoder:
-    return json.JSONDecoder(
-        object_pairs_hook=_Objects().make, parse_int=_integer, parse_float=_float, parse_constant=_constant
-    )

@@ -51,11 +51,6 @@ class Responses:
         path = folder / FILE if folder is not None and not config.forget else None
         return cls(ResponseStore(ITEM_FORMAT, path, stored_limits(config.server)))
 
-    @property
-    def trouble(self) -> str | None:
-        """Why responses wait in memory for their file, for example a full disk; None if none waits."""
-        return self.store.trouble
-
     def carry_on(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine in the background. It does not end when a client disconnects."""
         task = asyncio.create_task(work)

@@ -145,7 +145,8 @@ class Reply:
                 if self._background is not None:
                     await self._background.cancel()
                 else:
-                    await self._client.send({"type": "response.cancel", **self._named()})
+                    named = {"response_id": self.answer.response_id} if self.answer.response_id else {}
+                    await self._client.send({"type": "response.cancel", **named})
                 while not self.answer.is_finished:
                     await self._next_event()
         except (TimeoutError, EdgeAgentError):
@@ -153,9 +154,6 @@ class Reply:
             await self._client.disconnect()
             self.answer.status, self.answer.error = "cancelled", None
         return self.answer
-
-    def _named(self) -> dict[str, str]:
-        return {"response_id": self.answer.response_id} if self.answer.response_id else {}
 
     async def _begin_round(self) -> bool:
         """Run the functions that the finished answer calls, and prepare the request with their output.

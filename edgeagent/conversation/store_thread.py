@@ -153,7 +153,10 @@ class ThreadState:
                 return act(self._opened())
         except (DamagedError, sqlite3.Error, OSError) as error:
             self._last_error = str(error)
-            self._warn(f"stored responses cannot be read or written ({error}); new ones stay in memory for now")
+            if time.monotonic() - self._warned_at_s >= WARN_EVERY_S:
+                self._warned_at_s = time.monotonic()
+                text = "stored responses cannot be read or written (%s); new ones stay in memory for now"
+                logger.warning(text, error)
             return otherwise
 
     def _opened(self) -> ResponseDatabase:
@@ -166,11 +169,6 @@ class ThreadState:
         if self._path is not None:
             aside = set_aside(self._path)
             logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)
-
-    def _warn(self, message: str) -> None:
-        if time.monotonic() - self._warned_at_s >= WARN_EVERY_S:
-            self._warned_at_s = time.monotonic()
-            logger.warning("%s", message)
 
 
 def _write(response: StoredResponse, body: bytes, database: ResponseDatabase) -> bool:

@@ -10,7 +10,8 @@ from edgeagent.config import KioskConfig
 from edgeagent.daemon.state import StartError
 from edgeagent.errors import ConfigError, ContextLengthExceeded, EdgeAgentError
 from edgeagent.kiosk_prompt import read_facts, system_prompt
-from edgeagent.types import ChatPrompt, Message, ModelInfo, RenderPrompt
+from edgeagent.service.service import info_of
+from edgeagent.types import ChatPrompt, Message, RenderPrompt
 
 _CHECK_S = 1.0
 
@@ -45,7 +46,7 @@ async def check_prompt(models: Models, kiosk: KioskConfig) -> None:
     """
     try:
         name = await models.locate(kiosk.model)
-        while (info := _info_of(models, name)) is None:  # noqa: ASYNC110 - it is the state of another part
+        while (info := info_of(models, name)) is None:  # noqa: ASYNC110 - it is the state of another part
             await asyncio.sleep(_CHECK_S)
         text = system_prompt(kiosk, await asyncio.to_thread(read_facts, kiosk.facts_file))
         # Many templates require a user's message.
@@ -59,8 +60,3 @@ async def check_prompt(models: Models, kiosk: KioskConfig) -> None:
     except EdgeAgentError:
         return
     logger.error("the kiosk's visitors get no answers: its instructions and kiosk.facts_file do not fit: %s", problem)
-
-
-def _info_of(models: Models, name: str) -> ModelInfo | None:
-    """Return what is known of a model once it is loaded."""
-    return next((status.info for status in models.statuses() if name in status.names), None)

@@ -123,16 +123,12 @@ def _uid_from_netlink(client: SocketAddress, server: SocketAddress) -> int | Non
     found = answer[at + _ANSWER.size :][: len(addresses)]
     *_, uid, inode = _OWNER.unpack_from(answer, at + _ANSWER.size + _ID_BYTES)
     # The kernel may return a listener in place of a closed socket, and it reports root for a socket without a process.
-    is_it = state in _OPEN and inode != 0 and _is_same(found, addresses)
+    is_it = state in _OPEN and inode != 0 and addresses in (found, _unmapped(found))
     return uid if is_it else None
 
 
-def _is_same(found: bytes, wanted: bytes) -> bool:
-    """Whether two sockets have the same ports and addresses. An IPv4-mapped IPv6 address in `found` counts as IPv4."""
-    return found == wanted or _unmapped(found) == wanted
-
-
 def _unmapped(found: bytes) -> bytes:
+    """Return the ports and addresses of a socket with IPv4 addresses instead of IPv4-mapped IPv6 addresses."""
     prefix = bytes(10) + b"\xff\xff"
     sides = [found[4:20], found[20:36]]
     return found[:4] + b"".join(side[12:] + bytes(12) if side.startswith(prefix) else side for side in sides)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
@@ -58,6 +57,7 @@ def make_server(
 def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -> uvicorn.Config:
     """Return uvicorn's settings: the guarded protocols and their limits. Features that edgeagent replaces are off."""
     http = functools.partial(GuardedHttp, max_connections=server.max_connections)
+    certificate = server.tls_certificate
     return uvicorn.Config(
         app,
         # uvicorn expects a class but only calls it, so a function that returns a protocol works too.
@@ -72,16 +72,10 @@ def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        ssl_context_factory=_tls(server),
+        ssl_context_factory=None if certificate is None else lambda *_: server_context(certificate, server.tls_key),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=CLOSE_GRACE_S,
     )
-
-
-def _tls(server: ServerConfig) -> Callable[[object, object], ssl.SSLContext] | None:
-    """Return a function that creates the TLS context; None if no certificate is configured."""
-    certificate = server.tls_certificate
-    return None if certificate is None else lambda *_: server_context(certificate, server.tls_key)
 
 
 async def _drain(service: LiveService, limit_s: float, stop: StopRequest, reporter: ConsoleReporter) -> None:

@@ -24,7 +24,6 @@ from edgeagent.errors import ConfigError, StoreError
 from edgeagent.types import ChatPrompt, GenerateRequest, JsonObjectFormat, JsonSchemaFormat, Timings
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
     from requests import PreparedRequest, Response, Session
@@ -78,10 +77,8 @@ class Tracer:
         assert meter.finished is not None
         context = self._under(span)
         for name, begin_s, end_s in stages(meter.finished.timings, meter.began_s, meter.ended_s):
-            self._stage(name, context, epoch_s + begin_s, epoch_s + end_s)
-
-    def _stage(self, name: str, context: Context, begin_s: float, end_s: float) -> None:
-        self._tracer.start_span(name, context, start_time=_nanoseconds(begin_s)).end(_nanoseconds(end_s))
+            stage = self._tracer.start_span(name, context, start_time=_nanoseconds(epoch_s + begin_s))
+            stage.end(_nanoseconds(epoch_s + end_s))
 
 
 def stages(timings: Timings, began_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:

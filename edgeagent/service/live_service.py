@@ -88,25 +88,17 @@ class LiveService:
         self.live = LiveRequests()
         self._with_caller = with_caller
         self._trace = trace
-        self._is_draining = False
-        self._ahead: set[str] = set()  # the ids of answers that no client has asked for yet
-        self._num_total = 0
-        self._changing: dict[tuple[str, str], ChangingInstructions] = {}  # by client and model
-
-    @property
-    def num_total(self) -> int:
+        self.is_draining = False
+        """Whether the daemon is stopping, so that new requests are refused."""
+        self.num_total = 0
         """How many generations, embeddings and reranks have been started since the daemon began."""
-        return self._num_total
+        self._ahead: set[str] = set()  # the ids of answers that no client has asked for yet
+        self._changing: dict[tuple[str, str], ChangingInstructions] = {}  # by client and model
 
     @property
     def changing_instructions(self) -> list[ChangingInstructions]:
         """The clients whose instructions have changed more than once, in a way that made the cache useless."""
         return [each for each in self._changing.values() if each.num_requests >= _NUM_CHANGES]
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the daemon is stopping, so that new requests are refused."""
-        return self._is_draining
 
     async def generate(self, request: GenerateRequest, sink: Sink) -> None:
         """Run a request to its end, and put its steps into the sink. If its client's token is revoked, cancel it.
@@ -130,7 +122,7 @@ class LiveService:
         self.live.begin(request.id)
         if request.is_unasked:
             self._ahead.add(request.id)
-        self._num_total += 1
+        self.num_total += 1
         label, target = partial(self._label, request.model), target_of(request, targets)
         meter, code = Meter(label, sink, request, target), ABANDONED
         try:
@@ -170,8 +162,8 @@ class LiveService:
     async def _compute(self, model: str, query: Embed | Rerank) -> QueryAnswer:
         """Answer a query that takes long. It counts as a request; other queries do not, and go to `models.ask`."""
         self._refuse_if_draining()
-        self._num_total += 1
-        request_id = f"embed-{self._num_total}"
+        self.num_total += 1
+        request_id = f"embed-{self.num_total}"
         self.live.begin(request_id)
         try:
             return await unless_revoked(self.models.ask(model, query))
@@ -205,7 +197,7 @@ class LiveService:
 
     def begin_drain(self) -> None:
         """Refuse new requests from now on. Cancel the answers that no client has asked for yet."""
-        self._is_draining = True
+        self.is_draining = True
         for request_id in tuple(self._ahead):
             self.cancel(request_id)
 
@@ -215,7 +207,7 @@ class LiveService:
             self.cancel(request.id)
 
     def _refuse_if_draining(self) -> None:
-        if self._is_draining:
+        if self.is_draining:
             raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
 
     def _label(self, model: str) -> str:

@@ -12,12 +12,11 @@ from contextvars import copy_context
 from edgeagent.credentials.grants import GRANT
 from edgeagent.errors import EdgeAgentError, LocalUnavailable, NotSupported, RequestTimeout
 from edgeagent.service.live_service import LiveService
-from edgeagent.service.service import status_of
+from edgeagent.service.service import info_of
 from edgeagent.types import (
     CachePolicy,
     Embed,
     GenerateRequest,
-    ModelInfo,
     Rerank,
     RouteMode,
     SamplingParams,
@@ -66,35 +65,30 @@ class Probe:
             error = RequestTimeout(f"no token came within {PROBE_TIMEOUT_S:g} s")
         except LocalUnavailable as failure:
             # The probe does not go to a remote, where it costs money. Any ready model is enough, also a remote one.
-            error = None if self._is_a_model_ready() else failure
+            statuses = self._service.models.statuses()
+            error = None if any(status.state is WorkerState.READY for status in statuses) else failure
         except EdgeAgentError as failure:
             error = failure
         valid_s = READY_CACHE_S if error is None else NOT_READY_CACHE_S
         self._valid_until_s = asyncio.get_running_loop().time() + valid_s
         return error
 
-    def _is_a_model_ready(self) -> bool:
-        return any(status.state is WorkerState.READY for status in self._service.models.statuses())
-
     async def _use(self) -> None:
-        model = self._service.models.default()
-        info = self._info(model)
+        models = self._service.models
+        model = models.default()
+        info = info_of(models, model)
         if info is None or info.can_generate:
             try:
                 await self._generate(model)
                 return
             except NotSupported:
-                info = self._info(model)  # known by now, because the model is loaded
+                info = info_of(models, model)  # known by now, because the model is loaded
                 if info is None or info.can_generate:
                     raise
         if info.can_rank:
             await self._service.rank(model, Rerank(_TEXT, (_TEXT,)))
         else:
             await self._service.embed(model, Embed((TextPrompt(_TEXT),)))
-
-    def _info(self, model: str) -> ModelInfo | None:
-        status = status_of(self._service.models, model)
-        return None if status is None else status.info
 
     async def _generate(self, model: str) -> None:
         request = GenerateRequest(

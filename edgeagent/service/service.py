@@ -8,7 +8,7 @@ from typing import Protocol
 from edgeagent.backends.base import Models
 from edgeagent.errors import ModelNotFound, NotSupported, WorkerCrashed
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import GenerateRequest, ModelStatus, PurgeCache, RemoteStatus, Sink, WorkerState
+from edgeagent.types import GenerateRequest, ModelInfo, ModelStatus, PurgeCache, RemoteStatus, Sink, WorkerState
 
 
 class Service(Protocol):
@@ -35,6 +35,12 @@ class Service(Protocol):
 def status_of(models: Models, name: str) -> ModelStatus | None:
     """Return the status of a model; None if it is not served. `name`: the result of `find` or `locate`."""
     return next((status for status in models.statuses() if name in status.names), None)
+
+
+def info_of(models: Models, name: str) -> ModelInfo | None:
+    """Return what is known of a model since it was loaded; None if it is not known. `name`: as in `status_of`."""
+    status = status_of(models, name)
+    return None if status is None else status.info
 
 
 async def purge_memory(service: Service, client: str | None) -> None:

@@ -38,7 +38,7 @@ from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, Forbidden, NotSupported
 from edgeagent.service.inventory import find_known
-from edgeagent.service.service import status_of
+from edgeagent.service.service import info_of
 from edgeagent.types import (
     Delta,
     Finished,
@@ -325,9 +325,8 @@ async def _load_or_unload(request: Request, parsed: OllamaRequest, model: str, r
 
 async def _check_thinking(context: Context, model: str, name: str) -> None:
     """Raise NotSupported if the model does not reason. Its file is read if it is not loaded."""
-    status = status_of(context.service.models, model)
-    if status is not None and status.info is not None:
-        is_supported = status.info.supports_reasoning
+    if (info := info_of(context.service.models, model)) is not None:
+        is_supported = info.supports_reasoning
     else:
         known = await asyncio.to_thread(find_known, context.config, context.service.models.statuses(), model, str)
         is_supported = known.header is None or "thinking" in capabilities(known)

@@ -139,7 +139,7 @@ async def get_status(request: Request) -> JSONResponse:
         "tokens_per_second": round(sum(worker.tokens_per_second for worker in workers), 3),
         "default_model": service.models.default(),
         "token_trouble": context.keys.trouble or None,
-        "response_trouble": context.responses.trouble,
+        "response_trouble": context.responses.store.trouble,
         "answers": None if context.answers is None else answers_report(context.answers),
         "advice": [each.advice for each in service.changing_instructions],
         "models": [report(status) for status in models],

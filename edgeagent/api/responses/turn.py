@@ -46,7 +46,7 @@ from edgeagent.conversation.store import ResponseStore
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.policy import strictest
 from edgeagent.service.live_requests import LiveRequest, LiveRequests
-from edgeagent.service.service import Service, status_of
+from edgeagent.service.service import Service, info_of
 from edgeagent.types import (
     AnswerSoFar,
     ChatPrompt,
@@ -183,8 +183,8 @@ def _defaults(service: Service, model: str) -> SamplingParams:
         name = service.models.find(model)
     except EdgeAgentError:
         return SamplingParams()  # the service will raise the error
-    status = status_of(service.models, name)
-    return status.info.sampling if status is not None and status.info is not None else SamplingParams()
+    info = info_of(service.models, name)
+    return SamplingParams() if info is None else info.sampling
 
 
 async def compare(turn: Turn, store: ResponseStore) -> None:
