@@ -209,8 +209,10 @@ def plan_of(
 ) -> Plan:
     """Return what a service with these settings consists of. `file` is the config file that was named, if any."""
     home = Path.home()
+    is_named = file is not None or os.environ.get(CONFIG_FILE_VARIABLE)
+    config_flag = ("--config", str(config_file(file).absolute())) if is_named else ()
     settings = Settings(
-        command=(*_program(platform), "serve", *_config_flag(file)),
+        command=(*_program(platform), "serve", *config_flag),
         home=home,
         address=_address(config),
         state_dir=config.state_dir,
@@ -258,11 +260,6 @@ def _check_program() -> None:
                 f"{path} is in a home folder, which a service of the system cannot use; "
                 "install edgeagent for all users, e.g. `sudo pipx install --global edgeagent`"
             )
-
-
-def _config_flag(file: Path | None) -> Command:
-    is_named = file is not None or os.environ.get(CONFIG_FILE_VARIABLE)
-    return ("--config", str(config_file(file).absolute())) if is_named else ()
 
 
 def _address(config: Config) -> str:

@@ -42,7 +42,10 @@ def show(
     Takes the flags of `serve`, to see what they would do.
     """
     values = json_values(loaded.config)
-    tables = _tables(loaded)
+    # The options in the file's tables, by full name: `models."MODEL".OPTION`, `tiers.TIER.OPTION`.
+    owners: list[tuple[Section, str]] = [(own, f'models."{model}".') for model, own in loaded.config.models.items()]
+    owners += [(own, f"tiers.{tier}.") for tier, own in loaded.config.tiers.items()]
+    tables = {name: value for own, prefix in owners for name, value in json_values(own, prefix).items()}
     values, sources = values | tables, {**loaded.provenance, **dict.fromkeys(tables, f"file ({loaded.file})")}
     if as_json:
         rows = {name: {"value": values[name], "source": source} for name, source in sources.items()}
@@ -105,13 +108,6 @@ def options_table() -> str:
 def _meaning(option: Option) -> str:
     bounds = option.bounds or ", ".join(option.choices)
     return f"{option.help} ({bounds})" if bounds else option.help
-
-
-def _tables(loaded: LoadedConfig) -> dict[str, Any]:
-    """Return the options in the config file's tables, by full name: `models."MODEL".OPTION`, `tiers.TIER.OPTION`."""
-    tables: list[tuple[Section, str]] = [(own, f'models."{model}".') for model, own in loaded.config.models.items()]
-    tables += [(own, f"tiers.{tier}.") for tier, own in loaded.config.tiers.items()]
-    return {name: value for own, prefix in tables for name, value in json_values(own, prefix).items()}
 
 
 def _text(value: object) -> str:

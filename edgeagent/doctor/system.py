@@ -99,14 +99,10 @@ def _port_state(host: str, number: int, own_port: int | None) -> PortState:
         try:
             listener.bind(address)
         except OSError as error:
-            return _why_not_bound(error)
+            if error.errno == errno.EACCES and sys.platform != "win32":
+                return "not allowed"
+            return "not ours" if error.errno == errno.EADDRNOTAVAIL else "taken"
     return "free"
-
-
-def _why_not_bound(error: OSError) -> PortState:
-    if error.errno == errno.EACCES and sys.platform != "win32":
-        return "not allowed"
-    return "not ours" if error.errno == errno.EADDRNOTAVAIL else "taken"
 
 
 def _is_edgeagent(server: ServerConfig) -> bool:

@@ -53,15 +53,12 @@ class Lingering:
             await self._send(message)
             return
         await self._send({**message, "more_body": True})
+        num_bytes = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
-                await self._read_rest()
+                while not self._is_read and num_bytes < MAX_LINGER_BYTES:
+                    num_bytes += len((await self.receive()).get("body", b""))
         await self._send({"type": "http.response.body", "body": b""})
-
-    async def _read_rest(self) -> None:
-        num_bytes = 0
-        while not self._is_read and num_bytes < MAX_LINGER_BYTES:
-            num_bytes += len((await self.receive()).get("body", b""))
 
 
 WEBSOCKET = "WS"

@@ -222,7 +222,9 @@ class Policy:
 
     async def admit(self, scope: Scope) -> Admission:
         """Return what the rules found in a request, given its ASGI scope. Raise RefusalError if a rule refuses it."""
-        _check_form(scope)
+        # An absolute-form target carries a second host, and servers disagree about which of the two counts.
+        if not scope["path"].startswith("/") or not (scope.get("raw_path") or b"/").startswith(b"/"):
+            raise RefusalError(InvalidRequest("the request target must be a path, such as /v1/models"))
         self._check_host(scope)
         is_own_page = self._is_own_page(scope)
         origin = None if is_own_page else self._check_page(scope)
@@ -282,13 +284,6 @@ def _foreign_page(header: str, value: bytes) -> RefusalError:
     subject = f"the {header} {value[:128].decode('latin-1')!r}"
     advice = _NULL_ADVICE if value == b"null" else "an owner can add it to server.allowed_origins"
     return RefusalError(Forbidden(f"{subject} may not use this daemon; {advice}"), subject=subject)
-
-
-def _check_form(scope: Scope) -> None:
-    # An absolute-form target carries a second host, and servers disagree about which of the two counts.
-    raw_path = scope.get("raw_path") or b"/"
-    if not scope["path"].startswith("/") or not raw_path.startswith(b"/"):
-        raise RefusalError(InvalidRequest("the request target must be a path, such as /v1/models"))
 
 
 def _is_preflight(scope: Scope) -> bool:

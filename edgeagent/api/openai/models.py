@@ -146,19 +146,15 @@ def _model_bodies(status: ModelStatus, context: Context) -> list[Model]:
 
 def _with_adapters(name: str, others: Iterable[str], details: ModelDetails, context: Context) -> list[Model]:
     """Return the entry of a model, then one for each of its adapters. The `parent` of an adapter is the model."""
-    model = _body(name, details, context)
-    adapted: list[Model] = [{**model, "id": other, "parent": name} for other in others]
-    return [model, *adapted]
-
-
-def _body(name: str, details: ModelDetails, context: Context) -> Model:
-    return {
+    model: Model = {
         "id": name,
         "object": "model",
         "created": context.started_unix_s,
         "owned_by": "edgeagent",
         "edgeagent": details,
     }
+    adapted: list[Model] = [{**model, "id": other, "parent": name} for other in others]
+    return [model, *adapted]
 
 
 @routes.add("GET|HEAD /health", None, "daemon", answer=Health, unavailable=NotHealthy)

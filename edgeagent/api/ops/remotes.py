@@ -18,11 +18,11 @@ from edgeagent.api.wire.shape import Json, Reported, Shape, report, shaped
 from edgeagent.credentials.keys import Scope
 from edgeagent.egress import Row
 from edgeagent.egress.rows import folder_of, purge, read_rows
-from edgeagent.egress.spending import Spent
 from edgeagent.errors import ConfigError, InternalError, InvalidRequest
 from edgeagent.remotes import Budget, Remote
 from edgeagent.remotes.check import MAX_NAME_CHARS
 from edgeagent.remotes.keys import KeyFinder
+from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import Checkup, RemoteStatus, RouteMode
 
 routes = Routes()
@@ -164,27 +164,17 @@ def route_report(context: Context) -> RouteReport:
         "mode": remote_access.mode,
         "trouble": remote_access.file.trouble or remote_access.policy.why_local or None,
         "ledger_trouble": remote_access.ledger.trouble or None,
-        "remotes": [
-            _remote(
-                remote,
-                remote_access.policy.why_not(remote),
-                statuses.get(remote.name),
-                remote_access.ledger.spent(remote.name),
-                remote_access.ledger.why_blocked(remote.name, ""),
-            )
-            for remote in remote_access.file.remotes
-        ],
+        "remotes": [_remote(remote, remote_access, statuses.get(remote.name)) for remote in remote_access.file.remotes],
     }
 
 
-def _remote(
-    remote: Remote, why_not: str, status: RemoteStatus | None, spent: Spent, budget_trouble: str | None
-) -> RemoteReport:
+def _remote(remote: Remote, remote_access: RemoteAccess, status: RemoteStatus | None) -> RemoteReport:
     # Just after the owner's file changed, `status` may still be that of the remote's earlier endpoints. Settings are
     # taken from the file.
     known = {} if status is None else {endpoint.url: shaped(EndpointReport, endpoint) for endpoint in status.endpoints}
     used = status if any(endpoint.url in known for endpoint in remote.endpoints) else None
-    trouble = why_not or (used.trouble if used is not None else "")
+    trouble = remote_access.policy.why_not(remote) or (used.trouble if used is not None else "")
+    spent = remote_access.ledger.spent(remote.name)
     return {
         "name": remote.name,
         "trouble": trouble or None,
@@ -193,7 +183,7 @@ def _remote(
         "num_tokens_today": spent.num_tokens,
         "money_today": round(spent.money, 9),
         "budget": report(remote.budget),
-        "budget_trouble": budget_trouble,
+        "budget_trouble": remote_access.ledger.why_blocked(remote.name, ""),
         "endpoints": [
             {**known[endpoint.url], "region": endpoint.region}
             if endpoint.url in known

@@ -348,7 +348,10 @@ class Drive(AnswerWriter, Sink):
             self._last = self._events.fail(error)
         elif self._delivery_time.num:
             set_delivery(self._last[-1], self._delivery_time.mean_ms)
-        await _keep(self._live.turn, self._context)
+        turn = self._live.turn
+        summarize_early(turn, self._context)
+        # A response that has not failed can then be continued, unless a request in its chain forbids storage.
+        await self._context.responses.store.add(turn.stored(), turn.events.to_store())
         return _written(self._last) + DONE
 
     def close(self) -> None:
@@ -374,12 +377,3 @@ async def drive(live: LiveTurn, context: Context) -> None:
             await drive.end()
     finally:
         drive.close()
-
-
-async def _keep(turn: Turn, context: Context) -> None:
-    """Store the response of a turn that is over, if no request in its chain of responses forbids it.
-
-    Afterwards a response that has not failed can be continued, also after a restart if responses are in a file.
-    """
-    summarize_early(turn, context)
-    await context.responses.store.add(turn.stored(), turn.events.to_store())

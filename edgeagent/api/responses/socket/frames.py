@@ -64,18 +64,15 @@ def read_frame(text: str) -> Frame:
     if fields.get("type") != "response.create":
         return OtherFrame(fields)
     keep_if_local(fields)
-    return CreateFrame(_read_create(fields), fields.get("stream_id"), "stream_id" in fields, len(text.encode()))
-
-
-def _read_create(fields: Json) -> ResponseCreate | RefusedFrame:
     # `stream` has no effect on a WebSocket. Some clients send it always, and none may be refused for it.
-    fields = {name: value for name, value in fields.items() if name != "stream"}
+    fields.pop("stream", None)
+    read: ResponseCreate | RefusedFrame
     try:
-        create = read_create(fields)
-        if create.body.background:
+        read = read_create(fields)
+        if read.body.background:
             # The response would end with the connection, and the client relies on the opposite.
             message = "background is not supported on a WebSocket; send it with POST /v1/responses"
             raise NotSupported(message, param="background")
-        return create
     except EdgeAgentError as error:
-        return RefusedFrame(error, fields.get("previous_response_id"))
+        read = RefusedFrame(error, fields.get("previous_response_id"))
+    return CreateFrame(read, fields.get("stream_id"), "stream_id" in fields, len(text.encode()))

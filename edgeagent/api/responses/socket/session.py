@@ -34,7 +34,7 @@ from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.generation import is_wait
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, MissingIds, StoredResponse, StoreResult
-from edgeagent.conversation.items import Item
+from edgeagent.conversation.items import CallItem, Item
 from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.service import Service
@@ -571,7 +571,7 @@ class Session:
         3. Otherwise a successor answers them, before other creates on the lane.
         """
         steers = tuple(live.steers)
-        calls = steering.unanswered(live.turn.events.items)
+        calls = [item for item in live.turn.events.items if isinstance(item, CallItem)]
         if live.is_cancelled or live.turn.events.response["status"] == "failed":
             refusal = SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' ended without a successor")
             self._return_steers(live.lane, steers, refusal)

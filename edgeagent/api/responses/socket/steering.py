@@ -98,11 +98,6 @@ def _echo(steer: Steer) -> SteerEcho:
     return {"id": steer.id, "previous_response_id": steer.previous_id}
 
 
-def unanswered(items: Sequence[Item]) -> list[CallItem]:
-    """Return the tool calls among a response's output items. The client must send their results."""
-    return [item for item in items if isinstance(item, CallItem)]
-
-
 def _shown(raw: object) -> object:
     """Return an input in the form that a refusal sends back. Any value but a string or a list becomes "".
 
