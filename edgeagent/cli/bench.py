@@ -154,8 +154,10 @@ def bench(
 ) -> None:
     """Measure a server, or two in alternation, and print the report. The egress ledger has a row for each URL."""
     import asyncio
+    import json
 
     from edgeagent.bench.measure import Run
+    from edgeagent.bench.report import as_object, tables
     from edgeagent.bench.scenarios import SCENARIOS, Workload
     from edgeagent.client import Address
     from edgeagent.egress import BENCH
@@ -178,10 +180,8 @@ def bench(
         run = Run(servers, chosen, workload, rounds, secrets.randbelow(1 << 31) if seed is None else seed)
         facts = facts_of(servers[0], workload) if save else {}
         is_interrupted = _run_measurement(runner, run, show)
-    _print(run, as_json=as_json)
+    typer.echo(json.dumps(as_object(run), indent=1) if as_json else wrapped(tables(run, aligned)))
     if save:
-        from edgeagent.bench.report import as_object
-
         number = saved_runs(settings_of(state_dir, config).state_dir).save(save, facts, as_object(run))
         typer.echo(f"Saved as run {number}, {save!r}.", err=True)
     if is_interrupted:
@@ -339,11 +339,3 @@ def _address(
     with temporary_daemon(flags, lambda text: show(text, 0, 0), owner=settings.state_dir) as address:
         # The daemon serves only this model, and gives a model file a name of its own, so no name is requested.
         yield address, None
-
-
-def _print(run: Run, *, as_json: bool) -> None:
-    import json
-
-    from edgeagent.bench.report import as_object, tables
-
-    typer.echo(json.dumps(as_object(run), indent=1) if as_json else wrapped(tables(run, aligned)))

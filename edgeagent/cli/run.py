@@ -197,7 +197,11 @@ def run(
                 print(f"{name or model or settings.model} at {address.url}. /help lists the commands.")  # noqa: T201
                 chat.repl(make_reader(None if is_forgotten else settings.state_dir / HISTORY_FILE))
             else:
-                _answer(chat, question, files, as_json=as_json)
+                answer = chat.answer(question, None if as_json else sys.stdout, files)
+                if as_json:
+                    print_json(_answer_body(answer))
+                if answer.status == "cancelled":
+                    raise typer.Exit(130)
         finally:
             runner.run(client.close())
 
@@ -212,14 +216,6 @@ def _model_and_question(arguments: list[str], prompt: str | None, settings: Conf
         library = Library.of(settings)
         check_model(model, question, _served_here(settings) | library.short_names(), library.means_a_model)
     return None if model == DEFAULT_MODEL else model, _question(prompt, question, settings.server.max_frame_bytes)
-
-
-def _answer(chat: Chat, question: str, files: Sequence[Path], *, as_json: bool) -> None:
-    answer = chat.answer(question, None if as_json else sys.stdout, files)
-    if as_json:
-        print_json(_answer_body(answer))
-    if answer.status == "cancelled":
-        raise typer.Exit(130)
 
 
 def _served_here(settings: Config) -> set[str]:

@@ -66,8 +66,12 @@ def install(
     plan = plan_of(settings, config, is_system=system, is_preloaded=preload)
     if not settings.server.port:
         raise ConfigError("server.port is 0, and a service needs a fixed port: `edgeagent config set server.port 8127`")
+    packaged = _packaged(plan)
     if dry_run:
-        _show(plan)
+        for path, text in plan.files.items():
+            typer.echo(f"# {packaged[path]} is used\n" if path in packaged else f"# {path}\n{text}")
+        for command in plan.start:
+            typer.echo(shlex.join(command))
         return
     _check_reachable(plan, is_system=system)
     if system:
@@ -78,7 +82,6 @@ def install(
             f"a daemon that is not this service uses {settings.state_dir} ({process_text(running.pid)}); "
             "run `edgeagent stop`, then install"
         )
-    packaged = _packaged(plan)
     changed = {
         path: content for path, content in plan.contents.items() if _content(path) != content and path not in packaged
     }
@@ -299,14 +302,6 @@ def _user(platform: str) -> str:
     if platform == "win32":
         return "\\".join(filter(None, (os.environ.get("USERDOMAIN"), getpass.getuser())))
     return str(os.getuid()) if sys.platform != "win32" else ""
-
-
-def _show(plan: Plan) -> None:
-    packaged = _packaged(plan)
-    for path, text in plan.files.items():
-        typer.echo(f"# {packaged[path]} is used\n" if path in packaged else f"# {path}\n{text}")
-    for command in plan.start:
-        typer.echo(shlex.join(command))
 
 
 def _outcome(plan: Plan, config: Config, *, is_preloaded: bool) -> str:

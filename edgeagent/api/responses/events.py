@@ -206,7 +206,8 @@ class ResponseEvents:
                 case Compacting(item_id):
                     self._open_item(OpenCompaction, item_id)
                 case Compacted(item):
-                    self._compaction().content = item.content
+                    assert isinstance(self._open, OpenCompaction), "no compaction is open"
+                    self._open.content = item.content
                     self._close_item("completed")
                 case Started(num_dropped_items=num_dropped, placement=placement):
                     self.started = self.started or delta
@@ -317,10 +318,6 @@ class ResponseEvents:
         call = self._open
         assert isinstance(call, OpenCall) and call.call_index == index, f"arguments for call {index}, which is not open"
         return call
-
-    def _compaction(self) -> OpenCompaction:
-        assert isinstance(self._open, OpenCompaction), "no compaction is open"
-        return self._open
 
     def _close_item(self, status: ItemStatus) -> None:
         if self._open is not None:

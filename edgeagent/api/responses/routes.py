@@ -114,16 +114,6 @@ def follow(live: LiveTurn, after: int) -> Response:
     return sse.EventStream(_follow(live, after))
 
 
-def stream_finished(response: ResponseBody, after: int) -> Response:
-    """Stream a finished response's events with a number greater than `after` (-1: all).
-
-    Raise InvalidRequest if it is not a background response, or if `after` is greater than its last event's number.
-    """
-    state = ResponseState(response, response["output"])
-    _check(state, after)
-    return sse.EventStream(_replay(state, after))
-
-
 async def _follow(live: LiveTurn, after: int) -> AsyncGenerator[bytes, None]:
     """Yield the events until the response is over, or until the follower's token is revoked.
 
@@ -282,7 +272,12 @@ async def get_response(request: Request) -> Response:
     if live is not None:
         return JSONResponse(live.turn.events.so_far()) if after is None else follow(live, after)
     body = await _stored(request, response_id)
-    return Response(body, media_type=_JSON) if after is None else stream_finished(from_json(body), after)
+    if after is None:
+        return Response(body, media_type=_JSON)
+    response: ResponseBody = from_json(body)
+    state = ResponseState(response, response["output"])
+    _check(state, after)
+    return sse.EventStream(_replay(state, after))
 
 
 def _starting_after(request: Request) -> int | None:

@@ -48,7 +48,6 @@ from edgeagent.api.responses.turn import compare, run_turn, summarize_early
 from edgeagent.api.wire.body import read_with_images, warnings_for
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.route import Routes
-from edgeagent.api.wire.shape import Json
 from edgeagent.api.wire.sse import SEND_KEY
 from edgeagent.conversation.history import StoreResult
 from edgeagent.credentials.grants import until_revoked
@@ -284,14 +283,16 @@ class Connection:
             set_delivery(entry.event, live.delivery_time.mean_ms)
 
     def _sent(self, entry: Send) -> None:
-        """Measure an event's delivery time. Count the outcome if the event is terminal or an error."""
+        """Measure an event's delivery time. If it is terminal or an error, count its status: HTTP's for an error."""
         if live := self._requests.get(entry.request_id):
             if entry.is_terminal:
                 self._settle(live)
             else:
                 live.delivery_time.add(entry.at_s)
         if entry.is_terminal or entry.event["type"] == "error":
-            self._count(entry.event)
+            event = entry.event
+            outcome = str(event["status"]) if event["type"] == "error" else event["response"]["status"]
+            metrics.requests_total.labels(self._websocket.scope["path"], WEBSOCKET, outcome).inc()
 
     def _release_all(self) -> None:
         """Release all requests. Their tasks have already ended."""
@@ -300,11 +301,6 @@ class Connection:
                 self._release(live)
         for each in list(self._requests.values()):
             self._settle(each)
-
-    def _count(self, event: Json) -> None:
-        """Count a `response.create` that has ended, by the status of its response or the HTTP status of its error."""
-        outcome = str(event["status"]) if event["type"] == "error" else event["response"]["status"]
-        metrics.requests_total.labels(self._websocket.scope["path"], WEBSOCKET, outcome).inc()
 
     def _register(self, live: LaneTurn) -> None:
         """Register a request, so that a stopping daemon waits until its terminal event is written."""
