@@ -27,7 +27,6 @@ import sys
 _NEW_OBJECTS = 700  # Python's own default
 _YOUNG_COLLECTIONS = 3  # until the middle generation is collected
 _MIDDLE_COLLECTIONS = 100  # until a full collection; cycles are rare here, and reference counting frees all else
-_SWITCH_INTERVAL_S = 0.0005
 _SLICE_NS = 100_000  # the shortest that Linux grants
 _ARENA_MAX = -8  # M_ARENA_MAX of mallopt
 _RESET_ON_FORK = 1  # SCHED_FLAG_RESET_ON_FORK: a worker's computing threads keep the usual slice
@@ -67,7 +66,7 @@ def switch_threads_often() -> None:
 
     Measured with another thread that computes all the time: a step of 12.6 ms takes 24 ms instead of 40 ms.
     """
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(0.0005)
 
 
 def share_one_arena() -> None:

@@ -33,7 +33,6 @@ _LOOPBACKS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S10
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 # Process start times are read from clocks with a granularity of 10 ms.
 _START_TOLERANCE_S = 1.0
-_MAX_FILE_BYTES = 1 << 16
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -164,7 +163,7 @@ def _write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-def read_private(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> bytes | None:
+def read_private(path: Path, max_bytes: int = 1 << 16) -> bytes | None:
     """Return the first `max_bytes` bytes of a private file; None if there is no file.
 
     Raise ConfigError if the file cannot be read, is not a regular file, or could have been read or written by other

@@ -27,7 +27,6 @@ SIMILAR_FILE = "similar.sqlite3"
 
 RETRY_S = 1.0
 _LOCK_TIMEOUT_S = 10.0
-_LOCK_POLL_S = 0.01
 
 T = TypeVar("T")
 
@@ -206,7 +205,7 @@ def changing(lock: Path, command: str) -> Iterator[None]:
         while not try_lock(descriptor):
             if time.monotonic() > give_up_at_s:
                 raise ConfigError(f"another `{command}` has held {lock} for {_LOCK_TIMEOUT_S:g} s; try again")
-            time.sleep(_LOCK_POLL_S)
+            time.sleep(0.01)
         yield
     finally:
         os.close(descriptor)

@@ -21,6 +21,7 @@ from edgeagent.api.gate.body_limit import BodyLimit, InFlight
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.security import Policy, Security
 from edgeagent.api.routes import DOCUMENTS, NEEDS, PATHS, ROUTERS, ROUTES
+from edgeagent.api.wire.body import LIKENESS
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_answer, http_status
 from edgeagent.config import Config
 from edgeagent.credentials.grants import Grants
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from edgeagent.answers.answers import Answers
     from edgeagent.backends.remote.image_fetcher import ImageFetcher
 
-# A path is suggested if it is at least this similar: /v1/chat/completions for /chat/completion.
-_LIKENESS = 0.75
 _PLACES = "/v1/models, /v1/responses, /v1/chat/completions, /v1/messages"
 
 # FastAPI's telemetry would record the texts of exceptions. Environment variables can make it export them.
@@ -183,6 +182,6 @@ def _nearest(path: str) -> str:
         return f"the base URL ends in /v1 already, and the client adds it too: without one of them it is {path[3:256]}"
     is_ollama = path.startswith(OLLAMA_PREFIX)
     known = [each for each in NEEDS if "{" not in each and (not is_ollama or each.startswith(OLLAMA_PREFIX))]
-    if near := difflib.get_close_matches(path[:64], known, 1, _LIKENESS):
+    if near := difflib.get_close_matches(path[:64], known, 1, LIKENESS):
         return f"did you mean {near[0]}?"
     return f"see {'/api/chat, /api/generate, /api/tags' if is_ollama else _PLACES}"

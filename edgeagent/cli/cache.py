@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeagent import cache_folder
-from edgeagent.cli.answers import answers_app
+from edgeagent.cli.answers import WARM_TIMEOUT_S, answers_app
 from edgeagent.cli.display import duration, print_json, size_text, table, tell, wrapped
 from edgeagent.cli.link import ask, daemon_of
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
@@ -24,8 +24,6 @@ from edgeagent.runtime_file import find_daemon
 
 cache_app = typer.Typer(rich_markup_mode=None)
 cache_app.add_typer(answers_app, name="answers")
-
-WARM_TIMEOUT_S = 600.0
 
 Client = Annotated[
     str | None,

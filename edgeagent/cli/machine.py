@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from edgeagent.runtime_file import Runtime
 
 
-READY_TIMEOUT_S = 15.0
 _NAME_WIDTH = 13
 
 
@@ -55,7 +54,7 @@ def doctor(
 def _why_not_ready(daemon: Runtime) -> str | None:
     """Return why a daemon cannot generate tokens; None if it can."""
     try:
-        ask(address_of(daemon), "/ready", timeout_s=READY_TIMEOUT_S)
+        ask(address_of(daemon), "/ready", timeout_s=15.0)
     except EdgeAgentError as error:
         return error.message
     return None

@@ -316,9 +316,6 @@ def _tilde(path: Path) -> str:
     return f"~/{path.relative_to(home).as_posix()}" if path.is_relative_to(home) else str(path)
 
 
-_NUM_SUGGESTIONS = 3
-
-
 def fit(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="The model.", autocompletion=model_names)],
     ram: Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="Memory, e.g. 16G. [default: free]")] = None,
@@ -467,7 +464,7 @@ def _suggestions(plan: RunPlan) -> list[str]:
         if entry.kind == "chat" and entry.approximate_gb and entry.approximate_gb <= room_gb
     ]
     largest = sorted(entries, key=lambda entry: entry.approximate_gb or 0.0, reverse=True)
-    return [entry.name for entry in largest[:_NUM_SUGGESTIONS]]
+    return [entry.name for entry in largest[:3]]
 
 
 def _fit_record(

@@ -14,8 +14,6 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
-LINE_STEP_PERCENT = 10
-
 Show = Callable[[str, int, int], None]
 """Shows a stage, how much of it is done, and how much there is in all; 0 if that is not known."""
 Unit = Literal["bytes", "tensors", "rounds", "seconds", "questions"]
@@ -78,7 +76,7 @@ def _show_in_lines(unit: Unit) -> Show:
     def show(stage: str, done: int, total: int) -> None:
         nonlocal printed
         percent = 100 * done // max(total, 1)
-        step = 0 if unit in ("rounds", "seconds") else percent // LINE_STEP_PERCENT
+        step = 0 if unit in ("rounds", "seconds") else percent // 10
         line = (stage if total else stage.rstrip("0123456789%"), step)
         if line != printed:
             printed = line

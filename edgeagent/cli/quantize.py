@@ -19,11 +19,11 @@ from edgeagent.cli.completion import model_names
 from edgeagent.cli.display import complain, size_text
 from edgeagent.cli.options import AsJsonLines, ConfigFile, ModelsDir, StateDir, settings_of
 from edgeagent.cli.progress import Show, progress
+from edgeagent.config import MAX_THREADS
 
 if TYPE_CHECKING:
     from edgeagent.quantize import QuantizePlan
 
-MAX_THREADS = 512
 TYPE_HELP = (
     "F32, BF16, F16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS, MXFP4_MOE, "
     "Q3_K_L, Q3_K_M, Q3_K_S, IQ3_M, IQ3_S or Q2_K, from good to small."

@@ -13,8 +13,6 @@ import typer
 from edgeagent.cli.options import with_declared_options
 from edgeagent.config_sources import LoadedConfig
 
-STDIN = 0
-
 
 def _serve(
     loaded: LoadedConfig,
@@ -46,7 +44,7 @@ def _stop_at_end_of_input() -> None:
     That happens when the parent process ends, even if it was killed.
     """
     # Do not use sys.stdin: a waiting thread would hold its lock, which makes the interpreter abort at exit.
-    while os.read(STDIN, 4096):
+    while os.read(0, 4096):
         pass
     if os.name == "nt":
         signal.raise_signal(signal.SIGTERM)  # on Windows os.kill would end the process without calling the handler

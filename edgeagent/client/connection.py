@@ -33,7 +33,6 @@ from edgeagent.errors import (
     Unauthorized,
 )
 
-OPEN_TIMEOUT_S = 10.0
 # Close codes of RFC 6455 (7.4.1) and the IANA registry for protocol and policy errors, which a retry would repeat.
 FINAL_CLOSE_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 1010})
 
@@ -296,7 +295,7 @@ async def _open(address: Address) -> ClientConnection:
         return await open_websocket(
             address.websocket_url,
             additional_headers=headers,
-            open_timeout=OPEN_TIMEOUT_S,
+            open_timeout=10.0,
             compression=None,
             max_size=None,
             ssl=address.tls(),

@@ -42,7 +42,6 @@ from edgeagent.types import (
     replace,
 )
 
-MAX_SUMMARY_TOKENS = 1024
 INSTRUCTION = (
     "Summarize our conversation so far, so that it can go on from your summary alone: what I asked and want, what was "
     "found and decided, names, numbers and results of tools. Write the summary and nothing else."
@@ -117,7 +116,7 @@ async def _summarize(
         model=template.model,
         prompt=ChatPrompt((*messages, Message("user", INSTRUCTION)), media=media),
         sampling=SamplingParams(temperature=0.0),
-        max_tokens=MAX_SUMMARY_TOKENS,
+        max_tokens=1024,
         tier=template.tier,
         cache=template.cache,
         is_ahead=template.is_ahead,

@@ -81,7 +81,6 @@ WITH RECURSIVE branches (id) AS (
 SELECT r.id, r.segment, s.num_input, r.body FROM branches b JOIN responses r ON r.id = b.id
 JOIN segments s ON s.id = r.segment WHERE r.partition = ?2 ORDER BY r.rowid
 """
-_MAX_TITLE_CHARS = 120
 # A client may send the same item again with each request. The newest copies decide where the item may be sent.
 _COPIES = """
 SELECT i.segment FROM items i JOIN responses r ON r.segment = i.segment
@@ -248,7 +247,7 @@ class ResponseDatabase(SqliteDatabase):
             said = (item for item in items if isinstance(item, MessageItem) and item.role == "user")
             first = next(said, MessageItem("", "user", ""))
             text = first.text if first.text.strip() or not first.media else f"[{first.media[0][1].kind}]"
-            self._titles[segment] = " ".join(text[:_MAX_TITLE_CHARS].split())
+            self._titles[segment] = " ".join(text[:120].split())
         return self._titles[segment]
 
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:

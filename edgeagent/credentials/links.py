@@ -17,7 +17,6 @@ from edgeagent.credentials.keys import digest
 LIFE_S = 300.0
 """How long a link can be used."""
 MAX_LINKS = 16
-_SECRET_BYTES = 32
 
 T = TypeVar("T")
 
@@ -38,7 +37,7 @@ class Links(Generic[T]):
 
     def add(self, given: T) -> str:
         """Return the secret of a new link, whose use gives `given`."""
-        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        secret = secrets.token_urlsafe(32)
         link = _Link(digest(secret.encode()), given, self._clock() + LIFE_S)
         self._links = [*self._links, link][-MAX_LINKS:]
         return secret

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from edgeagent.config import Config
     from edgeagent.service.live_service import Trace
 
-WATCH_LOADING_S = 0.05
 WATCH_S = 1.0
-WATCH_STOP_S = 0.05
+WATCH_CLOSELY_S = 0.05  # while a model loads, or the service stops
 # How long the daemon waits for its workers to end after a second signal. A worker that takes longer ends by itself when
 # the daemon has ended, because its pipe closes.
 FORCED_STOP_S = 0.5
@@ -188,7 +187,7 @@ async def _end(service: StartableService, stop: StopRequest) -> None:
     """Stop the service. After a second signal, wait only FORCED_STOP_S longer."""
     ending = asyncio.create_task(service.stop())
     while not ending.done() and not stop.is_forced:
-        await asyncio.wait({ending}, timeout=WATCH_STOP_S)
+        await asyncio.wait({ending}, timeout=WATCH_CLOSELY_S)
     with suppress(TimeoutError):
         await asyncio.wait_for(ending, FORCED_STOP_S)
 
@@ -328,7 +327,7 @@ async def _watch(service: StartableService, reporter: ConsoleReporter, stop: Sto
                 if not (stop.is_requested and model.state is WorkerState.STARTING):
                     _report_state(model, reporter, is_state_change=before is None or before.state is not model.state)
         is_loading = any(model.state is WorkerState.STARTING for model in models)
-        await asyncio.sleep(WATCH_LOADING_S if is_loading or not models else WATCH_S)
+        await asyncio.sleep(WATCH_CLOSELY_S if is_loading or not models else WATCH_S)
 
 
 def _check_usable(models: Sequence[ModelStatus]) -> None:

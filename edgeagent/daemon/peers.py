@@ -38,7 +38,6 @@ _ID_BYTES = 48
 # The kernel reports this uid for all users of other user namespaces, so it identifies none of them.
 _OVERFLOW_UIDS = (65534, 2**32 - 1)
 _PROC_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
-_NUM_REMEMBERED = 8
 
 SocketAddress = tuple[str, int]
 
@@ -170,7 +169,7 @@ def _in_hex(address: str, port: int, *, mapped: bool) -> str:
 
 
 # Programs connect repeatedly, so the processes that were found last are checked first.
-_remembered: deque[int] = deque(maxlen=_NUM_REMEMBERED)
+_remembered: deque[int] = deque(maxlen=8)
 
 
 def _user_from_psutil(client: SocketAddress, server: SocketAddress) -> User:

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     from edgeagent.daemon.console import ConsoleReporter
     from edgeagent.daemon.lifecycle import StopRequest
 
-KEEP_ALIVE_S = 30
 TLS_TIMEOUT_S = 10.0
 PING_S = 20.0
 # How long cancelled requests may take to reach their terminal events. Writing these events may take as long again.
 CANCEL_GRACE_S = 2.0
 # The same limit after a second signal. A cancel takes milliseconds unless the worker hangs.
 FORCED_CANCEL_GRACE_S = 0.25
-CLOSE_GRACE_S = 2
 POLL_S = 0.05
 # An idle daemon should rarely wake. At each tick, uvicorn renews the Date of its answers.
 TICK_S = 1.0
@@ -73,8 +71,8 @@ def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -
         proxy_headers=False,
         server_header=False,
         ssl_context_factory=None if certificate is None else lambda *_: server_context(certificate, server.tls_key),
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=CLOSE_GRACE_S,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
     )
 
 

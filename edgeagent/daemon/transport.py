@@ -22,6 +22,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from edgeagent import metrics
 from edgeagent.api.gate.access import PEER_KEY
 from edgeagent.api.gate.body_limit import InFlight
+from edgeagent.api.responses.socket.outbox import GOING_AWAY, TRY_AGAIN_LATER
 from edgeagent.api.wire.sse import SEND_KEY
 from edgeagent.credentials.keys import OWNER
 from edgeagent.daemon.listeners import is_other_user
@@ -72,10 +73,8 @@ MAX_FRAGMENTS = 16_384
 # After a connection has failed, its client's data is read and dropped for this long. An immediate close would reset the
 # connection, and the close frame with the reason might be lost.
 LINGER_S = 1.0
-GOING_AWAY = 1001
 # For too many fragments. The library uses it too, with a reason of its own, for a message that is too large.
 TOO_BIG = 1009
-TRY_AGAIN_LATER = 1013
 
 REFUSALS: dict[HTTPStatus, tuple[str, str]] = {
     HTTPStatus.BAD_REQUEST: (

@@ -22,7 +22,6 @@ PORTABLE = "+portable"
 """The version of the portable engine ends with this. The other part is the version of the bindings and the plug-ins."""
 # The names of plug-ins, and of the ggml back end in each.
 PLUG_INS = {"cuda12": "CUDA", "cuda13": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan"}
-_NUM_LINES = 3
 
 
 def plug_in_for(gpu: GpuVendor, tools: Tools) -> str:
@@ -103,5 +102,5 @@ def install(name: str, source: str, state_dir: Path) -> None:
         is_ours, is_page = name.startswith("edgeagent-engine-"), "://" in source
         remedy = "" if is_ours or is_page else f"; fetch it: pip download --dest {shlex.quote(source)} '{name}'"
         raise EdgeAgentError(f"{source} has no {name} that fits this machine ({machine}){remedy}")
-    said = " ".join(done.stderr.strip().splitlines()[-_NUM_LINES:])
+    said = " ".join(done.stderr.strip().splitlines()[-3:])
     raise EdgeAgentError(f"pip could not install {command[-1]}: {said or f'status {done.returncode}'}")

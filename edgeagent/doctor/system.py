@@ -166,8 +166,6 @@ def _size_of(folder: Path) -> int:
     return num_bytes
 
 
-_PROGRAM_TIMEOUT_S = 5.0
-_LOAD_S = 0.25
 # PCI vendor ids.
 _VENDORS: dict[str, GpuVendor] = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _CPU_ROWS = ("flags", "Features", "isa")
@@ -187,7 +185,7 @@ def read_memory() -> Memory:
 def read_cpus() -> Cpus:
     """Return how many CPUs this process may use, and how many of them are busy. This takes a quarter of a second."""
     usable = usable_cpus()
-    shares = psutil.cpu_percent(_LOAD_S, percpu=True)
+    shares = psutil.cpu_percent(0.25, percpu=True)
     # CPUs that are switched off are not listed. Their numbers are unknown then, so all others count.
     counted = [shares[cpu] for cpu in usable] if max(usable) < len(shares) else shares
     return Cpus(len(usable), sum(counted) / 100)
@@ -280,7 +278,7 @@ def _read_all(paths: Iterable[Path]) -> list[str]:
 
 def _output(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5.0)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

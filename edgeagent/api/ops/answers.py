@@ -32,7 +32,6 @@ from edgeagent.types import AnswerPolicy, GenerateRequest, replace
 if TYPE_CHECKING:
     from edgeagent.answers.answers import Answers
 
-MAX_LISTED = 1000
 _OFF = "the answer cache is off: set exact = true in [answers] of config.toml"
 
 routes = Routes()
@@ -51,7 +50,7 @@ class ListBody(AnswersBody):
 
     model_config = ConfigDict(strict=False)  # values of a query are texts
 
-    limit: Annotated[int, Field(ge=1, le=MAX_LISTED)] = 100
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
     offset: Annotated[int, Field(ge=0)] = 0
     whole: bool = False
 

@@ -23,6 +23,7 @@ from edgeagent.api.wire import sse
 from edgeagent.api.wire.body import OwnerBody, read_body, validate
 from edgeagent.api.wire.fields import EdgeagentBody, ModelName, Name
 from edgeagent.api.wire.generation import (
+    MIN_LOGPROB,
     DeliveryTime,
     LlamaTimings,
     ResponseUsage,
@@ -51,11 +52,8 @@ from edgeagent.types import (
 )
 
 MIN_CHOICES, MAX_CHOICES = 2, 256
-MAX_CHOICE_CHARS = 300
-# JSON has no -inf, which a token that a model cannot write may have.
-_MIN_LOGPROB = -9999.0
 
-ChoiceText = Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]
+ChoiceText = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 class Choice(OwnerBody):
@@ -261,7 +259,7 @@ def probabilities_of(logprobs: Sequence[float], empty: Sequence[float] | None = 
     """
     scores = list(logprobs)
     for index, before in enumerate(empty or ()):
-        if logprobs[index] > _MIN_LOGPROB:  # what the model can never write is not likely because of that
+        if logprobs[index] > MIN_LOGPROB:  # what the model can never write is not likely because of that
             scores[index] -= before
     weights = [math.exp(score - max(scores)) for score in scores]
     return [weight / math.fsum(weights) for weight in weights]
@@ -269,7 +267,7 @@ def probabilities_of(logprobs: Sequence[float], empty: Sequence[float] | None = 
 
 def _chosen(request: GenerateRequest, named: Sequence[tuple[str, str]], scored: Sequence[_Scored]) -> Chosen:
     found = [each.scores for each in scored if each.scores is not None]
-    logprobs = [[max(logprob, _MIN_LOGPROB) for logprob in scores.logprobs] for scores in found]
+    logprobs = [[max(logprob, MIN_LOGPROB) for logprob in scores.logprobs] for scores in found]
     empty = logprobs[1] if len(logprobs) > 1 else None
     chances = [
         Chance(id=choice_id, text=text, probability=probability, logprob=logprob)

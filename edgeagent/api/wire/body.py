@@ -434,8 +434,8 @@ LOG_EVERY_S = 60.0
 MAX_NAMED = 5
 MAX_SHOWN_NAME_CHARS = 64
 MAX_COMPARED = 64
-# A known name is suggested if it is at least this similar: `max_tokens` for `max_token`, nothing for `max_length`.
-_LIKENESS = 0.75
+LIKENESS = 0.75
+"""A known name or path is suggested if it is at least this similar: `max_tokens` for `max_token`, not `max_length`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,6 +528,6 @@ def _about_unknown(unknown: list[tuple[str, str, frozenset[str]]]) -> FieldWarni
 
 
 def _meant(prefix: str, name: str, known: Set[str]) -> str:
-    close = difflib.get_close_matches(name[:MAX_SHOWN_NAME_CHARS], sorted(known), 1, _LIKENESS)
+    close = difflib.get_close_matches(name[:MAX_SHOWN_NAME_CHARS], sorted(known), 1, LIKENESS)
     close = close or [each for each in sorted(known) if each.startswith(f"{name}_")]  # without its unit
     return prefix + close[0] if close else ""

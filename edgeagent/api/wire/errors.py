@@ -39,7 +39,6 @@ ANTHROPIC_PREFIX = "/v1/messages"
 _OLLAMA_BUSY = "server busy, please try again.  maximum pending requests exceeded"
 # openai clients ignore Retry-After over 120 s and then give up altogether.
 MAX_RETRY_AFTER_S = 120.0
-DEFAULT_RETRY_AFTER_S = 1.0
 EXPECTED_HEADER = "x-edgeagent-expected-ms"
 """The header with the predicted milliseconds to the first token."""
 
@@ -289,7 +288,7 @@ def error_headers(error: EdgeAgentError) -> dict[str, str]:
         headers["x-should-retry"] = "true" if form.retry else "false"
     delay_s = error.retry_after_s
     if delay_s is None and form.may_pass:
-        delay_s = DEFAULT_RETRY_AFTER_S
+        delay_s = 1.0
     if delay_s is not None:
         delay_s = min(max(delay_s, 0.001), MAX_RETRY_AFTER_S)
         headers["retry-after"] = str(math.ceil(delay_s))

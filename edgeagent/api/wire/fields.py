@@ -26,12 +26,12 @@ from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Notice, Settings, b
 from edgeagent.api.wire.media import MEDIA_TAGS, ReadFile, ReadImage, ReadSound, Said, is_enclosed, medium_of, said_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS, TierName
+from edgeagent.config import MAX_INT32 as MAX_INT32
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.policy import strictest
 from edgeagent.types import AnswerPolicy, Media, Role, RouteMode, SamplingParams, Tool, ToolChoice
 from edgeagent.units import seconds_of
 
-MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512

@@ -322,8 +322,8 @@ class DeliveryTime:
         return 1000.0 * self.total_s / max(self.num, 1)
 
 
-# JSON has no -inf. OpenAI writes this number for a token with probability 0.
-_MIN_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
+"""JSON has no -inf. OpenAI writes this number for a token with probability 0."""
 
 
 class Rival(Shape):
@@ -391,7 +391,7 @@ def _llama_body(token: TokenLogprob) -> LlamaRival:
 def _body(token: TokenLogprob) -> Rival:
     return {
         "token": token.piece.decode(errors="replace"),
-        "logprob": max(token.logprob, _MIN_LOGPROB),
+        "logprob": max(token.logprob, MIN_LOGPROB),
         "bytes": list(token.piece),
     }
 
@@ -403,7 +403,7 @@ def legacy_logprobs(tokens: Sequence[TokenLogprob], num_alternatives: int) -> Te
     """
     return {
         "tokens": [_name(token) for token in tokens],
-        "token_logprobs": [None if math.isnan(token.logprob) else max(token.logprob, _MIN_LOGPROB) for token in tokens],
+        "token_logprobs": [None if math.isnan(token.logprob) else max(token.logprob, MIN_LOGPROB) for token in tokens],
         "top_logprobs": [_alternatives(token) for token in tokens] if num_alternatives else None,
         "text_offset": [token.start for token in tokens],
     }
@@ -412,7 +412,7 @@ def legacy_logprobs(tokens: Sequence[TokenLogprob], num_alternatives: int) -> Te
 def _alternatives(token: TokenLogprob) -> dict[str, float] | None:
     if math.isnan(token.logprob):
         return None
-    return {_name(alternative): max(alternative.logprob, _MIN_LOGPROB) for alternative in (*token.top, token)}
+    return {_name(alternative): max(alternative.logprob, MIN_LOGPROB) for alternative in (*token.top, token)}
 
 
 def _name(token: TokenLogprob) -> str:

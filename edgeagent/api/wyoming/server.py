@@ -63,7 +63,6 @@ _FULL = Overloaded(f"{MAX_CONNECTIONS} clients are connected; try again later")
 IDLE_S, EVENT_S, CLOSE_S = 300.0, 10.0, 1.0
 # Each event waits for this long before the next one is read, so that a flood of them holds up no other client.
 PAUSE_S = 0.002
-SWEEP_S = 60.0
 # Five minutes of speech. An answer without an end would otherwise fill the context.
 MAX_ANSWER_TOKENS = 1024
 TIMEOUT_S = 120.0
@@ -82,7 +81,7 @@ class Wyoming:
         server = await asyncio.start_server(self._connect, sock=listener, limit=MAX_EVENT_BYTES)
         try:
             while True:
-                await asyncio.sleep(SWEEP_S)
+                await asyncio.sleep(60.0)
                 self._conversations.forget_old()
         finally:
             server.close()
