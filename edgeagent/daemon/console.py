@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from edgeagent.runtime_file import Runtime
 from edgeagent.types import ModelInfo, ModelStatus
@@ -29,14 +29,6 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 MAX_WAITING_LINES = 1000
 # How long `finish` waits until the last lines are written. If a full pipe is never read, they cannot be written.
 CLOSE_S = 0.5
-
-
-class Output(Protocol):
-    """Where lines are written: a Console, or any text stream."""
-
-    def write(self, text: str, /) -> object: ...
-
-    def flush(self) -> object: ...
 
 
 def dropped_lines(num: int) -> str:
@@ -166,7 +158,9 @@ class ConsoleReporter:
     the progress is one line that is overwritten. `is_terminal` says whether `out` and `err` are both terminals.
     """
 
-    def __init__(self, out: Output | None = None, err: Output | None = None, *, is_terminal: bool = False) -> None:
+    def __init__(
+        self, out: Console | TextIO | None = None, err: Console | TextIO | None = None, *, is_terminal: bool = False
+    ) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._is_terminal = is_terminal
@@ -251,7 +245,7 @@ class ConsoleReporter:
 class LogReporter(ConsoleReporter):
     """A ConsoleReporter that writes log records instead of lines on stderr, and without `out` instead of all lines."""
 
-    def __init__(self, out: Output | None = None) -> None:
+    def __init__(self, out: Console | TextIO | None = None) -> None:
         super().__init__(out)
         self._is_log_only = out is None
 
@@ -286,7 +280,7 @@ def _folded(line: str) -> str:
     return textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _write(stream: Output, text: str) -> None:
+def _write(stream: Console | TextIO, text: str) -> None:
     # The reader of the lines may be gone. The daemon must not stop for that.
     with suppress(OSError, ValueError):
         stream.write(text)

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from edgeagent.api.wire.request_id import REQUEST_ID
 from edgeagent.daemon.console import dropped_lines
@@ -24,7 +24,7 @@ from edgeagent.errors import printable
 
 if TYPE_CHECKING:
     from edgeagent.config import LogConfig
-    from edgeagent.daemon.console import Output
+    from edgeagent.daemon.console import Console
 
 # uvicorn's messages are about clients' mistakes or quote exceptions. api.gate.envelope logs the important exceptions.
 # asyncio's messages show tasks and callbacks with their arguments; `log_unhandled` logs the failures instead.
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-def configure_logging(config: LogConfig, stream: Output | None = None) -> None:
+def configure_logging(config: LogConfig, stream: Console | TextIO | None = None) -> None:
     """Send this process's log records to a stream (stderr by default), as text or as JSON lines.
 
     Also log exceptions in threads and finalizers that no code has caught.
