@@ -506,7 +506,7 @@ def _of_user(blocks: Sequence[UserBlock], path: str, calls: set[str], gathered: 
             raise InvalidRequest(
                 f"{place} {block['tool_use_id']!r:.80} answers no tool_use of an earlier message", param=place
             )
-        result = Said.of(block.get("content", ""))
+        result = block.get("content", Said(""))
         yield Message("tool", result.text, tool_call_id=block["tool_use_id"], media=gathered.add(result.media))
     if len(results) < len(blocks) or not results:
         said = said_of(

@@ -368,13 +368,9 @@ async def pull(request: Request) -> Response:
     asked = await read_valid(request, OllamaPullBody)
     lines = _lines(context, asked.model)
     if asked.stream is not False:
-        return _LineStream(_encoded(lines))
+        return Stream(_encoded(lines), LINES)
     await unless_disconnected(request.receive, last_of(lines))
     return JSONResponse(OllamaPull(status="success"))
-
-
-class _LineStream(Stream):
-    media_type = LINES
 
 
 async def _encoded(lines: AsyncGenerator[OllamaPull, None]) -> AsyncGenerator[bytes, None]:

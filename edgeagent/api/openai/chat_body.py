@@ -35,7 +35,7 @@ from edgeagent.api.wire.fields import (
     tools_of,
 )
 from edgeagent.api.wire.llama_fields import AnswerForm, ExtendedBody, NumChoices, choices_of
-from edgeagent.api.wire.media import Gathered, Said
+from edgeagent.api.wire.media import Gathered
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -183,14 +183,12 @@ def to_messages(sent: Sequence[ChatMessage], gathered: Gathered) -> tuple[Messag
 def _message(sent: ChatMessage, index: int, ids_by_name: dict[str, str], gathered: Gathered) -> Message:
     match sent:
         case ChatUserMessage():
-            said = Said.of(sent.content)
-            return Message("user", said.text, name=sent.name, media=gathered.add(said.media))
+            return Message("user", sent.content.text, name=sent.name, media=gathered.add(sent.content.media))
         case InstructionMessage():
             return Message("system", sent.content, name=sent.name)
         case ToolMessage():
-            said = Said.of(sent.content)
-            media = gathered.add(said.media)
-            return Message("tool", said.text, tool_call_id=sent.tool_call_id, name=sent.name, media=media)
+            said, media = sent.content.text, gathered.add(sent.content.media)
+            return Message("tool", said, tool_call_id=sent.tool_call_id, name=sent.name, media=media)
         case FunctionMessage():
             return Message("tool", sent.content, tool_call_id=ids_by_name.get(sent.name), name=sent.name)
     calls = tuple(

@@ -28,7 +28,6 @@ from edgeagent.api.wire.fields import (
     earlier_as_notes,
 )
 from edgeagent.api.wire.generation import Scored
-from edgeagent.api.wire.media import Said
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.conversation.history import MAX_ITEMS
 from edgeagent.conversation.items import (
@@ -451,7 +450,7 @@ class _Calls:
 def _item(sent: InputItem, calls: _Calls, place: str) -> Item | None:
     match sent:
         case InputMessage():
-            said = Said.of(sent.content)
+            said = sent.content
             if said.media and sent.role != "user":
                 problem = f"{place}.content: only a user's message may have images, sounds and files"
                 raise NotSupported(problem, param=f"{place}.content")
@@ -463,8 +462,8 @@ def _item(sent: InputItem, calls: _Calls, place: str) -> Item | None:
             return CallItem(sent.id, call_id, sent.name, arguments, sent.namespace or "", is_custom=True)
         case InputCallOutput():
             is_custom = sent.type == "custom_tool_call_output"
-            said = Said.of(sent.output)
-            return CallOutputItem(sent.id, calls.answered(sent.call_id, place), said.text, is_custom, said.media)
+            call_id = calls.answered(sent.call_id, place)
+            return CallOutputItem(sent.id, call_id, sent.output.text, is_custom, sent.output.media)
         case InputOtherItem():
             return _as_text(sent)
         case InputReasoning():

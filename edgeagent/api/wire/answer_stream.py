@@ -91,8 +91,7 @@ class AnswerStream(Stream):
     """
 
     def __init__(self, writer: AnswerWriter, generate: Generate, num_sinks: int = 1) -> None:
-        self.media_type = writer.media_type
-        super().__init__()
+        super().__init__(media_type=writer.media_type)
         self.ping, self.ping_interval_s = writer.ping, writer.ping_interval_s
         self._writer = writer
         self._arrived = asyncio.Event()

@@ -317,9 +317,9 @@ def _text_of(content: object) -> str:
     return "".join(map(_part_text, parts))
 
 
-def _said(content: object) -> str | Said:
+def _said(content: object) -> Said:
     if not isinstance(content, list) or all(map(_is_text, content)):
-        return _text_of(content)
+        return Said(_text_of(content))
     parts = _USER_PARTS.validate_python(content)
     return said_of([part if isinstance(part, Media) else _part_text(part) for part in parts])
 
@@ -332,11 +332,10 @@ def _part_text(part: TextPart | RefusalPart) -> str:
     return part["text"] if "text" in part else part["refusal"]
 
 
-def _output_of(content: object) -> str | Said:
+def _output_of(content: object) -> Said:
     if not isinstance(content, list):
-        return _text_of(content or "")
-    said = said_of([medium_of(part) or _note(part) or _text_of([part]) for part in content])
-    return said if said.media else said.text
+        return Said(_text_of(content or ""))
+    return said_of([medium_of(part) or _note(part) or _text_of([part]) for part in content])
 
 
 def note_for(kind: str) -> str:
@@ -426,14 +425,14 @@ def earlier_notices(field: str, kinds: Container[str] = _PART_TAGS) -> Notice:
     return notices
 
 
-OutputContent = Annotated[str | Said, PlainValidator(_output_of, json_schema_input_type=str | list[Part | Json])]
+OutputContent = Annotated[Said, PlainValidator(_output_of, json_schema_input_type=str | list[Part | Json])]
 """A tool's result: a string, or a list of texts, images and sounds. A note stands for what cannot be read."""
 
 Content = Annotated[str, PlainValidator(_text_of, json_schema_input_type=str | list[Part])]
 """A message's text. It is sent as a string, or as a list of texts and refusals, which are joined."""
 
-UserContent = Annotated[str | Said, PlainValidator(_said, json_schema_input_type=str | list[UserPart])]
-"""What a user says: a string, or a list of texts, images and sounds. It is a string if it has no image and no sound."""
+UserContent = Annotated[Said, PlainValidator(_said, json_schema_input_type=str | list[UserPart])]
+"""What a user says: a string, or a list of texts, images and sounds."""
 
 
 def _object_text(schema: object) -> str:

@@ -182,10 +182,6 @@ class Said:
     text: str
     media: tuple[tuple[int, Media], ...] = ()
 
-    @classmethod
-    def of(cls, content: str | Said) -> Said:
-        return cls(content) if isinstance(content, str) else content
-
 
 def said_of(pieces: Iterable[str | Media], separator: str = "") -> Said:
     """Return texts and media as one. The separator stands between two texts."""

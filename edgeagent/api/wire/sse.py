@@ -42,8 +42,9 @@ class Stream(Response):
     ping = PING
     ping_interval_s: float | None = None
 
-    def __init__(self, chunks: AsyncGenerator[bytes, None] | None = None) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+    def __init__(self, chunks: AsyncGenerator[bytes, None] | None = None, media_type: str | None = None) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._chunks = chunks
 
