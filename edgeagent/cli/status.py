@@ -113,27 +113,23 @@ def status(
 
 def _report_lines(found: Runtime, report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that show a daemon's status."""
-    up = f"up {duration(report['uptime_s'])}"
-    yield wrapped(f"edgeagent {report['version']} at {found.url}, process {found.pid}, {up}")
     live, connections = report["num_live_requests"], report["num_connections"]
     counts = f"live requests: {live} (of {report['num_requests_total']} so far), connections: {connections}"
-    yield wrapped(counts + (", stopping" if report["is_draining"] else ""))
-    if report.get("trouble"):
-        yield wrapped(report["trouble"])
-    if trouble := report.get("token_trouble"):
-        yield wrapped(f"every token is refused: {trouble}")
-    if trouble := report.get("response_trouble"):
-        yield wrapped(trouble)
-    if answers := report.get("answers"):
-        yield wrapped(_answers_line(answers))
-    for advice in report.get("advice") or ():
-        yield wrapped(advice)
-    for line in _route_lines(report.get("route")):
-        yield wrapped(line)
+    token_trouble, answers = report.get("token_trouble"), report.get("answers")
+    lines = [
+        f"edgeagent {report['version']} at {found.url}, process {found.pid}, up {duration(report['uptime_s'])}",
+        counts + (", stopping" if report["is_draining"] else ""),
+        report.get("trouble"),
+        f"every token is refused: {token_trouble}" if token_trouble else None,
+        report.get("response_trouble"),
+        _answers_line(answers) if answers else None,
+        *(report.get("advice") or ()),
+        *_route_lines(report.get("route")),
+    ]
+    yield from (wrapped(line) for line in lines if line)
     yield table(MODEL_COLUMNS, [_model_row(model) for model in report["models"]], left_columns=2)
     for model in report["models"]:
-        for line in _remarks(model):
-            yield wrapped(line)
+        yield from (wrapped(f"{model['name']}: {remark}") for remark in _remarks(model))
 
 
 def _answers_line(answers: dict[str, Any]) -> str:
@@ -306,30 +302,30 @@ def _remarks(model: Mapping[str, Any]) -> list[str]:
     if facts := model.get("info"):
         for device in facts["devices"]:
             memory = f", {size_text(device['memory_free_bytes'])} free" if device["memory_free_bytes"] else ""
-            lines.append(f"{model['name']}: {device['description']} ({device['name']}{memory})")
-        lines.append(f"{model['name']}: {_place(facts)}, {_draft(facts)}, llama.cpp {facts['llama_cpp_commit']}")
+            lines.append(f"{device['description']} ({device['name']}{memory})")
+        lines.append(f"{_place(facts)}, {_draft(facts)}, llama.cpp {facts['llama_cpp_commit']}")
         choices = [each for each in facts.get("choices") or [] if each["by"] != "model" and each["name"] != "draft"]
         if chosen := ", ".join(f"{choice['name']} {choice['value']}" for choice in choices):
-            lines.append(f"{model['name']}: {chosen} (why: edgeagent status --explain-choices)")
-        lines.append(f"{model['name']}: sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
+            lines.append(f"{chosen} (why: edgeagent status --explain-choices)")
+        lines.append(f"sandbox: {', '.join(facts.get('sandbox') or ['none'])}")
     worker = model.get("worker") or {}
     if why := worker.get("held_back"):
-        lines.append(f"{model['name']}: computes with at most {worker['max_threads']} threads: {why}")
+        lines.append(f"computes with at most {worker['max_threads']} threads: {why}")
     if 0 < (num := worker.get("num_threads", 0)) < (most := worker.get("max_threads", 0)):
-        lines.append(f"{model['name']}: computes with {num} of {most} threads, since other programs use the cores")
+        lines.append(f"computes with {num} of {most} threads, since other programs use the cores")
     if (shift := worker.get("shift")) and shift["num_prompts"]:
-        lines.append(f"{model['name']}: {_shifted(shift)}")
+        lines.append(_shifted(shift))
     for tier in ("memory", "disk"):
         if trouble := (worker.get(f"{tier}_cache") or {}).get("trouble"):
-            lines.append(f"{model['name']}: prefix cache, {tier}: {trouble}")
+            lines.append(f"prefix cache, {tier}: {trouble}")
     if model.get("num_restarts"):
         times = "once" if model["num_restarts"] == 1 else f"{model['num_restarts']} times"
-        lines.append(f"{model['name']}: its worker was restarted {times}; last: {model['cause']}")
+        lines.append(f"its worker was restarted {times}; last: {model['cause']}")
     elif model.get("cause"):
-        lines.append(f"{model['name']}: {model['cause']}")
+        lines.append(model["cause"])
     if model.get("retry_after_s") is not None:
         when = f"in {duration(model['retry_after_s'])} or later" if model["retry_after_s"] else "from now on"
-        lines.append(f"{model['name']}: loaded again by a request {when}, or at once by `edgeagent reload`")
+        lines.append(f"loaded again by a request {when}, or at once by `edgeagent reload`")
     return lines
 
 
