@@ -53,9 +53,6 @@ def _(table: BlockTable) -> None:
     assert table._num_children == Counter(block.parent for _, block in in_memory.values())
     assert table._pending == {key for key, entry in entries.items() if entry.on_disk is _OnDisk.PENDING}
     assert table._pending_bytes == sum(in_memory[key][1].num_bytes for key in table._pending)
-    pinned = Counter(key for keys in table._lanes.values() for key in keys)
-    assert pinned == {key: entry.num_lanes for key, entry in entries.items() if entry.num_lanes}
-    assert table._pinned_bytes == sum(in_memory[key][1].num_bytes for key in pinned) <= table.max_bytes // 2
     may_go = {key for key, (entry, _) in in_memory.items() if table._may_go(key, entry)}
     noted = [each for partition in table._partitions.values() for each in partition.candidates]
     assert may_go == {each[-1] for each in noted if table._is_valid(each)}

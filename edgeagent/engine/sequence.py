@@ -107,8 +107,6 @@ class SequenceSpec:
     - `num_system`: the prompt's leading tokens that are instructions and tools; 0 if there are none.
     - `persist`: the cached prefix may be written to disk.
     - `pin`: the cached prefix stays until it is purged. This needs `persist`.
-    - `lane`: the id of a conversation; "" for none. The cached prefix stays in memory until the lane's next sequence
-      ends, or until other lanes need the memory.
     - `adapter`: the identity of the adapter that computes the sequence; "" for none.
     - `is_exact`: no cells of an earlier prompt are moved for it.
     - `draft_tokens`: how many tokens to draft in each step, if possible. If None, as many as speed up the output.
@@ -137,7 +135,6 @@ class SequenceSpec:
     num_system: int = 0
     persist: bool = True
     pin: bool = False
-    lane: str = ""
     adapter: str = ""
     is_exact: bool = False
     draft_tokens: int | None = None
@@ -163,7 +160,7 @@ class SequenceSpec:
         # A request that repeats the prompt computes its last tokens again (see `Sequence.num_usable`).
         turn_end = min(max(self.boundaries, default=len(self.prompt)), len(self.prompt) - _MAX_MIN_PROMPT_CHUNK)
         importance = kept if self.persist else Importance.VOLATILE
-        return CachePriority(importance, self.num_system, self.lane, max(0, turn_end))
+        return CachePriority(importance, self.num_system, max(0, turn_end))
 
 
 @dataclass(slots=True)

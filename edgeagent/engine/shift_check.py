@@ -70,7 +70,6 @@ class ShiftCheck:
             tier=Tier.BATCH,
             is_exact=True,
             reports_progress=False,
-            lane="",
             draft_tokens=0,
         )
 

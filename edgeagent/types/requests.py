@@ -213,7 +213,7 @@ class CachePolicy(Struct, frozen=True):
     `read`: reuse cached prefixes. `write`: keep this request's tokens in the cache. `partition`: the client whose
     requests share the cached prompt. It is derived from the credential, never from a field that a client sends.
     `persist`: the cache may write to disk. `pin`: keep the prompt cached until it is purged. `lane`: the id of
-    a conversation; "" for none. Its prompt stays in memory until its next request ends or other lanes need the room.
+    a conversation; "" for none. The router keeps its requests at one backend.
     `answers`: what the answer cache may do. A request that no client has sent leaves it out.
     """
 

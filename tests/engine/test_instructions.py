@@ -1,4 +1,4 @@
-"""A prefix that many conversations share is kept once and written at once; the latest response of a lane stays."""
+"""A prefix that many conversations share is kept once and written at once."""
 
 from __future__ import annotations
 
@@ -138,38 +138,3 @@ def test_where_blocks_end() -> None:
     assert [now for now in range(1, 900) if priority.has_block_end(now - 1, now, 256)] == [256, 300, 556, 812]
     assert CachePriority(num_system=520).block_end(512, 256) == 768, "too little for a block of its own"
     assert [now for now in range(1, 900) if CachePriority().has_block_end(now - 1, now, 256)] == [256, 512, 768]
-
-
-class TestLanes:
-    """The latest response of a lane stays cached, however many others follow."""
-
-    def test_the_latest_response_stays_and_the_one_before_does_not(self) -> None:
-        kept = Kept(num_cells=700, host_bytes=16_000)
-        first = kept.ask("first", tokens_of(500, 0), lane="mine", persist=False)
-        for number in range(20):
-            kept.ask(f"other {number}", tokens_of(600, number + 1), persist=False)
-        sequence = kept.ask("next", [*first.tokens, *tokens_of(20, 100)], lane="mine", persist=False)
-        assert sequence.num_cached == len(first.tokens) - 1
-        assert sequence.num_restored == {"host": len(first.tokens) - 1}
-        kept.ask("another story", tokens_of(500, 200), lane="mine", persist=False)
-        for number in range(20):
-            kept.ask(f"more {number}", tokens_of(600, number + 300), persist=False)
-        assert kept.ask("again", tokens_of(500, 200)).num_restored == {"host": 499}
-        assert kept.ask("first again", list(first.tokens)).num_cached == 0
-
-    def test_without_a_lane_a_flood_takes_it(self) -> None:
-        kept = Kept(num_cells=700, host_bytes=16_000)
-        kept.ask("first", tokens_of(500, 0), persist=False)
-        for number in range(20):
-            kept.ask(f"other {number}", tokens_of(600, number + 1), persist=False)
-        assert kept.ask("again", tokens_of(500, 0)).num_cached == 0
-
-    def test_lanes_have_half_of_the_memory(self) -> None:
-        kept = Kept(num_cells=700, host_bytes=26_000)
-        for number in range(10):
-            kept.ask(f"{number}", tokens_of(500, number), lane=f"{number}", persist=False)
-        for number in range(20):
-            kept.ask(f"other {number}", tokens_of(600, number + 50), persist=False)
-        cached = [kept.ask(f"again {number}", tokens_of(500, number)).num_cached for number in (9, 8, 7, 0)]
-        assert cached[:3] == [499, 499, 499]
-        assert cached[3] == 0

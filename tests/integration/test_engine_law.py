@@ -178,9 +178,8 @@ def run_schedule(
             prompt = base[:kept] + [rng.randrange(10, 250) for _ in range(rng.randrange(1, 20))]
             name = f"s{step}"
             asked[name] = Asked(prompt[-600:], rng.randrange(1, 12), Recorder(model), [])
-            # The shared prefix sometimes counts as instructions, and some prompts belong to a lane.
+            # The shared prefix sometimes counts as instructions.
             num_system = kept if len(prompt) <= 600 and rng.random() < 0.4 else 0
-            lane = rng.choice(["", "", "a", "b"])
             urgency = random.Random(step)  # less urgent sequences give way, and go on later
             spec = SequenceSpec(
                 name,
@@ -189,7 +188,6 @@ def run_schedule(
                 max_tokens=asked[name].max_tokens,
                 num_system=num_system,
                 boundaries=(num_system,) if num_system else (),
-                lane=lane,
                 tier=urgency.choice(list(Tier)),
                 due_s=urgency.random(),
                 is_ahead=urgency.random() < 0.1,

@@ -63,15 +63,12 @@ class CachePriority:
 
     - `num_system`: tokens of the instructions, which are the system prompt and the tool definitions; 0 if there are
       none or the number is unknown.
-    - `lane`: the conversation whose latest response is this sequence; "" if it belongs to no conversation. The
-      sequence's blocks stay in memory until the conversation's next response, or until other lanes need the room.
     - `turn_end`: the position at which the next turn, or a repeated prompt, probably diverges from the sequence; 0 if
       none is known. Only with sliding-window attention is a block made to end there, since such blocks cannot be cut.
     """
 
     importance: Importance = Importance.NORMAL
     num_system: int = 0
-    lane: str = ""
     turn_end: int = 0
 
     def instructions_end(self, block_tokens: int) -> int:

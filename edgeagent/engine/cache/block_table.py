@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -61,9 +61,6 @@ _KEPT_ON_DISK = 0.5
 _PENDING_SHARE = 0.5
 # A partition that was unused for this long has no claim to a share.
 _STALE_S = 600.0
-# Blocks that are pinned for lanes take at most this part of the limit.
-_PINNED_SHARE = 0.5
-MAX_LANES = 256  # the choice of a lane to unpin visits all of them
 # A heap of candidates for eviction has this many for each block in memory before the stale ones are removed.
 _MAX_STALE = 4
 
@@ -77,14 +74,13 @@ class _OnDisk(Enum):
 
 @dataclass(slots=True)
 class _Entry:
-    """A block in memory (`block`), on disk, or both. `age` orders its uses in memory; `num_lanes` have it pinned."""
+    """A block in memory (`block`), on disk, or both. `age` orders its uses in memory."""
 
     root: BlockKey
     block: Block | None = None
     importance: Importance = Importance.VOLATILE
     priority: float = 0.0
     age: int = 0
-    num_lanes: int = 0
     on_disk: _OnDisk = _OnDisk.NO
     disk_bytes: int = 0  # of its file
 
@@ -119,8 +115,8 @@ class BlockTable:
     """One model's blocks, in memory and on disk. Only the engine's thread uses it.
 
     Memory: blocks are evicted only if they have no children or are on disk too, so all ancestors of a block can be
-    read. PINNED blocks, and blocks pinned for lanes, stay; lanes pin at most half of the limit. Blocks that wait to be
-    written go only if they take more than half of the limit, or if the disk cannot write.
+    read. PINNED blocks stay. Blocks that wait to be written go only if they take more than half of the limit, or if the
+    disk cannot write.
 
     Partitions that are unused for 10 minutes, or above an equal share, lose blocks first. As in GreedyDual-Size (Cao
     and Irani 1997), a block's priority is its value per byte, plus the highest priority evicted before its last use.
@@ -171,8 +167,6 @@ class BlockTable:
         self._pending_bytes = 0
         self._needs_writes = False
         self._purging: Counter[BlockKey | None] = Counter()  # purges that the disk has not done yet, by root
-        self._lanes: OrderedDict[str, set[BlockKey]] = OrderedDict()  # the pinned blocks; least recently used first
-        self._pinned_bytes = 0
         self._order = itertools.count()
         self._floor = 0.0  # the highest priority of a block evicted so far
         self._num_bytes = 0
@@ -365,28 +359,6 @@ class BlockTable:
             if entry.importance >= Importance.NORMAL:
                 self._hand_down(key, is_raised=is_raised)
 
-    def pin_for_lane(self, lane: str, keys: Iterable[BlockKey]) -> None:
-        """Pin these blocks of one partition for a lane, instead of its earlier ones.
-
-        A lane is a conversation; its latest response stays cached until the next one. Blocks that are not in memory are
-        ignored. If the blocks exceed the limit of pinned bytes, none is pinned. Other lanes are unpinned to make room,
-        and if there are more than MAX_LANES: first the least recently used lane of the partition with the most pinned
-        bytes.
-        """
-        known = list(self._known(dict.fromkeys(keys)))
-        if not known:
-            return
-        self._unpin(lane)
-        max_bytes = int(self.max_bytes * _PINNED_SHARE)
-        if sum(block.num_bytes for _, _, block in known) > max_bytes:
-            return
-        self._lanes[lane] = {key for key, _, _ in known}
-        for _, entry, block in known:
-            self._pinned_bytes += 0 if entry.num_lanes else block.num_bytes
-            entry.num_lanes += 1
-        while self._pinned_bytes > max_bytes or len(self._lanes) > MAX_LANES:
-            self._unpin(self._choose_lane(lane))
-
     def purge(self, root: BlockKey | None) -> int:
         """Forget the blocks of a partition (None: of all partitions), in memory and on disk; return how many.
 
@@ -467,13 +439,6 @@ class BlockTable:
         block = entry.block
         if block is not None:
             self._end_pending(key, entry, _OnDisk.NO)
-            if entry.num_lanes:
-                self._pinned_bytes -= block.num_bytes
-                entry.num_lanes = 0
-                for lane, keys in tuple(self._lanes.items()):
-                    keys.discard(key)
-                    if not keys:  # otherwise it would take the place of a lane that has blocks
-                        del self._lanes[lane]
             entry.block = None
             del self._in_memory[key]
             self._num_bytes -= block.num_bytes
@@ -488,30 +453,6 @@ class BlockTable:
         if entry.on_disk is not _OnDisk.YES:
             del self._entries[key]
             self.tree.discard(key)
-
-    # Lanes.
-
-    def _choose_lane(self, latest: str) -> str:
-        """Return the least recently used lane, except `latest`, of the partition with the most pinned bytes.
-
-        If that partition has no other lane, return the least recently used lane of all partitions.
-        """
-        num_bytes: Counter[BlockKey] = Counter()
-        roots: dict[str, BlockKey] = {}
-        for lane, keys in self._lanes.items():
-            for _, entry, block in self._known(keys):
-                roots[lane] = entry.root
-                num_bytes[entry.root] += block.num_bytes
-        ((largest, _),) = num_bytes.most_common(1)
-        others = [lane for lane in self._lanes if lane != latest]
-        return next((lane for lane in others if roots.get(lane) == largest), others[0])
-
-    def _unpin(self, lane: str) -> None:
-        for key, entry, block in self._known(self._lanes.pop(lane, ())):
-            entry.num_lanes -= 1
-            if not entry.num_lanes:
-                self._pinned_bytes -= block.num_bytes
-                self._note_candidate(key, entry)
 
     # Room in memory.
 
@@ -575,7 +516,7 @@ class BlockTable:
 
     def _may_go(self, key: BlockKey, entry: _Entry) -> bool:
         """Whether a block may be evicted from memory. Those that wait to be written count; see `_may_evict_pending`."""
-        if entry.block is None or entry.num_lanes or entry.importance is Importance.PINNED:
+        if entry.block is None or entry.importance is Importance.PINNED:
             return False
         return entry.on_disk is _OnDisk.YES or key not in self._num_children
 

@@ -86,10 +86,6 @@ class Chain:
         self._keys.pop()
         self._num_raised = min(self._num_raised, len(self._keys))
 
-    def keys_until(self, length: int) -> list[BlockKey]:
-        """Return the keys of the blocks that end at `length` or before."""
-        return self._keys[: bisect.bisect_right(self._ends, length)]
-
     def take_unraised(self, length: int) -> list[tuple[int, BlockKey]]:
         """Return (end, key) of blocks whose importance is to be raised: those that end at `length` or before.
 
@@ -418,7 +414,7 @@ class Saver:
         end = self._next_end(seq_id, chain, priority, allow_partial=allow_partial)
         if end is None:
             if allow_partial:
-                self._raise_and_pin(seq_id, chain, priority)
+                self._raise(seq_id, chain, priority)
             return _Saved.ALL
         if not self._runner.can_save(seq_id, chain.end, end):
             return _Saved.UNSAVABLE
@@ -502,28 +498,21 @@ class Saver:
             and self._runner.can_save(seq_id, chain.end, turn_end)
         )
 
-    def _raise_and_pin(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
+    def _raise(self, seq_id: int, chain: Chain, priority: CachePriority) -> None:
         """Raise the importance of a sequence's blocks to that of the sequence. Call it when no block is left to read.
 
         VOLATILE blocks are raised too, so they may be written to disk afterwards. If the sequence itself is VOLATILE,
-        no block is raised. If the sequence is idle and belongs to a lane, pin its blocks for the lane.
+        no block is raised.
         """
+        if priority.importance is Importance.VOLATILE:
+            return
         length = self._slots.length(seq_id)
-        keys = list(chain.keys_until(length))
-        tail = (
-            None
-            if self._has_state or length - chain.end < MIN_PART
-            else self._continuation(seq_id, chain, length, priority)
-        )
-        if priority.importance is not Importance.VOLATILE:
-            for end, key in chain.take_unraised(length):
-                self._blocks.raise_importance((key,), priority.at(end))
-            if tail is not None and tail.complete is not None and tail.complete.is_whole:
-                self._blocks.raise_importance((tail.complete.key,), priority.at(length))
-        if priority.lane and self._slots.is_idle(seq_id):
-            if tail is not None and tail.complete is not None:
-                keys.append(tail.complete.key)
-            self._blocks.pin_for_lane(priority.lane, keys)
+        for end, key in chain.take_unraised(length):
+            self._blocks.raise_importance((key,), priority.at(end))
+        if not self._has_state and length - chain.end >= MIN_PART:
+            tail = self._continuation(seq_id, chain, length, priority).complete
+            if tail is not None and tail.is_whole:
+                self._blocks.raise_importance((tail.key,), priority.at(length))
 
     def _stateful_chain(self, seq_id: int) -> Chain:
         """Return the chain of blocks that a block with the sequence's current state should follow.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgeagent.engine.cache.block import Block, Importance, Keyring
-from edgeagent.engine.cache.block_table import MAX_LANES, BlockTable
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from tests.fakes import FakeClock, FakeTier
 from tests.integrity import check_integrity
@@ -190,8 +190,6 @@ def test_integrity_over_random_offers() -> None:
             tier.add(made, rng.choice(list(Importance)[:-1]))
             tier.raise_importance([rng.choice(known).key], Importance.VOLATILE)
             tier.use([rng.choice(known).key])
-            if rng.random() < 0.1:
-                tier.pin_for_lane(rng.choice("xyz"), [made.parent, made.key])
             if rng.random() < 0.02:
                 tier.purge(KEYS.root(rng.choice("abc")))
             check_integrity(tier)
@@ -245,77 +243,3 @@ def test_an_eviction_looks_at_a_few_blocks_however_many_there_are(
         tier.add(block(parent, [1]), Importance.VOLATILE)
     assert tier.stats().num_evicted == num_blocks
     assert num_looks < 10 * num_blocks
-
-
-class TestHolding:
-    """Blocks held for a lane stay until the lane holds other blocks."""
-
-    def test_it_stays_and_what_was_held_before_may_go(self) -> None:
-        tier = make(6 * SIZE)
-        first, second = block("", [1]), block("", [2])
-        child = block(first, [3])
-        offer(tier, first, child)
-        tier.pin_for_lane("lane", [first.key, child.key])
-        offer(tier, *(block("", [9, n]) for n in range(9)), second)
-        assert held(tier, first, child, second) == [True, True, True]
-        tier.pin_for_lane("lane", [second.key])
-        offer(tier, *(block("", [10, n]) for n in range(9)))
-        assert held(tier, first, child, second) == [False, False, True]
-
-    def test_the_partition_that_holds_most_gives_up_its_oldest(self) -> None:
-        tier = make(10 * SIZE)
-        mine, yours = block("a", [1]), [block("b", [n]) for n in range(6)]
-        offer(tier, mine, *yours)
-        tier.pin_for_lane("mine", [mine.key])
-        for number, each in enumerate(yours):
-            tier.pin_for_lane(f"yours {number}", [each.key])
-            check_integrity(tier)
-        offer(tier, *(block("c", [9, n]) for n in range(30)))
-        assert held(tier, mine, *yours) == [True, False, False, True, True, True, True]
-
-    def test_more_than_all_lanes_may_hold_is_not_held(self) -> None:
-        tier = make(4 * SIZE)
-        large = [block("", [n]) for n in range(3)]
-        offer(tier, *large)
-        tier.pin_for_lane("lane", [each.key for each in large])
-        offer(tier, *(block("", [9, n]) for n in range(9)))
-        assert held(tier, *large) == [False] * 3
-
-    def test_lanes_are_counted_too(self) -> None:
-        tier = make(1000 * SIZE)
-        blocks = [block("", [n]) for n in range(MAX_LANES + 1)]
-        for number, each in enumerate(blocks):
-            tier.add(each, Importance.VOLATILE)
-            tier.pin_for_lane(f"{number}", [each.key])
-        check_integrity(tier)
-        tier.add(block("", [-1], 900 * SIZE), Importance.VOLATILE)
-        assert held(tier, blocks[0], blocks[1], blocks[-1]) == [False, True, True]
-
-    def test_lanes_whose_blocks_are_gone_are_not_counted(self) -> None:
-        tier = make(1000 * SIZE)
-        for number in range(MAX_LANES):
-            gone = block("", [number])
-            tier.add(gone, Importance.VOLATILE)
-            tier.pin_for_lane(f"{number}", [gone.key])
-        tier.purge(None)
-        blocks = [block("", [number]) for number in range(3)]
-        for number, each in enumerate(blocks):
-            tier.add(each, Importance.VOLATILE)
-            tier.pin_for_lane(f"new {number}", [each.key])
-        offer(tier, block("", [-1], 998 * SIZE))
-        assert held(tier, *blocks) == [True] * 3
-
-    def test_a_purge_ends_it_and_a_longer_block_takes_its_place(self) -> None:
-        tier = make(10 * SIZE)
-        short, longer, other = block("a", [1]), block("a", [1, 2]), block("b", [1])
-        offer(tier, short, other)
-        tier.pin_for_lane("lane", [short.key])
-        tier.pin_for_lane("other", [other.key])
-        offer(tier, longer)
-        assert held(tier, short, longer) == [False, True]
-        tier.pin_for_lane("lane", [longer.key])
-        tier.purge(longer.root)
-        check_integrity(tier)
-        assert held(tier, longer, other) == [False, True]
-        tier.purge(None)
-        check_integrity(tier)

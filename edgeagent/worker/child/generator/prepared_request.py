@@ -116,7 +116,6 @@ def make_spec(
         reports_progress=request.reports_progress,
         boundaries=prompt.boundaries,
         num_system=prompt.num_system,
-        lane=cache.lane,
         adapter=adapter,
         draft_tokens=request.draft_tokens,
         is_exact=bool(prompt.media),
