@@ -34,7 +34,7 @@ from edgeagent.engine.cache.cached_prefix import (
 from edgeagent.engine.cache.media_cache import MediaCache
 from edgeagent.engine.cache.radix_tree import Walk
 from edgeagent.engine.cache.restorer import Restorer
-from edgeagent.engine.cache.saver import MAX_GAP, Saver
+from edgeagent.engine.cache.saver import Saver
 from edgeagent.engine.cache.slots import Slots
 from edgeagent.engine.costs.cost_model import CostModel, Retrials
 from edgeagent.engine.media_tokens import cut_before_media
@@ -42,6 +42,8 @@ from edgeagent.engine.runner import CUTTABLE, Runner
 
 # Tokens that both prompts have count only in runs of at least this many: shorter ones are common phrases.
 MIN_RUN = 32
+# A step attends to all cells up to the last used one. A restore pays if it avoids more unused cells than this.
+_MAX_GAP = 512
 # Cells behind a longer changed text are not moved.
 MAX_SPAN = 64
 # The last tokens of a prompt are computed: they are the question, and give the logits.
@@ -314,7 +316,7 @@ class PrefixStore:
         """Whether to restore a prefix into lower cells instead of using it where it is, above a gap of unused cells.
 
         Each step attends to the unused cells of the gap too, while a restore happens once. So a restore is worth its
-        time if the gap has more cells than the prefix, and more than MAX_GAP. All the prefix's blocks must be in host
+        time if the gap has more cells than the prefix, and more than _MAX_GAP. All the prefix's blocks must be in host
         memory.
         """
         if cell_prefix.seq_id is None or not self.saver.is_saved(cell_prefix.seq_id):
@@ -323,4 +325,4 @@ class PrefixStore:
             return False
         if not all(reference.is_in_memory for reference in references):
             return False
-        return self.cells.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(MAX_GAP, cell_prefix.length)
+        return self.cells.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(_MAX_GAP, cell_prefix.length)

@@ -22,7 +22,7 @@ from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_PART, BlockKey, C
 from edgeagent.engine.cache.block_table import BlockTable, NextBlocks
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.slots import Slots
-from edgeagent.engine.costs.cost_model import CostModel, Retrials
+from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.media_tokens import end_beside_one, is_within_one
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
@@ -32,8 +32,6 @@ _SHARE_OF_STEPS = 0.01  # of the time of steps
 _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer, which does not change the 95th percentile
 _LEAST_S = 0.0001  # a smaller loss is no reason to pause: it may be rounding
 _IDLE_BUDGET_S = 0.003  # per call of `run_when_idle`; then commands are read
-# A step attends to all cells up to the last used one. A restore pays if it avoids more unused cells than this.
-MAX_GAP = 512
 # Checkpoints of one full context take at most 1/8 of the limit of host memory.
 _CHECKPOINT_SHARE = 8
 # Memory to keep ready for read-outs: enough for 1/4 of the cells, but at most 1/8 of the limit of host memory.
@@ -60,7 +58,6 @@ class Chain:
     def __init__(self, blocks: Iterable[tuple[int, BlockKey]] = ()) -> None:
         self._ends: list[int] = []
         self._keys: list[BlockKey] = []
-        self._num_raised = 0
         for end, key in blocks:
             self.append(end, key)
 
@@ -84,15 +81,10 @@ class Chain:
         """Remove the last block."""
         self._ends.pop()
         self._keys.pop()
-        self._num_raised = min(self._num_raised, len(self._keys))
 
-    def take_unraised(self, length: int) -> list[tuple[int, BlockKey]]:
-        """Return (end, key) of blocks whose importance is to be raised: those that end at `length` or before.
-
-        Leave out blocks that an earlier call returned.
-        """
-        first, self._num_raised = self._num_raised, max(self._num_raised, bisect.bisect_right(self._ends, length))
-        return list(zip(self._ends[first : self._num_raised], self._keys[first : self._num_raised], strict=True))
+    def until(self, length: int) -> list[tuple[int, BlockKey]]:
+        """Return (end, key) of the blocks that end at `length` or before."""
+        return list(zip(self._ends, self._keys, strict=True))[: bisect.bisect_right(self._ends, length)]
 
 
 class Saver:
@@ -118,7 +110,6 @@ class Saver:
         self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
         self._unsavable: dict[int, CachePriority] = {}  # could not be saved; tried again before they leave the cells
         self._rate = TransferRate()
-        self._retrials = Retrials()  # of reading out what seems faster to compute again
         self._credit_s = 0.0  # the share of the steps' time that is not spent
         self._lost_s = 0.0  # the steps' time lost to idle prefixes, less the time of read-outs
         self._num_steps = 0  # since the last pause
@@ -199,12 +190,10 @@ class Saver:
             self._credit_s = self._num_steps = 0
 
     def run_when_idle(self) -> None:
-        """Read out prefixes for about 3 ms. Then free their cells where they make a gap, and prepare memory."""
+        """Read out prefixes for about 3 ms. Then prepare memory."""
         started_s = self._clock()
         while not self._is_saved and self._clock() - started_s < _IDLE_BUDGET_S:
             self.save_one()
-        if not self._unsaved:
-            self._compact()
         if self._is_saved and not self._is_ready:
             self._is_ready = not self._prepare()
 
@@ -326,14 +315,6 @@ class Saver:
         for seq_id in tuple(self._saved):
             self._drop(seq_id)
 
-    def _compact(self) -> None:
-        """Drop saved idle prefixes until at most MAX_GAP cells below the highest used cell are unused.
-
-        The prefix with the highest cell is dropped first. If it is needed again, it is restored into lower free cells.
-        """
-        while self._saved and self._slots.span > self._slots.num_cells_used + MAX_GAP:
-            self._drop(max(self._saved, key=self._slots.highest_cell))
-
     @property
     def checkpoint_interval(self) -> int:
         """How many prompt tokens to leave between two saved states.
@@ -355,25 +336,11 @@ class Saver:
                 self._drop(seq_id)
 
     def save_evicted(self, seq_id: int) -> None:
-        """Note that an idle sequence is about to be evicted. Read it out first, unless computing it again is faster."""
+        """Note that an idle sequence is about to be evicted: read it out first."""
         priority = self._unsaved.get(seq_id) or self._unsavable.get(seq_id)
-        if priority is not None and self._should_save_evicted(seq_id, priority):
+        if priority is not None:
             self._save_all(seq_id, priority)
         self._forget(seq_id)
-
-    def _should_save_evicted(self, seq_id: int, priority: CachePriority) -> bool:
-        start, end = self._chain_end(seq_id), self._slots.length(seq_id)
-        again_s = self._costs.prefill_s(end - start, start)
-        if again_s is None or priority.importance is Importance.PINNED:
-            return True
-        extra_s = self._rate.seconds(self._unread_bytes(seq_id)) - again_s
-        if extra_s > 0 and not self._retrials.is_due(extra_s):
-            self._retrials.record(again_s)
-            return False
-        if extra_s > 0:
-            self._retrials.reset()
-            self._rate = TransferRate()  # the next read-out alone decides
-        return True
 
     def close(self) -> None:
         """Read out all unsaved idle prefixes. Hand all blocks to the disk."""
@@ -507,7 +474,7 @@ class Saver:
         if priority.importance is Importance.VOLATILE:
             return
         length = self._slots.length(seq_id)
-        for end, key in chain.take_unraised(length):
+        for end, key in chain.until(length):
             self._blocks.raise_importance((key,), priority.at(end))
         if not self._has_state and length - chain.end >= MIN_PART:
             tail = self._continuation(seq_id, chain, length, priority).complete

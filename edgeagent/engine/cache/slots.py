@@ -66,15 +66,6 @@ class Slots:
         """Return how many cells only this sequence holds."""
         return self._cells.num_unshared(seq_id)
 
-    @property
-    def span(self) -> int:
-        """The estimated number of cells that a step attends to: all up to the highest used one."""
-        return self._cells.span
-
-    def highest_cell(self, seq_id: int) -> int:
-        """Return the estimated index of a sequence's highest cell."""
-        return self._cells.highest(seq_id)
-
     def gap_below(self, seq_id: int, length: int) -> int:
         """Return about how many unused cells lie below the highest cell of an idle sequence's first `length` tokens.
 
@@ -272,12 +263,6 @@ class KvCells:
     @property
     def num_used(self) -> int:
         return self.num_cells - len(self._free)
-
-    @property
-    def span(self) -> int:
-        """How many cells a step attends to: all from cell 0 to the highest used one."""
-        used = np.flatnonzero(self._num_holders)
-        return int(used[-1]) + 1 if len(used) else 0
 
     def highest(self, holder: int, length: int | None = None) -> int:
         """Return the highest cell index among a holder's first `length` cells (None: all); -1 if there are none."""

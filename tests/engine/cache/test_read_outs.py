@@ -153,18 +153,15 @@ def test_what_a_slow_read_left_in_the_cells_is_read_out_when_there_is_time() -> 
     check_integrity(served.engine)
 
 
-@pytest.mark.parametrize(("read_s", "is_kept"), [(0.00005, True), (0.1, False)])
-def test_what_must_leave_is_dropped_if_reading_costs_more_than_computing(read_s: float, is_kept: bool) -> None:
-    served = Served(Machine(read_s=read_s), num_cells=2048)
-    served.prefixes.saver._rate.observe(1000, 1000 / 4 * read_s)  # a token of the fake has four bytes
-    served.prefixes.saver._cell_bytes = 4.0
+def test_what_must_leave_is_read_out_first() -> None:
+    served = Served(Machine(), num_cells=2048)
     for number in range(2):
         served.begin(f"{number}", prompt_of(1400, number))
         served.finish()
-    assert (served.runner.num_read > 0) == is_kept
+    assert served.runner.num_read > 0
     sequence = served.engine.add(SequenceSpec("again", prompt_of(1400, 0), greedy(), max_tokens=1))
     served.finish()
-    assert (sequence.num_cached > 1300) == is_kept
+    assert sequence.num_cached > 1300
     check_integrity(served.engine)
 
 

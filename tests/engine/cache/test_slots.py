@@ -235,10 +235,8 @@ def test_an_idle_prefix_is_found_before_a_live_one_whichever_came_first(is_first
     assert match(cache, [1, 2, 9]) == CellPrefix(2, idle)
 
 
-def test_a_sequence_s_place_in_the_cells_and_its_partition_are_told() -> None:
+def test_a_sequence_s_partition_is_told() -> None:
     runner = FakeRunner()
     cache = make_cache(runner)
     seq_id, _ = compute(runner, cache, [1, 2, 3, 4])
     assert cache.root(seq_id) == ROOT
-    assert cache.highest_cell(seq_id) == 3
-    assert cache.span == 4
