@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,36 +28,22 @@ from edgeagent.errors import (
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """An earlier message of a conversation. `role` is system, user or assistant."""
-
-    role: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class BenchRequest:
     """A request: a prompt, and the maximum length of the answer. Sampling is greedy, so the answer is not random.
 
-    `earlier` are the messages before the prompt. If `is_stored` is False, a request over the WebSocket asks the server
-    to store nothing on disk. Over HTTP, `is_stored` has no effect. `draft_tokens` is the number of tokens to draft in
-    each step; if None, the server chooses. `tier` is realtime, interactive or batch; None leaves it to the server. An
-    edgeagent must refuse the request if the first token is predicted to come later than after `ttft_ms`. Servers of
-    other kinds get neither.
+    `earlier` are the messages before the prompt, in a form that chat completions and the Responses API accept. `own`
+    are further fields for an edgeagent, over the WebSocket or over HTTP. Servers of other kinds do not get them.
     """
 
     prompt: str
     max_tokens: int
-    earlier: tuple[Turn, ...] = ()
-    is_stored: bool = False
-    draft_tokens: int | None = None
-    tier: str | None = None
-    ttft_ms: float | None = None
+    earlier: Sequence[dict[str, str]] = ()
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The whole conversation, in a form that chat completions and the Responses API accept."""
-        return [{"role": turn.role, "content": turn.text} for turn in (*self.earlier, Turn("user", self.prompt))]
+        """The whole conversation."""
+        return [*self.earlier, {"role": "user", "content": self.prompt}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +60,9 @@ class Trace:
     """The arrival times of one answer's events, in seconds of time.perf_counter.
 
     `texts` are the arrival times of events with text (reasoning included). `num_chars` has the number of characters in
-    each of these events, since events can have different numbers of tokens. What the server reports is None if it does
-    not: `counts`, `prefill_ms`, `delivery_ms`, `first_token_ms`, and `expected_ms`, which it predicted for the latter.
-    `on_text` is called for each event with text.
+    each of these events, since events can have different numbers of tokens. `counts` and `reported` are what the server
+    says of the answer: its token counts, and the fields `timings` (llama-server's format) and `edgeagent`. `on_text` is
+    called for each event with text.
     """
 
     on_text: Callable[[], None] | None = None
@@ -85,10 +71,7 @@ class Trace:
     texts: list[float] = field(default_factory=list)
     num_chars: list[int] = field(default_factory=list)
     counts: Counts | None = None
-    prefill_ms: float | None = None
-    delivery_ms: float | None = None
-    first_token_ms: float | None = None
-    expected_ms: float | None = None
+    reported: dict[str, Any] = field(default_factory=dict)
 
     def send(self) -> None:
         """Record the time at which the request is sent."""
@@ -105,11 +88,6 @@ class Trace:
                 self.on_text()
 
     @property
-    def first_event_ms(self) -> list[float]:
-        """The time to the first event, as a list of one value, or empty if there was no event."""
-        return [] if self.first_event_s is None else [1000 * (self.first_event_s - self.sent_s)]
-
-    @property
     def first_text_s(self) -> float | None:
         """When the first text arrived; None if there is no text."""
         return self.texts[0] if self.texts else None
@@ -119,23 +97,11 @@ class Trace:
         """The time to the first text, as a list of one value, or empty if the answer has no text."""
         return [1000 * (self.texts[0] - self.sent_s)] if self.texts else []
 
-    @property
-    def ttft_overhead_ms(self) -> list[float]:
-        """The time to the first text minus the server's prefill time, as a list of one value, or empty if unknown."""
-        return [ttft_ms - self.prefill_ms for ttft_ms in self.ttft_ms] if self.prefill_ms is not None else []
-
-    def record_timings(self, event: Mapping[str, Any]) -> None:
-        """Record the times that the server measured.
-
-        The prefill time comes from `timings` (llama-server's format), the others from edgeagent's stages.
-        """
-        timings, ours = event.get("timings"), event.get("edgeagent")
-        if isinstance(timings, dict) and "prompt_ms" in timings:
-            self.prefill_ms = float(timings["prompt_ms"])
-        stages = (ours.get("stages_ms") or {}) if isinstance(ours, dict) else {}
-        self.delivery_ms = stages.get("delivery", self.delivery_ms)
-        self.first_token_ms = stages.get("first_token", self.first_token_ms)
-        self.expected_ms = ours.get("expected_ms", self.expected_ms) if isinstance(ours, dict) else self.expected_ms
+    def report(self, fields: Mapping[str, Any]) -> None:
+        """Record what an event or the whole answer says of itself."""
+        for name in ("timings", "edgeagent"):
+            if isinstance(fields.get(name), dict):
+                self.reported[name] = self.reported.get(name, {}) | fields[name]
 
     @property
     def gaps_ms(self) -> list[float]:
@@ -313,8 +279,8 @@ class WebSocketConnection:
         fields = {
             "max_output_tokens": request.max_tokens,
             "temperature": 0.0,
-            "store": request.is_stored,
-            **_own_fields("edgeagent", request),
+            "store": False,
+            **request.own,
             **model,
         }
         reply = self.client.respond(request.messages, **fields)
@@ -322,7 +288,7 @@ class WebSocketConnection:
         async for event in reply:
             if event["type"] != "error":  # a refusal is no event of the answer; the reply raises it
                 trace.event(time.perf_counter(), len(event["delta"]) if event["type"] in TEXT_EVENTS else 0)
-        trace.record_timings({"timings": reply.answer.timings, "edgeagent": reply.answer.edgeagent})
+        trace.report({"timings": reply.answer.timings, "edgeagent": reply.answer.edgeagent})
         trace.counts = _must_count(counts_of(reply.answer.usage), self.server)
 
 
@@ -352,7 +318,7 @@ class HttpConnection:
             "stream_options": {"include_usage": True},
             **({"model": self.server.model} if self.server.model else {}),
             **IGNORE_EOS_FIELDS.get(self.server.kind, {}),
-            **_own_fields(self.server.kind, request),
+            **(request.own if self.server.kind == "edgeagent" else {}),
         }
         url = f"{self.server.http_base}/chat/completions"
         try:
@@ -382,28 +348,10 @@ class HttpConnection:
                     if "error" in event:
                         raise wire_error(_error_object(event))
                     trace.event(arrived_s, _num_chars(event))
-                    trace.record_timings(event)
+                    trace.report(event)
                     trace.counts = counts_of(event.get("usage")) or trace.counts
         if not events.is_done:
             raise BackendUnavailable(f"{url} ended its stream without [DONE]: the answer was cut short")
-
-
-# The values of OpenAI's `service_tier`, which edgeagent maps to its tiers.
-SERVICE_TIERS = {"realtime": "priority", "interactive": "default", "batch": "flex"}
-
-
-def _own_fields(kind: str, request: BenchRequest) -> dict[str, Any]:
-    """Return the request fields that only servers of this kind understand; see BenchRequest."""
-    fields: dict[str, Any] = {}
-    if kind == "edgeagent":
-        own = {"draft_tokens": request.draft_tokens, "ttft_ms": request.ttft_ms}
-        if given := {name: value for name, value in own.items() if value is not None}:
-            fields["edgeagent"] = given
-        if request.tier is not None:
-            fields["service_tier"] = SERVICE_TIERS[request.tier]
-    elif kind == "llamacpp" and request.draft_tokens is not None:
-        fields |= {"speculative.n_max": request.draft_tokens, "speculative.n_min": 0}
-    return fields
 
 
 @dataclass(slots=True)
@@ -444,14 +392,6 @@ def _http(server: Server) -> httpx.AsyncClient:
         # Without TLS there is nothing to verify, and reading the system's certificates takes 30 ms.
         verify=server.address.tls() or False,
     )
-
-
-async def read_page(server: Server, path: str) -> bytes:
-    """Request a page with GET, and return its body. Raise EdgeAgentError if none comes, or if its status is not 200."""
-    page = await _page(server, f"{server.http_base.removesuffix('/v1')}{path}")
-    if page.status_code != httpx.codes.OK:
-        raise _refusal(str(page.url), page.status_code, page.content)
-    return page.content
 
 
 async def _page(server: Server, url: str) -> httpx.Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from edgeagent.bench.client import BenchRequest, Server, Trace, connection_to
 from edgeagent.bench.scenarios import (
@@ -22,7 +23,6 @@ from edgeagent.bench.scenarios import (
     Workload,
     fit_token_counting,
 )
-from edgeagent.bench.stats import median
 from edgeagent.errors import EdgeAgentError
 
 Progress = Callable[[str, int, int], None]

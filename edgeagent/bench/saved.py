@@ -10,9 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from edgeagent.bench.stats import Better, Change, median, unpaired_change
+from edgeagent.bench.stats import Better, Change, unpaired_change
 from edgeagent.errors import ConfigError, NotFound
 
 FILE = "bench.sqlite3"

@@ -424,7 +424,7 @@ class Jobs:
             self.began_s = time.perf_counter()
             while True:
                 prompt = measured.prompts.cold(f"{name} {len(self.traces)}", workload.prompt_tokens)
-                self.traces.append(await _answer_of_tier(connection, "batch", prompt, workload.max_tokens))
+                self.traces.append(await _answer_of_tier(connection, "flex", prompt, workload.max_tokens))
                 self.first_done.set()
 
     @property
@@ -439,9 +439,10 @@ class Jobs:
         return tokens / (done[-1].texts[-1] - self.began_s)
 
 
-async def _answer_of_tier(connection: Connection, tier: str, prompt: str, max_tokens: int) -> Trace:
+async def _answer_of_tier(connection: Connection, service_tier: str, prompt: str, max_tokens: int) -> Trace:
+    """Send a prompt in the tier for which OpenAI's `service_tier` stands: priority is realtime, flex is batch."""
     trace = Trace()
-    await connection.ask(BenchRequest(prompt, max_tokens, tier=tier), trace)
+    await connection.ask(BenchRequest(prompt, max_tokens, own={"service_tier": service_tier}), trace)
     return trace
 
 
@@ -456,7 +457,7 @@ async def mixed(measured: MeasuredServer, workload: Workload, round_id: str) -> 
     async def realtime(name: str) -> Trace:
         async with opened(measured) as connection:
             prompt = measured.prompts.cold(f"realtime {round_id} {name}", SHORT_PROMPT_TOKENS)
-            return await _answer_of_tier(connection, "realtime", prompt, REALTIME_TOKENS)
+            return await _answer_of_tier(connection, "priority", prompt, REALTIME_TOKENS)
 
     alone = [await realtime(f"alone {number}") for number in range(NUM_REALTIME_ALONE)]
     jobs_alone = await _run_jobs(measured, workload, f"alone {round_id}")

@@ -47,11 +47,6 @@ def quantile(samples: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def median(samples: Sequence[float]) -> float:
-    """Return the median of at least one sample."""
-    return quantile(samples, 0.5)
-
-
 def summarize(samples: Sequence[float], better: Better) -> Summary | None:
     """Return the summary of samples; None if there are none.
 
@@ -70,11 +65,12 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) ->
     neighbouring rounds drift alike, so their ratio is stable. A round is skipped if one side has no samples, or if
     the median of theirs is 0.
     """
-    medians = [(median(mine), median(other)) for mine, other in zip(ours, theirs, strict=False) if mine and other]
+    rounds = [(mine, other) for mine, other in zip(ours, theirs, strict=False) if mine and other]
+    medians = [(statistics.median(mine), statistics.median(other)) for mine, other in rounds]
     ratios = [mine / other for mine, other in medians if other > 0]
     if not ratios:
         return None
-    return Ratio(len(ratios), median(ratios), quantile(ratios, 0.25), quantile(ratios, 0.75))
+    return Ratio(len(ratios), statistics.median(ratios), quantile(ratios, 0.25), quantile(ratios, 0.75))
 
 
 # The two-sided 95 % quantiles of Student's t distribution for 1 to 30 degrees of freedom; more are treated as 30, which

@@ -16,7 +16,6 @@ def trace(*texts: float, output: int | None = None, sent: float = 0.0, first: fl
 
 def test_times_are_from_the_sending() -> None:
     answer = trace(10.5, 10.6, sent=10.0, first=10.1)
-    assert answer.first_event_ms == pytest.approx([100])
     assert answer.ttft_ms == pytest.approx([500])
     assert answer.gaps_ms == pytest.approx([100])
 
@@ -50,7 +49,6 @@ def test_what_has_no_rate_gives_none(answer: Trace) -> None:
 
 def test_an_answer_without_text_has_no_first_token() -> None:
     assert trace().ttft_ms == []
-    assert trace().first_event_ms == []
 
 
 def test_events_are_noted() -> None:

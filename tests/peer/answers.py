@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from edgeagent.answers.database import AnswerDatabase
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.similar.index import Vector, as_bytes, vector_of
 from edgeagent.answers.similar.records import Kept, Records
-from edgeagent.bench.stats import median, quantile
+from edgeagent.bench.stats import quantile
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.state_files import ANSWERS_FILE, SIMILAR_FILE
 from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Timings, Usage

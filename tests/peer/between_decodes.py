@@ -21,11 +21,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any, cast
 
 import numpy as np
 
-from edgeagent.bench.stats import median
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine

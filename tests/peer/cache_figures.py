@@ -19,19 +19,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from edgeagent.bench import scenarios
-from edgeagent.bench.client import BenchRequest, Server, Trace, read_page
+from edgeagent.bench.client import BenchRequest, Server, Trace
 from edgeagent.bench.measure import Measurement, Run, measure
 from edgeagent.bench.report import as_object, summary_of
 from edgeagent.bench.scenarios import FEW_TOKENS, ITL, MeasuredServer, Metric, Round, Scenario, Workload, opened
-from edgeagent.bench.stats import median, quantile
+from edgeagent.bench.stats import quantile
 from edgeagent.cli.link import ask
 from edgeagent.client import Address
 from tests.peer import servers
 from tests.peer.build import binary, default_folder
 from tests.peer.laboratory import SCENARIOS, caches
+from tests.peer.laboratory.pages import read_page
 from tests.peer.lookup import lookup_ms
 from tests.peer.rows import number
 from tests.peer.servers import edgeagent, llama_server, processor
@@ -181,7 +183,7 @@ async def asked(measured: MeasuredServer, prompt: str) -> Trace:
     """Send a prompt that the server may cache, and return the trace of the complete answer."""
     trace = Trace()
     async with opened(measured) as connection:
-        await connection.ask(BenchRequest(prompt, FEW_TOKENS, is_stored=True), trace)
+        await connection.ask(BenchRequest(prompt, FEW_TOKENS, own=caches.STORED), trace)
     return trace
 
 

@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import httpx
 import psutil
 
-from edgeagent.bench.stats import median
 from edgeagent.store.names.catalog import builtin_model
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 

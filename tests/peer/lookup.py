@@ -6,8 +6,8 @@ import tempfile
 import time
 from array import array
 from pathlib import Path
+from statistics import median
 
-from edgeagent.bench.stats import median
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, Found, Head, Importance, Keyring
 from edgeagent.engine.cache.block_table import BlockTable

@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
-from edgeagent.bench.stats import median
 from edgeagent.store.file_records import file_sha256
 from edgeagent.store.hub.cache import HubCache
 from tests.hub_server import hub_server, sha256

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import time
 from array import array
+from statistics import median
 
-from edgeagent.bench.stats import median, quantile
+from edgeagent.bench.stats import quantile
 from edgeagent.engine.cache.block import CachePriority, Keyring, Payload, choose_block_tokens
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore

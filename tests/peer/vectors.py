@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,7 @@ import psutil
 from numpy.typing import NDArray
 
 from edgeagent.answers.similar.index import Index, Vector
-from edgeagent.bench.stats import median, quantile
+from edgeagent.bench.stats import quantile
 
 WIDTH = 384
 NUM_NEAREST = 8

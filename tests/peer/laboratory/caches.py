@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from edgeagent.bench.client import BenchRequest, Connection, Server, Trace, Turn, read_page
+from edgeagent.bench.client import BenchRequest, Connection, Server, Trace
 from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     SHORT_PROMPT_TOKENS,
@@ -25,6 +25,7 @@ from edgeagent.bench.scenarios import (
     opened,
 )
 from edgeagent.errors import NotSupported
+from tests.peer.laboratory.pages import read_page
 
 NUM_WARM_REQUESTS = 3
 TURN_TOKENS = 24
@@ -32,6 +33,9 @@ TURN_TOKENS = 24
 SETTLE_S = 7.0
 """How many seconds to wait until a server has written an answer's KV blocks."""
 MAX_SETTLES = 6
+STORED = {"store": True}
+"""Makes an edgeagent store a prompt over the WebSocket too; over HTTP it always does."""
+Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class CacheSize:
 
 
 async def read_cache_size(server: Server) -> CacheSize:
-    """Ask an edgeagent for the size of its cache. Raise EdgeAgentError if it does not answer."""
+    """Ask an edgeagent for the size of its cache. Raise httpx.HTTPError if it does not answer."""
     status = json.loads(await read_page(server, "/edgeagent/status"))
     parts = json.loads(await read_page(server, "/edgeagent/cache"))["parts"]
     workers: list[dict[str, Any]] = [model.get("worker") or {} for model in status["models"]]
@@ -112,7 +116,7 @@ async def shared_prefix(measured: MeasuredServer, workload: Workload, round_id: 
     The cache's growth in memory and on disk is measured only on edgeagent, since other servers do not report it.
     """
     reports_cache = measured.server.kind == "edgeagent"
-    system = Turn("system", measured.prompts.cold(f"system {round_id}", workload.prompt_tokens))
+    system = message("system", measured.prompts.cold(f"system {round_id}", workload.prompt_tokens))
     questions = [
         measured.prompts.cold(f"question {round_id} {lane}", SHORT_PROMPT_TOKENS)
         for lane in range(workload.conversations)
@@ -182,23 +186,28 @@ async def _begin_conversations(measured: MeasuredServer, workload: Workload) -> 
             await _asked(connection, *_turn(measured.prompts, workload, lane, 0))
 
 
-def _turn(prompts: Prompts, workload: Workload, lane: int, number: int) -> tuple[str, *tuple[Turn, ...]]:
+def message(role: str, text: str) -> Message:
+    """Return a message of a conversation. `role` is system, user or assistant."""
+    return {"role": role, "content": text}
+
+
+def _turn(prompts: Prompts, workload: Workload, lane: int, number: int) -> tuple[str, *tuple[Message, ...]]:
     """Return the question of a turn, and then the earlier messages of the conversation.
 
     `lane` is the number of the conversation, and `number` that of the turn, from 0. The question of turn 0 is the long
     prompt.
     """
-    said = [Turn("user", prompts.cold(f"conversation {lane}", workload.prompt_tokens))]
+    said = [message("user", prompts.cold(f"conversation {lane}", workload.prompt_tokens))]
     for at in range(number):
-        said.append(Turn("assistant", prompts.text(f"answer {lane} {at}", TURN_TOKENS)))
-        said.append(Turn("user", prompts.text(f"question {lane} {at}", TURN_TOKENS)))
-    return said[-1].text, *said[:-1]
+        said.append(message("assistant", prompts.text(f"answer {lane} {at}", TURN_TOKENS)))
+        said.append(message("user", prompts.text(f"question {lane} {at}", TURN_TOKENS)))
+    return said[-1]["content"], *said[:-1]
 
 
-async def _asked(connection: Connection, prompt: str, *earlier: Turn) -> Trace:
+async def _asked(connection: Connection, prompt: str, *earlier: Message) -> Trace:
     """Send a question that the server may store, and return the trace of the complete answer."""
     trace = Trace()
-    await connection.ask(BenchRequest(prompt, FEW_TOKENS, earlier, is_stored=True), trace)
+    await connection.ask(BenchRequest(prompt, FEW_TOKENS, earlier, STORED), trace)
     return trace
 
 

@@ -5,7 +5,7 @@ The server may store these conversations.
 
 from __future__ import annotations
 
-from edgeagent.bench.client import BenchRequest, Trace, Turn
+from edgeagent.bench.client import BenchRequest, Trace
 from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     ITL,
@@ -21,6 +21,7 @@ from edgeagent.bench.scenarios import (
     length,
     opened,
 )
+from tests.peer.laboratory.caches import STORED, message
 
 NUM_NEXT_TURNS = 3
 ANSWER_TOKENS = 24
@@ -38,7 +39,7 @@ async def beginnings(measured: MeasuredServer, workload: Workload, round_id: str
     async with opened(measured) as connection:
         for lane, trace in enumerate(asked):
             prompt = measured.prompts.cold(f"beginning {round_id} {lane}", workload.prompt_tokens)
-            await connection.ask(BenchRequest(prompt, FEW_TOKENS, is_stored=True), trace)
+            await connection.ask(BenchRequest(prompt, FEW_TOKENS, own=STORED), trace)
     first, last = asked[0].ttft_ms, asked[-1].ttft_ms
     return {
         BEGINNING: joined(trace.ttft_ms for trace in asked),
@@ -58,17 +59,15 @@ async def chat(measured: MeasuredServer, workload: Workload, round_id: str) -> R
     The measured answers have up to `workload.max_tokens` tokens. In later prompts, each answer is replaced by a random
     text of ANSWER_TOKENS tokens, so that every server gets prompts of the same length.
     """
-    said = [Turn("user", measured.prompts.cold(f"chat {round_id}", workload.prompt_tokens))]
+    said = [message("user", measured.prompts.cold(f"chat {round_id}", workload.prompt_tokens))]
     asked = []
     async with opened(measured) as connection:
         for number in range(1 + NUM_NEXT_TURNS):
             trace = Trace()
-            await connection.ask(
-                BenchRequest(said[-1].text, workload.max_tokens, tuple(said[:-1]), is_stored=True), trace
-            )
+            await connection.ask(BenchRequest(said[-1]["content"], workload.max_tokens, said[:-1], STORED), trace)
             asked.append(trace)
-            said.append(Turn("assistant", measured.prompts.text(f"answer {round_id} {number}", ANSWER_TOKENS)))
-            said.append(Turn("user", measured.prompts.cold(f"turn {round_id} {number}", SHORT_PROMPT_TOKENS)))
+            said.append(message("assistant", measured.prompts.text(f"answer {round_id} {number}", ANSWER_TOKENS)))
+            said.append(message("user", measured.prompts.cold(f"turn {round_id} {number}", SHORT_PROMPT_TOKENS)))
     return {
         OPENING: asked[0].ttft_ms,
         NEXT: joined(trace.ttft_ms for trace in asked[1:]),

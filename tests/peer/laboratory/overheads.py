@@ -7,7 +7,7 @@ import contextlib
 import re
 from contextlib import AsyncExitStack
 
-from edgeagent.bench.client import connection_to, read_page
+from edgeagent.bench.client import Trace, connection_to
 from edgeagent.bench.scenarios import (
     FEW_TOKENS,
     SHORT_PROMPT_TOKENS,
@@ -22,6 +22,7 @@ from edgeagent.bench.scenarios import (
     tasks,
 )
 from edgeagent.errors import BackendUnavailable, NotSupported
+from tests.peer.laboratory.pages import read_page
 
 NUM_REQUESTS = 8
 ANSWER_TOKENS = 16
@@ -43,9 +44,21 @@ async def overhead(measured: MeasuredServer, _: Workload, round_id: str) -> Roun
             for turn in range(NUM_REQUESTS)
         ]
     return {
-        TTFT_OVERHEAD: joined(trace.ttft_overhead_ms for trace in traces),
-        DELIVERY: [trace.delivery_ms for trace in traces if trace.delivery_ms is not None],
+        TTFT_OVERHEAD: joined(_ttft_overhead_ms(trace) for trace in traces),
+        DELIVERY: joined(_delivery_ms(trace) for trace in traces),
     }
+
+
+def _ttft_overhead_ms(trace: Trace) -> list[float]:
+    """Return the time to the first text minus the server's prefill time, as a list of one value; empty if unknown."""
+    prefill_ms = trace.reported.get("timings", {}).get("prompt_ms")
+    return [ttft_ms - prefill_ms for ttft_ms in trace.ttft_ms] if prefill_ms is not None else []
+
+
+def _delivery_ms(trace: Trace) -> list[float]:
+    """Return the time that the delivery of an event took, as a list of one value, or empty if unknown."""
+    delivery_ms = (trace.reported.get("edgeagent", {}).get("stages_ms") or {}).get("delivery")
+    return [delivery_ms] if delivery_ms is not None else []
 
 
 IDLE_BYTES = Metric("memory each", "KiB", "the daemon's growth, for each open WebSocket")
@@ -131,7 +144,8 @@ async def connect(measured: MeasuredServer, _: Workload, round_id: str) -> Round
                 prompt = measured.prompts.cold(f"{event.name} {round_id} {turn}", SHORT_PROMPT_TOKENS // 2)
                 trace = await answer(connection, prompt, FEW_TOKENS)
                 opening_ms = connection.opening_ms if event is NEW_EVENT else 0.0
-                samples[event] += [opening_ms + value for value in trace.first_event_ms]
+                if trace.first_event_s is not None:
+                    samples[event].append(opening_ms + 1000 * (trace.first_event_s - trace.sent_s))
                 samples[first] += [opening_ms + value for value in trace.ttft_ms]
     return samples
 

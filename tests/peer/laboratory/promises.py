@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from edgeagent.bench.client import BenchRequest, Trace
 from edgeagent.bench.scenarios import (
@@ -21,7 +22,6 @@ from edgeagent.bench.scenarios import (
     opened,
     tasks,
 )
-from edgeagent.bench.stats import median
 from edgeagent.errors import Overloaded
 
 TTFT_MS = 2000.0
@@ -100,17 +100,19 @@ async def promise(measured: MeasuredServer, workload: Workload, round_id: str) -
 
 def share_predicted(traces: Sequence[Trace]) -> list[float]:
     """Return the share of answers whose first token came as predicted, as a list of one value; empty without any."""
-    errors = [
-        abs(trace.expected_ms / trace.first_token_ms - 1)
-        for trace in traces
-        if trace.expected_ms and trace.first_token_ms
-    ]
+    pairs = [(trace.reported.get("edgeagent", {}).get("expected_ms"), _first_token_ms(trace)) for trace in traces]
+    errors = [abs(expected_ms / first_ms - 1) for expected_ms, first_ms in pairs if expected_ms and first_ms]
     return [sum(error <= MAX_ERROR for error in errors) / len(errors)] if errors else []
+
+
+def _first_token_ms(trace: Trace) -> float | None:
+    """Return when the first token came, as the server measured it; None if it does not say."""
+    return (trace.reported.get("edgeagent", {}).get("stages_ms") or {}).get("first_token")
 
 
 def share_equal(traces: Sequence[Trace]) -> list[float]:
     """Return the share of first tokens within MAX_ERROR of their median: the most that a prediction can reach."""
-    times_ms = [trace.first_token_ms for trace in traces if trace.first_token_ms]
+    times_ms = [first_ms for trace in traces if (first_ms := _first_token_ms(trace))]
     usual_ms = median(times_ms) if times_ms else 0.0
     return [sum(abs(usual_ms / each - 1) <= MAX_ERROR for each in times_ms) / len(times_ms)] if times_ms else []
 
@@ -171,12 +173,13 @@ async def _arrive(
     measured: MeasuredServer, workload: Workload, times: Sequence[float], name: str, ttft_ms: float | None
 ) -> Arrivals:
     arrived = Arrivals([Trace() for _ in times])
+    own = {"edgeagent": {"ttft_ms": ttft_ms}} if ttft_ms is not None else {}
 
     async def ask(trace: Trace, number: int) -> None:
         prompt = measured.prompts.cold(f"{name} {number}", SHORT_PROMPT_TOKENS)
         try:
             async with opened(measured) as connection:
-                await connection.ask(BenchRequest(prompt, workload.max_tokens, ttft_ms=ttft_ms), trace)
+                await connection.ask(BenchRequest(prompt, workload.max_tokens, own=own), trace)
         except Overloaded:
             if trace.first_event_s is None:  # otherwise it was accepted, and waited until its time was over
                 arrived.refusals_ms.append(1000 * (time.perf_counter() - trace.sent_s))

@@ -46,7 +46,7 @@ def _random(prompts: Prompts, name: str) -> str:
 
 _KINDS: dict[str, Callable[[Prompts, str], str]] = {"chat": _chat, "copy-edit": _edit, "code": _code, "random": _random}
 # Draft tokens per step: none, fixed numbers, and the server's choice (None).
-_DEPTHS: dict[str, int | None] = {"off": 0, "1": 1, "3": 3, "8": 8, "auto": None}
+_DEPTHS = {"off": 0, "1": 1, "3": 3, "8": 8, "auto": None}
 
 
 def _metric(kind: str, depth: str, streams: str) -> Metric:
@@ -78,11 +78,12 @@ async def _rates(
 ) -> list[float]:
     """Run streams in parallel, and return the tokens per second of each. Unknown rates are left out."""
     traces = [Trace() for _ in range(num_streams)]
+    own = {} if depth == "auto" else {"edgeagent": {"draft_tokens": _DEPTHS[depth]}}
 
     async def run(number: int) -> None:
         prompt = _KINDS[kind](measured.prompts, f"speculate {kind} {depth} {number} of {num_streams} {round_id}")
         async with opened(measured) as connection:
-            await connection.ask(BenchRequest(prompt, workload.max_tokens, draft_tokens=_DEPTHS[depth]), traces[number])
+            await connection.ask(BenchRequest(prompt, workload.max_tokens, own=own), traces[number])
 
     async with tasks() as group:
         for number in range(num_streams):

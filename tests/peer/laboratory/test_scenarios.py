@@ -96,7 +96,10 @@ def test_arrivals_are_independent_and_repeatable() -> None:
 
 def test_a_prediction_counts_if_it_is_a_fifth_off() -> None:
     pairs = [(100.0, 84.0), (100.0, 124.0), (100.0, 126.0), (100.0, 82.0), (None, 5.0)]
-    traces = [Trace(expected_ms=expected, first_token_ms=first) for expected, first in pairs]
+    traces = [
+        Trace(reported={"edgeagent": {"expected_ms": expected, "stages_ms": {"first_token": first}}})
+        for expected, first in pairs
+    ]
     assert share_predicted(traces) == [0.5]
     assert share_predicted([]) == []
 
