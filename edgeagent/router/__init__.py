@@ -21,11 +21,11 @@ def build(config: Config) -> Router:
     from edgeagent.router.router import Router
     from edgeagent.store.drafts import DraftFinder
     from edgeagent.store.file_records import LastUse, VerifiedFiles, known_sha256, sha256_of
-    from edgeagent.store.gguf.header import first_difference, validate_adapter, validate_model
+    from edgeagent.store.gguf.header import validate_adapter, validate_model
     from edgeagent.store.library import Library
     from edgeagent.store.names.own import OwnNamesFile
     from edgeagent.store.names.parsing import split_paths
-    from edgeagent.store.projectors import check_projector, find_projector
+    from edgeagent.store.projectors import check_projector
     from edgeagent.worker.parent.pool.cache_shares import CacheShares
     from edgeagent.worker.parent.pool.loading import ModelSource
     from edgeagent.worker.parent.pool.pool import Pool
@@ -58,12 +58,9 @@ def build(config: Config) -> Router:
         offer=library.resolve_for_client if config.load.on_demand else None,
         profiles=ProfileStore(config.state_dir),
         cache=CacheShares(config),
-        size_of=lambda path: sum(part.stat().st_size for part in split_paths(path) if part.exists()),
         validate_adapter=check_adapter,
-        difference=first_difference,
         known_sha256=lambda path: known_sha256(path, verified),
         find_draft=DraftFinder(library).find,
-        find_projector=find_projector,
         check_projector=check_projector_file,
         names_stamp=OwnNamesFile(config.state_dir.absolute()).stamp,
     )

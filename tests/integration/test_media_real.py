@@ -15,7 +15,6 @@ from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.store.gguf.header import validate_model
-from edgeagent.store.projectors import find_projector
 from edgeagent.types import ChatPrompt, Finished, GenerateRequest, MemoryKind, Message, Prompt, SamplingParams, Usage
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.loading import ModelSource
@@ -46,7 +45,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
         config = Config(engine=EngineConfig(threads=1, ctx=2048, flash_attention="off"))
         config = structs.replace(config, state_dir=tmp_path / "state")
         files = found_at(model)
-        source = ModelSource(lambda _: files, validate_model, cache=CacheShares(config), find_projector=find_projector)
+        source = ModelSource(lambda _: files, validate_model, cache=CacheShares(config))
         made.append(LocalBackend(Pool(config, source, limits=LIMITS)))
         return made[-1]
 

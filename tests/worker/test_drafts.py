@@ -15,7 +15,7 @@ from msgspec import structs
 from edgeagent.config import Config, EngineConfig, StoreConfig
 from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelNotFound
 from edgeagent.store.drafts import DraftFinder, FoundDraft
-from edgeagent.store.gguf.header import first_difference, read_header, validate_model
+from edgeagent.store.gguf.header import read_header, validate_model
 from edgeagent.store.library import Found, Library
 from edgeagent.types import MemoryKind, ModelInfo, WorkerState, replace
 from edgeagent.worker.child.generator.host import Host
@@ -122,7 +122,6 @@ def make_pool(target: Path, draft: Path | None, *, is_named: bool = False) -> Po
         ModelSource(
             resolve,
             validate_model,
-            difference=first_difference,
             find_draft=lambda _model, _header: FoundDraft(draft, "it was found"),
         ),
     )
@@ -244,9 +243,7 @@ def test_without_memory_for_both_the_model_is_alone(target: Path, tmp_path: Path
 def real_pool(config: Config) -> Pool:
     library = Library.of(config)
     finder = DraftFinder(library)
-    return Pool(
-        config, ModelSource(library.resolve, validate_model, difference=first_difference, find_draft=finder.find)
-    )
+    return Pool(config, ModelSource(library.resolve, validate_model, find_draft=finder.find))
 
 
 async def test_a_model_given_by_path_finds_its_draft(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +20,10 @@ from edgeagent.errors import NOT_INSTALLED, EdgeAgentError, ModelDamaged, ModelL
 from edgeagent.fit.need import num_cells_wanted, predict
 from edgeagent.fit.plan import least_cells
 from edgeagent.store.drafts import FoundDraft
-from edgeagent.store.gguf.header import GgufHeader
+from edgeagent.store.gguf.header import GgufHeader, first_difference
 from edgeagent.store.library import Found
+from edgeagent.store.names.parsing import split_paths
+from edgeagent.store.projectors import find_projector
 from edgeagent.types import FileShape, ModelFile
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.profile_store import ProfileStore
@@ -103,11 +106,15 @@ NO_DRAFT = FoundDraft(None, "no draft was looked for")
 
 
 def file_size(path: Path) -> int:
-    """Return the size of a file in bytes; 0 if it does not exist or cannot be reached."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    """Return the size of a file in bytes, together with the other parts of a split model.
+
+    A part that does not exist or cannot be reached counts as 0.
+    """
+    size = 0
+    for part in split_paths(path):
+        with suppress(OSError):
+            size += part.stat().st_size
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +130,10 @@ class ModelSource:
       loaded, ModelNotFound for a missing one, and StoreError for one that cannot be read.
     - `profiles` has the profiles that `edgeagent tune` saved; None if there are none.
     - `cache` gives each model its share of the disk cache; None if there is none.
-    - `size_of` returns the size of a file in bytes, together with the other parts of a split model.
     - `validate_adapter` checks the file of an adapter. It raises the same errors as `validate`.
-    - `difference` describes in words how the vocabularies of two headers differ; None if they do not.
     - `known_sha256` returns the SHA-256 of a file; "" if it is not known.
     - `find_draft` gets a found model and its header, and returns the model's draft model. It raises nothing.
-    - `find_projector` returns the file with which the model at a path reads images and sounds; None if there is none.
-    - `check_projector` checks such a file. It raises the same errors as `validate`.
+    - `check_projector` checks the file with which a model reads images and sounds. It raises the same errors.
     - `names_stamp` returns a value that changes whenever the owner adds or removes a model's name.
     """
 
@@ -138,12 +142,9 @@ class ModelSource:
     offer: Callable[[str], Found] | None = None
     profiles: ProfileStore | None = None
     cache: CacheShares | None = None
-    size_of: Callable[[Path], int] = file_size
     validate_adapter: Callable[[Path], None] = lambda _: None
-    difference: Callable[[GgufHeader, GgufHeader], str | None] = lambda _model, _draft: None
     known_sha256: Callable[[Path], str] = lambda _: ""
     find_draft: Callable[[Found, Any], FoundDraft] = lambda _model, _header: NO_DRAFT
-    find_projector: Callable[[Path], Path | None] = lambda _: None
     check_projector: Callable[[Path], None] = lambda _: None
     names_stamp: Callable[[], object] = lambda: None
 
@@ -195,7 +196,7 @@ class DraftChooser:
             own = self.source.validate(path)
             if cause := self.fatal.cause(draft_part(str(path.absolute())), path):
                 raise ModelDamaged(f"{path} ended the process that tried it ({cause}); get the file again")
-            why = _mismatch(header, self.found.path, own, path, self.source.difference)
+            why = _mismatch(header, self.found.path, own, path)
         except (EdgeAgentError, OSError) as error:  # StoreError: it cannot be hashed
             return _unusable(error)
         if not why:
@@ -210,13 +211,7 @@ def _unusable(error: EdgeAgentError | OSError) -> ChosenDraft:
     return ChosenDraft(None, message, "trial", is_trouble=True)
 
 
-def _mismatch(
-    model: GgufHeader | None,
-    model_path: Path,
-    draft: GgufHeader | None,
-    draft_path: Path,
-    difference: Callable[[GgufHeader, GgufHeader], str | None],
-) -> str:
+def _mismatch(model: GgufHeader | None, model_path: Path, draft: GgufHeader | None, draft_path: Path) -> str:
     """Return in words how the vocabularies of draft and model differ; "" if they do not, or if a header is unknown."""
     if model is None or draft is None:
         return ""
@@ -225,7 +220,7 @@ def _mismatch(
             f"the draft {draft_path} has {draft.num_vocab} tokens in its vocabulary and {model_path} has "
             f"{model.num_vocab}"
         )
-    return difference(model, draft) or ""
+    return first_difference(model, draft) or ""
 
 
 # Assumed memory of a worker and its compute buffers, in addition to the weights. It is replaced by a prediction if the
@@ -275,7 +270,7 @@ class LoadPreparation:
 
         Call this in a thread: it reads the disk.
         """
-        self.weights_bytes = sum(map(self._source.size_of, self.files.paths))
+        self.weights_bytes = sum(map(file_size, self.files.paths))
         return self.weights_bytes
 
     def load(self) -> Load:
@@ -319,7 +314,7 @@ class LoadPreparation:
                 predict(shapes[:1], self.engine, least_cells(model.shape, self.engine)).total_bytes,
             )
             if self.projector_path is not None:
-                projector_bytes = self._source.size_of(self.projector_path)
+                projector_bytes = file_size(self.projector_path)
                 self.needed_bytes += projector_bytes
                 self.least_bytes += projector_bytes
         return Load(
@@ -393,7 +388,7 @@ class LoadPreparation:
             case "none":
                 return None, "Its projector is switched off (mmproj = none)."
             case "auto":
-                path = self._own_projector or self._source.find_projector(self.path)
+                path = self._own_projector or find_projector(self.path)
             case named:
                 path = Path(named)
         if path is None:

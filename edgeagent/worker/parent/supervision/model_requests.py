@@ -8,6 +8,7 @@ processes nor clocks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
 from typing import Protocol
@@ -73,6 +74,7 @@ class Receiver(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class AcceptedRequest:
     """One accepted request.
 
@@ -81,49 +83,31 @@ class AcceptedRequest:
     An output that this machine generated ahead of the request is part of `tokens` from the beginning.
     """
 
-    __slots__ = (
-        "accepted_at_s",
-        "cancelled_at_s",
-        "first_token_at_s",
-        "handovers",
-        "has_progressed",
-        "held_logprobs",
-        "is_sent",
-        "last_token_at_s",
-        "num_crashes",
-        "num_deaths",
-        "num_delivered",
-        "pending_deltas",
-        "receiver",
-        "request",
-        "so_far",
-        "started",
-        "step_lengths",
-        "tokens",
-    )
+    request: GenerateRequest
+    receiver: Receiver | None
+    accepted_at_s: float
+    so_far: AnswerSoFar | None = None
+    cancelled_at_s: float | None = None
+    is_sent: bool = False
+    started: Started | None = None
+    tokens: list[int] = field(default_factory=list)
+    step_lengths: list[int] = field(default_factory=list)
+    held_logprobs: tuple[TokenLogprob, ...] = ()  # of the last tokens, whose text was not sent yet
+    num_delivered: int = 0  # the tokens whose text the client has
+    pending_deltas: list[Delta] = field(default_factory=list)  # of a step whose last part has not arrived
+    first_token_at_s: float | None = None
+    last_token_at_s: float = 0.0
+    has_progressed: bool = False  # got a token from its current worker
+    num_deaths: int = 0  # ends of its workers, except replacements
+    num_crashes: int = 0  # the crashes and hangs among them
+    handovers: tuple[Handover, ...] = ()
 
-    def __init__(
-        self, request: GenerateRequest, receiver: Receiver, accepted_at_s: float, so_far: AnswerSoFar | None = None
-    ) -> None:
-        self.request = request
-        is_own = so_far is not None and bool(so_far.tokens)
-        self.so_far = None if is_own else so_far
-        self.receiver: Receiver | None = receiver
-        self.accepted_at_s = accepted_at_s
-        self.cancelled_at_s: float | None = None
-        self.is_sent = False
-        self.started: Started | None = None
-        self.tokens: list[int] = list(so_far.tokens) if so_far is not None else []
-        self.step_lengths: list[int] = list(so_far.step_lengths) if so_far is not None else []
-        self.held_logprobs: tuple[TokenLogprob, ...] = ()  # of the last tokens, whose text was not sent yet
-        self.num_delivered = 0 if so_far is None else so_far.num_tokens  # those whose text the client has
-        self.pending_deltas: list[Delta] = []  # the deltas of a step whose last part has not arrived
-        self.first_token_at_s: float | None = None
-        self.last_token_at_s = 0.0
-        self.has_progressed = False  # got a token from its current worker
-        self.num_deaths = 0  # ends of its workers, except replacements
-        self.num_crashes = 0  # the crashes and hangs among them
-        self.handovers: tuple[Handover, ...] = ()
+    def __post_init__(self) -> None:
+        if self.so_far is not None:
+            self.tokens, self.step_lengths = list(self.so_far.tokens), list(self.so_far.step_lengths)
+            self.num_delivered = self.so_far.num_tokens
+        if self.tokens:
+            self.so_far = None
 
     @property
     def delivered(self) -> Delivered:
@@ -202,9 +186,6 @@ class ModelRequests:
             raise InvalidRequest(f"a request with id {request.id!r} is live; give each request its own id", param="id")
         live = self._live[request.id] = AcceptedRequest(request, receiver, now_s, so_far)
         return live
-
-    def mark_sent(self, live: AcceptedRequest) -> None:
-        live.is_sent = True
 
     def cancel(self, request_id: str, now_s: float) -> bool:
         """Cancel a request; if it is unsent, end it at once. Return True if the caller must send the worker a Cancel.

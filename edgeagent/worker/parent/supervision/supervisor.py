@@ -437,7 +437,7 @@ class Supervisor:
         if self._requests.num_sent() == 0:
             self._worker.on_progress()
         self._worker.has_seen_prompts = True
-        self._requests.mark_sent(live)
+        live.is_sent = True
         self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))
 
     def _tell_cancelled(self, request_id: str) -> None:

@@ -22,6 +22,7 @@ from edgeagent.errors import (
 from edgeagent.store.drafts import FoundDraft
 from edgeagent.store.library import Found
 from edgeagent.types import FileShape, WorkerState
+from edgeagent.worker.parent.pool import loading
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.stub_worker import num_lives, stub_command
@@ -156,22 +157,18 @@ async def test_a_named_draft_with_another_vocabulary_starts_no_worker(
     await pool.stop()
 
 
-async def test_a_named_draft_with_another_token_starts_no_worker(store: Store, lives: Path) -> None:
+async def test_a_named_draft_with_another_token_starts_no_worker(
+    store: Store, lives: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     header: Any = SimpleNamespace(num_vocab=100, shape=FileShape(1))
-    pool = Pool(
-        Config(draft="small"),
-        ModelSource(
-            store.resolve,
-            lambda _: header,
-            difference=lambda model, draft: "token 7 is 'a' in one and 'b' in the other",
-        ),
-        command=stub_command(lives),
-        limits=QUICK,
-    )
+    words = "token 7 is 'a' in one and 'b' in the other"
+    monkeypatch.setattr(loading, "first_difference", lambda _model, _draft: words)
+    source = ModelSource(store.resolve, lambda _: header)
+    pool = Pool(Config(draft="small"), source, command=stub_command(lives), limits=QUICK)
     await pool.start()
     (status,) = pool.statuses()
     assert status.state is WorkerState.FAILED
-    assert (status.cause or "").startswith("token 7 is 'a' in one and 'b' in the other; a draft must share")
+    assert (status.cause or "").startswith(f"{words}; a draft must share")
     await pool.stop()
 
 

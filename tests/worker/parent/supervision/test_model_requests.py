@@ -79,7 +79,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def send(self) -> None:
         if self.is_up:
             for live in self.requests.sendable():
-                self.requests.mark_sent(live)
+                live.is_sent = True
                 self.worker[live.request.id] = len(live.tokens)
 
     @precondition(lambda self: not self.is_up)
@@ -187,7 +187,7 @@ def test_a_next_worker_is_told_what_came_in_which_steps() -> None:
     live = requests.add(request(""), Keeper(), 0.0)
     held_logprobs = (TokenLogprob(5, b"x", -1.0),)
     for tokens in ((1,), (2, 3, 4), (), (5,)):
-        requests.mark_sent(live)
+        live.is_sent = True
         requests.on_steps(
             StepResult(
                 0.0, (StepItem("r1", (TextDelta("x"),), tokens, held_logprobs=held_logprobs if 5 in tokens else ()),)
@@ -200,10 +200,10 @@ def test_a_next_worker_is_told_what_came_in_which_steps() -> None:
 def test_a_crash_tells_how_much_was_delivered() -> None:
     requests, keeper = ModelRequests(), Keeper()
     live = requests.add(request(""), keeper, 0.0)
-    requests.mark_sent(live)
+    live.is_sent = True
     requests.on_steps(StepResult(0.0, (StepItem("r1", (), (5, 6)),)))
     requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
-    requests.mark_sent(live)
+    live.is_sent = True
     requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
     (error,) = keeper.ends
     assert isinstance(error, WorkerCrashed)
@@ -215,10 +215,10 @@ def test_a_crash_tells_how_much_was_delivered() -> None:
 def test_the_stages_before_a_first_token_are_of_the_worker_that_gave_it(num_delivered: int) -> None:
     requests, keeper = ModelRequests(), Keeper()
     live = requests.add(request(""), keeper, 10.0)
-    requests.mark_sent(live)
+    live.is_sent = True
     requests.on_steps(StepResult(11.0, (StepItem("r1", (Started(5, 2),), (1,) * num_delivered),)))
     requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
-    requests.mark_sent(live)
+    live.is_sent = True
     requests.on_steps(StepResult(14.0, (StepItem("r1", (TextDelta("x"),), (1,)),)))
     stages = Timings(queue_ms=500.0, load_ms=400.0, render_ms=1.0, cache_ms=2.0, prefill_ms=3000.0, first_token_ms=9.0)
     last = replace(END, usage=Usage(5, 5, 3), timings=stages)
@@ -235,7 +235,7 @@ def test_the_stages_before_a_first_token_are_of_the_worker_that_gave_it(num_deli
 def test_a_cancel_between_two_workers_tells_of_the_first() -> None:
     requests, keeper = ModelRequests(), Keeper()
     live = requests.add(request(""), keeper, 0.0)
-    requests.mark_sent(live)
+    live.is_sent = True
     requests.on_steps(StepResult(1.5, (StepItem("r1", (Started(7, 3),), (1, 2)),)))
     requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
     requests.cancel("r1", 2.0)
@@ -247,14 +247,14 @@ def test_of_those_a_worker_died_under_the_most_urgent_goes_first() -> None:
     requests = ModelRequests()
     tiers = {"later": Tier.BATCH, "first": Tier.REALTIME, "next": Tier.INTERACTIVE}
     for name, tier in tiers.items():
-        requests.mark_sent(requests.add(request("", name, tier=tier), Keeper(), 0.0))
+        requests.add(request("", name, tier=tier), Keeper(), 0.0).is_sent = True
     requests.on_worker_end("SIGSEGV", EndKind.CRASHED)
     requests.add(request("", "fresh"), Keeper(), 0.0)
     order = []
     while sendable := requests.sendable():
         order.append([live.request.id for live in sendable])
         for live in sendable:
-            requests.mark_sent(live)
+            live.is_sent = True
         requests.on_steps(StepResult(0.0, (StepItem(sendable[0].request.id, (), (1,)),)))
     assert order == [["first", "fresh"], ["next"], ["later"]]
 
@@ -271,7 +271,7 @@ def test_nothing_is_owed_to_an_unsent_request() -> None:
 def test_the_end_of_a_cancel_that_the_worker_does_not_end_has_the_times_of_the_tokens() -> None:
     requests, keeper = ModelRequests(), Keeper()
     live = requests.add(request(""), keeper, 0.0)
-    requests.mark_sent(live)
+    live.is_sent = True
     for at_s, token in ((1.5, 1), (1.75, 2), (2.0, 3)):
         requests.on_steps(StepResult(at_s, (StepItem("r1", (Started(7, 3),) if token == 1 else (), (token,)),)))
     requests.cancel("r1", 2.25)
@@ -288,7 +288,7 @@ def test_what_another_machine_gave_counts_as_delivered() -> None:
     so_far = AnswerSoFar("before", "", 7)
     live = requests.add(request(""), keeper, 0.0, so_far)
     assert live.delivered == Delivered(so_far=so_far)
-    requests.mark_sent(live)
+    live.is_sent = True
     requests.on_steps(StepResult(1.0, (StepItem("r1", (Started(5, 2),), (1, 2)),)))
     assert live.delivered == Delivered((1, 2), (2,), (), so_far)
     requests.on_worker_end("signal 9", EndKind.KILLED)
@@ -303,7 +303,7 @@ def test_what_this_machine_gave_ahead_continues_from_its_tokens() -> None:
     ahead = AnswerSoFar("It is", num_tokens=3, tokens=(1, 2, 3), step_lengths=(2, 1))
     live = requests.add(request(""), keeper, 0.0, ahead)
     assert live.delivered == Delivered((1, 2, 3), (2, 1))
-    requests.mark_sent(live)
+    live.is_sent = True
     requests.on_steps(StepResult(1.0, (StepItem("r1", (Started(5, 2),), (4,)),)))
     requests.on_worker_end("signal 9", EndKind.KILLED)
     assert live.delivered == Delivered((1, 2, 3, 4), (2, 1, 1))
