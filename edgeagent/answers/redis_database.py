@@ -25,7 +25,7 @@ from edgeagent.answers.answer import ID_CHARS
 from edgeagent.answers.database import Row
 from edgeagent.config import AnswersConfig
 from edgeagent.egress import ANSWERS
-from edgeagent.egress.ledger import Ledger, NoRemotes
+from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import StoreError
 from edgeagent.machine_policy import PolicyFile
 
@@ -150,7 +150,7 @@ class WayOut:
     def __init__(self, address: str, state_dir: Path) -> None:
         self._address = address
         self._policy = _QuietPolicy()
-        self._ledger = Ledger(state_dir, NoRemotes())
+        self._ledger = Ledger(state_dir)
 
     @property
     def ca_file(self) -> str | None:

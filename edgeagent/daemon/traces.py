@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from edgeagent import __version__
 from edgeagent.api.wire.request_id import REQUEST_ID, TRACE_HEADERS
 from edgeagent.egress import TRACES
-from edgeagent.egress.ledger import Ledger, NoRemotes
+from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ConfigError, StoreError
 from edgeagent.types import ChatPrompt, GenerateRequest, JsonObjectFormat, JsonSchemaFormat, Timings
 
@@ -196,7 +196,7 @@ def _recorded_session(state_dir: Path) -> Session:
     class Recorded(requests.Session):
         def __init__(self) -> None:
             super().__init__()
-            self._ledger = Ledger(state_dir, NoRemotes())
+            self._ledger = Ledger(state_dir)
 
         def send(self, request: PreparedRequest, **options: Any) -> Response:
             try:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,22 +40,6 @@ logger = logging.getLogger(__name__)
 logger.addHandler(logging.NullHandler())
 
 
-class Remotes(Protocol):
-    """Finds a remote by name, for its price and its budget."""
-
-    def find(self, name: str) -> Remote | None:
-        """Return the remote of this name; None if there is none."""
-        ...
-
-
-class NoRemotes:
-    """Finds no remote: for a ledger of what edgeagent sends for itself."""
-
-    def find(self, name: str) -> Remote | None:
-        del name
-        return None
-
-
 class Ledger:
     """Records, in a state folder, what left the machine. Use an instance on one thread at a time.
 
@@ -66,15 +49,18 @@ class Ledger:
     def __init__(
         self,
         state_dir: Path,
-        remotes: Remotes,
+        find_remote: Callable[[str], Remote | None] = lambda _: None,
         clock: Callable[[], float] = time.time,
         *,
         ceiling: Callable[[], Budget] = Budget,
     ) -> None:
-        """`ceiling` returns the budget for all remotes together."""
+        """`find_remote` finds a remote by its name, for its price and its budget.
+
+        A ledger of what edgeagent sends for itself needs none. `ceiling` returns the budget for all remotes together.
+        """
         self._ceiling = ceiling
         self._folder = folder_of(state_dir)
-        self._remotes = remotes
+        self._find_remote = find_remote
         self._clock = clock
         self._day = ""
         self._spending = Spending()
@@ -221,7 +207,7 @@ class Ledger:
 
     def why_blocked(self, remote: str, client: str, num_prompt_tokens: int = 0, max_tokens: int = 0) -> str | None:
         """Return why a client may not send this much to a remote today; None if it may. See `begin`."""
-        if self._remotes.find(remote) is None:
+        if self._find_remote(remote) is None:
             return f"there is no remote {remote!r}"
         try:
             self._turn_to(self._clock())
@@ -237,7 +223,7 @@ class Ledger:
         return None
 
     def _budgets(self, remote: str) -> list[tuple[str, Budget]]:
-        found = self._remotes.find(remote)
+        found = self._find_remote(remote)
         return [(remote, found.budget if found is not None else Budget()), (ALL, self._ceiling())]
 
     def tokens_left(self, remote: str, client: str, num_prompt_tokens: int) -> int | None:
@@ -264,7 +250,7 @@ class Ledger:
             self._file = None
 
     def _price(self, remote: str) -> Price:
-        found = self._remotes.find(remote)
+        found = self._find_remote(remote)
         return found.price if found is not None else Price()
 
     def _turn_to(self, now_s: float) -> None:
@@ -337,7 +323,7 @@ def own_requests(state_dir: Path, reason: str, model: str = "") -> Iterator[Call
     The rows end with this context. For `reason`, `model` and the function's error see `Ledger.begin_own`. It raises
     InvalidRequest for what is no URL.
     """
-    ledger, rows = Ledger(state_dir, NoRemotes()), dict[str, int]()
+    ledger, rows = Ledger(state_dir), dict[str, int]()
 
     def begin(url: str) -> None:
         try:

@@ -20,7 +20,7 @@ class RemoteAccess:
         self.policy = PolicyFile()
         self.file = RemotesFile(config.state_dir)
         self.keys = KeyFinder(waits=False)
-        self.ledger = Ledger(config.state_dir, self.file, ceiling=lambda: self.policy.policy.budget)
+        self.ledger = Ledger(config.state_dir, self.file.find, ceiling=lambda: self.policy.policy.budget)
         self._remotes: tuple[Remote, ...] = ()
         self._revision: tuple[int, int] | None = None
         if self.file.remotes:

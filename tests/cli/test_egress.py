@@ -12,7 +12,7 @@ import pytest
 
 from edgeagent.cli import main
 from edgeagent.egress import ANSWERS, PULL, TRACES
-from edgeagent.egress.ledger import Ledger, NoRemotes
+from edgeagent.egress.ledger import Ledger
 from edgeagent.remotes import EndpointConfig, Price, Remote
 from edgeagent.remotes.file import RemotesFile, add_remote
 from edgeagent.types import Permit, RouteMode
@@ -24,7 +24,7 @@ def fill(folder: Path, *ages_s: float) -> None:
     add_remote(folder, Remote("gpu", (EndpointConfig("https://gpu.example"),), price=Price(output=1000.0)))
     now_s = time.time()
     for number, age_s in enumerate(ages_s):
-        ledger = Ledger(folder, RemotesFile(folder), lambda at_s=now_s - age_s: at_s)  # type: ignore[misc]
+        ledger = Ledger(folder, RemotesFile(folder).find, lambda at_s=now_s - age_s: at_s)  # type: ignore[misc]
         permit = Permit(f"r{number}", "gpu", RouteMode.PREFER_LOCAL, "queue_full", "kiosk" if number else "")
         ledger.end(ledger.begin(permit, "gpu.example", "meta/llama", 2000), "completed", 100, 50)
         ledger.close()
@@ -94,7 +94,7 @@ def test_wrong_options_are_told(options: list[str], message: str, tmp_path: Path
 
 
 def test_answers_at_a_server_have_content(tmp_path: Path, capsys: Output) -> None:
-    ledger = Ledger(tmp_path, NoRemotes())
+    ledger = Ledger(tmp_path)
     for reason in (PULL, ANSWERS, ANSWERS):
         ledger.end(ledger.begin_own(reason, "redis://kv.example"), "completed")
     assert main(["egress", "--state-dir", str(tmp_path)]) == 0
@@ -104,7 +104,7 @@ def test_answers_at_a_server_have_content(tmp_path: Path, capsys: Output) -> Non
 
 def test_what_edgeagent_sends_for_itself_is_counted(tmp_path: Path, capsys: Output) -> None:
     fill(tmp_path, 30)
-    ledger = Ledger(tmp_path, NoRemotes())
+    ledger = Ledger(tmp_path)
     ledger.begin_own(PULL, "https://user:secret@hub.example:8443/api", "org/model")
     for _ in range(2):
         ledger.end(ledger.begin_own(TRACES, "https://collector.example/v1/traces", num_bytes=900), "completed")

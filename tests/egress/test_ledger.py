@@ -43,7 +43,7 @@ class Known:
 
 
 def ledger(folder: Path, clock: Clock | None = None, **fields: Any) -> Ledger:
-    return Ledger(folder, Known(**fields), clock or Clock())
+    return Ledger(folder, Known(**fields).find, clock or Clock())
 
 
 def lines(folder: Path, day: str = "2027-01-15") -> list[dict[str, Any]]:
@@ -144,7 +144,7 @@ def test_each_budget_binds(budget: Budget, word: str, tmp_path: Path) -> None:
 
 def test_a_ceiling_counts_all_remotes_and_outlives_a_purge(tmp_path: Path) -> None:
     clock, most = Clock(), [Budget(tokens=100, client_tokens=60)]
-    book = Ledger(tmp_path, Known(), clock, ceiling=lambda: most[0])
+    book = Ledger(tmp_path, Known().find, clock, ceiling=lambda: most[0])
     for remote in ("gpu", "gone"):
         permit = Permit("r", remote, RouteMode.PREFER_LOCAL, "queue_full", "kiosk")
         assert book.why_blocked("gpu", "kiosk") is None
@@ -154,7 +154,7 @@ def test_a_ceiling_counts_all_remotes_and_outlives_a_purge(tmp_path: Path) -> No
     assert book.why_blocked("gpu", "desk") is None
     purge(folder_of(tmp_path), clock.now_s)
     book.close()
-    again = Ledger(tmp_path, Known(), clock, ceiling=lambda: most[0])
+    again = Ledger(tmp_path, Known().find, clock, ceiling=lambda: most[0])
     assert "80 of 60 tokens" in (again.why_blocked("gpu", "kiosk") or "")
     most[0] = Budget(tokens=80)
     assert "of all clients at all remotes" in (again.why_blocked("gpu", "desk") or "")
@@ -281,7 +281,7 @@ def test_what_leaves_is_measured(tmp_path: Path) -> None:
 
     known = Known()
     known.remote = Remote("measured", (), price=Price(output=2.0))
-    book = Ledger(tmp_path, known, Clock())
+    book = Ledger(tmp_path, known.find, Clock())
     permit = Permit("r", "measured", RouteMode.PREFER_LOCAL, "queue_full")
     book.end(book.begin(permit, "h", "m", 123), "completed", 40, 500_000)
     assert value("edgeagent_remote_requests_total", outcome="completed") == 1

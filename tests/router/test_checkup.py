@@ -40,7 +40,7 @@ async def checked(
     folder: Path, *urls: str, mode: RouteMode = RouteMode.PREFER_LOCAL, key: str = "", **fields: Any
 ) -> list[dict[str, Any]]:
     remote = Remote("gpu", tuple(EndpointConfig(url, "lab") for url in urls), **fields)
-    ledger = Ledger(folder, RemotesFile(folder))
+    ledger = Ledger(folder, RemotesFile(folder).find)
     try:
         return await check(remote, mode, key, ledger)
     finally:
@@ -201,7 +201,7 @@ async def test_a_refused_key_is_told_with_its_place(tmp_path: Path) -> None:
     gets = {"/v1/models": plain(401)}
     async with faults(said(CHAT), gets=gets) as server:
         remote = Remote("gpu", (EndpointConfig(server.url),), Key("env", "GPU_KEY"))
-        (found,) = await check(remote, RouteMode.PREFER_LOCAL, SECRET, Ledger(tmp_path, RemotesFile(tmp_path)))
+        (found,) = await check(remote, RouteMode.PREFER_LOCAL, SECRET, Ledger(tmp_path, RemotesFile(tmp_path).find))
     assert found["problem"] == "it refuses the key (HTTP 401); the key is that in env"
 
 

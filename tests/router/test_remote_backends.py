@@ -295,7 +295,7 @@ class Owner:
     def __init__(self, folder: Path, *remotes: Remote, mode: RouteMode = RouteMode.PREFER_REMOTE) -> None:
         self.mode, self.remotes, self.revision = mode, remotes, 1
         self.file, self.keys = self, KeyFinder(waits=False)
-        self.ledger = Ledger(folder, RemotesFile(folder))
+        self.ledger = Ledger(folder, RemotesFile(folder).find)
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ async def test_no_requests_together_spend_more_than_they_reserved(tmp_path: Path
 
     async with faults(*(next(answers) for _ in range(60)), server_class=Watched) as server:
         owned = Remote("gpu", (EndpointConfig(server.url),), limits=LIMITS, budget=budget)
-        ledger = Ledger(tmp_path, Owner(owned))
+        ledger = Ledger(tmp_path, Owner(owned).find)
         remote = RemoteBackend(owned, keys=lambda key: "", ledger=ledger, probes=lambda: PROBES)
         remote.warm()
         await asyncio.gather(*(used(remote, rng, index) for index in range(40)))
@@ -156,7 +156,7 @@ async def test_no_requests_together_spend_more_than_they_reserved(tmp_path: Path
     honest = [row for row in book.begun.values() if book.settled(row) <= book.reserved(row)]
     assert sum(map(book.settled, honest)) <= budget.tokens
     # After a restart, the sums are the same.
-    again = Ledger(tmp_path, Owner(owned))
+    again = Ledger(tmp_path, Owner(owned).find)
     assert again.spent("gpu").num_tokens == book.num_tokens == ledger.spent("gpu").num_tokens
 
 
@@ -172,7 +172,7 @@ async def test_forty_at_once_spend_no_more_than_the_budget(tmp_path: Path) -> No
     answer = stream(*(chunk({"content": " w"}) for _ in range(200)), chunk(finish="length"), usage(1, 200), DONE)
     async with faults(answer) as server:
         owned = Remote("gpu", (EndpointConfig(server.url),), limits=LIMITS, budget=Budget(tokens=500))
-        ledger = Ledger(tmp_path, Owner(owned))
+        ledger = Ledger(tmp_path, Owner(owned).find)
         remote = RemoteBackend(owned, keys=lambda key: "", ledger=ledger)
         texts = []
 
@@ -215,7 +215,7 @@ async def test_what_was_sent_is_paid_for(tmp_path: Path, script: Script, tokens:
             limits=Limits(first_token_s=0.2, idle_s=0.2),
             budget=Budget(tokens=10**6),
         )
-        ledger = Ledger(tmp_path, Owner(owned))
+        ledger = Ledger(tmp_path, Owner(owned).find)
         remote = RemoteBackend(owned, keys=lambda key: "", ledger=ledger)
         request = GenerateRequest("r1", "tiny", ChatPrompt((Message("user", "twenty characters..."),)))
         try:
@@ -234,7 +234,7 @@ async def test_what_was_sent_is_paid_for(tmp_path: Path, script: Script, tokens:
 async def test_a_client_that_leaves_before_the_first_token_has_paid_for_its_prompt(tmp_path: Path) -> None:
     async with faults(half(Act.STALL)) as server:
         owned = Remote("gpu", (EndpointConfig(server.url),), limits=LIMITS, budget=Budget(tokens=10**6))
-        ledger = Ledger(tmp_path, Owner(owned))
+        ledger = Ledger(tmp_path, Owner(owned).find)
         remote = RemoteBackend(owned, keys=lambda key: "", ledger=ledger)
         request = GenerateRequest("r1", "tiny", ChatPrompt((Message("user", "twenty characters..."),)))
         steps = steps_of(remote.generate, request, Permit("r1", "gpu", RouteMode.REMOTE_ONLY, "remote_only"))
@@ -259,7 +259,7 @@ async def test_a_continuation_is_paid_as_its_kind_of_server_counts(
     script = stream(chunk({"content": "a"}), chunk(finish="stop"), usage(5, 1), DONE)
     async with faults(script, gets={"/v1/models": models("tiny", owner=owner)}) as server:
         owned = Remote("gpu", (EndpointConfig(server.url),), limits=LIMITS)
-        remote = RemoteBackend(owned, keys=lambda key: "", ledger=Ledger(tmp_path, Owner(owned)))
+        remote = RemoteBackend(owned, keys=lambda key: "", ledger=Ledger(tmp_path, Owner(owned).find))
         request = GenerateRequest("r1", "tiny", ChatPrompt((Message("user", "twenty characters..."),)))
         permit = Permit("r1", "gpu", RouteMode.REMOTE_ONLY, "remote_only")
         async with aclosing(steps_of(remote.generate, request, permit, AnswerSoFar("b" * 400, "", 100))) as steps:

@@ -11,7 +11,7 @@ import pytest
 from edgeagent.backends.remote import image_fetcher as module
 from edgeagent.backends.remote.image_fetcher import ImageFetcher, _is_public
 from edgeagent.egress import FETCH
-from edgeagent.egress.ledger import Ledger, NoRemotes
+from edgeagent.egress.ledger import Ledger
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.machine_policy import PolicyFile
 from tests.backends.remote.certificates import Authority, Certificate, server_context
@@ -27,7 +27,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path, NoRemotes())
+    ledger = Ledger(tmp_path)
     yield ledger
     ledger.close()
 
@@ -78,7 +78,7 @@ async def test_a_slow_server_has_a_limit(site: Site, ledger: Ledger, monkeypatch
 async def test_nothing_is_sent_without_a_row(site: Site, tmp_path: Path) -> None:
     (tmp_path / "egress").write_text("not a folder")
     url = f"http://{site.host}/red.png"
-    found = (await fetcher(Ledger(tmp_path, NoRemotes()), site.host).fetch([url], ""))[url]
+    found = (await fetcher(Ledger(tmp_path), site.host).fetch([url], ""))[url]
     assert isinstance(found, str) and "the egress ledger" in found
     assert site.paths == []
 
