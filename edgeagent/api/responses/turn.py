@@ -152,8 +152,8 @@ def begin_turn(
 ) -> Turn:
     """Return the turn that a create asks for; raise InvalidRequest or ResponseNotFound.
 
-    `found`: what the store has of the ids that `history` does not have. `lane`: the key of a WebSocket's lane; the
-    prompt then stays cached until the lane's next response. "": the prompt is cached like any other.
+    `found`: what the store has of the ids that `history` does not have. `lane`: the key of a WebSocket's lane, which
+    tells its conversation from others; "" if there is none.
     """
     conversation = history.continue_from(create.previous_id, create.items, found)
     model = with_adapter(create.body.model or default_model or service.models.default(), create.body.edgeagent)
