@@ -39,7 +39,6 @@ from edgeagent.engine.cache.block import (
 )
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
-from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.types import CacheStatus, MemoryKind
 from edgeagent.usable import usable_memory
 
@@ -47,7 +46,7 @@ _MAX_HOST_BYTES = 2 << 30
 # At most this many results of the disk are taken before one lookup; a block that was found there takes 10 µs.
 _MAX_RESULTS = 200
 _CLOSE_POLL_S = 0.05  # when the process ends
-# The factor on a block's cost, compared with a block of importance VOLATILE.
+# The factor on a block's value, compared with a block of importance VOLATILE.
 _FACTORS = {
     Importance.VOLATILE: 1.0,
     Importance.NORMAL: 1.5,
@@ -133,7 +132,6 @@ class BlockTable:
         token_bytes: float = 0.0,
         is_draft: bool = False,
         codec: PayloadCodec | None = None,
-        costs: CostModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_bytes`: the limit of blocks in memory. If it is 0, nothing is kept.
@@ -141,8 +139,7 @@ class BlockTable:
         `can_cut`: a restored prefix can be cut at any token; then a block is dropped when a longer one is added that
         begins with its tokens. `block_tokens`: tokens of a full block. `token_bytes`: bytes per token in a block; 0 if
         unknown, or if a block is only a state. `is_draft`: the blocks belong to a draft model, whose target model uses
-        the same disk. `codec` packs payloads; if None, they are kept as they are. `costs`: how much more it costs to
-        compute a token late in a prompt than an early one.
+        the same disk. `codec` packs payloads; if None, they are kept as they are.
         """
         self.max_bytes = max_bytes
         self.block_tokens = block_tokens
@@ -156,7 +153,6 @@ class BlockTable:
         self._can_cut = can_cut
         self._is_draft = is_draft
         self._codec = codec
-        self._costs = costs or CostModel(1)
         self._clock = clock
         self._roots: dict[str, BlockKey] = {}
         self._entries: dict[BlockKey, _Entry] = {}  # all blocks, which are also those of the tree
@@ -413,9 +409,7 @@ class BlockTable:
 
     def _rank(self, entry: _Entry, block: Block) -> None:
         """Set the priority of a block that was used just now."""
-        # A token at position 0 costs 1, and one at `doubling_depth` costs 2: it attends to that many earlier tokens.
-        cost = len(block.tokens) * (1 + block.start / self._costs.doubling_depth)
-        value = _FACTORS[entry.importance] * cost / max(1, block.num_bytes)
+        value = _FACTORS[entry.importance] * len(block.tokens) / max(1, block.num_bytes)
         entry.priority = self._floor + value * (_KEPT_ON_DISK if entry.on_disk is _OnDisk.YES else 1.0)
         entry.age = next(self._order)
         self._partitions[entry.root].used_s = self._clock()
@@ -684,7 +678,6 @@ def make_table(
     *,
     is_draft: bool = False,
     codec: PayloadCodec | None = None,
-    costs: CostModel | None = None,
 ) -> BlockTable:
     """Return a model's BlockTable as configured.
 
@@ -701,7 +694,6 @@ def make_table(
         token_bytes=token_bytes,
         is_draft=is_draft,
         codec=codec,
-        costs=costs,
     )
 
 

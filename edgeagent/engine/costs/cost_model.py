@@ -126,9 +126,6 @@ _LEAST_WEIGHT = 0.05
 _MAX_KINDS = 128
 # Each fit starts from the previous coefficients, so few rounds suffice.
 _NUM_ROUNDS = 60
-# With fewer earlier tokens, attention takes too little of a step to be told from the rest.
-_MANY_EARLIER = 256
-_DOUBLING_DEPTHS = (256.0, 65536.0)
 _MIN_S = 1e-4  # a shorter mean time is raised to this
 # A mean that is so many times longer than a new measurement of its kind was disturbed: the first step of a model may
 # wait for its weights to be read. It is replaced. A mean that is too short is corrected slowly, since the new
@@ -218,20 +215,6 @@ class CostFit:
     def cells_s(self, num_tokens: int, num_cells: int) -> float:
         """Return how many seconds of a step with `num_tokens` tokens are caused by `num_cells` cells in use."""
         return self._coefficients[1] * num_tokens * num_cells / _THOUSAND
-
-    @property
-    def doubling_depth(self) -> float:
-        """The number of earlier tokens with which a token of a prompt takes twice as long as with none; 0 if unknown.
-
-        It is limited to _DOUBLING_DEPTHS. It is unknown until a large step with many earlier tokens was measured.
-        """
-        terms = (mean.terms for size in self.sizes if size >= FLASH_TILE for mean in self._means[size].values())
-        if not any(pairs * _THOUSAND >= _MANY_EARLIER * tokens for tokens, _, _, pairs, _ in terms):
-            return 0.0
-        # Plain attention multiplies a token with all used cells. So its cost may be in the coefficient of cells.
-        tokens, cells, _, pairs, _ = self._coefficients
-        least, most = _DOUBLING_DEPTHS
-        return min(most, max(least, tokens * _THOUSAND / (cells + pairs))) if cells + pairs else most
 
     def ratio(self, num_tokens: int) -> float:
         """Return the factor that corrects the formula for this many tokens, interpolated between measured sizes.
@@ -347,7 +330,6 @@ TILE = 32
 _PADDING_GAIN = 0.1
 # Steps of up to 1 / _SMALL of a tile take about as long as a padded one, or less.
 _SMALL = 4
-_USUAL_DOUBLING_DEPTH = 4096.0  # as long as none was measured
 _NUM_ERRORS = 200
 _ENOUGH_ERRORS = 20
 
@@ -464,14 +446,6 @@ class CostModel:
         per_step = max(1, min(num_tokens, self._max_batch))
         step_s = self.predict(StepShape.alone(per_step, depth + (num_tokens - per_step) // 2))
         return None if step_s is None else step_s * num_tokens / per_step
-
-    @property
-    def doubling_depth(self) -> float:
-        """The number of earlier tokens at which attention to them takes as much time as a token's other work.
-
-        While this is unknown, it is 4096.
-        """
-        return self._fit.doubling_depth or _USUAL_DOUBLING_DEPTH
 
     def idle_cells_s(self, num_tokens: int, num_idle: int) -> float:
         """Return the expected seconds that `num_idle` cells of idle sequences add to a step of `num_tokens`."""

@@ -10,7 +10,6 @@ import pytest
 
 from edgeagent.engine.cache.block import Block, Importance, Keyring
 from edgeagent.engine.cache.block_table import BlockTable
-from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from tests.fakes import FakeClock, FakeTier
 from tests.integrity import check_integrity
 
@@ -61,23 +60,6 @@ def test_the_least_recently_used_of_equals_goes_first() -> None:
     tier.raise_importance([blocks[0].key], Importance.VOLATILE)
     offer(tier, blocks[3])
     assert held(tier, *blocks) == [True, False, True, True]
-
-
-@pytest.mark.parametrize(("doubling_depth", "is_late_kept"), [(64, True), (100_000, False)])
-def test_a_late_block_is_worth_more_where_attention_is_slow(doubling_depth: float, *, is_late_kept: bool) -> None:
-    costs = CostModel(512)
-    for depth in (0, 1000, 3000):
-        for num_tokens in (64, 512):
-            shape = StepShape.alone(num_tokens, depth)
-            costs.observe(shape, 1e-3 * (num_tokens + shape.num_pairs / doubling_depth))
-    tier = make(4 * SIZE, costs=costs)
-    first = block("", [*range(100)])
-    late, early = block(first, [*range(100)]), block("", [7] * 110)
-    offer(tier, first, late, early, block("", [8]))
-    tier.raise_importance([early.key, late.key], Importance.VOLATILE)
-    offer(tier, block("", [9] * 120))
-    offer(tier, block("", [10] * 120))
-    assert held(tier, late, early) == [is_late_kept, not is_late_kept]
 
 
 def test_leaves_go_before_what_they_hang_on() -> None:

@@ -305,43 +305,6 @@ def test_drafts_of_one_stream_cost_no_more_than_a_tile() -> None:
     assert apart[1] > 2 * tile_s, "of several streams it is not known how many cells a tile would meet"
 
 
-@pytest.mark.parametrize(("pair_s", "depth"), [(2e-6, 1000), (2e-7, 10_000)])
-def test_the_doubling_depth_is_measured(pair_s: float, depth: int) -> None:
-    costs, machine = CostModel(512), Machine(pair_s=pair_s)
-    assert costs.doubling_depth == CostModel(1).doubling_depth  # the usual one: nothing was measured
-    for before in (0, 500, 1000, 3000):
-        for num_tokens in (1, 16, 64, 128, 512):
-            costs.observe(alone(num_tokens, before), machine.seconds(alone(num_tokens, before)))
-    assert depth / 2.5 < costs.doubling_depth < 2.5 * depth
-
-
-def test_earlier_tokens_that_cost_nothing_never_double_the_cost() -> None:
-    costs, machine = CostModel(512), Machine()
-    for before in (0, 1000, 3000):
-        for num_tokens in (8, 64, 128, 512):
-            costs.observe(alone(num_tokens, before), machine.seconds(alone(num_tokens, before)))
-    assert costs.doubling_depth == 65536.0
-
-
-def test_the_doubling_depth_is_unknown_until_a_deep_prompt_was_measured() -> None:
-    costs, machine = CostModel(512), Machine(pair_s=2e-6)
-    for num_tokens in (64, 128, 128, 64):
-        costs.observe(alone(num_tokens), machine.seconds(alone(num_tokens)))
-    assert costs.doubling_depth == CostModel(1).doubling_depth
-
-
-def test_plain_attention_s_cells_count_as_earlier_tokens() -> None:
-    """Every token is multiplied with all used cells, whosoever they are."""
-    costs, machine = CostModel(512), Machine(cell_s=2e-6)
-    for before in (0, 500, 1000, 3000):
-        for idle in (0, 1000):
-            for num_tokens in (1, 16, 64, 128, 512):
-                shape = alone(num_tokens, before)
-                shape = shape._replace(num_cells=shape.num_cells + idle)
-                costs.observe(shape, machine.seconds(shape))
-    assert 400 < costs.doubling_depth < 2500
-
-
 def test_memory_is_bounded() -> None:
     costs = CostModel(4096)
     chance = random.Random(4)

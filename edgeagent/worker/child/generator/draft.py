@@ -99,7 +99,7 @@ class DraftLoader:
         keyring = self.block_keys.make_of_draft(path, runner, self.config, block_tokens)
         kind, sizes = model.memory_kind, (token_bytes, block_tokens)
         blocks = make_table(
-            kind, self.config, keyring, self.store, DRAFT_SHARE, *sizes, is_draft=True, codec=self.codec, costs=costs
+            kind, self.config, keyring, self.store, DRAFT_SHARE, *sizes, is_draft=True, codec=self.codec
         )
         prefixes = PrefixStore(runner, blocks, costs)
         return DraftSetup(str(path), load.draft_by, load.draft_why, runner, DraftModel(runner, prefixes))

@@ -482,7 +482,7 @@ class Host:
             self._note(unused)
         share = 1.0 if self._draft.model is None else 1.0 - DRAFT_SHARE
         kind, sizes = self.model.memory_kind, (self._token_bytes, self._block_tokens)
-        blocks = make_table(kind, config, keyring, self._store, share, *sizes, codec=self._codec, costs=costs)
+        blocks = make_table(kind, config, keyring, self._store, share, *sizes, codec=self._codec)
         return PrefixStore(self.runner, blocks, costs)
 
     def _make_drafters(self, load: Load, opened: Opened, costs: CostModel, on_part: Callable[[str], None]) -> Drafters:
