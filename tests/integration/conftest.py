@@ -22,6 +22,7 @@ from tests.patience import patient
 
 START_TIMEOUT_S = patient(60.0)
 KILLED = -signal.SIGKILL if os.name == "posix" else 1
+_WORKERS = {"edgeagent.worker.child.process", "tests.slow_worker"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Daemon:
     def worker_pid(self) -> int:
         """Return the pid of the model's process."""
         children = psutil.Process(self.process.pid).children()
-        (worker,) = [child for child in children if "edgeagent.worker.child.process" in " ".join(child.cmdline())]
+        (worker,) = [child for child in children if _WORKERS & {*child.cmdline()}]
         return int(worker.pid)
 
     def run(self, *words: str) -> str:

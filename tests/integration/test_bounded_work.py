@@ -16,10 +16,12 @@ from edgeagent.text.grammar.calls import MAX_TOOLS
 from edgeagent.text.grammar.compiler import MAX_GRAMMAR_CHARS
 from edgeagent.text.schema.closing import MAX_CHAIN, MAX_NAMES
 from edgeagent.text.schema.reading import MAX_JOINED, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
-from tests.integration.conftest import Daemon
+from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.patience import patient
+from tests.slow_worker import slow_program
 
 PATIENCE_S = patient(20.0)
+STEP_S = 0.005
 ASKED = [{"role": "user", "content": "Hello!"}]
 
 
@@ -124,6 +126,14 @@ MEMBERS = (
     Member("text to tokenize", {"messages": None, "prompt": "word " * 1_000_000}, "context", "/v1/completions"),
     Member("template variables", {"chat_template_kwargs": {"other": "x" * 100_000}}, "chat_template_kwargs"),
 )
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    state_dir = tmp_path_factory.mktemp("bounded") / "state"
+    running = start_daemon(state_dir, "builtin", program=slow_program(STEP_S))
+    yield running
+    stop_daemon(running)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 The members are tried one after another on a real daemon, while a canary stream runs and /health is asked. Each must be
 answered as its bound says, the canary must go on, and the daemon's memory must come back. How long the canary paused is
-a figure in the test's output, since a busy machine pauses it too.
+a figure in the test's output, since a busy machine pauses it too. The worker sleeps before each step.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.media import RED, data_url
 from tests.patience import patient
 from tests.robust.frames import CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, frame, text
+from tests.slow_worker import slow_program
 
 KIB, MIB = 1 << 10, 1 << 20
 SERVER = ServerConfig()
 TIMEOUT_S = patient(60)
+STEP_S = 0.005
 MAX_KEPT_MIB = 20.0
 CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 HANDSHAKE = (
@@ -607,18 +609,16 @@ class Canary:
 
 
 # It gives memory back sooner than usual, since each member waits for that.
-PROGRAM = """
-import sys
+FREES_SOON = """
 from edgeagent import freed_memory
-from edgeagent.cli import main
 freed_memory.DELAY_S, freed_memory.AGAIN_S = 0.1, 0.5
-sys.exit(main())
 """
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    running = start_daemon(tmp_path_factory.mktemp("work") / "state", "builtin", program=("-c", PROGRAM))
+    state_dir = tmp_path_factory.mktemp("work") / "state"
+    running = start_daemon(state_dir, "builtin", program=slow_program(STEP_S, FREES_SOON))
     yield running
     stop_daemon(running)
 
