@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from edgeagent.cli import main
 from edgeagent.doctor import plug_ins
 from edgeagent.egress import (
     ANSWERS,
@@ -89,9 +90,9 @@ HARMLESS = ("urllib.parse", "http.HTTPStatus", "websockets.frames", "websockets.
 
 # The modules that send something from this machine, and the ways of `GO` that show how.
 WAYS = {
-    "answers/redis_database.py": ("answers",),
-    "backends/remote/network.py": ("daemon", "remote test", "fetch"),
-    "backends/remote/transport.py": ("daemon", "remote test", "fetch"),
+    "answers/redis_database.py": ("daemon",),
+    "backends/remote/network.py": ("daemon", "remote test"),
+    "backends/remote/transport.py": ("daemon", "remote test"),
     "bench/client.py": ("bench",),
     "daemon/traces.py": ("daemon",),
     "doctor/plug_ins.py": ("engine",),
@@ -246,6 +247,7 @@ class Place(NamedTuple):
     state_dir: Path
     hub: HubServer
     server: Server
+    images: Server
     monkeypatch: pytest.MonkeyPatch
 
     def run(self, *words: str) -> str:
@@ -255,64 +257,66 @@ class Place(NamedTuple):
         return done.stdout + done.stderr
 
 
-def pull(place: Place) -> str:
-    return place.run("pull", "org/model-GGUF", "--models-dir", str(place.state_dir.parent / "models"))
+def pull(place: Place) -> list[str]:
+    return [place.run("pull", "org/model-GGUF", "--models-dir", str(place.state_dir.parent / "models"))]
 
 
-def doctor(place: Place) -> str:
-    return place.run("doctor", "--network")
+def doctor(place: Place) -> list[str]:
+    return [place.run("doctor", "--network")]
 
 
-def bench(place: Place) -> str:
-    return place.run("bench", f"{place.server.url}/v1", "--scenario", "decode", "--rounds", "1", "--max-tokens", "8")
+def bench(place: Place) -> list[str]:
+    flags = ("--scenario", "decode", "--rounds", "1", "--max-tokens", "8")
+    return [place.run("bench", f"{place.server.url}/v1", *flags)]
 
 
-def engine(place: Place) -> str:
+def engine(place: Place) -> list[str]:
     """The command refuses an engine that was compiled here, before it asks anything."""
     place.monkeypatch.setattr(plug_ins, "installed_bindings", lambda: f"0.3.36{plug_ins.PORTABLE}")
     with pytest.raises(EdgeAgentError) as refused:
         plug_ins.install("vulkan", f"{place.server.url}/wheels", place.state_dir)
-    return refused.value.message
+    return [refused.value.message]
 
 
 def _add_remote(place: Place) -> None:
-    place.run("remote", "add", "far", place.server.url, "--model", "far=far", "--yes")
+    main(["remote", "add", "far", place.server.url, "--model", "far=far", "--yes", "--state-dir", str(place.state_dir)])
 
 
-def daemon(place: Place) -> str:
-    """A daemon pulls a model, and answers here and at a remote; at its end it sends its traces."""
+def daemon(place: Place) -> list[str]:
+    """A daemon pulls a model, and answers at a remote, with an image, and from a store; at its end it sends its traces.
+
+    The image's address is on a host that the owner allows.
+    """
     _add_remote(place)
-    models = str(place.state_dir.parent / "models")
-    running = start_daemon(place.state_dir, "builtin", "--models-dir", models, "--trace-endpoint", place.server.url)
-    headers = {"Authorization": f"Bearer {(place.state_dir / 'token').read_text().strip()}"}
-    with httpx.Client(base_url=running.url, headers=headers, timeout=patient(60)) as client:
-        said = client.post("/api/pull", json={"model": "org/model-GGUF"}).text
-        for model in ("builtin", "far"):
-            body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-            said += client.post("/v1/chat/completions", json=body).text
-    stop_daemon(running)
+    flags = ["--models-dir", str(place.state_dir.parent / "models"), "--trace-endpoint", place.server.url]
+    flags += ["--image-hosts", urlsplit(place.images.url).netloc]
+    image = [{"type": "image_url", "image_url": {"url": f"{place.images.url}/image"}}]
+    asked: list[tuple[str, Any]] = [("far", "Hi"), ("builtin", image)]
+    with answer_store(place) as store:
+        running = start_daemon(place.state_dir, "builtin", *flags, "--answers-exact", "--answers-store", store)
+        headers = {"Authorization": f"Bearer {(place.state_dir / 'token').read_text().strip()}"}
+        with httpx.Client(base_url=running.url, headers=headers, timeout=patient(60)) as client:
+            said = [client.post("/api/pull", json={"model": "org/model-GGUF"}).text]
+            for model, content in asked:
+                body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
+                said.append(client.post("/v1/chat/completions", json=body).text)
+            body |= {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        said.append(place.run("cache", "answers", "stats", "--json"))
+        stop_daemon(running)
     return said
 
 
-def fetch(place: Place) -> str:
-    """A message has the address of an image, on a host that the owner allows."""
-    running = start_daemon(place.state_dir, "builtin", "--image-hosts", urlsplit(place.server.url).netloc)
-    part = {"type": "image_url", "image_url": {"url": f"{place.server.url}/image"}}
-    body = {"model": "builtin", "messages": [{"role": "user", "content": [part]}]}
-    said = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=patient(60)).text
-    stop_daemon(running)
-    return said
-
-
-def remote_test(place: Place) -> str:
+def remote_test(place: Place) -> list[str]:
     _add_remote(place)
-    return place.run("remote", "test", "far")
+    return [place.run("remote", "test", "far")]
 
 
-def answers(place: Place) -> str:
-    """A daemon asks a server for a kept answer. The server notes that, and hangs up."""
+@contextmanager
+def answer_store(place: Place) -> Iterator[str]:
+    """Listen as a server for kept answers that notes what arrives, and hangs up; yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
 
         def serve() -> None:
             with suppress(OSError):
@@ -320,71 +324,70 @@ def answers(place: Place) -> str:
                     connection, _ = listener.accept()
                     with connection:
                         if connection.recv(1):
-                            place.server.arrivals.note(f"127.0.0.1:{port}", "a command", has_content=True)
+                            place.server.arrivals.note(host, "a command", has_content=True)
 
         serving = threading.Thread(target=serve)
         serving.start()
-        store = f"redis://127.0.0.1:{port}"
-        running = start_daemon(place.state_dir, "builtin", "--answers-exact", "--answers-store", store)
-        headers = {"Authorization": f"Bearer {(place.state_dir / 'token').read_text().strip()}"}
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
-        with httpx.Client(base_url=running.url, headers=headers, timeout=patient(60)) as client:
-            assert client.post("/v1/chat/completions", json=body).status_code == 200
-        said = place.run("cache", "answers", "stats", "--json")
-        stop_daemon(running)
+        yield f"redis://{host}"
         listener.shutdown(socket.SHUT_RDWR)
         serving.join()
-    return said
 
 
 class Way(NamedTuple):
     """A way out: what goes it, the reasons in its rows, and what is said if all goes well."""
 
-    go: Callable[[Place], str]
+    go: Callable[[Place], list[str]]
     reasons: set[str]
-    well: str
+    well: tuple[str, ...]
 
 
 GO = {
-    "pull": Way(pull, {PULL}, "is here"),
-    "doctor": Way(doctor, {DOCTOR}, "hub"),
-    "bench": Way(bench, {BENCH}, "decode"),
-    "engine": Way(engine, {ENGINE}, "has no edgeagent-engine-vulkan"),
-    "fetch": Way(fetch, {FETCH}, "leads to a file that is no PNG"),
-    "answers": Way(answers, {ANSWERS}, "cannot be used"),
-    "remote test": Way(remote_test, {PROBE, "remote_test"}, "far"),
-    "daemon": Way(daemon, {PULL, TRACES, PROBE, "model_unknown"}, "Hello"),
+    "pull": Way(pull, {PULL}, ("is here",)),
+    "doctor": Way(doctor, {DOCTOR}, ("hub",)),
+    "bench": Way(bench, {BENCH}, ("decode",)),
+    "engine": Way(engine, {ENGINE}, ("has no edgeagent-engine-vulkan",)),
+    "remote test": Way(remote_test, {PROBE, "remote_test"}, ("far",)),
+    "daemon": Way(
+        daemon,
+        {PULL, TRACES, PROBE, "model_unknown", FETCH, ANSWERS},
+        ("success", "Hello", "leads to a file that is no PNG", "cannot be used"),
+    ),
 }
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     state_dir = tmp_path / "state"
-    with hub_server() as hub:
+    with hub_server() as hub, serving(state_dir) as server, serving(state_dir) as images:
         arrivals = HubArrivals(state_dir)
         arrivals.hub, hub.requests = hub, arrivals
         hub.add("org/model-GGUF", {"model-Q4_K_M.gguf": small_model(1, 20_000)})
         for name, value in {"HF_ENDPOINT": hub.url, "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": ""}.items():
             monkeypatch.setenv(name, value)
-        server = Server(Arrivals(state_dir))
-        serving = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        serving.start()
-        yield Place(state_dir, hub, server, monkeypatch)
-        server.shutdown()
-        server.server_close()
-        serving.join()
+        yield Place(state_dir, hub, server, images, monkeypatch)
+
+
+@contextmanager
+def serving(state_dir: Path) -> Iterator[Server]:
+    server = Server(Arrivals(state_dir))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 def arrived(place: Place) -> list[set[str]]:
     assert isinstance(place.hub.requests, HubArrivals)
-    return [*place.hub.requests.reasons, *place.server.arrivals.reasons]
+    return [*place.hub.requests.reasons, *place.server.arrivals.reasons, *place.images.arrivals.reasons]
 
 
 @pytest.mark.parametrize("name", GO)
 def test_there_is_a_row_before_anything_is_sent(name: str, place: Place) -> None:
     way = GO[name]
     said = way.go(place)
-    assert way.well in said, said
+    assert all(well in part for well, part in zip(way.well, said, strict=True)), said
     reasons = arrived(place)
     assert all(reasons) and set[str]().union(*reasons) == way.reasons, said
     rows = list(read_rows(folder_of(place.state_dir)))
@@ -402,4 +405,4 @@ def test_without_a_ledger_nothing_is_sent(name: str, place: Place) -> None:
     (place.state_dir / EGRESS_FOLDER).write_text("not a folder")
     said = GO[name].go(place)
     assert arrived(place) == [], said
-    assert "the egress ledger in" in said, said
+    assert all("the egress ledger in" in part for part in said), said
