@@ -1,6 +1,7 @@
 """The daemon with weights that were trained: SmolLM2-135M-Instruct, as its package ships it.
 
-Random weights never end an answer, repeat a text or keep to a subject. All answers here are greedy.
+Random weights never end an answer, repeat a text or keep to a subject. All answers here are greedy. One file has all
+tests, since they share a daemon, whose start takes long.
 """
 
 from __future__ import annotations
@@ -10,23 +11,31 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
+import numpy as np
 import pytest
 
 from edgeagent import cache_folder
+from edgeagent.config import EngineConfig
+from edgeagent.engine.llama.model import Model
 from edgeagent.remotes.file import remove_remote
 from tests.integration.conftest import Daemon, serving
 from tests.patience import patient
+from tests.plain_loop import NEAR_TIE, PlainLoop
 from tests.smollm2 import MODEL
 
 CONTEXT = 1024
 QUESTION = "Why is the sky blue? Answer in three sentences."
 ANSWER_TOKENS = 60
+NUM_WORDS = 5
+MAX_JSON_TOKENS = 160
 PATIENCE_S = 60.0
 # Every word of a copy is much more likely than any other, so no difference between kernels changes it.
 SENTENCE = "The harbour master counted nineteen grey barges, four tugs and one very old paddle steamer."
@@ -257,3 +266,145 @@ def wait_for_disk(folder: Path) -> None:
     while not sum(part.num_tokens for part in cache_folder.list_parts(folder)):
         assert time.monotonic() < deadline, "no block was written"
         time.sleep(0.05)
+
+
+PROMPTS = (
+    "The capital of France is",
+    "Water boils at a temperature of",
+    "Once upon a time there was a small",
+    "def fibonacci(n):\n    if n",
+    "The opposite of hot is",
+    "import numpy as np\n\nx = np.",
+    "A triangle has three",
+    "The largest planet in the solar system is",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "1, 2, 3, 4, 5,",
+    "Photosynthesis is the process by which plants",
+    "In 1969, the first human being",
+    "SELECT name, age FROM users WHERE",
+    "To make bread, you need flour,",
+    "The sum of the angles of a",
+    "He opened the door and saw",
+    "Shakespeare wrote the play Romeo and",
+    "The heart pumps blood through the",
+    "# Shopping list\n- apples\n- bananas\n-",
+    "Il fait beau aujourd'hui, donc je",
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    loaded = Model(MODEL, EngineConfig())
+    yield loaded
+    loaded.close()
+
+
+def post(daemon: Daemon, path: str, **fields: Any) -> dict[str, Any]:
+    """Return the answer to a request without drafts."""
+    body = {"model": MODEL.stem, "temperature": 0, "edgeagent": {"draft_tokens": 0}, **fields}
+    reply = httpx.post(f"{daemon.url}{path}", json=body, timeout=patient(120), trust_env=False)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def complete(daemon: Daemon, prompt: str) -> dict[str, Any]:
+    return post(daemon, "/v1/completions", prompt=prompt, max_tokens=NUM_WORDS)
+
+
+def check_words(model: Model, loop: PlainLoop, prompt: str, answer: dict[str, Any]) -> None:
+    """Assert that each token of an answer is the likeliest one of the plain loop, or about as likely."""
+    tokens = model.tokenize(prompt, parse_special=True)
+    assert answer["usage"]["prompt_tokens"] == len(tokens)
+    rest = answer["choices"][0]["text"].encode()
+    logits = loop.start(tokens)
+    for _ in range(NUM_WORDS):
+        good = np.flatnonzero(logits >= logits.max() - NEAR_TIE)
+        good = good[np.argsort(-logits[good])]
+        if not rest and any(model.is_end(int(token)) for token in good):
+            break
+        fitting = [int(token) for token in good if model.piece(int(token)) and rest.startswith(model.piece(int(token)))]
+        pieces = [model.piece(int(token)) for token in good]
+        assert fitting, f"after {prompt!r}: {rest!r} begins with none of the likeliest tokens {pieces}"
+        rest = rest.removeprefix(model.piece(fitting[0]))
+        logits = loop.go_on(fitting[:1])
+    assert not rest, f"after {prompt!r}: {rest!r} remains"
+
+
+def test_twenty_prompts_at_once_give_the_words_of_a_plain_loop(model: Model, real: Daemon) -> None:
+    loop = PlainLoop(model)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = list(pool.map(lambda prompt: complete(real, prompt), PROMPTS))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        check_words(model, loop, prompt, answer)
+    # Again from the cache, one after another.
+    for prompt in PROMPTS[:4]:
+        check_words(model, loop, prompt, complete(real, prompt))
+    loop.close()
+
+
+def test_another_word_is_seen(model: Model) -> None:
+    loop = PlainLoop(model)
+    answer = {"usage": {"prompt_tokens": 5}, "choices": [{"text": " London, which is the capital of the"}]}
+    with pytest.raises(AssertionError, match="begins with none of"):
+        check_words(model, loop, PROMPTS[0], answer)
+    loop.close()
+
+
+def object_of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+TEXT, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+TYPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "integer": ("How many minutes are in an hour?", object_of(minutes=INTEGER)),
+    "number": ("What is half of five?", object_of(result=NUMBER)),
+    "text": ("What is the capital of France?", object_of(capital=TEXT)),
+    "boolean": ("Is the sky blue?", object_of(is_blue={"type": "boolean"})),
+    "choice": ("Is this friendly? I love you.", object_of(mood={"enum": ["friendly", "neutral", "hostile"]})),
+    "date": ("When was the first moon landing?", object_of(day={"type": "string", "format": "date"})),
+    "list": ("Name three primary colours.", object_of(colours={"type": "array", "items": TEXT, "maxItems": 3})),
+    "person": ("Ada Lovelace was a mathematician, born in 1815.", object_of(name=TEXT, born=INTEGER, job=TEXT)),
+    "nested": ("A red car with four wheels.", object_of(car=object_of(colour=TEXT, wheels=INTEGER))),
+    "or null": ("The book has no known author.", object_of(author={"anyOf": [TEXT, {"type": "null"}]}, title=TEXT)),
+}
+TOOLS = {
+    "set_timer": object_of(minutes=INTEGER),
+    "get_weather": object_of(city=TEXT, unit={"enum": ["celsius", "fahrenheit"]}),
+    "send_mail": object_of(to={"type": "string", "format": "email"}, is_urgent={"type": "boolean"}),
+}
+
+
+def choice_of(daemon: Daemon, question: str, **fields: Any) -> dict[str, Any]:
+    fields = {"messages": [{"role": "user", "content": question}], "max_tokens": MAX_JSON_TOKENS, **fields}
+    choice: dict[str, Any] = post(daemon, "/v1/chat/completions", **fields)["choices"][0]
+    return choice
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_an_answer_of_this_type_is_whole(real: Daemon, name: str) -> None:
+    question, schema = TYPES[name]
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    choice = choice_of(real, question, response_format=wanted)
+    assert choice["finish_reason"] == "stop", choice
+    assert jsonschema_rs.is_valid(schema, json.loads(choice["message"]["content"]), validate_formats=True), choice
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_call_fits_its_tool(real: Daemon, name: str) -> None:
+    tools = [{"type": "function", "function": {"name": each, "parameters": TOOLS[each]}} for each in TOOLS]
+    named = {"type": "function", "function": {"name": name}}
+    asked = "Please do this: " + name.replace("_", " ")
+    choice = choice_of(real, asked, tools=tools, tool_choice=named, parallel_tool_calls=False)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == name
+    arguments = json.loads(call["function"]["arguments"])
+    assert jsonschema_rs.is_valid(TOOLS[name], arguments, validate_formats=True), choice
+
+
+@pytest.mark.slow
+def test_any_object_ends_without_a_limit(real: Daemon) -> None:
+    """A small model repeats itself. What it may repeat is bounded, so that it does not fill its context."""
+    choice = choice_of(real, "Describe a cat as JSON.", response_format={"type": "json_object"}, max_tokens=None)
+    assert choice["finish_reason"] == "stop", choice
+    assert isinstance(json.loads(choice["message"]["content"]), dict)

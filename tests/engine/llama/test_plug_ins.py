@@ -18,7 +18,7 @@ from edgeagent.engine.llama import bindings
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.plug_ins import FOLDER, plug_ins, variants
 from edgeagent.store.names.catalog import builtin_model
-from tests.integration.test_greedy_words import NEAR_TIE, PlainLoop
+from tests.plain_loop import NEAR_TIE, PlainLoop
 from tests.portable_engine import run_with_engine, unpack_engine
 
 PROMPTS = ("The capital of France is", "Once upon a time there was a", "1, 2, 3, 4, 5,", "def add(a, b):\n    return")
@@ -33,7 +33,7 @@ from pathlib import Path
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama import bindings
 from edgeagent.engine.llama.model import Model
-from tests.integration.test_greedy_words import PlainLoop
+from tests.plain_loop import PlainLoop
 
 model = Model(Path({str(BUILTIN)!r}), EngineConfig())
 loop = PlainLoop(model)
