@@ -54,35 +54,34 @@ def test_the_quantizations_that_are_here(folder: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
+def test_bash_is_given_the_part_behind_a_colon(folder: Path) -> None:
+    """Run the script that `edgeagent --install-completion` installs, on lines that bash splits at their colons."""
+    cases: list[tuple[list[str], list[str]]] = [
         (["run", "org/re"], ["org/repo", "org/repo:Q4_K_M", "org/repo:Q8_0"]),
         (["run", "org/repo", ":"], ["Q4_K_M", "Q8_0"]),
         (["run", "org/repo", ":", "Q8"], ["Q8_0"]),
         (["serve", "--draft", "org/repo", ":", "Q4"], ["Q4_K_M"]),
         (["run", "org/repo", ":", "Q8_0", "--te"], ["--temperature"]),
         (["pull", "qwen3-0"], ["qwen3-0.6b"]),
-    ],
-)
-def test_bash_is_given_the_part_behind_a_colon(folder: Path, words: list[str], expected: list[str]) -> None:
-    """Run the script that `edgeagent --install-completion` installs, on a line that bash splits at its colons."""
+    ]
     download(folder, "models--org--repo", "model-Q4_K_M.gguf", "model-Q8_0.gguf")
     command = folder / "bin" / "edgeagent"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m edgeagent "$@"\n')
     command.chmod(0o755)
-    line = " ".join(shlex.quote(word) for word in ["edgeagent", *words])
-    script = f"""
-        eval "$(_EDGEAGENT_COMPLETE=source_bash edgeagent)"
-        COMP_WORDS=({line}); COMP_CWORD={len(words)}; _edgeagent_completion edgeagent
-        printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
+    script = 'eval "$(_EDGEAGENT_COMPLETE=source_bash edgeagent)"\n'
+    for words, _ in cases:
+        line = " ".join(shlex.quote(word) for word in ["edgeagent", *words])
+        script += f"""
+            COMP_WORDS=({line}); COMP_CWORD={len(words)}; COMPREPLY=(); _edgeagent_completion edgeagent
+            echo "${{COMPREPLY[@]}}"
+        """
     environment = {**os.environ, "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     answer = subprocess.run(
         ["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, check=True
     )
-    assert sorted(answer.stdout.split()) == expected, answer.stderr
+    given = [sorted(line.split()) for line in answer.stdout.splitlines()]
+    assert given == [expected for _, expected in cases], answer.stderr
 
 
 def download(folder: Path, repo: str, *files: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,10 @@ def kiosk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def run(command: str, daemon: Daemon, folder: Path) -> str:
     """Run a command of the guide as it stands there. Return what it prints."""
-    environment = {**os.environ, "EDGEAGENT_STATE_DIR": str(daemon.state_dir)}
-    line = f"{shlex.quote(sys.executable)} -m {command}"
-    done = subprocess.run(line, shell=True, check=True, env=environment, capture_output=True, text=True, cwd=folder)
-    return done.stdout
+    program, *words = shlex.split(command)
+    assert program == "edgeagent"
+    with chdir(folder):
+        return daemon.run(*words)
 
 
 def visit(daemon: Daemon, token: str, question: str) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import openai
 import pytest
 
 from tests.encoder_models import ARCHITECTURES, CONTEXT_LENGTH, make_encoder
-from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.integration.conftest import Daemon, run_command, start_daemon, stop_daemon
 from tests.patience import patient
 
 TEXTS = ["the cat sleeps", "the dog runs in the sun", "rain on the house"]
@@ -142,7 +140,6 @@ def test_it_may_be_the_only_model(tmp_path: Path, pooling: gguf.PoolingType) -> 
 
 def test_the_command_line_names_what_it_is_for(shelf: Daemon) -> None:
     models = shelf.state_dir.parent / "models"
-    command = [sys.executable, "-m", "edgeagent", "list", "--models-dir", str(models), "--json"]
-    listed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    listed = json.loads(run_command("list", "--models-dir", str(models), "--json"))
     kinds = {model["name"]: model["memory"] for model in listed}
     assert kinds["bert"] == "encoder"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeagent.cli import main
 from edgeagent.credentials.keys import CLIENTS_FILE, KeyRing, KeyStatus, Scope, add_client, check_files, ensure_token
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import TOKEN_FILE, write_private
@@ -167,11 +167,10 @@ def test_a_missing_file_is_no_fault(tmp_path: Path) -> None:
 
 
 @POSIX
-def test_what_the_command_line_says(tmp_path: Path) -> None:
+def test_what_the_command_line_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(command: str) -> tuple[int, str]:
-        arguments = [sys.executable, "-m", "edgeagent", command, "--state-dir", str(tmp_path / "state")]
-        done = subprocess.run(arguments, capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
+        code = main([command, "--state-dir", str(tmp_path / "state")])
+        return code, "".join(capsys.readouterr())
 
     with serving(tmp_path / "state") as daemon:
         assert run("status")[0] == 0
