@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,75 +53,91 @@ testpaths = share
 """
 
 
+Run = Callable[..., str]
+DAYS = tuple(map(str, range(40)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a function from a seed and arguments to the output of a run, which runs once."""
+    project = tmp_path_factory.mktemp("project")
+    (project / "share").mkdir()
+    (project / "share" / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+    (project / "share" / "test_a.py").write_text(TESTS, encoding="utf-8")
+    (project / "pytest.ini").write_text(INI, encoding="utf-8")
+
+    @cache
+    def once(seed: str | None, *arguments: str) -> str:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
+        environment.pop(rotation.VARIABLE, None)
+        if seed is not None:
+            environment[rotation.VARIABLE] = seed
+        command = [sys.executable, "-m", "pytest", *arguments]
+        done = subprocess.run(
+            command, cwd=project, env=environment, capture_output=True, text=True, timeout=patient(60)
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return once
+
+
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    (tmp_path / "share").mkdir()
-    (tmp_path / "share" / "conftest.py").write_text(CONFTEST, encoding="utf-8")
-    (tmp_path / "share" / "test_a.py").write_text(TESTS, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text(INI, encoding="utf-8")
-    return tmp_path
-
-
-def run(project: Path, seed: str | None, *arguments: str) -> str:
-    """Return the output of a run."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    environment.pop(rotation.VARIABLE, None)
-    if seed is not None:
-        environment[rotation.VARIABLE] = seed
-    command = [sys.executable, "-m", "pytest", *arguments]
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=patient(60))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def days(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
+    """Return the days on which the property test is in the share, and the others."""
+    with_share: list[str] = []
+    without: list[str] = []
+    for day in DAYS:
+        monkeypatch.setenv(rotation.VARIABLE, day)
+        is_taken = rotation.examples_seed("share/test_a.py::test_property") is not None
+        (with_share if is_taken else without).append(day)
+    return with_share, without
 
 
 def taken(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("slow ")]
 
 
-def test_a_seed_takes_its_share_and_says_so(project: Path) -> None:
-    output = run(project, "2026-11-28")
+def test_a_seed_takes_its_share_and_says_so(run: Run, days: tuple[list[str], list[str]]) -> None:
+    (day, *_), (another_day, *_) = days
+    output = run(day)
     (headline,) = [line for line in output.splitlines() if "taken along" in line]
-    assert f"{rotation.VARIABLE}=2026-11-28" in headline
+    assert f"{rotation.VARIABLE}={day}" in headline
     assert len(taken(output)) == rotation.BUDGET_S / 2 + 1
     assert sum("test_long[" in line for line in taken(output)) == 1, (
         "a test that is too long for the budget has its day"
     )
     assert sum("test_short" in line for line in taken(output)) == rotation.BUDGET_S / 2
-    assert taken(run(project, "2026-11-28", "-p", "xdist", "-n", "2")) == taken(output)
-    assert taken(run(project, "another day")) != taken(output)
+    assert taken(run(day, "-p", "xdist", "-n", "2")) == taken(output)
+    assert taken(run(another_day)) != taken(output)
     assert f" passed, {47 - len(taken(output))} deselected in " in output.splitlines()[-1]
 
 
-def test_a_run_without_a_seed_is_the_same_every_day(project: Path) -> None:
-    output = run(project, None)
+def test_a_run_without_a_seed_is_the_same_every_day(run: Run) -> None:
+    output = run(None)
     assert not taken(output)
     assert "taken along" not in output
 
 
-def test_a_share_of_the_property_tests_has_other_examples(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_share: list[str] = []
-    without: list[str] = []
-    for day in map(str, range(40)):
-        monkeypatch.setenv(rotation.VARIABLE, day)
-        is_taken = rotation.examples_seed("share/test_a.py::test_property") is not None
-        (with_share if is_taken else without).append(day)
+def test_a_share_of_the_property_tests_has_other_examples(run: Run, days: tuple[list[str], list[str]]) -> None:
+    with_share, without = days
     assert 4 <= len(with_share) <= 20
-    examples = {day: examples_on(project, day) for day in (with_share[0], *without[:2])}
-    usual, also_usual = (examples[day] for day in without[:2])
-    assert usual == also_usual != examples[with_share[0]]
+    usual, also_usual, others = (examples(run(day)) for day in (*without[:2], with_share[0]))
+    assert usual == also_usual != others
 
 
-def test_a_run_says_which_property_tests_had_other_examples(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    days = iter(map(str, range(40)))
-    monkeypatch.setenv(rotation.VARIABLE, next(days))
-    while rotation.examples_seed("share/test_a.py::test_property") is None:
-        monkeypatch.setenv(rotation.VARIABLE, next(days))
-    output = run(project, os.environ[rotation.VARIABLE], "share/test_a.py", "-k", "property or seen")
-    assert "examples share/test_a.py::test_property" in output.partition("taken along")[2]
+def test_a_run_says_which_property_tests_had_other_examples(run: Run, days: tuple[list[str], list[str]]) -> None:
+    with_share, without = days
+    said = "examples share/test_a.py::test_property"
+    assert said in run(with_share[0]).partition("taken along")[2]
+    assert said not in run(without[0])
 
 
-def examples_on(project: Path, day: str) -> str:
-    """Return the examples that the property test got on a day."""
-    output = run(project, day, "share/test_a.py", "-k", "property or seen")
+def examples(output: str) -> str:
+    """Return the examples that the property test got in a run."""
     (line,) = [line for line in output.splitlines() if line.startswith("seen")]
     return line

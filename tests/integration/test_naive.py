@@ -11,12 +11,19 @@ from gguf import GGMLQuantizationType
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
 from edgeagent.types import MemoryKind
+from tests.integration import naive as plain_loop
 from tests.integration.naive import FACTOR, FLOOR, Asked, Naive, Recorder, check, differences
 from tests.integration.router import Swaps
 from tests.models import make_tiny_model
 from tests.peer.shelf import TWINS, make_model
 
 CONFIG = EngineConfig(threads=1, ctx=768, flash_attention="on")
+
+
+@pytest.fixture(autouse=True)
+def _few_further_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault is far from all runs, and each costs as much as the first."""
+    monkeypatch.setattr(plain_loop, "MORE_RUNS", 4)
 
 
 @pytest.fixture(scope="module")
