@@ -130,11 +130,10 @@ async def test_a_prompt_or_an_answer_that_is_too_long_is_refused(daemon: Daemon)
 @pytest.mark.parametrize("work", WORK)
 async def test_what_takes_too_long_is_ended_and_the_next_is_served(daemon: Daemon, work: str) -> None:
     template = await daemon.open(WHEN.replace("WORK", WORK[work]))
-    for _ in range(2):
-        with pytest.raises(TemplateTooSlow, match=r"more than .*0\.3 s of CPU time") as caught:
-            await render(template, prompt("work"))
-        assert caught.value.param == "messages"
-        assert (await render(template, prompt("hi"))).text == "hi"
+    with pytest.raises(TemplateTooSlow, match=r"more than .*0\.3 s of CPU time") as caught:
+        await render(template, prompt("work"))
+    assert caught.value.param == "messages"
+    assert (await render(template, prompt("hi"))).text == "hi"
 
 
 def grammar(schema: dict[str, Any]) -> str:
