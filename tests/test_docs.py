@@ -208,9 +208,14 @@ def test_each_file_that_a_page_of_the_architecture_names_exists(page: Path) -> N
             assert is_folder or any(file.endswith(f"/{span.removesuffix('.py')}.py") for file in files), span
 
 
+@functools.cache
+def words_of_the_source() -> set[str]:
+    return set(re.findall(r"\w+", "".join(path.read_text(encoding="utf-8") for path in SOURCES)))
+
+
 @pytest.mark.parametrize("page", ARCHITECTURE, ids=name_of)
 def test_each_word_of_code_on_a_page_of_the_architecture_is_in_the_source(page: Path) -> None:
-    words = set(re.findall(r"\w+", "".join(path.read_text(encoding="utf-8") for path in SOURCES)))
+    words = words_of_the_source()
     named = {span.removesuffix("()") for span in spans(page)}
     identifiers = {span for span in named if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", span)}
     files = {path.name for path in SOURCES} | {path.name for path in ROOT.iterdir()}
