@@ -19,13 +19,13 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from edgeagent.types import MemoryKind
-from tests.integration.conftest import START_TIMEOUT_S, Daemon, start_daemon, stop_daemon
+from tests.integration.conftest import START_TIMEOUT_S, Daemon, start_daemon
 from tests.models import make_tiny_model
 from tests.patience import patient
 
 UNIT = Path(__file__).parents[2] / "packaging/systemd/edgeagent.service"
 
-LONG = {"type": "response.create", "model": "builtin", "input": "Hello!", "max_output_tokens": 1500}
+LONG = {"type": "response.create", "model": "builtin", "input": "Hello!", "max_output_tokens": 800}
 
 
 async def receive(socket: ClientConnection) -> dict[str, object]:
@@ -71,11 +71,11 @@ def test_a_service_manager_does_not_restart_a_daemon_with_a_damaged_model(tmp_pa
 
 async def test_a_worker_killed_in_mid_stream(own_daemon: Daemon) -> None:
     before = await ask(own_daemon, "Hello!")
+    victim = own_daemon.worker_pid()
     async with connect(f"ws://127.0.0.1:{own_daemon.port}/v1/responses") as socket:
         await socket.send(json.dumps(long_request(own_daemon)))
         created = await until(socket, "response.created")
         await until(socket, "response.output_text.delta")
-        victim = own_daemon.worker_pid()
         os.kill(victim, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
         end = await until(socket, "response.completed", "response.failed", "response.incomplete", "error")
         # A new worker continued from the delivered tokens, under the same id.
@@ -95,17 +95,6 @@ async def test_a_worker_killed_in_mid_stream(own_daemon: Daemon) -> None:
     assert await ask(own_daemon, "Hello!") == before
     assert own_daemon.worker_pid() != victim
     assert own_daemon.process.poll() is None
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-def test_a_daemon_killed_takes_its_worker_along_and_the_next_one_starts(tmp_path: Path) -> None:
-    daemon = start_daemon(tmp_path / "state", "builtin")
-    worker = psutil.Process(daemon.worker_pid())
-    daemon.process.kill()
-    daemon.process.wait(patient(10))
-    psutil.wait_procs([worker], timeout=patient(10))
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
-    stop_daemon(start_daemon(tmp_path / "state", "builtin"))
 
 
 async def test_a_stop_lets_a_stream_end_with_its_terminal_event(tmp_path: Path) -> None:

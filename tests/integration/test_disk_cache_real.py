@@ -271,17 +271,6 @@ def _survive(tmp_path: Path, num_kills: int) -> None:
         files = sorted((state_dir / "cache").rglob("*.kv"))
         if files and chance.random() < 0.3:
             _spoil(chance.choice(files), chance)
-    # A daemon that ran until its blocks were written leaves its prompt to the next daemon. No file is damaged here.
-    shutil.rmtree(state_dir / "cache")
-    num_cached = 0
-    for question in ("Is the last room open?", "Is the last room open, and when?"):
-        daemon = start_daemon(state_dir, *flags)
-        try:
-            num_cached = ask_closely(daemon, question)[1]
-            wait_for_disk(state_dir, 32)
-        finally:
-            daemon.kill()
-    assert num_cached >= 32
 
 
 def _spoil(path: Path, chance: random.Random) -> None:
@@ -294,7 +283,7 @@ def _spoil(path: Path, chance: random.Random) -> None:
 @pytest.mark.parametrize(
     "num_kills",
     [
-        1,
+        2,
         pytest.param(10, marks=pytest.mark.slow(seconds=60)),
         pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
     ],

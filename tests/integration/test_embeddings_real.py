@@ -16,7 +16,7 @@ from ollama import AsyncClient, ResponseError
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import SecretStr
 
-from tests.integration.conftest import Daemon, start_daemon, stop_daemon
+from tests.integration.conftest import Daemon
 from tests.integration.leaks import status_of
 from tests.present import present
 
@@ -115,15 +115,6 @@ async def test_langchain(daemon: Daemon) -> None:
     present(ollama._client)._client.close()
 
 
-@pytest.fixture
-async def steady_client(tmp_path: Path) -> AsyncIterator[AsyncOpenAI]:
-    """A client of a daemon whose results do not change with the machine's load."""
-    running = await asyncio.to_thread(start_daemon, tmp_path / "state", "builtin", "--threads", "1")
-    async with AsyncOpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0) as made:
-        yield made
-    await asyncio.to_thread(stop_daemon, running)
-
-
 async def answer(client: AsyncOpenAI, begun: asyncio.Event | None = None) -> str:
     """Return a streamed answer; `begun` is set at its first text."""
     text = ""
@@ -142,8 +133,7 @@ async def answer(client: AsyncOpenAI, begun: asyncio.Event | None = None) -> str
     return text
 
 
-async def test_a_stream_beside_embeddings_is_as_alone(steady_client: AsyncOpenAI) -> None:
-    client = steady_client
+async def test_a_stream_beside_embeddings_is_as_alone(client: AsyncOpenAI) -> None:
     alone = await answer(client)
     begun = asyncio.Event()
     streaming = asyncio.create_task(answer(client, begun))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,7 @@ def test_python(daemon: Daemon) -> None:
     assert all(len(text.split()) > 3 for text in printed), printed
 
 
+@cache
 def node() -> list[str]:
     """Return the command of a Node.js that has a built-in WebSocket."""
     found = shutil.which("node")
