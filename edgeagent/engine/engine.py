@@ -510,13 +510,12 @@ class Engine:
         """Plan the next batch and reserve its cells. If there are too few, drop all drafts, then preempt sequences."""
         while self._running:
             num_cells = self._prefixes.cells.num_cells_used
-            ready, restoring = list[Sequence](), list[Sequence]()
+            texts, media, restoring = list[Sequence](), list[Sequence](), list[Sequence]()
             for sequence in self._running.values():
-                (ready if sequence.restoring is None else restoring).append(sequence)
-            texts, media = (
-                [each for each in ready if each.span is None],
-                [each for each in ready if each.span is not None],
-            )
+                if sequence.restoring is not None:
+                    restoring.append(sequence)
+                else:
+                    (texts if sequence.span is None else media).append(sequence)
             if parts := self._plan_media(media, texts, num_cells):
                 if self._reserve(parts):
                     return parts

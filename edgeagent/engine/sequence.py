@@ -304,6 +304,8 @@ class Sequence:
     @property
     def span(self) -> MediaSpan | None:
         """The chunk of an image or a sound that is computed next; None if it is text."""
+        if not self.spec.media:
+            return None  # most sequences; this is asked several times in each step
         return next((span for span in self.spec.media if span.start <= self.num_computed < span.end), None)
 
     @property

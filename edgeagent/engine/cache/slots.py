@@ -290,7 +290,9 @@ class KvCells:
 
     def take(self, holder: int, count: int) -> None:
         """Give a holder the `count` lowest free cells. At least that many must be free."""
-        cells = self._cells.setdefault(holder, array("i"))
+        cells = self._cells.get(holder)
+        if cells is None:
+            cells = self._cells[holder] = array("i")
         for _ in range(count):
             cell = heapq.heappop(self._free)
             self._num_holders[cell] = 1

@@ -321,8 +321,6 @@ class Sampler:
         floor = -math.inf if self._floor is None else float(self._floor)
         self.cuts = (params.top_k, params.top_p if params.top_p < 1 else math.inf, floor, float(self._sharpness))
         """For `draw_rows`: top-k, top-p, min-p as a difference of logits, and the factor of the temperature."""
-        # Buffers: 0 modified logits, 1 their weights, 2 logits minus the peak and later the weights at the temperature.
-        self._rows: dict[int, Floats] = {}
 
     @property
     def is_repeatable(self) -> bool:
@@ -472,7 +470,7 @@ class Sampler:
             raise InternalError(f"{len(logits)} logits came for a vocabulary of {self._num_vocab}")
         if self._bias is None and self._penalties is None:
             return logits
-        values = self._row(0, self._num_vocab)
+        values = _row(0, self._num_vocab)
         np.copyto(values, logits)
         if self._bias is not None:
             tokens, biases = self._bias
@@ -514,10 +512,10 @@ class Sampler:
             candidates = dataclasses.replace(candidates, lowest=lowest)
             found = few_at_least(candidates.values, lowest)
         if params.top_p < 1:
-            values, row = candidates.values, self._row(1, len(candidates.values))
+            values, row = candidates.values, _row(1, len(candidates.values))
             # Without the subtraction, the weights are as exact, unless they overflow or vanish.
             is_direct = params.temperature == 1.0 and abs(peak) < _MAX_DIRECT
-            shifted = values if is_direct else np.subtract(values, peak, out=self._row(2, len(values)))
+            shifted = values if is_direct else np.subtract(values, peak, out=_row(2, len(values)))
             weights = np.exp(shifted, out=row)
             if candidates.mask is not None:
                 np.multiply(weights, candidates.mask, out=weights)
@@ -553,15 +551,22 @@ class Sampler:
             return candidates.weights
         tempered = candidates.shifted
         if tempered is None:
-            tempered = np.subtract(candidates.values, candidates.peak, out=self._row(2, len(candidates.values)))
+            tempered = np.subtract(candidates.values, candidates.peak, out=_row(2, len(candidates.values)))
         np.multiply(tempered, self._sharpness, out=tempered)
         return np.exp(tempered, out=tempered)
 
-    def _row(self, index: int, length: int) -> Floats:
-        row = self._rows.get(index)
-        if row is None:
-            row = self._rows[index] = np.empty(self._num_vocab, np.float32)
-        return row[:length]
+
+# Rows that all samplers use in turn, so that they take memory once and stay in the processor's caches. Only one thread
+# samples. 0: modified logits. 1: their weights. 2: logits minus the peak, and later the weights at the temperature.
+_ROWS: dict[int, Floats] = {}
+
+
+def _row(index: int, length: int) -> Floats:
+    """Return a row of this length. What it had before is lost."""
+    row = _ROWS.get(index)
+    if row is None or len(row) < length:
+        row = _ROWS[index] = np.empty(length, np.float32)
+    return row[:length]
 
 
 def draw_rows(samplers: Sequence[Sampler], rows: Floats) -> list[int | None]:
