@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +19,11 @@ from typing import Any
 
 from redis import Redis, RedisError
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
-from edgeagent.answers.answer import ID_CHARS
+from edgeagent.answers.answer import ID_CHARS, MAX_ANSWER_BYTES
 from edgeagent.answers.database import Row
 from edgeagent.config import AnswersConfig
 from edgeagent.egress import ANSWERS
@@ -33,7 +35,10 @@ TIMEOUT_S = 1.0
 """How long the thread waits for the server. An answer waits for less; see store.BUDGET_S."""
 _BOOK_BYTES = 512  # what an answer takes at the server besides what is sealed, by an estimate
 _COMMAND_BYTES = 100  # the length of a command besides its values, by an estimate
-_PAGE = 500
+_PAGE = 50
+_MAX_ONE_BYTES = 2 * MAX_ANSWER_BYTES  # of the reply to a look-up
+_MAX_REPLY_BYTES = 1 << 26  # of any other reply: a page of the largest answers
+_MAX_REPLY_S = 10.0
 _MAX_AT_ONCE = 1000  # answers that one script forgets, since other clients of the server wait for it
 
 # KEYS[1] is the beginning of all names. `uses` counts, so that the order of use needs no clock.
@@ -187,6 +192,53 @@ class _QuietPolicy(PolicyFile):
         del value, trouble
 
 
+class _Replies:
+    """How much is still read of the replies to a command, and until when. Each connection's socket asks it.
+
+    Who may write at the server can write anything there, and the client reads a whole reply into memory.
+    """
+
+    def __init__(self) -> None:
+        self._left, self._until_s = 0, 0.0
+
+    def expect(self, max_bytes: int) -> None:
+        """Allow so many bytes from now on."""
+        self._left, self._until_s = max_bytes, time.monotonic() + _MAX_REPLY_S
+
+    def count(self, num_bytes: int) -> None:
+        """Count bytes that were read. Raise what the client takes for a lost connection, which it closes."""
+        self._left -= num_bytes
+        if self._left < 0:
+            raise RedisConnectionError("its reply is larger than any answer")
+        if time.monotonic() > self._until_s:
+            raise RedisConnectionError(f"its reply takes longer than {_MAX_REPLY_S:g} s")
+
+    def bound(self, connection: Any) -> None:
+        """Let a connection, which has just been made, read within the limits, and begin the session."""
+        connection._sock = _BoundedSocket(connection._sock, self)
+        connection.on_connect()
+
+
+class _BoundedSocket:
+    """A socket whose reads are counted."""
+
+    def __init__(self, socket: Any, replies: _Replies) -> None:
+        self._socket, self._replies = socket, replies
+
+    def recv(self, size: int) -> bytes:
+        content: bytes = self._socket.recv(size)
+        self._replies.count(len(content))
+        return content
+
+    def recv_into(self, buffer: Any) -> int:  # the parser of hiredis reads so
+        num_bytes: int = self._socket.recv_into(buffer)
+        self._replies.count(num_bytes)
+        return num_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
 class RedisDatabase:
     """The kept answers at the server of `options`. `secret`: all who have it share their answers.
 
@@ -199,6 +251,7 @@ class RedisDatabase:
         # The braces keep all names in one slot of a cluster.
         self._prefix = f"{{edgeagent-{_tag(secret, 'names')}}}:"
         self._client: Redis | None = None
+        self._replies = _Replies()
         self._ca_file: str | None = None
         self.num_answers = self.num_bytes = 0
 
@@ -219,7 +272,7 @@ class RedisDatabase:
             pipeline.execute_command("GET", f"{self._prefix}bytes")
             return pipeline.execute()
 
-        (sealed, created), num_answers, num_bytes = self._ask(len(name), ask)
+        (sealed, created), num_answers, num_bytes = self._ask(len(name), ask, _MAX_ONE_BYTES)
         self.num_answers, self.num_bytes = int(num_answers), int(num_bytes or 0)
         if sealed is None or created is None:
             return None
@@ -246,12 +299,16 @@ class RedisDatabase:
             pass
         ids = self._command("ZREVRANGE", self._used(partition), offset, offset + limit - 1)
         found: list[Row] = []
+        left = self._options.max_bytes
         for begin in range(0, len(ids), _PAGE):
+            if left < 0:
+                break  # no server that keeps to the limit has more
             page = ids[begin : begin + _PAGE]
             sizes = self._command("HMGET", self._prefix + "sizes", *page)
             for size, fields in zip(sizes, self._fields(page), strict=True):
                 key, sealed, created, num_uses = fields
                 if None not in (size, key, sealed, created, num_uses):
+                    left -= len(sealed)
                     num_bytes = int(size.partition(b" ")[0])
                     found.append(Row(key, "", "", sealed, float(created), int(num_uses), num_bytes))
         return found
@@ -340,8 +397,9 @@ class RedisDatabase:
 
         return self._ask(_length(values), ask)
 
-    def _ask(self, num_bytes: int, ask: Callable[[Any], Any]) -> Any:
+    def _ask(self, num_bytes: int, ask: Callable[[Any], Any], max_bytes: int = _MAX_REPLY_BYTES) -> Any:
         with self._way_out.command(num_bytes + _COMMAND_BYTES):
+            self._replies.expect(max_bytes)
             try:
                 return ask(self._connected())
             except RedisError as error:
@@ -361,6 +419,7 @@ class RedisDatabase:
                 # A connection that the server has closed while it was idle is made again once.
                 retry=Retry(NoBackoff(), 1),
                 protocol=2,
+                redis_connect_func=self._replies.bound,
                 **tls,
             )
             self._ca_file = ca_file

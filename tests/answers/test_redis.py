@@ -200,16 +200,21 @@ def reply(rng: random.Random, depth: int = 0) -> bytes:
             return b"*%d\r\n%s" % (len(parts), b"".join(parts))
 
 
+async def command(reader: asyncio.StreamReader) -> list[bytes]:
+    """Return the words of the next command; none at the end."""
+    words = []
+    for _ in range(int((await reader.readline())[1:] or 0)):
+        words.append(await reader.readexactly(int((await reader.readline())[1:])))
+        await reader.readline()
+    return words
+
+
 async def test_a_server_that_says_anything_costs_its_answers_only(tmp_path: Path) -> None:
     rng = random.Random(5)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            while line := await reader.readline():
-                words = []
-                for _ in range(int(line[1:])):
-                    words.append(await reader.readexactly(int((await reader.readline())[1:])))
-                    await reader.readline()
+            while words := await command(reader):
                 writer.write(b"+OK\r\n" if words[0] in (b"CLIENT", b"SELECT") else reply(rng))
         writer.close()
 
@@ -228,6 +233,48 @@ async def test_a_server_that_says_anything_costs_its_answers_only(tmp_path: Path
             with suppress(StoreError):
                 await store.forget_one("0" * 16, "")
         await store.close()
+
+
+@pytest.mark.parametrize("header", [b"$2147483648\r\n", b"*99999999\r\n$5000\r\n", b"+"])
+async def test_a_reply_without_end_is_not_read_into_memory(tmp_path: Path, header: bytes) -> None:
+    num_sent = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_sent
+        with suppress(OSError):
+            while words := await command(reader):
+                if words[0] in (b"CLIENT", b"SELECT"):
+                    writer.write(b"+OK\r\n")
+                    continue
+                writer.write(header)
+                while True:
+                    writer.write(bytes(1 << 16))
+                    await writer.drain()
+                    num_sent += 1 << 16
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        address = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+        store = RedisStore(AnswersConfig(exact=True, store=address), Seal(SECRET), tmp_path, budget_s=patient(10))
+        assert await store.get(key(0)) is None
+        assert store.trouble is not None and "larger than any answer" in store.trouble
+        await store.close()
+    # Two connections, with what their sockets hold.
+    assert num_sent < 64 << 20
+
+
+async def test_a_huge_value_costs_itself_only(empty: RedisServer, tmp_path: Path) -> None:
+    async with opened(empty, tmp_path) as store:
+        store.put(key(0), answer(0))
+        store.put(key(1), answer(1))
+        await store.listed(None, 1)
+        with empty.client() as client:
+            (name,) = empty.names(key(0).hex()[:16].encode())
+            client.hset(name, "sealed", bytes(8 << 20))
+        assert await store.get(key(0)) is None and store.trouble
+        assert await store.get(key(1)) == answer(1) and store.trouble is None
+        store.put(key(0), answer(0))  # the model has answered it
+        assert await store.get(key(0)) == answer(0)
 
 
 async def test_what_others_delete_is_not_found(empty: RedisServer, tmp_path: Path) -> None:
