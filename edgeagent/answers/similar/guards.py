@@ -7,6 +7,7 @@ refuses.
 Numbers, dates, times, units, names, quoted text, scripts and lengths are compared in any language that is written in
 Latin letters. Negations, antonyms, words that point to a context, and numbers written as words are known in English,
 German, French, Spanish and Italian. Languages are told apart by their script, and those five by their most usual words.
+In Chinese and Japanese, which have no spaces, the characters that carry meaning must be the same.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
+from functools import lru_cache
 
-from edgeagent.answers.similar.words import COURTESIES, LANGUAGES, PREFIXES, Language, joined
+from edgeagent.answers.similar.words import COURTESIES, LANGUAGES, PARTICLES, PREFIXES, Language, joined
 
 MAX_CHARACTERS = 1000
 """A longer question has more in it than a vector of its whole text can tell apart, so it is never compared."""
@@ -25,11 +28,13 @@ MAX_CHARACTERS = 1000
 _WORD = re.compile(r"[^\W\d_]{1,4}(?='[^\W\d_]{3})|[^\W\d_]+(?:'[^\W\d_]+)*")
 _NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
 _QUOTED = re.compile(r"[\"“”„«»‹›‘`]([^\"“”„«»‹›‘’`]{1,200})[\"“”«»‹›’`]|(?<!\w)'([^']{1,200})'(?!\w)")
+_CHARACTER = re.compile(r"[\u3400-\u9fff\uf900-\ufaff\u30a0-\u30ff]|ない|なく|なかった|ません|なし")
 _CODE = re.compile(r"\S*(?:[a-z]\d|\d[a-z]|[@#\\_{}<>=$€£%+*&|]|\w\.\w|://)\S*", re.IGNORECASE)
 _SENTENCE_ENDS = ".!?:;\n"
 _MAX_RATIO = 3.0
 _MIN_FRAME = 2  # words, with the one that differs
 _MIN_STEM = 4
+_MAX_READ = 64  # texts that need not be read again: a question is compared with several kept ones
 _NOTHING: frozenset[str] = frozenset()
 
 
@@ -37,10 +42,8 @@ def refusal(asked: str, kept: str) -> str:
     """Return the name of the rule by which an answer to `kept` may not answer `asked`; "" if no rule refuses."""
     if max(len(asked), len(kept)) > MAX_CHARACTERS:
         return "length"
-    first, second = _Text(asked), _Text(kept)
-    known = joined(frozenset(first.languages | second.languages or LANGUAGES.keys()))
-    first.read(known)
-    second.read(known)
+    languages = frozenset(_text(asked).languages | _text(kept).languages) or frozenset(LANGUAGES)
+    first, second = _read(asked, languages), _read(kept, languages)
     return next((name for name, refuses in RULES.items() if refuses(first, second)), "")
 
 
@@ -75,6 +78,7 @@ class _Text:
         self.units = set(self._meanings(known.units))
         self.dates = set(self._meanings(known.dates))
         self.quotes = {(match.group(1) or match.group(2)).strip().lower() for match in _QUOTED.finditer(self.text)}
+        self.characters = set(_CHARACTER.findall(self.text)) - PARTICLES
         self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)}
 
     def _behind(self, known: Language) -> dict[str, set[str]]:
@@ -115,6 +119,19 @@ class _Text:
         return not before or before[-1] in _SENTENCE_ENDS
 
 
+@lru_cache(_MAX_READ)
+def _text(text: str) -> _Text:
+    return _Text(text)
+
+
+@lru_cache(_MAX_READ)
+def _read(text: str, languages: frozenset[str]) -> _Text:
+    """Return a text that was read with the words of these languages."""
+    read = copy(_text(text))
+    read.read(joined(languages))
+    return read
+
+
 def _plain(number: str) -> str:
     """Return a number without separators of thousands and without zeros that change nothing: 1000 for 1,000.0."""
     text = re.sub(r"[,.](?=\d{3}(?:\D|$))", "", number).replace(",", ".")
@@ -135,6 +152,18 @@ def _other_names(first: _Text, second: _Text) -> bool:
     """Whether a name of one text is not in the other, in whatever case."""
     known = [{word.removesuffix("'s") for word in text.words} for text in (first, second)]
     return not (first.names <= known[1] and second.names <= known[0])
+
+
+def _hidden_names(first: _Text, second: _Text) -> bool:
+    """Whether less than half of the words are common where names do not show, since neither has a capital letter."""
+    if any(text.characters or text.text != text.text.lower() for text in (first, second)):
+        return False
+    pair = set(first.content), set(second.content)
+    num_common = min(
+        sum(any(word == other or _are_forms(word, other) for other in others) for word in words)
+        for words, others in (pair, pair[::-1])
+    )
+    return 2 * num_common < min(map(len, pair))
 
 
 def _other_units(first: _Text, second: _Text) -> bool:
@@ -206,6 +235,8 @@ RULES: dict[str, Callable[[_Text, _Text], bool]] = {
     "negation": lambda first, second: first.num_negations != second.num_negations,
     "antonyms": _opposed,
     "names": _other_names,
+    "characters": lambda first, second: first.characters != second.characters,
+    "small_letters": _hidden_names,
     "quoted": lambda first, second: first.quotes != second.quotes,
     "codes": lambda first, second: first.codes != second.codes,
     "order": _other_order,

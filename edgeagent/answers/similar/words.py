@@ -553,6 +553,9 @@ COURTESIES = _words(
 )
 """Words that are said before and after a question, and change nothing."""
 
+PARTICLES = frozenset("的了吗嗎呢吧啊呀请請问問您你我们們是在有就都也么麼什")
+"""Chinese characters that change nothing about what is asked. Japanese has such words in hiragana."""
+
 PREFIXES = ("un", "in", "im", "ir", "il", "dis", "de", "non", "mis", "ent", "dés", "des")
 """Prefixes that reverse a word. The other languages' are tried in each, since a language is only guessed."""
 

@@ -47,6 +47,13 @@ REFUSED = [
     ("names", "Anna Weber was born when?", "When was Hannah Weber born?"),
     ("names", "How do I get to Leeds?", "how do i get to york?"),
     ("names", "Wie komme ich nach Leeds?", "Wie komme ich nach York?"),
+    ("characters", "几点开门", "几点关门"),
+    ("characters", "请问厕所在哪里", "请问出口在哪里"),
+    ("characters", "次の電車は何時ですか", "最後の電車は何時ですか"),
+    ("characters", "カードで払えますか", "カードで払えませんか"),
+    ("small_letters", "where does anna smith work", "which is the office of berta jones"),
+    ("small_letters", "how do i get to leeds?", "what is the best way to york?"),
+    ("small_letters", "как пройти в эрмитаж", "где находится кремль"),
     ("quoted", 'What does "sure thing" mean in French?', 'What does "well done" mean in French?'),
     ("quoted", "Translate 'good luck' for me", "Translate 'what a pity' for me"),
     ("codes", "How much is it + tax?".replace(" it", " a visit"), "How much is a visit?"),
@@ -85,6 +92,9 @@ ALLOWED = [
     ("A fee of 1,000 euros, why?", "Why is there a fee of 1000 euros?"),
     ("Wann öffnen Sie am Sonntag?", "Hallo, ab wann ist sonntags geöffnet?"),
     ("Was kostet der Eintritt?", "Wie viel muss man für den Eintritt zahlen?"),
+    ("where are the toilets?", "hello, where is the nearest toilet"),
+    ("几点开门", "请问几点开门呢？"),
+    ("次の電車は何時ですか", "次の電車は何時でしょうか。"),
     ("What is the opening time?", "What are the opening times?"),
 ]
 
