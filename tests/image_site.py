@@ -45,6 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
         match self.path.partition("?")[0]:
             case "/red.png":
                 self._answer(200, RED)
+            case "/million.png":
+                self._answer(200, RED + bytes(1_000_000))
             case "/sound.wav":
                 self._answer(200, SILENCE)
             case "/moved":

@@ -91,6 +91,33 @@ async def test_every_wire_fetches_it(daemon: Running, site: Site, tmp_path: Path
     assert {(row.reason, row.outcome) for row in read_rows(folder_of(tmp_path / "state"))} == {(FETCH, "completed")}
 
 
+async def test_a_realtime_session_fetches_it(daemon: Running, site: Site, tmp_path: Path) -> None:
+    url = f"http://{site.host}/red.png"
+
+    async def add(connection: Any, url: str) -> Any:
+        await connection.conversation.item.create(item={**shown(url)[0], "type": "message"})
+        async for event in connection:
+            if event.type in ("error", "conversation.item.done"):
+                return event
+        raise AssertionError("the connection has ended")
+
+    async with openai(daemon) as client, client.realtime.connect(model="fake") as connection:
+        done = await add(connection, url)
+        assert done.item.content[0].image_url == data_url(RED), "the conversation has the image, not its address"
+        await connection.response.create()
+        async for event in connection:
+            if event.type == "response.done":
+                break
+        assert (last_prompt(daemon).messages, last_prompt(daemon).media) == (SEEN, (media(RED),))
+        assert "server.image_hosts" in (await add(connection, "http://other.example/x.png")).error.message
+        assert "at most 750000" in (await add(connection, f"http://{site.host}/million.png")).error.message
+        update: Any = {"type": "session.update", "session": {"edgeagent": {"route": "local_only"}}}
+        await connection.send(update)
+        assert "local_only" in (await add(connection, f"{url}?2")).error.message
+    assert site.paths == ["/red.png", "/million.png"]
+    assert {row.reason for row in read_rows(folder_of(tmp_path / "state"))} == {FETCH}
+
+
 async def test_what_is_not_fetched_is_refused(daemon: Running, site: Site) -> None:
     async with openai(daemon) as client:
         for url, why in (

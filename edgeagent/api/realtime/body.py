@@ -22,6 +22,7 @@ from edgeagent.api.responses.body import (
 )
 from edgeagent.api.responses.items import InputCall, InputCallOutput, InputMessage, InputReference
 from edgeagent.api.responses.tools import ResponsesTool, offered_tools
+from edgeagent.api.wire.addresses import ADDRESSES, keep_if_local
 from edgeagent.api.wire.body import NOT_SUPPORTED, FieldWarning, Settings, parse_object, validate, warning_about
 from edgeagent.api.wire.fields import (
     MAX_TOOLS,
@@ -240,13 +241,19 @@ class Received:
     shown: RealtimeSettings | None = None
 
 
-def read_event(text: str) -> Received:
-    """Return the event in a frame. It has no side effects, so a large frame can be read in a thread."""
+def read_event(text: str, *, is_local: bool = False) -> Received:
+    """Return the event in a frame. It has no side effects, so a large frame can be read in a thread.
+
+    `is_local`: no image may be fetched for it.
+    """
     fields: Json = {}
     try:
         if len(text.encode()) > MAX_EVENT_BYTES:
             raise PayloadTooLarge(f"an event has at most {MAX_EVENT_BYTES} bytes; split it into several items")
         fields = parse_object(text, "an event must be a JSON object with a type")
+        if (addresses := ADDRESSES.get()) is not None and is_local:
+            addresses.keep_here()
+        keep_if_local(fields.get("response"))
         event = validate(_class_of(fields.get("type")), fields)
     except EdgeAgentError as error:
         return Received(error, _event_id(fields), is_append=fields.get("type") == "input_audio_buffer.append")

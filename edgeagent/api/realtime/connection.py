@@ -11,7 +11,7 @@ from edgeagent.api.realtime.body import ItemCreate, ItemRetrieve, SessionUpdate,
 from edgeagent.api.realtime.session import RealtimeSession
 from edgeagent.api.responses.socket.connection import Connection
 from edgeagent.api.responses.socket.session import Action, Session
-from edgeagent.api.wire.body import run_inline_or_in_thread, warnings_for
+from edgeagent.api.wire.body import read_with_images, run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.route import Routes
 from edgeagent.credentials.keys import Scope
 
@@ -36,7 +36,8 @@ class RealtimeConnection(Connection):
         await super()._serve()
 
     async def _receive(self, text: str) -> list[Action]:
-        received = await run_inline_or_in_thread(len(text), partial(read_event, text))
+        is_local = self._realtime.is_local
+        received = await read_with_images(self._websocket, len(text), partial(read_event, text, is_local=is_local))
         if isinstance(received.event, ItemCreate | ItemRetrieve | SessionUpdate):
             await self._outbox.wait_for_room()  # what they send comes back
         if received.warning is not None:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from edgeagent.api.realtime.body import (
+    MAX_EVENT_BYTES,
     ItemCreate,
     ItemDelete,
     ItemRetrieve,
@@ -47,7 +48,7 @@ from edgeagent.api.wire.errors import http_status
 from edgeagent.api.wire.fields import route_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem, Item, ReasoningItem, ReferenceItem
-from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, Overloaded
+from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, Overloaded, PayloadTooLarge
 from edgeagent.router.policy import strictest
 from edgeagent.types import RouteMode
 
@@ -101,6 +102,11 @@ class RealtimeSession:
         except EdgeAgentError as error:
             return [self._error(error, None), Close(POLICY_VIOLATION, "a header of the handshake is wrong")]
         return [self._settings_event("session.created", shown_session(self._id, self._plain))]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the conversation must not leave this machine."""
+        return strictest(self._route, route_of(self._settings.get("edgeagent"))) is RouteMode.LOCAL_ONLY
 
     def num_bytes_to_prepare(self, received: Received, num_bytes: int) -> int:
         """Return how much `prepare` reads for an event of `num_bytes`. With settings, it reads the tools again."""
@@ -172,6 +178,11 @@ class RealtimeSession:
         if isinstance(item, CallItem) and isinstance(sent.item, InputCall) and not sent.item.call_id:
             item = replace(item, call_id=self.session.make_id("call"))
         self._conversation.check(item)
+        num_bytes = sum(len(medium.data) for _, medium in getattr(item, "media", ()))
+        if 4 * num_bytes > 3 * MAX_EVENT_BYTES:  # an image that was fetched: the event that shows it has it in base64
+            raise PayloadTooLarge(
+                f"item has images of {num_bytes} bytes; at most {3 * MAX_EVENT_BYTES // 4} are possible", param="item"
+            )
         shown = shown_item(item)
         previous_id = self._conversation.insert(Entry(shown, item), sent.previous_item_id)
         told: list[Action] = [

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 
-from edgeagent.api.wire.shape import Json
-
 MAX_ADDRESSES = 16
 """The most images of a request that are fetched."""
 NOT_FETCHED = "is an address, and the owner allows no host to fetch images from (server.image_hosts)"
@@ -73,7 +71,7 @@ def is_readable(url: str) -> bool:
     return addresses is not None and is_address(url) and not isinstance(addresses.find(url), str)
 
 
-def keep_if_local(fields: Json) -> None:
+def keep_if_local(fields: object) -> None:
     """Let nothing be fetched for a body that says local_only."""
     match fields:
         case {"edgeagent": {"route": "local_only"}} if (addresses := ADDRESSES.get()) is not None:
