@@ -20,7 +20,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.choices import MAX_CHOICE_TOKENS
 from edgeagent.engine.context_room import output_room
 from edgeagent.engine.costs.cost_model import PredictionError, StepShape
-from edgeagent.engine.media import MediaSpan
+from edgeagent.engine.media import Embeddings, MediaSpan
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, OpenSideContext, OutOfCells, Runner
 from edgeagent.engine.scheduler import (
     BatchPart,
@@ -240,6 +240,10 @@ class Engine:
             writes=spec.write_cache,
         )
         return replace(span, embeddings=embeddings)
+
+    def has_embeddings(self, partition: str, tokens: Items[int]) -> bool:
+        """Whether the embeddings that these tokens stand for are in the cache. Any thread may call it."""
+        return self._prefixes.media.is_held(tokens, partition)
 
     def cancel(self, sequence_id: str, num_output: int | None = None) -> Sequence | None:
         """End a sequence at once and return it; None if the id is unknown. Its computed tokens may stay cached.
@@ -531,7 +535,7 @@ class Engine:
             waiting = [each for each in (*restoring, *self._waiting.values()) if each.rank is Rank.REALTIME]
             if len(running) < len(in_steps):
                 waiting += [sequence for sequence in in_steps if sequence not in running]
-            num_others = int(self._side.may_compute)
+            num_others = int(self._side.shares_time)
             choosing = self._limit_trees(running)
             parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, num_others, waiting)
             if not parts and choosing:
@@ -553,6 +557,8 @@ class Engine:
         """
         ready = [each for each in media if each.span is not None and each.span.embeddings.take() is not None]
         ready = self._side.split_media(ready, [each for each in texts if each.is_decoding])
+        if ready:
+            self._side.note_encoding(None)  # the time beside the streams' steps is for these batches
         self._was_media = bool(ready) and not (self._was_media and texts)
         if not self._was_media:
             return []
@@ -570,16 +576,20 @@ class Engine:
     def _end_unreadable(self) -> list[Output]:
         """Have the next media of each sequence encoded. End the sequences whose media cannot be, with an error."""
         outputs = []
+        encoding: tuple[Rank, Embeddings] | None = None
         for sequence in list(self._running.values()):
             if sequence.restoring is not None or not sequence.spec.media:
                 continue
             ahead = (span for span in sequence.spec.media if span.end > sequence.num_computed)
             try:
                 for span in itertools.islice(ahead, _NUM_ENCODED_AHEAD):
-                    span.embeddings.take()
+                    is_missing = span.embeddings.take() is None
+                    if is_missing and (encoding is None or sequence.rank < encoding[0]):
+                        encoding = sequence.rank, span.embeddings
             except InternalError as error:
                 self._end(sequence)
                 outputs.append(Output(sequence, error=error))
+        self._side.note_encoding(encoding)
         return outputs
 
     def _limit_trees(self, running: Items[Sequence]) -> list[Sequence]:

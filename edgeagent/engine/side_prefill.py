@@ -10,6 +10,8 @@ The side context is closed when the prompt is computed. The last tokens of the p
 step of the engine.
 
 An image whose embeddings attend to each other gets such a context too, since one step would have to compute all of it.
+
+While an image or a sound is encoded, on a thread of its own, the streams' steps leave it the same time.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Sequence as Items
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape
+from edgeagent.engine.media import Embeddings
 from edgeagent.engine.runner import Chunk, OpenSideContext, Rows, Runner, SideContext
 from edgeagent.engine.scheduler import BATCH_SHARE, MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, shortest_target_s
 from edgeagent.engine.sequence import Rank, Sequence
@@ -49,7 +52,7 @@ class SidePrefill:
 
     After each step of the streams, the side context computes for the rest of the shortest target of the streams. It
     gets at least the time of that step, or of an average step if that is shorter. A prompt of the tier BATCH gets less,
-    and one that is computed ahead gets only what is left.
+    and one that is computed ahead gets only what is left. So it is for the encoder of images and sounds.
     """
 
     def __init__(
@@ -86,6 +89,25 @@ class SidePrefill:
         """The sequence whose prompt is computed in the side context. The engine's steps leave it out meanwhile."""
         self.may_compute = False
         """Whether the side context computes after the next step. It waits while there is a more urgent prompt."""
+        self._encoding: tuple[Rank, Embeddings] | None = None
+        self._has_streams = False
+
+    @property
+    def shares_time(self) -> bool:
+        """Whether the next step should leave a part of the streams' target to what is computed beside it."""
+        return self.may_compute or self._is_encoding
+
+    @property
+    def _is_encoding(self) -> bool:
+        """Whether streams' steps leave time to the encoder."""
+        return self._has_streams and self._encoding is not None
+
+    def note_encoding(self, encoding: tuple[Rank, Embeddings] | None) -> None:
+        """Note the most urgent embeddings that are encoded now, with the rank of their sequence; None if none are.
+
+        On a GPU, the encoder's work and the steps take turns by themselves.
+        """
+        self._encoding = encoding if self._runner.is_blocking else None
 
     @property
     def num_bytes(self) -> int:
@@ -99,10 +121,11 @@ class SidePrefill:
         All sequences remain except the one in the side context. An open side context is replaced only for a more urgent
         prompt. `num_cells`: KV cells in use.
         """
-        if self._open_context is None:
-            return list(running)
+        self._has_streams = any(sequence.is_decoding for sequence in running)
         shortest_s = shortest_target_s(running)
         self._budget_s = self._default_s if shortest_s == math.inf else shortest_s
+        if self._open_context is None:
+            return list(running)
         if self._can_copy_parts:
             self._open_if_useful(self._open_context, running, num_cells)
         own = self.sequence
@@ -133,22 +156,34 @@ class SidePrefill:
         return [sequence for sequence in media if sequence is not self.sequence]
 
     def wait(self, has_command: Callable[[], bool], running: Iterable[Sequence] = ()) -> bool:
-        """Let the side context compute until the streams' next step is due, or until it pauses or ends by itself.
+        """Let the side context and the encoder compute until the streams' next step is due, or until they have ended.
 
         Return False as soon as `has_command` reports a waiting command, otherwise True. Do not wait if one of the
         `running` prompts is more urgent.
         """
-        own = self.sequence
-        if own is not None and any(
-            each.rank < own.rank and each.restoring is None and not each.is_decoding for each in running
-        ):
+        rank = self._rank
+        if any(each.rank < rank and each.restoring is None and not each.is_decoding for each in running):
             return True
-        while self._context is not None and (rest_s := self._until_s - self._clock()) > 0 and not self._context.is_over:
+        while (rest_s := self._until_s - self._clock()) > 0:
             if has_command():
                 return False
-            if not self._give() and self._context.wait_paused(min(rest_s, _POLL_S)):
+            if self._has_ended(min(rest_s, _POLL_S)):
                 break
         return True
+
+    def _has_ended(self, timeout_s: float) -> bool:
+        """Wait for what is computed beside the steps. Return whether none of it is computed any more."""
+        context = None if self._context is None or self._context.is_over else self._context
+        if context is not None and (self._give() or not context.wait_paused(timeout_s)):
+            return False
+        if self._encoding is None:
+            return True
+        embeddings = self._encoding[1]
+        embeddings.wait(timeout_s)
+        try:
+            return embeddings.take() is not None
+        except InternalError:
+            return True  # which ends its sequence
 
     def wait_alone(self, most_s: float) -> None:
         """Let the side context compute, and wait at most `most_s` seconds for a chunk.
@@ -169,24 +204,29 @@ class SidePrefill:
             self._pause_s += _WEIGHT * (self._clock() - started_s - self._pause_s)
 
     def resume(self, step_s: float) -> None:
-        """Let the side context continue after a step that took `step_s` seconds, if `may_compute`."""
-        if self._context is None:
+        """Let the side context, if it `may_compute`, and the encoder continue after a step that took `step_s`."""
+        if self._context is None and not self._is_encoding:
             return
         self._step_s = self._step_s + _WEIGHT * (step_s - self._step_s) if self._step_s else step_s
         self._until_s = self._clock()
-        if self.may_compute:
+        if self.shares_time:
             rest_s = _PLANNED_SHARE * self._budget_s - step_s - self._pause_s
             self._until_s += max(rest_s, self._least_share * min(step_s, self._step_s))
-            if self._until_s > self._clock():
+            if self._context is not None and self.may_compute and self._until_s > self._clock():
                 self._context.resume(self._until_s)
 
     @property
+    def _rank(self) -> Rank:
+        """The rank of what is computed beside the steps."""
+        own = Rank.AHEAD if self.sequence is None else self.sequence.rank
+        return own if self._encoding is None else min(own, self._encoding[0])
+
+    @property
     def _least_share(self) -> float:
-        """How much time the side context gets at least after a step, as a multiple of the time of that step."""
-        assert self.sequence is not None
-        if self.sequence.rank is Rank.AHEAD:
+        """How much time is left beside a step at least, as a multiple of the time of that step."""
+        if self._rank is Rank.AHEAD:
             return 0.0
-        return BATCH_SHARE / (1 - BATCH_SHARE) if self.sequence.rank is Rank.BATCH else 1.0
+        return BATCH_SHARE / (1 - BATCH_SHARE) if self._rank is Rank.BATCH else 1.0
 
     def copy(self, make_room: Callable[[], None]) -> list[tuple[Sequence, int]]:
         """Copy the computed chunks to the cells of their sequence. Return (sequence, start of the chunk) for each.
@@ -229,6 +269,7 @@ class SidePrefill:
         if self._context is not None and sequence is self.sequence:
             self._context.close()
             self._context, self.sequence, self.may_compute = None, None, False
+            self._step_s = self._pause_s = 0.0
             self._chunks.clear()
 
     def _give_up(self) -> None:
@@ -268,7 +309,7 @@ class SidePrefill:
         if self._context is None:
             self._unfit.add(sequence)
             return
-        self.sequence, self._step_s, self._pause_s, self._until_s = sequence, 0.0, 0.0, self._clock()
+        self.sequence, self._until_s = sequence, self._clock()
         sequence.marks.prefill_s = sequence.marks.prefill_s or self._until_s
 
     def _give(self) -> bool:

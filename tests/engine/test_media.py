@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,14 @@ from edgeagent.engine.media_tokens import (
     is_within_one,
     media_tokens,
 )
-from edgeagent.engine.runner import Positions, Rows
+from edgeagent.engine.runner import Positions, Rows, Slice
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InternalError
-from edgeagent.types import MemoryKind
+from edgeagent.types import MemoryKind, Tier
 from tests.engine.support import greedy, make_engine, naive, run
-from tests.fakes import ALWAYS, FakeRunner, FakeTier, rows_of, warm_costs
+from tests.fakes import ALWAYS, FakeClock, FakeRunner, FakeTier, rows_of, warm_costs
 from tests.integrity import check_integrity
 
 KEYS = (b"first", b"second", b"third")
@@ -293,3 +294,71 @@ def test_streams_go_on_while_a_medium_is_encoded_and_computed() -> None:
         without = 0 if any(output.sequence.id == "stream" for output in outputs) else without + 1
         most_without = max(most_without, without)
     assert most_without <= 1
+
+
+@dataclass
+class SlowEmbeddings:
+    """Embeddings that take `left_s` of the time that is waited for them."""
+
+    rows: Rows
+    clock: FakeClock
+    left_s: float
+
+    def take(self) -> Rows | None:
+        return self.rows if self.left_s <= 0 else None
+
+    def wait(self, timeout_s: float) -> None:
+        self.clock.advance(timeout_s)
+        self.left_s -= timeout_s
+
+
+class TimedRunner(FakeRunner):
+    """A runner whose steps take 30 ms."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(num_cells=1024, end_token=-1)
+        self.clock = clock
+
+    def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
+        self.clock.advance(0.03)
+        super().decode(slices, min_tokens)
+
+
+@pytest.mark.parametrize(("tier", "is_alone"), [(Tier.INTERACTIVE, False), (Tier.BATCH, False), (Tier.BATCH, True)])
+def test_the_steps_of_streams_leave_the_encoder_the_rest_of_their_target(tier: Tier, is_alone: bool) -> None:
+    clock = FakeClock()
+    runner = TimedRunner(clock)
+    prefixes = PrefixStore(runner, costs=warm_costs(64, 0.03))
+    engine = Engine(runner, max_running=2, itl_budget_s=0.1, prefixes=prefixes, clock=clock)
+    if not is_alone:
+        engine.add(SequenceSpec("stream", [1, 2], greedy(), 500))
+    for _ in range(5):
+        engine.step()
+    chunk = media_tokens(b"a", 12, is_whole=False)
+    slow = SlowEmbeddings(rows_of(chunk), clock, 1.0)
+    engine.add(SequenceSpec("image", [1, *chunk, 2], greedy(), 1, tier=tier, media=[MediaSpan(1, 13, slow)]))
+    began_s, times_s = clock(), list[float]()
+    while slow.left_s > 0:
+        for output in engine.step():
+            times_s += [clock()] if output.sequence.id == "stream" and output.tokens else []
+    gaps_s = [later - earlier for earlier, later in pairwise(times_s)]
+    assert max(gaps_s, default=0.0) <= 0.1
+    # Without the streams' steps, the encoder would take a second.
+    assert clock() - began_s < (1.1 if is_alone else 1.6)
+
+
+def test_a_command_ends_the_time_of_the_encoder() -> None:
+    clock = FakeClock()
+    runner = TimedRunner(clock)
+    prefixes = PrefixStore(runner, costs=warm_costs(64, 0.03))
+    engine = Engine(runner, max_running=2, itl_budget_s=0.1, prefixes=prefixes, clock=clock)
+    engine.add(SequenceSpec("stream", [1, 2], greedy(), 500))
+    engine.step()
+    chunk = media_tokens(b"a", 12, is_whole=False)
+    slow = SlowEmbeddings(rows_of(chunk), clock, 1.0)
+    engine.add(SequenceSpec("image", [1, *chunk, 2], greedy(), 1, media=[MediaSpan(1, 13, slow)]))
+    for _ in range(3):
+        engine.step()
+    num_decodes, before_s = runner.num_decodes, clock()
+    assert not engine.submit(lambda: True)
+    assert (runner.num_decodes, clock()) == (num_decodes, before_s)

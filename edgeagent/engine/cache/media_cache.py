@@ -22,7 +22,7 @@ from edgeagent.errors import InternalError
 
 
 class MediaCache:
-    """The embeddings among the blocks of one table. Only the engine's thread uses it."""
+    """The embeddings among the blocks of one table. Only the engine's thread uses it, except for `is_held`."""
 
     def __init__(self, blocks: BlockTable) -> None:
         self.blocks = blocks
@@ -46,12 +46,20 @@ class MediaCache:
 
         `tokens`: the numbers that stand for the chunk. `reads`: the cache may be read, `writes`: it may keep them.
         """
-        # No prompt begins so, and no KV block: the first number of a chunk follows no other.
-        own, root = array("i", (following(tokens[0]), *tokens[1:])), self.blocks.root(partition)
-        key = self.blocks.key(root, own)
+        root, own, key = self._name(tokens, partition)
         if reads:
             encoded = self._encoding.setdefault(key, encoded)
         return CachedEmbeddings(self, encoded, root, key, own, importance, reads=reads, writes=writes)
+
+    def is_held(self, tokens: Sequence[int], partition: str) -> bool:
+        """Whether the embeddings of a chunk are in memory or on disk. Any thread may call it."""
+        return self.blocks.is_held(self._name(tokens, partition)[2])
+
+    def _name(self, tokens: Sequence[int], partition: str) -> tuple[BlockKey, array[int], BlockKey]:
+        """Return the root, the tokens and the key of the block of a chunk."""
+        # No prompt begins so, and no KV block: the first number of a chunk follows no other.
+        own, root = array("i", (following(tokens[0]), *tokens[1:])), self.blocks.root(partition)
+        return root, own, self.blocks.key(root, own)
 
     def read(self, key: BlockKey, reader: CachedEmbeddings) -> None:
         """Read a block from disk. `reader` gets it, if it still exists then."""
