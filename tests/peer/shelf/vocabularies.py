@@ -60,7 +60,10 @@ FAMILIES = {
     ),
     "lfm2": Family(
         "lfm2",
-        ("<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        (
+            *("<|pad|>", "<|startoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+            *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),  # llama-server reads no image without them
+        ),
         "<|startoftext|>",
         "<|im_end|>",
         "{{ bos_token }}" + CHAT_ML,
