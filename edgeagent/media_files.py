@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from edgeagent.types import MAX_MEDIA_BYTES, Media, MediaKind
+from edgeagent.types import MAX_MEDIA_BYTES, ChatPrompt, Media, MediaKind, MediaPlace, Message, replace
 
 IMAGES, SOUNDS = "PNG, JPEG, WebP, GIF or BMP", "WAV, MP3 or FLAC"
 # Base64 is decoded in pieces of this many characters, a multiple of 4, between which other threads may run.
@@ -72,3 +72,20 @@ def sound_format(media: Media) -> str:
 def spliced(text: str, offsets: Sequence[int]) -> list[str]:
     """Return the pieces of a text before, between and behind media at these ascending offsets; some may be empty."""
     return [text[a:b] for a, b in pairwise((0, *offsets, len(text)))]
+
+
+def with_notes(prompt: ChatPrompt, note_for: Callable[[Message, Media], str]) -> ChatPrompt:
+    """Return a conversation in which notes stand for some media. `note_for` returns a medium's note; "" if it stays."""
+    messages = [_with_notes(message, prompt, note_for) if message.media else message for message in prompt.messages]
+    return replace(prompt, messages=tuple(messages))
+
+
+def _with_notes(message: Message, prompt: ChatPrompt, note_for: Callable[[Message, Media], str]) -> Message:
+    text, *pieces = spliced(message.content, [place.offset for place in message.media])
+    places: list[MediaPlace] = []
+    for place, piece in zip(message.media, pieces, strict=True):
+        note = note_for(message, prompt.media[place.index])
+        if not note:
+            places.append(MediaPlace(len(text), place.index))
+        text += note + piece
+    return replace(message, content=text, media=tuple(places))

@@ -217,13 +217,13 @@ def flac(num_samples: int = 4096) -> bytes:
     form = struct.pack(">HH", 4096, 4096) + bytes(6)
     form += (16_000 << 44 | 15 << 36 | num_samples).to_bytes(8, "big") + bytes(16)
     head = b"\xff\xf8\xc5\x08\0"  # 4,096 samples of 16 kHz, mono, 16 bits; frame 0
-    head += bytes([_crc(head, 0x07, 8)])
+    head += bytes([crc(head, 0x07, 8)])
     frame = head + b"\0\0\0"  # a constant of 0
-    frame += _crc(frame, 0x8005, 16).to_bytes(2, "big")
+    frame += crc(frame, 0x8005, 16).to_bytes(2, "big")
     return b"fLaC\x80\0\0\x22" + form + frame
 
 
-def _crc(data: bytes, polynomial: int, num_bits: int) -> int:
+def crc(data: bytes, polynomial: int, num_bits: int) -> int:
     value, top = 0, 1 << (num_bits - 1)
     for byte in data:
         value ^= byte << (num_bits - 8)

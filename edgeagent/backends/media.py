@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from edgeagent.errors import NotSupported
-from edgeagent.media_files import spliced
+from edgeagent.media_files import with_notes
 from edgeagent.types import ChatPrompt, GenerateRequest, MediaKind, MediaPlace, Message, replace
 
 NOTES: dict[MediaKind, str] = {
@@ -77,28 +77,13 @@ def readable(request: GenerateRequest, takes: Collection[MediaKind]) -> tuple[Ge
     prompt = request.prompt
     if not isinstance(prompt, ChatPrompt) or kinds(request) <= frozenset(takes):
         return request, ""
-    messages = tuple([_with_notes(message, prompt, takes) for message in prompt.messages])
+    shown = with_notes(prompt, lambda _, medium: "" if medium.kind in takes else NOTES[medium.kind])
     left_out = kinds(request) - frozenset(takes)
-    media = prompt.media if any(message.media for message in messages) else ()
-    shown = replace(prompt, messages=messages, media=media)
+    if not any(message.media for message in shown.messages):
+        shown = replace(shown, media=())
     where = "earlier messages" if kinds(request, of_tools=False) & left_out else "tools' results"
     warning = f"{words(left_out)} of {where} are left out, because the model does not read them"
     return replace(request, prompt=shown), warning
-
-
-def _with_notes(message: Message, prompt: ChatPrompt, takes: Collection[MediaKind]) -> Message:
-    if not message.media:
-        return message
-    text, *pieces = spliced(message.content, [place.offset for place in message.media])
-    places: list[MediaPlace] = []
-    for place, piece in zip(message.media, pieces, strict=True):
-        kind = prompt.media[place.index].kind
-        if kind in takes:
-            places.append(MediaPlace(len(text), place.index))
-            text += piece
-        else:
-            text += NOTES[kind] + piece
-    return replace(message, content=text, media=tuple(places))
 
 
 def missing_at_remote(request: GenerateRequest, *, images: bool, audio: bool) -> str:

@@ -25,6 +25,8 @@ _MP3_KBITS = {
     True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),  # version 1, layer III
     False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
+_FLAC_NUMBER, _MAX_FLAC = slice(18, 26), (1 << 36) - 1  # of its samples: the last bits of these bytes
+_FLAC_HEAD_BYTES = 16  # the longest header of a frame
 _CLAIM_BYTES = 64  # of a frame, in which the claim begins behind the side information
 _UNKNOWN_BYTES = 0x7FFF_0000  # the least of the lengths that stand for an unknown one
 _ALONE = (0x01, *range(0xD0, 0xD9))  # JPEG's markers without content
@@ -62,6 +64,11 @@ def orientation(data: bytes) -> int:
         return _orientation_of(found) if found else _UPRIGHT
     except (struct.error, IndexError):
         return _UPRIGHT
+
+
+def lies_on_its_side(data: bytes) -> bool:
+    """Whether `turned` exchanges the width and the height of an image."""
+    return orientation(data) >= 5
 
 
 def turned(pixels: Pixels, how: int) -> Pixels:
@@ -176,11 +183,68 @@ def _mp3_head(data: bytes, place: int) -> _Mp3Head | None:
     return _Mp3Head(version, per_second, 1 if head >> 6 & 3 == 3 else 2, num_samples, num_bytes)
 
 
+def flac_samples(data: bytes) -> int:
+    """Return how many samples of one channel a FLAC has; 0 if that is unknown.
+
+    A program that writes to a pipe leaves the number out of the header. Then the last frame says it.
+    """
+    if num_samples := int.from_bytes(data[_FLAC_NUMBER], "big") & _MAX_FLAC:
+        return num_samples
+    place = len(data)
+    for _ in range(_MAX_PARTS):
+        place = data.rfind(b"\xff", _FLAC_NUMBER.stop, place)
+        if place < 0:
+            return 0
+        head = data[place : place + _FLAC_HEAD_BYTES].ljust(_FLAC_HEAD_BYTES, b"\0")
+        if num_samples := _flac_frame_end(head, int.from_bytes(data[10:12], "big")):
+            return num_samples
+    return 0
+
+
+def _flac_frame_end(head: bytes, usual_size: int) -> int:
+    """Return the number of the sample behind a frame of a FLAC; 0 if `head` begins no frame.
+
+    `usual_size`: how many samples a frame has if all but the last one have equally many.
+    """
+    if head[1] & 0xFE != 0xF8:
+        return 0
+    length = 8 - (head[4] ^ 0xFF).bit_length()  # the number is written like a character in UTF-8
+    number, at = head[4] & (0x7F >> length), 4 + max(1, length)
+    for byte in head[5:at]:
+        number = number << 6 | byte & 0x3F
+    code = head[2] >> 4
+    match code:
+        case 1:
+            size = 192
+        case 6:
+            size, at = head[at] + 1, at + 1
+        case 7:
+            size, at = int.from_bytes(head[at : at + 2], "big") + 1, at + 2
+        case _:
+            size = 576 << (code - 2) if 1 < code < 6 else 256 << (code - 8) if code > 7 else 0
+    at += {12: 1, 13: 2, 14: 2}.get(head[2] & 15, 0)
+    if not size or length in (1, 8) or _crc_8(head[:at]) != head[at]:
+        return 0
+    return (number if head[1] & 1 else number * usual_size) + size
+
+
+def _crc_8(data: bytes) -> int:
+    value = 0
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = (value << 1 ^ (0x07 if value & 0x80 else 0)) & 0xFF
+    return value
+
+
 def without_claims(data: bytes, max_s: int) -> bytes:
-    """Return a file that claims no other length than it has: a WAV with its length, an MP3 of frames alone.
+    """Return a file that claims no other length than it has: a WAV or a FLAC with its length, an MP3 of frames alone.
 
     A file of another format is returned as it is. `max_s`: see mp3_sound.
     """
+    if data.startswith(b"fLaC") and len(data) >= _FLAC_NUMBER.stop:
+        known = int.from_bytes(data[_FLAC_NUMBER], "big") & ~_MAX_FLAC | min(flac_samples(data), _MAX_FLAC)
+        return b"".join((data[: _FLAC_NUMBER.start], known.to_bytes(8, "big"), data[_FLAC_NUMBER.stop :]))
     if data.startswith((b"ID3", b"\xff")) and not data.startswith(b"\xff\xd8"):
         sound = mp3_sound(data, max_s)
         return data if sound is None else sound.frames

@@ -99,8 +99,12 @@ class OpenMedium:
 
     def __init__(self, projector: Projector, chunks: contextlib.AbstractContextManager[list[Any]]) -> None:
         self._projector = projector
-        self._stack = contextlib.ExitStack()
-        self._chunks = projector.only_media(self._stack.enter_context(chunks))
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(chunks)
+            self.layout: Layout = projector.describe(opened)
+            """Its form in a prompt."""
+            self._chunks = projector.only_media(opened)
+            self._stack = stack.pop_all()
 
     @property
     def num_chunks(self) -> int:
@@ -121,7 +125,7 @@ class OpenMedium:
 
 
 class Projector:
-    """An open projector of a model. Any thread may call `layout`. One thread at a time may open media and encode."""
+    """An open projector of a model. Any thread may ask for layouts. One thread at a time may open media and encode."""
 
     def __init__(self, path: Path, model: Model, *, num_threads: int) -> None:
         """Open the file. Raise NotSupported if this build has no libmtmd, or if the projector cannot be used.
@@ -163,8 +167,7 @@ class Projector:
 
     def _find_max_whole(self) -> int:
         sizes = ((_LONG, _LONG), (_LONG, _SHORT), (_SHORT, _LONG))
-        blank = (partial(self._mtmd.mtmd_bitmap_init, *size, None) for size in sizes if "image" in self.kinds)
-        layouts = map(self._layout, blank)
+        layouts = [self.layout_of_size(*size) for size in sizes if "image" in self.kinds]
         return max((part.num_tokens for layout in layouts for part in layout if isinstance(part, Chunk)), default=0)
 
     def close(self) -> None:
@@ -180,13 +183,21 @@ class Projector:
         """
         return self._layout(partial(self._bitmap, data))
 
+    def layout_of_size(self, width: int, height: int) -> Layout:
+        """Return the form of an image of this size, in pixels. No image is decoded for it."""
+        return self._layout(partial(self._mtmd.mtmd_bitmap_init, width, height, None))
+
     def _layout(self, decode: Callable[[], Any]) -> Layout:
         with self._chunks(decode) as chunks:
-            return tuple(map(self._describe, chunks))
+            return self.describe(chunks)
 
     def open(self, data: bytes) -> OpenMedium:
         """Decode a medium, to encode its chunks. Raise InvalidRequest if it cannot be decoded."""
         return OpenMedium(self, self._chunks(partial(self._bitmap, data)))
+
+    def describe(self, chunks: list[Any]) -> Layout:
+        """Return the form of a medium with these chunks."""
+        return tuple(map(self._describe, chunks))
 
     def only_media(self, chunks: list[Any]) -> list[Any]:
         """Return the chunks of embeddings among those of a medium."""

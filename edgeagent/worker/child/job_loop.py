@@ -111,7 +111,7 @@ class TextJobs:
 class JobLoop(ABC):
     """The queue of commands, and the loop that carries them out and computes.
 
-    The reader thread reads the three attributes below `commands` for pongs. The preparer writes the last two.
+    The reader thread reads the two attributes below `commands` for pongs. The preparer writes the last one.
     """
 
     def __init__(self, jobs: TextJobs, runner: Interruptible, frames: Frames) -> None:
@@ -120,8 +120,8 @@ class JobLoop(ABC):
         self._frames = frames
         self.commands: SimpleQueue[Any] = SimpleQueue()
         self.step_started_at_s = 0.0
-        self.preparing_since_s = 0.0
-        self.preparing_id = ""
+        self.preparing = "", 0.0
+        """The id of the request whose prompt is prepared now, and since when; ("", 0.0) if there is none."""
 
     def run(self) -> None:
         """Carry out commands and compute until a Stop command."""

@@ -10,8 +10,8 @@ Up to five threads communicate through queues:
   step.
 - The questions thread answers queries, such as Tokenize. For an Embed or a Rerank, it only tokenizes the texts.
 
-A side context has its own thread. With a disk cache, one more thread reads and writes blocks. When the daemon ends,
-stdin ends and the process exits.
+A side context has its own thread, and so has the encoder of images and sounds. With a disk cache, one more thread reads
+and writes blocks. When the daemon ends, stdin ends and the process exits.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -45,6 +46,7 @@ from edgeagent.worker.child.encoder.host import EncoderHost, EncoderLoop
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop
+from edgeagent.worker.child.generator.media import Reading
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts, lower_thread_priority
 from edgeagent.worker.exit_cause import describe_excess, describe_unwritten
@@ -259,13 +261,16 @@ class _Reader(threading.Thread):
             _complain(describe_excess(excess))
             os._exit(1)
         status, now_s = loop.status, time.monotonic()
+        preparing_id, preparing_since_s = loop.preparing
+        if isinstance(served.host, Host) and not preparing_since_s:
+            preparing_id, preparing_since_s = served.host.reading
         rate = (status.num_output_tokens_total - self._num_tokens_then) / max(now_s - self._ponged_at_s, 1e-3)
         self._ponged_at_s, self._num_tokens_then = now_s, status.num_output_tokens_total
         return structs.replace(
             status,
             step_started_at_s=loop.step_started_at_s,
-            preparing_since_s=loop.preparing_since_s,
-            preparing_id=loop.preparing_id,
+            preparing_since_s=preparing_since_s,
+            preparing_id=preparing_id,
             tokens_per_second=rate,
             rss_bytes=memory.rss,
             disk_cache=served.host.disk_cache(),
@@ -291,7 +296,7 @@ def _pass_on(message: ToWorker, served: _Served) -> None:
 class _PromptPreparer(threading.Thread):
     """Renders and tokenizes prompts, one request after the other.
 
-    Of a prompt with several new images or sounds one is read at a time, and other requests go first in between.
+    A prompt with a new image or sound is set aside until that is decoded, and other requests are prepared meanwhile.
     """
 
     def __init__(self, host: Host, loop: GeneratorLoop) -> None:
@@ -303,12 +308,12 @@ class _PromptPreparer(threading.Thread):
         while True:
             self._prepare(*self._loop.to_prepare.get())
 
-    def _prepare(self, submit: Submit, num_read: int = 0) -> None:
-        self._loop.preparing_id = submit.request.id
-        self._loop.preparing_since_s = time.monotonic()
+    def _prepare(self, submit: Submit, reading: Reading | None = None) -> None:
+        self._loop.preparing = submit.request.id, time.monotonic()
+        queue = self._loop.to_prepare
         try:
-            if (now_read := self._host.read_media(submit.request, num_read)) is not None:
-                self._loop.to_prepare.put_back(submit, now_read)
+            if self._host.read_media(submit.request, reading, partial(queue.put_back, submit)):
+                queue.set_aside(submit)
                 return
             self._loop.hand_in(submit, self._host.prepare(submit.request, submit.delivered))
         except EdgeAgentError as error:
@@ -318,7 +323,7 @@ class _PromptPreparer(threading.Thread):
             unknown = InternalError("The request could not be prepared; the daemon's log has the details.")
             self._loop.refuse(submit, unknown)
         finally:
-            self._loop.preparing_since_s = 0.0
+            self._loop.preparing = "", 0.0
 
 
 def _own_bytes(memory: Any) -> int:

@@ -61,7 +61,7 @@ from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.choosing import read_choices
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
-from edgeagent.worker.child.generator.media import MediaReader
+from edgeagent.worker.child.generator.media import NOTHING_READ, MediaReader, OnRead, Reading
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.opening import Opened
@@ -256,7 +256,8 @@ class Host:
             self._note(f"runs without its adapter {name}: {self._adapters.unusable[name]}")
         drafters = self._make_drafters(load, opened, costs, on_part)
         self.engine = self._make_engine(load, config, costs, drafters)
-        self.media = None if projector is None else MediaReader(load.name, projector, self.runner.max_whole)
+        kept = self.engine.has_embeddings
+        self.media = None if projector is None else MediaReader(load.name, projector, self.runner.max_whole, kept)
         """Reads images and sounds; None if the model takes none."""
         self._why_no_media = why_no_media
         self._open_text(config, make)
@@ -342,12 +343,22 @@ class Host:
         template, why_none = self._question_template, self._why_no_media
         return answer_query(self.model, self._vocabulary, template, query, self.media, why_none)
 
-    def read_media(self, request: GenerateRequest, num_read: int) -> int | None:
+    def read_media(self, request: GenerateRequest, reading: Reading | None, on_read: OnRead) -> bool:
         """Read one of the images and sounds of a request before `prepare`; see MediaReader.read_next."""
         prompt = request.prompt
         if self.media is None or not isinstance(prompt, ChatPrompt) or not prompt.media:
-            return None
-        return self.media.read_next(prompt, request.cache.partition, num_read)
+            return False
+        return self.media.read_next(request, reading, on_read)
+
+    @property
+    def num_encoder_steps(self) -> int:
+        """How often the encoder of images and sounds has made progress. Any thread may read it."""
+        return 0 if self.media is None else self.media.encoder.num_steps
+
+    @property
+    def reading(self) -> tuple[str, float]:
+        """The id of the request whose image or sound is decoded now, and since when; ("", 0.0) if there is none."""
+        return NOTHING_READ if self.media is None else self.media.encoder.reading
 
     def prepare(self, request: GenerateRequest, delivered: Delivered = NOTHING_DELIVERED) -> PreparedRequest:
         """Return a request ready for the engine: render, tokenize, compile the grammar and set up the sampler.

@@ -29,6 +29,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.frame_writer import Frames, Outlet, wait_until_written
 from edgeagent.worker.child.generator.answers import Answers, News, RunningRequest
 from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.media import Reading
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.job_loop import JobLoop, TextJob, TextJobs
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Stop, Submit, failed_message
@@ -105,10 +106,12 @@ class PrepareQueue:
     """The requests that wait for the preparer thread. Other threads add requests; only the preparer removes them."""
 
     def __init__(self) -> None:
-        self._arrived: SimpleQueue[Submit | str] = SimpleQueue()  # a request, or the id of one that is cancelled
-        # In order of arrival. Only the thread that calls `get` uses this and the next three fields.
+        # A request, one whose medium was read, or the id of one that is cancelled.
+        self._arrived: SimpleQueue[Submit | tuple[Submit, Reading] | str] = SimpleQueue()
+        # In order of arrival. Only the thread that calls `get` uses this and the next four fields.
         self._waiting: list[Submit] = []
-        self._num_read: dict[str, int] = {}  # of the media of those that wait again, by id
+        self._aside: dict[str, Submit] = {}  # those whose medium is read now, by id
+        self._readings: dict[str, Reading] = {}  # of those that wait again, by id
         self._served_at: dict[str, int] = {}  # by partition, while requests wait
         self._num_served = 0
 
@@ -120,20 +123,23 @@ class PrepareQueue:
         """Remove a request, if it still waits: it is cancelled. Any thread may call it."""
         self._arrived.put(request_id)
 
-    def put_back(self, submit: Submit, num_read: int) -> None:
-        """Add the latest request again, behind other ones, after `num_read` of its media were read."""
-        self._waiting.append(submit)
-        self._num_read[submit.request.id] = num_read
+    def set_aside(self, submit: Submit) -> None:
+        """Remember the latest request until `put_back`: one of its media is being read."""
+        self._aside[submit.request.id] = submit
 
-    def get(self) -> tuple[Submit, int]:
-        """Wait for the next request and remove it. Return it, and how many of its media were read."""
+    def put_back(self, submit: Submit, reading: Reading) -> None:
+        """Add a request again that was set aside, behind other ones. Any thread may call it."""
+        self._arrived.put((submit, reading))
+
+    def get(self) -> tuple[Submit, Reading | None]:
+        """Wait for the next request and remove it. Return it with the last reading of its media."""
         self._take_arrived()
         while not self._waiting:
             self._take_arrived()
         submit = self._waiting.pop(min(range(len(self._waiting)), key=self._position))
         self._num_served += 1
         self._served_at[submit.request.cache.partition] = self._num_served
-        return submit, self._num_read.pop(submit.request.id, 0)
+        return submit, self._readings.pop(submit.request.id, None)
 
     def _take_arrived(self) -> None:
         if not self._waiting:
@@ -143,12 +149,19 @@ class PrepareQueue:
             while True:
                 self._take(self._arrived.get_nowait())
 
-    def _take(self, arrived: Submit | str) -> None:
-        if isinstance(arrived, Submit):
-            self._waiting.append(arrived)
-        else:
-            self._waiting = [submit for submit in self._waiting if submit.request.id != arrived]
-            self._num_read.pop(arrived, None)
+    def _take(self, arrived: Submit | tuple[Submit, Reading] | str) -> None:
+        match arrived:
+            case Submit():
+                self._waiting.append(arrived)
+            case str(request_id):
+                self._waiting = [submit for submit in self._waiting if submit.request.id != request_id]
+                self._readings.pop(request_id, None)
+                self._aside.pop(request_id, None)
+            case (submit, reading):
+                if self._aside.get(submit.request.id) is submit:
+                    del self._aside[submit.request.id]
+                    self._waiting.append(submit)
+                    self._readings[submit.request.id] = reading
 
     def _position(self, index: int) -> tuple[int, int, int]:
         request = self._waiting[index].request
@@ -323,7 +336,7 @@ class GeneratorLoop(JobLoop):
         status = self._engine.status()
         return structs.replace(
             status,
-            num_steps=status.num_steps + self._jobs.num_chunks,
+            num_steps=status.num_steps + self._jobs.num_chunks + self._host.num_encoder_steps,
             num_prompt_tokens_total=self._answers.num_prompt_tokens,
             num_cached_tokens_total=self._answers.num_cached_tokens,
             num_tokens_from_memory_total=self._answers.num_restored["host"],

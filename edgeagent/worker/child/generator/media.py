@@ -1,16 +1,19 @@
-"""Reads the images and sounds of prompts, and encodes them on a thread of its own.
+"""Reads the images and sounds of prompts, and decodes and encodes them on a thread of its own.
 
 A medium's form (its tokens and the sizes of its chunks) is needed for each prompt that contains it. Its embeddings are
-needed only if they are not in the prefix cache.
+needed only if they are not in the prefix cache. If they are there, an image is not even decoded: its size is in its
+header.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from weakref import ref
 
@@ -19,13 +22,15 @@ from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.media_tokens import media_tokens
 from edgeagent.engine.runner import Rows
 from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError, InvalidRequest, NotSupported
-from edgeagent.media_files import spliced
+from edgeagent.media_files import with_notes
 from edgeagent.text.partition_cache import PartitionCache
-from edgeagent.types import ChatPrompt, Media, MediaPlace, Message, replace
-from edgeagent.worker.child.generator.media_file import check_medium
+from edgeagent.types import ChatPrompt, GenerateRequest, Media, Message
+from edgeagent.worker.child.generator.media_file import check_medium, upright_size
 from edgeagent.worker.child_process import give_way
 
 _MAX_LAYOUTS = 1024
+NOTHING_READ = "", 0.0
+_KEEP_OPEN_S = 5.0  # how long a decoded medium is kept for the engine to ask for its embeddings
 _UNREADABLE = (InvalidRequest, NotSupported)
 
 
@@ -65,28 +70,52 @@ class ChunkEmbeddings:
                 return
 
 
-class Encoder(threading.Thread):
-    """Encodes media beside the engine's steps, one chunk after the other, with a smaller share of the cores.
+Form = Layout | EdgeAgentError
+"""The form of a medium, or why it cannot be read."""
 
-    Least priority would let an image wait until no stream runs. A chunk whose sequence has ended is not encoded, or not
-    to its end. The engine keeps the embeddings; see engine.cache.media_cache.
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far the media of a waiting request are read: the first `num_read`. `layout` is that of the last of these."""
+
+    num_read: int
+    layout: Form
+
+
+OnRead = Callable[[Reading], None]
+
+
+class Encoder(threading.Thread):
+    """Decodes and encodes media beside the engine's steps, one after the other.
+
+    The steps of streams leave it time (see engine.side_prefill). Within a step it has a smaller share of the cores;
+    least priority would let an image wait until no other program computes. A chunk whose sequence has ended is not
+    encoded, or not to its end. The engine keeps the embeddings; see engine.cache.media_cache.
     """
 
     def __init__(self, projector: Projector) -> None:
         super().__init__(name="encoder", daemon=True)
         self._projector = projector
-        self._asked: SimpleQueue[ref[ChunkEmbeddings] | None] = SimpleQueue()
+        self._asked: SimpleQueue[ref[ChunkEmbeddings] | partial[None] | None] = SimpleQueue()
         self._is_stopped = False
-        # The medium of the latest chunk, until its last chunk: to decode it again takes time.
+        # The latest medium, until its last chunk is encoded: to decode it again takes time.
         self._open: tuple[str, bytes, OpenMedium] | None = None
+        self.reading = NOTHING_READ
+        """The id of the request whose medium is decoded now, and since when."""
+        self.num_steps = 0
+        """How often a computation has made progress. Any thread may read it, and the next three."""
         self.num_encoded = 0
-        """How many chunks were encoded. Any thread may read it."""
+        """How many chunks were encoded."""
         self.num_interrupted = 0
-        """How many chunks were begun and not encoded to their end. Any thread may read it."""
+        """How many chunks were begun and not encoded to their end."""
 
     def ask(self, wanted: ChunkEmbeddings) -> None:
         """Queue a chunk. Any thread may call it."""
         self._asked.put(ref(wanted))
+
+    def read(self, medium: Media, partition: str, request_id: str, on_read: Callable[[Form], None]) -> None:
+        """Have a medium decoded, and pass its form to `on_read`, on this thread. Any thread may call it."""
+        self._asked.put(partial(self._read, medium, partition, request_id, on_read))
 
     def stop(self) -> None:
         """End the thread. Any thread may call it."""
@@ -94,11 +123,33 @@ class Encoder(threading.Thread):
         self._asked.put(None)
 
     def run(self) -> None:
-        """Encode until `stop`."""
+        """Decode and encode until `stop`."""
         give_way()
-        while (asked := self._asked.get()) is not None and not self._is_stopped:
-            self._answer(asked)
+        while (asked := self._next()) is not None and not self._is_stopped:
+            if isinstance(asked, partial):
+                asked()
+            else:
+                self._answer(asked)
         self._close()
+
+    def _next(self) -> ref[ChunkEmbeddings] | partial[None] | None:
+        if self._open is not None:
+            with contextlib.suppress(Empty):
+                return self._asked.get(timeout=_KEEP_OPEN_S)
+            self._close()
+        return self._asked.get()
+
+    def _read(self, medium: Media, partition: str, request_id: str, on_read: Callable[[Form], None]) -> None:
+        self.reading = request_id, time.monotonic()
+        try:
+            check_medium(medium)
+            on_read(self._opened(medium, partition).layout)
+        except EdgeAgentError as error:
+            on_read(error)
+        except Exception as error:  # one bad medium must not end the thread
+            on_read(InternalError(f"a medium could not be decoded: {error}"))
+        finally:
+            self.reading = NOTHING_READ
 
     def _answer(self, asked: ref[ChunkEmbeddings]) -> None:
         """Encode a chunk while it is wanted. Hold it only by the reference, which tells whether it is."""
@@ -110,7 +161,7 @@ class Encoder(threading.Thread):
         del wanted
         answer: Rows | EdgeAgentError | None
         try:
-            answer = self._encode(medium, partition, index, lambda: asked() is not None and not self._is_stopped)
+            answer = self._encode(medium, partition, index, partial(self._is_wanted, asked))
         except EdgeAgentError as error:
             answer = error
         except Exception as error:  # one bad medium must not end the thread
@@ -121,16 +172,23 @@ class Encoder(threading.Thread):
         elif (wanted := asked()) is not None:
             wanted.answer(answer)
 
+    def _is_wanted(self, asked: ref[ChunkEmbeddings]) -> bool:
+        self.num_steps += 1
+        return asked() is not None and not self._is_stopped
+
     def _encode(self, medium: Media, partition: str, index: int, is_wanted: Callable[[], bool]) -> Rows | None:
-        if self._open is None or self._open[:2] != (partition, medium.digest):
-            self._close()
-            self._open = partition, medium.digest, self._projector.open(medium.data)
-        opened = self._open[2]
+        opened = self._opened(medium, partition)
         rows = opened.encode(index, is_wanted)
         self.num_encoded += rows is not None
         if index + 1 == opened.num_chunks:
             self._close()
         return rows
+
+    def _opened(self, medium: Media, partition: str) -> OpenMedium:
+        if self._open is None or self._open[:2] != (partition, medium.digest):
+            self._close()
+            self._open = partition, medium.digest, self._projector.open(medium.data)
+        return self._open[2]
 
     def _close(self) -> None:
         if self._open is not None:
@@ -153,12 +211,18 @@ class ReadMedium:
 class MediaReader:
     """Finds the tokens of images and sounds. Only the preparer's thread calls it, except for `num_tokens`."""
 
-    def __init__(self, name: str, projector: Projector, max_whole: int) -> None:
-        """`name`: the model's, for messages. `max_whole`: see LlamaRunner. Start the thread that encodes."""
+    def __init__(
+        self, name: str, projector: Projector, max_whole: int, is_kept: Callable[[str, array[int]], bool]
+    ) -> None:
+        """`name`: the model's, for messages. `max_whole`: see LlamaRunner. Start the thread that encodes.
+
+        `is_kept`: whether the embeddings with these tokens are in the cache of a partition.
+        """
         self.projector = projector
         self.encoder = Encoder(projector)
         self._name = name
         self._max_whole = max_whole
+        self._is_kept = is_kept
         self._layouts: PartitionCache[bytes, Layout] = PartitionCache(_MAX_LAYOUTS)  # by digest
         self.encoder.start()
 
@@ -169,8 +233,11 @@ class MediaReader:
         ContextLengthExceeded if a chunk is too large for one step.
         """
         self._check_kind(medium)
+        return self._with_spans(medium, partition, self._layout(medium, partition))
+
+    def _with_spans(self, medium: Media, partition: str, layout: Layout) -> ReadMedium:
         tokens, spans, num_chunks = array("i"), list[MediaSpan](), 0
-        for part in self._layout(medium, partition):
+        for part in layout:
             if not isinstance(part, Chunk):
                 tokens.extend(part)
                 continue
@@ -191,44 +258,48 @@ class MediaReader:
             num_chunks += 1
         return ReadMedium(tokens, tuple(spans))
 
-    def read_next(self, prompt: ChatPrompt, partition: str, num_read: int) -> int | None:
-        """Read the next medium of a conversation whose form is not known, behind the first `num_read`.
+    def read_next(self, request: GenerateRequest, reading: Reading | None, on_read: OnRead) -> bool:
+        """Have the next medium of a request decoded whose form is not known. Return False if all are known.
 
-        Return how many are read then; None if there is no other one. So a long conversation can be read in turns with
-        other prompts. Raise the errors of `read`.
+        `on_read` gets the `reading` for the next call. Other prompts are prepared meanwhile. Raise the errors of
+        `read`.
         """
-        places = [(message, place) for message in prompt.messages for place in message.media]
-        for index in range(num_read, len(places) - 1):
-            message, place = places[index]
-            medium = prompt.media[place.index]
-            if self._layouts.get(partition, medium.digest) is None:
-                with contextlib.suppress(*(_UNREADABLE if message.role == "tool" else ())):
-                    self.read(medium, partition)
-                return index + 1
-        return None
+        prompt, partition = request.prompt, request.cache.partition
+        assert isinstance(prompt, ChatPrompt)
+        places = [(message, place.index) for message in prompt.messages for place in message.media]
+        num_read = 0
+        if reading is not None:
+            num_read = reading.num_read
+            message, index = places[num_read - 1]
+            if not isinstance(reading.layout, EdgeAgentError):
+                self._layouts.put(partition, prompt.media[index].digest, reading.layout)
+            elif message.role != "tool" or not isinstance(reading.layout, _UNREADABLE):
+                raise reading.layout
+        for num, (message, index) in enumerate(places[num_read:], num_read + 1):
+            medium = prompt.media[index]
+            if medium.kind not in self.projector.kinds and message.role == "tool":
+                continue
+            self._check_kind(medium)
+            if self._known(medium, partition) is None:
+                done = partial(_note_read, on_read, num)
+                self.encoder.read(medium, partition, request.id, done)
+                return True
+        return False
 
     def with_notes(self, prompt: ChatPrompt, partition: str) -> ChatPrompt:
         """Return a conversation with notes for the media in the results of tools that cannot be read.
 
         A tool returns what it has, and an error would end the agent that called it.
         """
-        messages = [self._with_notes(message, prompt, partition) for message in prompt.messages]
-        return replace(prompt, messages=tuple(messages)) if messages != list(prompt.messages) else prompt
+        return with_notes(prompt, partial(self._note_for, partition))
 
-    def _with_notes(self, message: Message, prompt: ChatPrompt, partition: str) -> Message:
-        if message.role != "tool" or not message.media:
-            return message
-        text, *pieces = spliced(message.content, [place.offset for place in message.media])
-        places: list[MediaPlace] = []
-        for place, piece in zip(message.media, pieces, strict=True):
-            medium = prompt.media[place.index]
+    def _note_for(self, partition: str, message: Message, medium: Media) -> str:
+        if message.role == "tool":
             try:
                 self.read(medium, partition)
-                places.append(MediaPlace(len(text), place.index))
             except _UNREADABLE:
-                text += f"[{medium.kind} left out: the file cannot be read]"
-            text += piece
-        return replace(message, content=text, media=tuple(places))
+                return f"[{medium.kind} left out: the file cannot be read]"
+        return ""
 
     def num_tokens(self, medium: Media) -> int:
         """Return how many tokens a medium has in a prompt. Any thread may call it.
@@ -246,9 +317,27 @@ class MediaReader:
             raise NotSupported(f"{self._name} takes {kinds}, and no other media", param="messages", served_by="local")
 
     def _layout(self, medium: Media, partition: str) -> Layout:
-        layout = self._layouts.get(partition, medium.digest)
+        layout = self._known(medium, partition)
         if layout is None:
             check_medium(medium)
             layout = self.projector.layout(medium.data)
             self._layouts.put(partition, medium.digest, layout)
         return layout
+
+    def _known(self, medium: Media, partition: str) -> Layout | None:
+        """Return the form of a medium if it need not be decoded for that; else None."""
+        layout = self._layouts.get(partition, medium.digest)
+        if layout is None and medium.kind == "image":
+            with contextlib.suppress(EdgeAgentError):
+                by_size = self.projector.layout_of_size(*upright_size(medium.data))
+                found = self._with_spans(medium, partition, by_size)
+                chunks = [found.tokens[span.start : span.end] for span in found.spans]
+                # The client's image was decoded and encoded before, so it is no damaged file.
+                if chunks and all(self._is_kept(partition, chunk) for chunk in chunks):
+                    layout = by_size
+                    self._layouts.put(partition, medium.digest, layout)
+        return layout
+
+
+def _note_read(on_read: OnRead, num_read: int, layout: Form) -> None:
+    on_read(Reading(num_read, layout))

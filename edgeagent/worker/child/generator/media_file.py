@@ -6,11 +6,12 @@ can hold and what the worker has memory for.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from collections.abc import Iterator
 
-from edgeagent.engine.llama.decoding import is_webp, jpeg_parts, mp3_sound, wav_data
+from edgeagent.engine.llama.decoding import flac_samples, is_webp, jpeg_parts, lies_on_its_side, mp3_sound, wav_data
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Media
 
@@ -23,7 +24,8 @@ MAX_WEBP_PIXELS = 16_000_000
 MAX_RATIO = 100
 """The most times that an image may be longer than wide, or wider than long."""
 MAX_SECONDS = 600
-"""The longest sound. Its spectra take about a hundredth of that time, in which no other prompt is prepared."""
+"""The longest sound. Its spectra take about a hundredth of that time."""
+_PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_CHANNELS = 8
 _RATES = range(4000, 192_001)
 # Start-of-frame markers of JPEG that stb_image decodes: baseline, extended and progressive.
@@ -42,11 +44,30 @@ _FORMATS = {"image": "PNG, JPEG, WebP, GIF and BMP", "audio": "WAV, MP3 and FLAC
 
 def check_medium(medium: Media) -> None:
     """Raise InvalidRequest if a file is not of a format that is read here, or claims to be too large or too long."""
-    try:
+    with _refusing_damage():
         if medium.kind == "image":
             _check_image(*_image_size(medium.data))
+            if medium.data.startswith(_PNG):
+                _check_png(medium.data)
         else:
             _check_sound(*_sound_length(medium.data))
+
+
+def upright_size(data: bytes) -> tuple[int, int]:
+    """Return the width and the height that an image has when it is decoded. Raise InvalidRequest, like `check_medium`.
+
+    Only the header is read.
+    """
+    with _refusing_damage():
+        width, height = _image_size(data)
+        _check_image(width, height)
+    return (height, width) if lies_on_its_side(data) else (width, height)
+
+
+@contextlib.contextmanager
+def _refusing_damage() -> Iterator[None]:
+    try:
+        yield
     except (struct.error, IndexError, zlib.error) as error:
         raise _refused("it is damaged or incomplete") from error
 
@@ -76,7 +97,7 @@ def _check_sound(num_samples: int, rate: int, num_channels: int) -> None:
 
 def _image_size(data: bytes) -> tuple[int, int]:
     """Return an image's width and height in pixels, from its header."""
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+    if data.startswith(_PNG):
         return _png_size(data)
     if data.startswith((b"GIF87a", b"GIF89a")):
         width, height = struct.unpack_from("<HH", data, 6)
@@ -91,11 +112,15 @@ def _image_size(data: bytes) -> tuple[int, int]:
 
 
 def _png_size(data: bytes) -> tuple[int, int]:
-    """Return a PNG's size, after a check that its compressed data hold no more than an image of this size."""
-    width, height, depth, colour, is_interlaced = struct.unpack_from(">IIBB2xB", data, 16)
+    width, height, depth, colour = struct.unpack_from(">IIBB", data, 16)
     if data[12:16] != b"IHDR" or colour not in _PNG_CHANNELS or depth not in (1, 2, 4, 8, 16):
         raise _refused("the PNG has no valid header")
-    _check_image(width, height)
+    return width, height
+
+
+def _check_png(data: bytes) -> None:
+    """Check that a PNG's compressed data hold no more than an image of its size."""
+    width, height, depth, colour, is_interlaced = struct.unpack_from(">IIBB2xB", data, 16)
     num_channels = _PNG_CHANNELS[colour]
     if width * height * num_channels * max(1, depth // 8) > MAX_PNG_BYTES:
         raise _refused(f"the PNG has {width} × {height} pixels of {depth} bits, which take too much memory")
@@ -113,7 +138,6 @@ def _png_size(data: bytes) -> tuple[int, int]:
             packed = unpacked.unconsumed_tail
             if num_bytes > most + _SPARE_BYTES:
                 raise _refused("the PNG holds more data than its image")
-    return width, height
 
 
 def _filtered_bytes(width: int, height: int, num_bits: int) -> int:
@@ -205,7 +229,9 @@ def _flac_length(data: bytes) -> tuple[int, int, int]:
     if data[4] & 0x7F or len(data) < 42:
         raise _refused("the FLAC does not begin with its form")
     bits = int.from_bytes(data[18:26], "big")
-    rate, num_channels, num_samples = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
+    rate, num_channels, num_samples = bits >> 44, (bits >> 41 & 7) + 1, flac_samples(data)
+    if not num_samples:
+        raise _refused("the FLAC has no frame that says how long it is")
     return num_samples, rate, num_channels
 
 

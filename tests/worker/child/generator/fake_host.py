@@ -25,6 +25,7 @@ from edgeagent.types import Delta, Embed, Finished, GenerateRequest, MemoryKind,
 from edgeagent.worker.child.frame_writer import MakeFrames
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop
+from edgeagent.worker.child.generator.media import OnRead, Reading
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.process import _PromptPreparer
 from edgeagent.worker.protocol import (
@@ -138,8 +139,10 @@ class FakeHost:
             echo = PromptEcho(self.model, request.prompt.tokens, None, num_added=0, is_scored=is_scored)
         return PreparedRequest(spec, output, 0.0, echo)
 
-    def read_media(self, request: GenerateRequest, num_read: int) -> int | None:
-        return None
+    num_encoder_steps = 0
+
+    def read_media(self, request: GenerateRequest, reading: Reading | None, on_read: OnRead) -> bool:
+        return False
 
     def adjust_threads(self) -> None: ...
 

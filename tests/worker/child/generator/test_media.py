@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 from msgspec import structs
+from PIL import Image
 
+from edgeagent import cache_folder
 from edgeagent.config import EngineConfig
+from edgeagent.engine.cache.disk.files import Buffer, Files
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama.bindings import lib
@@ -36,11 +43,13 @@ from edgeagent.types import (
 )
 from edgeagent.worker.child.generator import host as host_module
 from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.media import Reading
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import DiskCache, Load
 from tests.integrity import check_integrity
 from tests.local_template import open_here
+from tests.media_corpus import exif, with_exif
 from tests.models import make_tiny_model
 from tests.patience import patient
 from tests.peer.shelf import make_model
@@ -346,6 +355,34 @@ def test_an_image_is_not_encoded_again_after_a_restart(asker: Callable[..., Aske
     assert sequence.num_cached < sequence.spec.media[0].start and own.host.media.encoder.num_encoded == 0
 
 
+def test_a_full_disk_costs_no_answer_about_an_image(
+    asker: Callable[..., Asker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_tried = 0
+
+    def write_half(_: Files, file: BinaryIO, parts: Iterable[Buffer]) -> None:
+        nonlocal num_tried
+        num_tried += 1
+        file.write(b"".join(map(bytes, parts))[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Files, "write", write_half)
+    disk = DiskCache(str(tmp_path / "blocks"), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=patient(30))
+    own = Asker(tmp_path, "gemma3", disk=disk)
+    prompt, elsewhere = question("Once.", own.media[0]), question("Behind it.", own.media[0], offsets={0: 10})
+    words = [own.ask(each, cache=CachePolicy(read=False, write=False)) for each in (prompt, elsewhere)]
+    assert own.host.media is not None
+    num_before = own.host.media.encoder.num_encoded
+    assert [own.ask(each) for each in (prompt, elsewhere)] == words
+    assert own.host.media.encoder.num_encoded == num_before + 1, "memory still has the embeddings"
+    own.close()
+    assert num_tried and not list(cache_folder.scan(tmp_path / "blocks"))
+    assert not list((tmp_path / "blocks").glob("tmp-*")), "nothing half remains"
+    monkeypatch.undo()
+    again = asker("gemma3", disk=disk)
+    assert [again.ask(each) for each in (prompt, elsewhere)] == words
+
+
 def test_an_image_that_is_not_wanted_any_more_is_not_encoded_to_its_end(
     asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,17 +459,49 @@ def test_media_count_as_tokens(asker: Callable[..., Asker], kind: Kind) -> None:
         own.host.answer(RenderPrompt(question("What?", medium(png()[:60]))))
 
 
+def read_all(host: Host, request: GenerateRequest) -> list[int]:
+    """Have the media of a request read, as the preparer does. Return how many were read after each."""
+    readings: SimpleQueue[Reading] = SimpleQueue()
+    nums, reading = list[int](), None
+    while host.read_media(request, reading, readings.put):
+        reading = readings.get(timeout=patient(10))
+        nums.append(reading.num_read)
+    return nums
+
+
 def test_the_images_of_a_prompt_are_read_one_at_a_time(asker: Callable[..., Asker]) -> None:
     lfm2 = asker("lfm2")
     one, two, three = lfm2.media
     request = GenerateRequest("r", "", question("which?", one, one, two, three), cache=CachePolicy(partition="client"))
-    assert lfm2.host.read_media(request, 0) == 1
-    assert lfm2.host.read_media(request, 1) == 3, "the second is known by then"
-    assert lfm2.host.read_media(request, 3) is None, "the last one is left to prepare"
-    assert lfm2.host.read_media(structs.replace(request, prompt=TextPrompt("hi")), 0) is None
+    assert read_all(lfm2.host, request) == [1, 3, 4], "the second is known by then"
+    assert read_all(lfm2.host, request) == []
+    assert read_all(lfm2.host, structs.replace(request, prompt=TextPrompt("hi"))) == []
     damaged = GenerateRequest("r", "", question("which?", medium(png()[:200]), one))
     with pytest.raises(InvalidRequest, match="cannot be decoded"):
-        lfm2.host.read_media(damaged, 0)
+        read_all(lfm2.host, damaged)
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_an_image_whose_embeddings_are_kept_is_not_decoded(
+    asker: Callable[..., Asker], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its form follows from its size. A photo that lies on its side is as wide as it is when it is upright."""
+    disk = DiskCache(str(tmp_path / "blocks"), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=patient(30))
+    first, photo = Asker(tmp_path, name, disk=disk), BytesIO()
+    Image.new("RGB", (96, 40)).save(photo, "JPEG")
+    lying = medium(with_exif(photo.getvalue(), exif(6)))
+    prompts = [question("What is this?", first.media[0]), question("And this?", lying)]
+    words = [first.ask(prompt) for prompt in prompts]
+    first.close()
+    again = asker(name, disk=disk)
+    assert again.host.media is not None
+    monkeypatch.setattr(again.host.media.projector, "open", None)
+    for prompt, expected in zip(prompts, words, strict=True):
+        assert read_all(again.host, GenerateRequest("r", "", prompt)) == []
+        assert again.ask(prompt) == expected
+    apart = GenerateRequest("r", "", prompts[0], cache=CachePolicy(partition="another"))
+    monkeypatch.undo()
+    assert read_all(again.host, apart) == [1], "another client's image is decoded"
 
 
 def test_a_note_stands_for_an_image_of_a_tool_that_cannot_be_read(asker: Callable[..., Asker]) -> None:
@@ -442,7 +511,7 @@ def test_a_note_stands_for_an_image_of_a_tool_that_cannot_be_read(asker: Callabl
     shown = Message("tool", "a screen", tool_call_id="c", media=places)
     prompt = ChatPrompt((Message("user", "look"), shown), media=(whole, damaged))
     request = GenerateRequest("r", "", prompt)
-    assert [lfm2.host.read_media(request, num) for num in (0, 1, 2)] == [1, 2, None]
+    assert read_all(lfm2.host, request) == [1, 2]
     assert lfm2.host.prepare(request).spec.media
     assert lfm2.host.media is not None
     noted = lfm2.host.media.with_notes(prompt, "").messages[1]

@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.decoding import Pixels, mp3_sound, orientation, turned, webp_pixels, without_claims
+from edgeagent.engine.llama.decoding import (
+    Pixels,
+    flac_samples,
+    mp3_sound,
+    orientation,
+    turned,
+    webp_pixels,
+    without_claims,
+)
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.projector import Chunk, Projector
 from edgeagent.errors import InvalidRequest, NotSupported
@@ -25,7 +33,7 @@ from edgeagent.worker.child.generator.media_file import MAX_PIXELS, check_medium
 from tests.media_corpus import bmp, by_rule, exif, mutated, webp_by_rule, with_exif
 from tests.models import make_tiny_model
 from tests.peer.media_fuzz import Decoders
-from tests.projectors import NEEDS_LIBMTMD, flac, jpeg, make_projector, medium, mp3, png, wav
+from tests.projectors import NEEDS_LIBMTMD, crc, flac, jpeg, make_projector, medium, mp3, png, wav
 
 FILES = by_rule()
 SOUNDS = {"wav": wav(seconds=0.1)}
@@ -42,6 +50,21 @@ def huge_png(
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts
     )
+
+
+def flac_of_frame(number: int, *, is_by_sample: bool = False) -> bytes:
+    """Return a FLAC of unknown length whose only frame has this number, or begins with the sample of this number."""
+    head = bytes([0xFF, 0xF8 | is_by_sample, 0xC5, 0x08]) + _coded(number)
+    return flac(num_samples=0)[:42] + head + bytes([crc(head, 7, 8)]) + bytes(5)
+
+
+def _coded(number: int) -> bytes:
+    """Write a number of up to 31 bits like a character in UTF-8."""
+    if number < 0x80:
+        return bytes([number])
+    length = next(length for length in range(2, 7) if number < 1 << (5 * length + 1))
+    rest = [0x80 | number >> 6 * index & 0x3F for index in range(length - 1)]
+    return bytes([0xFF << (8 - length) & 0xFF | number >> 6 * (length - 1), *rest[::-1]])
 
 
 def test_an_interlaced_png_has_its_own_rows() -> None:
@@ -81,7 +104,8 @@ def test_whole_files_pass(kind: MediaKind, data: bytes) -> None:
         ("audio", SOUNDS["wav"][:-2], "claims more samples"),
         ("audio", SOUNDS["wav"].replace(b"\x01\0\x01\0", b"\x11\0\x01\0", 1), "neither PCM nor float"),
         ("audio", flac(num_samples=601 * 16_000), "at most 600 s"),
-        ("audio", flac(num_samples=0), "empty"),
+        ("audio", flac(num_samples=0)[:42], "no frame that says how long"),
+        ("audio", flac_of_frame(0x7FFFFFF), "at most 600 s"),
         ("audio", mp3(num_frames=26_000), "at most 600 s"),
         ("audio", b"ID3" + bytes(20), "no sound"),
         ("audio", b"", "incomplete"),
@@ -91,6 +115,20 @@ def test_what_claims_too_much_is_refused(kind: MediaKind, data: bytes, why: str)
     with pytest.raises(InvalidRequest, match=why) as caught:
         check_medium(medium(data, kind))
     assert caught.value.param == "messages"
+
+
+def test_a_flac_of_unknown_length_ends_with_its_last_frame() -> None:
+    sound, piped_sound = flac(), flac(num_samples=0)
+    check_medium(medium(piped_sound, "audio"))
+    assert without_claims(piped_sound, 9) == without_claims(sound, 9) == sound
+    for number, num_samples in ((1, 8192), (300, 301 * 4096)):
+        assert flac_samples(flac_of_frame(number)) == num_samples
+        assert flac_samples(flac_of_frame(number) + b"\xff\xf8 no frame") == num_samples
+    assert flac_samples(flac_of_frame(5, is_by_sample=True)) == 4101
+    # The size of a last frame is not that of the others.
+    for form, num_samples in ((b"\x65\x08\1\x63", 4196), (b"\x7d\x08\1\3\xe7\0\0", 5096), (b"\x15\x08\1", 4288)):
+        head = b"\xff\xf8" + form
+        assert flac_samples(piped_sound[:42] + head + bytes([crc(head, 7, 8)])) == num_samples
 
 
 def piped(sound: bytes, length: bytes = b"\xff\xff\xff\xff") -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgeagent.types import CachePolicy, Tier
 from edgeagent.worker.child.generator.loop import PrepareQueue
+from edgeagent.worker.child.generator.media import Reading
 from edgeagent.worker.protocol import Submit
 from tests.worker.support import request
 
@@ -47,16 +48,20 @@ def test_a_cancelled_one_is_not_prepared_and_its_id_can_be_used_again() -> None:
     assert queue.get()[0] is again
 
 
-def test_one_with_several_images_is_read_in_turns_with_other_clients() -> None:
+def test_one_whose_image_is_read_lets_others_go_first() -> None:
     queue = PrepareQueue()
     for client in ("album", "polite"):
         queue.put(submit(client, client))
-    album, num_read = queue.get()
-    assert num_read == 0
-    queue.put_back(album, 3)
+    album, reading = queue.get()
+    assert reading is None
+    queue.set_aside(album)
     assert names(queue, 1) == ["polite"]
-    assert queue.get() == (album, 3)
-    queue.put_back(album, 4)
+    first, second = Reading(3, ()), Reading(4, ())
+    queue.put_back(album, first)
+    assert queue.get() == (album, first)
+    queue.set_aside(album)
     queue.drop("album")
-    queue.put(album)
-    assert queue.get() == (album, 0), "a cancelled one begins again"
+    queue.put_back(album, second)
+    again = submit("album", "album")
+    queue.put(again)
+    assert queue.get() == (again, None), "a cancelled one begins again"
