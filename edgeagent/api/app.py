@@ -20,7 +20,7 @@ from edgeagent.api.gate.access import with_caller
 from edgeagent.api.gate.body_limit import BodyLimit, InFlight
 from edgeagent.api.gate.envelope import Envelope
 from edgeagent.api.gate.security import Policy, Security
-from edgeagent.api.routes import DOCUMENTS, NEEDS, PATHS, ROUTERS, ROUTES
+from edgeagent.api.routes import DOCUMENTS, NEEDS, PATHS, ROUTES, SERVED
 from edgeagent.api.wire.body import LIKENESS
 from edgeagent.api.wire.errors import OLLAMA_PREFIX, error_answer, http_status
 from edgeagent.config import Config
@@ -111,8 +111,7 @@ def create_app(
     )
     app.state.images = _image_fetcher(config, service)
     app.router.default = _answer_no_route
-    for router in ROUTERS:
-        app.include_router(router)
+    app.router.routes.extend(SERVED)
     if config.server.docs:
         # Imported here, because only a daemon that serves the documents needs these modules.
         from edgeagent.api.documents.routes import router as documents

@@ -25,7 +25,7 @@ _MODULES = (
     *(models, ollama_chat, ollama_embed, ollama_models, status, cache, answers, remotes),
 )
 _TABLES = [module.routes for module in _MODULES]
-ROUTERS = [table.router for table in _TABLES]
+SERVED = [served for table in _TABLES for served in table.served]
 ROUTES: dict[str, Route] = {route.name: route for table in _TABLES for route in table.declared}
 """The HTTP routes by name, for example `POST /v1/embeddings`."""
 DOCUMENTS = ("/docs", "/openapi.json", "/asyncapi.json")
