@@ -12,6 +12,7 @@ A sequence that made no progress for a minute comes before all ranks (`boost_sta
    shortest target of the streams (`Sequence.token_s`). If no stream has a target, the limit is MAX_STEP_S, or twice as
    much for a step that is larger than any measured one. So a new request waits for one such step at most, and a slow
    machine shows progress.
+4. The prompt of a realtime request gets steps without the streams if its first token comes sooner that way (`choose`).
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ MAX_SCORED = 32
 # The fewest prompt tokens of one sequence to score in a step while a sequence decodes.
 _MIN_SCORED = 4
 
-# The longest predicted step with streams that asked for no target, while an answer that began elsewhere waits to
-# continue, or while a realtime prompt is computed. Also the longest step of a prompt that is computed ahead. When 16
-# answers came back from a remote at once, the last one waited 0.6 s with steps within the budget, and 0.3 s with steps
-# of up to 0.25 s. Beside eight streams and four batch jobs, SmolLM2-135M took 390 ms for a realtime prompt within the
-# budget, and 280 ms with steps of up to 0.2 s (medians, two cores). The streams pay for it: 95 % of their tokens came
-# within 264 instead of 198 ms.
+# The longest predicted time between two tokens of streams that asked for no target, while an answer that began
+# elsewhere waits to continue, or while a realtime prompt is computed. Also the longest step of a prompt that is
+# computed ahead. When 16 answers came back from a remote at once, the last one waited 0.6 s with steps within the
+# budget, and 0.3 s with steps of up to 0.25 s.
 _HURRIED_STEP_S = 0.2
+
+# If the streams would make the first token of a realtime request come so many times later than alone, they wait for its
+# prompt, except those that asked for a target.
+_MAX_SLOWDOWN = 2.0
 
 # Sequences of the tier BATCH get at least this share of the rate that they would have alone. While a realtime prompt is
 # computed, they save it up, but at most this many seconds of work, or one step: other prompts wait for such work.
@@ -95,9 +98,9 @@ class BatchPart(NamedTuple):
         return self.num_tokens + len(self.drafts) if self.tree is None else len(self.tree.tokens)
 
     @property
-    def num_pairs(self) -> float:
-        """How many pairs of tokens attention computes for this part; see StepShape."""
-        return float(self.size * (self.sequence.num_computed + self.sequence.num_rows))
+    def shape(self) -> tuple[int, int]:
+        """How many tokens of the batch belong to this part, and how many of its sequence come before them."""
+        return self.size, self.sequence.num_computed + self.sequence.num_rows
 
     @property
     def slice(self) -> Slice:
@@ -178,6 +181,11 @@ def shortest_target_s(sequences: Iterable[Sequence]) -> float:
     return min((sequence.token_s for sequence in sequences if sequence.is_decoding), default=math.inf)
 
 
+def _asked_target_s(sequences: Iterable[Sequence]) -> float:
+    """Return the shortest target that a sequence asked for, in seconds per token; infinite if none did."""
+    return min((each.token_s for each in sequences if each.spec.token_s is not None), default=math.inf)
+
+
 def share_urgency(running: Collection[Sequence], waiting: Collection[Sequence]) -> None:
     """Make each sequence as urgent as the most urgent one that waits for its prefill now, or as it is by itself."""
     for sequence in (*running, *waiting):
@@ -240,6 +248,11 @@ class Scheduler:
         self._batch_time, self._chosen_s = TimeShare(BATCH_SHARE), clock()
         self._retrials = Retrials()  # of the smallest chunk
         self._overhead_s = 0.0  # the part of a step that is not the decode: drafting and sampling
+        # How long the step of realtime prompts alone may take that `choose` returned; None if it returned another one.
+        self._own_s: float | None = None
+        # Whether the planned step and the latest one are such steps, and when the latest step with streams ended.
+        self._is_own, self._was_own, self._streamed_s = False, False, clock()
+        self._has_yielded = False  # whether a realtime prompt has let the streams go first, since they had waited
 
     def mark_late(self, sequences: Iterable[Sequence]) -> None:
         """Set `is_late` of sequences that wait for their first token: whether it would be late even if each were alone.
@@ -263,13 +276,17 @@ class Scheduler:
         realtime prompt is computed, they take part, and the other prompts wait for a step. While the side context
         computes a prompt of their rank, their other prompts wait for it, since it takes half of the time for a token.
         Sequences of the rank AHEAD are left out like those of the rank BATCH, but save nothing up, and also while any
-        other prompt is computed.
+        other prompt is computed. Beside streams, realtime prompts may get a step of their own (`_of_realtime`). After
+        that, the streams get one.
 
         `num_cells`: KV cells in use. `aside`: the sequence in the side context, if it is computed between the steps.
         """
-        least_urgent = Rank.INTERACTIVE  # without a generator: this is done in each step
+        self._own_s = None
+        if self._was_own and (streams := [each for each in running if each.rank < Rank.BATCH and each.is_decoding]):
+            return streams
+        least_urgent, realtime = Rank.INTERACTIVE, Rank.REALTIME  # without a generator: this is done in each step
         for sequence in running:
-            if sequence.rank > least_urgent:
+            if sequence.rank > least_urgent or (sequence.rank is realtime and not sequence.is_decoding):
                 break
         else:
             return running  # most steps
@@ -289,11 +306,62 @@ class Scheduler:
         batch = [sequence for sequence in running if sequence.rank is Rank.BATCH]
         alone_s = self._least_s(batch, num_cells) or 0.0
         self._batch_time.add(elapsed_s, max(_MAX_BATCH_S, alone_s))
-        if not batch or most_urgent <= Rank.REALTIME or self._batch_time.saved_s < alone_s:
+        if most_urgent is Rank.REALTIME:
+            return self._of_realtime(urgent, num_cells)
+        if not batch or most_urgent < Rank.REALTIME or self._batch_time.saved_s < alone_s:
             return urgent
         if any(not sequence.is_decoding for sequence in batch):
             urgent = [sequence for sequence in urgent if sequence.is_decoding]
         return [*urgent, *batch]
+
+    def _of_realtime(self, urgent: Items[Sequence], num_cells: int) -> Items[Sequence]:
+        """Return the sequences of a step while realtime prompts are computed: all, only these prompts, or the streams.
+
+        With the streams in the same step, a prompt may take much longer: from 64 tokens on, flash attention computes
+        whole tiles, with the cells of all sequences of the step. So the quickest of these plans for the first tokens is
+        carried out, as predicted:
+
+        1. Each step computes the streams and a part of the prompts, within the target of the streams.
+        2. A part of the prompts, then the streams, and so on. A part and the streams together are within the target.
+        3. The prompts at once: if the first tokens would take _MAX_SLOWDOWN times longer than alone with the other
+           plans and the step that ends before, or if these cannot keep the target anyway. Not beside a stream that
+           asked for its target.
+        """
+        prompts = [each for each in urgent if each.rank is Rank.REALTIME and not each.is_decoding]
+        streams = [each for each in urgent if each.is_decoding]
+        if not streams or any(each.num_output or each.spec.choices is not None or each.is_scoring for each in prompts):
+            return urgent
+        costs, asked_s = self._cost_model, _asked_target_s(streams)
+        limit_s = max(shortest_target_s(streams), min(_HURRIED_STEP_S, asked_s)) - self._overhead_s
+        num, depth = sum(each.num_pending for each in prompts), max((each.num_computed for each in prompts), default=0)
+        own, beside = StepShape(0, num_cells), StepShape.of([(1, each.num_computed) for each in streams], num_cells)
+        streams_s = costs.predict(beside)
+        if streams_s is None or not prompts:
+            return urgent
+        room_s = limit_s - streams_s
+
+        def divided(shape: StepShape, most_s: float) -> tuple[float, int]:
+            """Return the seconds of a step of `shape` with a part of the prompts, and the number of such steps."""
+            size = costs.max_tokens_within(most_s, shape, depth, MIN_CHUNK_WITH_STREAMS, most=num)
+            return costs.predict(shape.plus(size, depth)) or 0.0, math.ceil(num / size)
+
+        together_s, num_together = divided(beside, limit_s)
+        part_s, num_parts = divided(own, room_s)
+        whole_s, num_whole = divided(own, math.inf)
+        all_together_s, in_turn_s = together_s * num_together, part_s * num_parts + streams_s * (num_parts - 1)
+        is_slow = min(all_together_s, in_turn_s) + streams_s > _MAX_SLOWDOWN * whole_s * num_whole
+        waited_s = self._clock() - self._streamed_s
+        if asked_s == math.inf and (is_slow or (together_s > limit_s and part_s > room_s)):
+            self._own_s = math.inf
+            return prompts
+        if all_together_s <= in_turn_s:
+            return urgent
+        least_s = costs.predict(own.plus(min(num, MIN_CHUNK_WITH_STREAMS), depth)) or 0.0
+        self._has_yielded = not self._has_yielded and waited_s > max(room_s - least_s, streams_s)
+        if self._has_yielded:
+            return streams
+        self._own_s = room_s - waited_s
+        return prompts
 
     def record_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """Record that tokens of a prompt are computed, in a step or in a side context."""
@@ -312,20 +380,19 @@ class Scheduler:
             else:
                 self.record_prompt(part.sequence, part.size)
         if streams:
-            shape = StepShape(len(streams), num_cells, sum(part.num_pairs for part in streams))
+            shape = StepShape.of([part.shape for part in streams], num_cells)
             self._batch_time.spend(self._cost_model.predict(shape) or 0.0)
 
     def _least_s(self, sequences: Items[Sequence], num_cells: int) -> float | None:
         """Return the expected seconds of the shortest useful step of these sequences; None if nothing was measured."""
-        num_tokens, num_pairs, depth = 0, 0, 0
+        streams, depth = list[tuple[int, float]](), 0
         for sequence in sequences:
             if sequence.is_decoding:
-                num_tokens += 1
-                num_pairs += sequence.num_computed
+                streams.append((1, sequence.num_computed))
             else:
                 depth = max(depth, sequence.num_computed)
-        shape = StepShape(num_tokens, num_cells, float(num_pairs))
-        if num_tokens < len(sequences):
+        shape = StepShape.of(streams, num_cells)
+        if len(streams) < len(sequences):
             shape = shape.plus(MIN_CHUNK_WITH_STREAMS, depth)
         return self._cost_model.predict(shape)
 
@@ -344,6 +411,8 @@ class Scheduler:
         each gets an equal part of the budget. A group is the sequences of one adapter, or a side context.
         `others`: sequences that wait for the end of the step, but have no part in it.
         """
+        own_s, self._own_s = self._own_s, None
+        self._is_own = own_s is not None
         decoding: list[Sequence] = []
         prompts: list[Sequence] = []
         for sequence in running:
@@ -357,9 +426,9 @@ class Scheduler:
         if not prompts:
             self._spend_batch_time(parts, num_cells)
             return parts  # most steps: no prediction is needed
-        base = StepShape(sum(1 + len(part.drafts) for part in parts), num_cells, sum(part.num_pairs for part in parts))
+        base = StepShape.of([part.shape for part in parts], num_cells)
         prompts = by_share(prompts)
-        room = min(room, self._most_prompt_tokens(prompts, [*decoding, *others], base, num_turns))
+        room = min(room, self._most_prompt_tokens(prompts, [*decoding, *others], base, num_turns, own_s))
         # Decoding sequences and drafts need rows of logits, and each prompt one for its last token. Scoring uses the
         # rest.
         num_spare = self._max_outputs - sum(part.num_logits for part in parts) - len(prompts)
@@ -390,8 +459,14 @@ class Scheduler:
         return parts
 
     def record_overhead(self, seconds: float) -> None:
-        """Record how many seconds the latest step took in addition to its decode. They count against the budget."""
+        """Record how many seconds the latest step took in addition to its decode. They count against the budget.
+
+        Call this when the step has ended.
+        """
         self._overhead_s += _OVERHEAD_WEIGHT * (seconds - self._overhead_s)
+        self._was_own = self._is_own
+        if not self._was_own:
+            self._streamed_s = self._clock()
 
     def _most_scored(self, room: int, *, is_alone: bool) -> int:
         """Return for how many tokens of a prompt to compute log probabilities in a step, at most.
@@ -405,13 +480,22 @@ class Scheduler:
         return max(_MIN_SCORED, int(room / (1 + self._row_cost)))
 
     def _most_prompt_tokens(
-        self, prompts: Items[Sequence], others: Items[Sequence], base: StepShape, num_turns: int
+        self,
+        prompts: Items[Sequence],
+        others: Items[Sequence],
+        base: StepShape,
+        num_turns: int,
+        own_s: float | None = None,
     ) -> int:
         """Return how many tokens of the `prompts`, which are in their order, to add to a step.
 
         `others`: the streams of the step, and all sequences that wait for its end. `base`: the step without prompts.
+        `own_s`: how long the step may take if it is one of realtime prompts alone; otherwise None.
         """
         depth, first = max(sequence.num_computed for sequence in prompts), prompts[0]
+        num_realtime = sum(sequence.num_pending for sequence in prompts if sequence.rank is Rank.REALTIME)
+        if own_s is not None:
+            return self._prompt_budget(base, depth, None if own_s == math.inf else own_s, num_realtime)
         limit_s = shortest_target_s(others)
         # A prompt that waits for the end of the step gets a step soon, unless it is less urgent.
         if any(each.rank <= first.rank and not each.is_decoding for each in others):
@@ -421,18 +505,13 @@ class Scheduler:
         if limit_s == math.inf:
             return self._prompt_budget(base, depth, None)
         budget_s = limit_s / num_turns - self._overhead_s
-        asked_s = min((each.token_s for each in others if each.spec.token_s is not None), default=math.inf)
-        hurried_s = max(budget_s, min(_HURRIED_STEP_S, asked_s - self._overhead_s))
+        hurried_s = max(budget_s, min(_HURRIED_STEP_S, _asked_target_s(others) - self._overhead_s))
         if any(sequence.spec.delivered for sequence in prompts):
             return self._prompt_budget(base, depth, hurried_s)
         num_tokens = self._prompt_budget(base, depth, budget_s)
         if first.rank is Rank.REALTIME and hurried_s > budget_s and not first.num_output:
-            num_wanted = sum(sequence.num_pending for sequence in prompts if sequence.rank is Rank.REALTIME)
-            hurried = self._prompt_budget(base, depth, hurried_s, num_wanted)
-            # If even the smallest chunk takes longer, no target can be kept. Then the prompt is computed at once.
-            if asked_s == math.inf and (self._cost_model.predict(base.plus(hurried, depth)) or 0.0) > hurried_s:
-                hurried = self._prompt_budget(base, depth, None)
-            num_tokens = max(num_tokens, min(hurried, num_wanted))
+            hurried = self._prompt_budget(base, depth, hurried_s, num_realtime)
+            num_tokens = max(num_tokens, min(hurried, num_realtime))
         return num_tokens
 
     def _prompt_budget(self, base: StepShape, depth: int, budget_s: float | None, num: int | None = None) -> int:

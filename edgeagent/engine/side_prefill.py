@@ -283,8 +283,7 @@ class SidePrefill:
         own = self.sequence
         if all(sequence.token_s == math.inf for sequence in streams):
             return
-        depths = sum(float(sequence.num_computed) for sequence in streams)
-        base = StepShape(len(streams), num_cells, depths)
+        base = StepShape.of([(1, sequence.num_computed) for sequence in streams], num_cells)
         for sequence in by_urgency(running):
             if own is not None and sequence.rank >= own.rank:
                 return

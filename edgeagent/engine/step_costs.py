@@ -28,11 +28,11 @@ class StepCosts:
 
     def shape(self, parts: Items[BatchPart]) -> StepShape:
         """Return the shape of a batch."""
-        num_tokens = sum(part.size for part in parts)
+        shape = StepShape.of([part.shape for part in parts], self._prefixes.cells.num_cells_used)
         # Rows of logits that score a prompt count as tokens: otherwise their time would be attributed to the chunks of
         # other prompts.
-        num_tokens += round(self._runner.row_cost * sum(part.num_scored for part in parts))
-        return StepShape(num_tokens, self._prefixes.cells.num_cells_used, sum(part.num_pairs for part in parts))
+        num_rows = round(self._runner.row_cost * sum(part.num_scored for part in parts))
+        return shape._replace(num_tokens=shape.num_tokens + num_rows) if num_rows else shape
 
     def padded(self, parts: Items[BatchPart]) -> tuple[StepShape, int]:
         """Return the shape in which to compute a batch, and its `min_tokens` (see Runner.decode).
@@ -84,7 +84,7 @@ class StepCosts:
         """
         depths = [sequence.num_computed for sequence in running]
         depth = max(depths, default=0)
-        base = StepShape(len(depths), self._prefixes.cells.num_cells_used if depths else 0, float(sum(depths)))
+        base = StepShape.of([(1, each) for each in depths], self._prefixes.cells.num_cells_used if depths else 0)
         beside = base if depths else StepShape(1, 0, 0.0)
         token_s = self._prefixes.costs.predict_if_reliable(base.plus(1, depth))
         return (

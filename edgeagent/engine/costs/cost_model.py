@@ -23,6 +23,7 @@ import bisect
 import math
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from operator import mul
@@ -89,11 +90,26 @@ class StepShape(NamedTuple):
     A pair is a token of the step and an earlier token of the same sequence that was computed before the step. Plain
     attention on a CPU multiplies each token with all cells in use, including those of other sequences. Flash attention
     skips the cells of other sequences, so pairs determine its time.
+
+    `num_extra`: the pairs that flash attention computes in addition if it computes whole tiles (see FLASH_TILE). For
+    each token of a tile, it computes the cells of all sequences that have a token in the tile. Beside eight streams
+    with 300 tokens each, a prompt of 64 tokens so takes as many pairs as one with 2,400 earlier tokens.
     """
 
     num_tokens: int = 0
     num_cells: int = 0
     num_pairs: float = 0.0
+    num_extra: float = 0.0
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[int, float]], num_cells: int) -> StepShape:
+        """Return the shape of a step with `parts`: for each sequence, how many tokens, and with how many earlier."""
+        num_tokens, num_pairs, num_extra = 0, 0.0, 0.0
+        for size, depth in parts:
+            num_tokens += size
+            num_pairs += size * depth
+            num_extra += max(0, FLASH_TILE - size) * depth
+        return cls(num_tokens, num_cells, num_pairs, num_extra)
 
     @classmethod
     def alone(cls, num_tokens: int, depth: int) -> StepShape:
@@ -108,7 +124,10 @@ class StepShape(NamedTuple):
 
         The number of used cells stays the same.
         """
-        return StepShape(self.num_tokens + num_tokens, self.num_cells, self.num_pairs + num_tokens * depth)
+        num_pairs, num_extra = num_tokens * depth, max(0, FLASH_TILE - num_tokens) * depth
+        return StepShape(
+            self.num_tokens + num_tokens, self.num_cells, self.num_pairs + num_pairs, self.num_extra + num_extra
+        )
 
 
 _Terms = tuple[float, float, float, float, float]
@@ -156,7 +175,9 @@ class CostFit:
     Each measurement changes the ratio of its size at once. Only `fit` changes the coefficients.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tile: int = 0) -> None:
+        """`tile`: see Runner.attention_tile."""
+        self._tile = tile
         # By size, then by the levels of cells and pairs.
         self._means: dict[int, dict[tuple[int, int], _Mean]] = {}
         self._coefficients = [0.0] * _NUM_TERMS
@@ -168,11 +189,11 @@ class CostFit:
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Add a measured step, and update the ratio of its size. `seconds`: how long the step took."""
         self._num_observed += 1
-        size, terms = size_of(shape.num_tokens), _terms(shape)
+        size, terms = size_of(shape.num_tokens), self._terms(shape)
         if size not in self._means:
             bisect.insort(self.sizes, size)
         means = self._means.setdefault(size, {})
-        key = (_level(shape.num_cells), _level(shape.num_pairs / shape.num_tokens))
+        key = (_level(shape.num_cells), _level(_THOUSAND * (terms[2] + terms[3]) / shape.num_tokens))
         known, num = means.get(key), 1
         if known is not None and known.seconds <= _DISTURBED * seconds:
             num = known.num + 1
@@ -207,10 +228,7 @@ class CostFit:
 
     def sum_s(self, shape: StepShape) -> float:
         """Return the seconds that the formula gives for a step, without the ratio; 0 before the first fit."""
-        num_tokens, num_cells, num_pairs = shape
-        token_s, cell_s, small_s, tiled_s, step_s = self._coefficients
-        pair_s = tiled_s if num_tokens >= FLASH_TILE else small_s
-        return token_s * num_tokens + (cell_s * num_tokens * num_cells + pair_s * num_pairs) / _THOUSAND + step_s
+        return self._sum(self._terms(shape))
 
     def cells_s(self, num_tokens: int, num_cells: int) -> float:
         """Return how many seconds of a step with `num_tokens` tokens are caused by `num_cells` cells in use."""
@@ -234,6 +252,13 @@ class CostFit:
         """
         place = min(bisect.bisect_left(self.sizes, size_of(num_tokens)), len(self.sizes) - 1)
         return max(mean.measurement_number for mean in self._means[self.sizes[place]].values())
+
+    def _terms(self, shape: StepShape) -> _Terms:
+        num_tokens, num_cells, num_pairs, num_extra = shape
+        is_large = num_tokens >= FLASH_TILE
+        pairs = (num_pairs + num_extra if is_large and self._tile else num_pairs) / _THOUSAND
+        small, large = (0.0, pairs) if is_large else (pairs, 0.0)
+        return float(num_tokens), num_tokens * num_cells / _THOUSAND, small, large, 1.0
 
     def _sum(self, terms: _Terms) -> float:
         return math.fsum(map(mul, self._coefficients, terms))
@@ -300,18 +325,6 @@ def _level(number: float) -> int:
     return max(0, int(number) - 1).bit_length()
 
 
-def _terms(shape: StepShape) -> _Terms:
-    pairs = shape.num_pairs / _THOUSAND
-    is_tiled = shape.num_tokens >= FLASH_TILE
-    return (
-        float(shape.num_tokens),
-        shape.num_tokens * shape.num_cells / _THOUSAND,
-        0.0 if is_tiled else pairs,
-        pairs if is_tiled else 0.0,
-        1.0,
-    )
-
-
 _PACE_WEIGHT = 0.3
 MAX_ERROR_FACTOR = 2.0
 """A measured time counts as longer or shorter than predicted by this factor at most: the machine may have slept."""
@@ -349,7 +362,7 @@ class CostModel:
         """`tile`: see Runner.attention_tile."""
         self._max_batch = max_batch
         self._tile = tile
-        self._fit = CostFit()
+        self._fit = CostFit(tile)
         self._pace = 1.0
         self._num_observed = self._fitted_at = 0
         self._is_far_off = True  # the last prediction
@@ -535,7 +548,7 @@ class CostModel:
         largest = max(floor, min(room, max_growth * self._fit.sizes[-1] - shape.num_tokens))
         best, quickest, quickest_s = 0, floor, math.inf
         later_tokens, later_s, later_number = 1, math.inf, 0
-        for count in _chunks(floor, largest, shape.num_tokens):
+        for count in self._chunks(floor, largest, shape.num_tokens):
             larger = shape.plus(count, depth)
             expected_s = self.predict(larger) or 0.0
             number = self._fit.latest_measurement(larger.num_tokens)
@@ -551,21 +564,21 @@ class CostModel:
         best = best or quickest
         return min(best, room)
 
+    def _chunks(self, floor: int, most: int, num_tokens: int) -> list[int]:
+        """Return the numbers of additional tokens to try, ascending from `floor` to `most`.
 
-def _chunks(floor: int, most: int, num_tokens: int) -> list[int]:
-    """Return the numbers of additional tokens to try, ascending from `floor` to `most`.
-
-    Small numbers double up to half a tile. Larger ones fill whole tiles together with the `num_tokens` of the step.
-    `most` itself is always tried.
-    """
-    chunks = [floor]
-    while chunks[-1] < TILE // 2 and 2 * chunks[-1] <= most:
-        chunks.append(2 * chunks[-1])
-    first = TILE - num_tokens % TILE
-    chunks += [count for count in range(first, most + 1, TILE) if count > chunks[-1]]
-    if most > chunks[-1]:
-        chunks.append(most)
-    return chunks
+        Small numbers double up to half a tile. Larger ones fill whole tiles together with the `num_tokens` of the step.
+        `most` itself is always tried, and so is what makes the step one token smaller than those with attention in
+        tiles.
+        """
+        chunks = [floor]
+        while chunks[-1] < TILE // 2 and 2 * chunks[-1] <= most:
+            chunks.append(2 * chunks[-1])
+        first = TILE - num_tokens % TILE
+        larger = {*range(first, most + 1, TILE), most}
+        if self._tile:
+            larger.add(min(most, FLASH_TILE - 1 - num_tokens))
+        return chunks + sorted(count for count in larger if count > chunks[-1])
 
 
 def _clipped(ratio: float, most: float) -> float:

@@ -305,6 +305,17 @@ def test_drafts_of_one_stream_cost_no_more_than_a_tile() -> None:
     assert apart[1] > 2 * tile_s, "of several streams it is not known how many cells a tile would meet"
 
 
+def test_beside_streams_a_chunk_fills_no_tile_with_their_cells() -> None:
+    """With eight streams of 1,000 tokens, 64 tokens take as many pairs as 64 behind 8,000 tokens."""
+    costs, machine = taught(FLASH_TILE), TiledMachine()
+    beside = StepShape.of([(1, 1000)] * 8, 8000)
+    assert beside.num_pairs == 8000
+    assert costs.predict(beside.plus(56, 0)) == pytest.approx(machine.seconds(alone(64, 8000)), rel=0.1)
+    assert costs.predict(beside.plus(55, 0)) == pytest.approx(machine.seconds(beside.plus(55, 0)), rel=0.2)
+    assert costs.max_tokens_within(0.5, beside, 0, 16) == 55
+    assert taught(0).max_tokens_within(0.5, beside, 0, 16) == 88
+
+
 def test_memory_is_bounded() -> None:
     costs = CostModel(4096)
     chance = random.Random(4)
