@@ -72,11 +72,7 @@ class PlainCommand(TyperCommand):
             if group not in FIRST_PAGE and SHOWS_ALL not in ctx.meta:
                 num_more += 1
             elif (record := param.get_help_record(ctx)) is not None:
-                name, text = record
-                name = _TYPE.sub("", name) if kind == "argument" else _CHOICES.sub(r"\1", name)
-                for pattern, words in _RANGES:
-                    text = pattern.sub(words, text)
-                shown.setdefault(group, []).append((name, text))
+                shown.setdefault(group, []).append(plain_record(record, kind))
         for group in (*FIRST_PAGE, *(group for group in shown if group not in FIRST_PAGE)):
             if group in shown:
                 with formatter.section(group):
@@ -88,3 +84,12 @@ class PlainCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Return the parts of the usage line. A required argument is shown by its name only."""
         return [re.sub(r"^\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+def plain_record(record: tuple[str, str], kind: str) -> tuple[str, str]:
+    """Return the name and the text of a help line in plain words. `kind` is "argument" or "option"."""
+    name, text = record
+    name = _TYPE.sub("", name) if kind == "argument" else _CHOICES.sub(r"\1", name)
+    for pattern, words in _RANGES:
+        text = pattern.sub(words, text)
+    return name, text
