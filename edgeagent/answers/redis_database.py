@@ -202,7 +202,7 @@ class _Replies:
         self._left, self._until_s = 0, 0.0
 
     def expect(self, max_bytes: int) -> None:
-        """Allow so many bytes from now on."""
+        """Allow this many bytes from now on."""
         self._left, self._until_s = max_bytes, time.monotonic() + _MAX_REPLY_S
 
     def count(self, num_bytes: int) -> None:
