@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from fastapi import WebSocket
+from fastapi import Request, WebSocket
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
@@ -18,7 +18,7 @@ from edgeagent.credentials.keys import Scope
 
 SSE, LINES, TEXT = "text/event-stream", "application/x-ndjson", "text/plain"
 
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
+Handler = TypeVar("Handler", bound=Callable[[Request], Awaitable[Response]])
 SocketHandler = TypeVar("SocketHandler", bound=Callable[[WebSocket], Awaitable[None]])
 
 
