@@ -14,6 +14,7 @@ through its stdout.
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import IO, BinaryIO
 
 import msgspec
@@ -313,10 +314,19 @@ class RenderJob(Struct, frozen=True, tag="render"):
 FromWorker = LoadProgress | Ready | LoadFailed | StepResult | AnswerPart | Failed | Pong | RenderJob
 
 _encoder = msgspec.msgpack.Encoder()
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 _length = struct.Struct("<I")
 LENGTH_BYTES = _length.size
+
+
+# Each takes milliseconds to make, and a process needs one of them at most.
+@cache
+def _to_worker() -> msgspec.msgpack.Decoder[ToWorker]:
+    return msgspec.msgpack.Decoder(ToWorker)
+
+
+@cache
+def _from_worker() -> msgspec.msgpack.Decoder[FromWorker]:
+    return msgspec.msgpack.Decoder(FromWorker)
 
 
 class ProtocolError(Exception):
@@ -346,7 +356,7 @@ def frame_length(header: bytes, max_bytes: int) -> int:
 def decode_to_worker(body: bytes) -> ToWorker:
     """Return the message in a frame body; raise ProtocolError if it is invalid."""
     try:
-        return _to_worker.decode(body)
+        return _to_worker().decode(body)
     except msgspec.MsgspecError as error:
         raise ProtocolError(str(error)) from error
 
@@ -354,7 +364,7 @@ def decode_to_worker(body: bytes) -> ToWorker:
 def decode_from_worker(body: bytes) -> FromWorker:
     """Return the message in a frame body; raise ProtocolError if it is invalid."""
     try:
-        return _from_worker.decode(body)
+        return _from_worker().decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(str(error)) from error
 

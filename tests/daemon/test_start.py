@@ -12,7 +12,7 @@ from tests.patience import patient
 # What the worker must not wait for: the web framework is imported while it starts.
 LATER = ("edgeagent.api.app", "fastapi", "pydantic", "starlette", "uvicorn")
 # What a worker never needs.
-FOREIGN = ("asyncio", "fastapi", "httpcore", "jinja2", "pydantic", "rich", "starlette", "typer")
+FOREIGN = ("asyncio", "fastapi", "httpcore", "importlib.metadata", "jinja2", "pydantic", "rich", "starlette", "typer")
 # What a daemon without remotes, downloads, traces and documents never needs.
 HEAVY = (
     "edgeagent.api.documents",

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
-
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
 from edgeagent.text.grammar.calls import BannedText, CallBan, CallRules, banned_texts, callable_tools
 from edgeagent.text.grammar.constraint import Constraint, GrammarPlan
 from edgeagent.text.grammar.fault import LIMITS, grammar_fault, reason
 from edgeagent.text.grammar.json_guard import TokenStarts
+from edgeagent.text.grammar.library import LLMatcher, LLTokenizer
 from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.schema.closing import Schema, WorkLimit
 from edgeagent.text.schema.reading import ReadSchema, SchemaError, SchemaReader, Wanted, followable

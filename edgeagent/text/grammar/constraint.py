@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.text.grammar.fault import reason
 from edgeagent.text.grammar.json_guard import JsonGuard
+from edgeagent.text.grammar.library import LLMatcher
 from edgeagent.text.tool_format import REASONING, ReasoningMarkers
 
 if TYPE_CHECKING:

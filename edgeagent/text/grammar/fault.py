@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llguidance import LLMatcher, LLParserLimits
+from edgeagent.text.grammar.library import LLMatcher, LLParserLimits
 
 # Errors must not carry the client's schema into logs. Without the large lexemes, a first mask takes longer and each
 # grammar less.
