@@ -16,25 +16,32 @@ from edgeagent.answers.seal import Seal
 _SEALED_AS = b"event"  # a key of another length than those of answers
 
 
-class Added(Struct, frozen=True, tag="added"):
-    """A question whose answer is kept under `key`. `vector`: float32, little-endian."""
-
-    key: bytes
-    place: bytes
-    text: str
-    vector: bytes
-
-
 class Compared(Struct, frozen=True, tag="compared"):
     """A question of this similarity was compared with a kept one: whether the answer of that was right.
 
-    `check_probability`: with which the comparison was chosen, if the answer had been given; else None.
+    If that answer had been given: `check_probability` is with which it was chosen to be checked, and `error` the
+    probability that it was wrong, as was expected. Else `check_probability` is None.
     """
 
     key: bytes
     similarity: float
     is_right: bool
     check_probability: float | None = None
+    error: float = 0.0
+
+
+class Added(Struct, frozen=True, tag="added"):
+    """A question whose answer is kept under `key`. `vector`: float32, little-endian. `said`: a digest of the answer.
+
+    `near`: how it was compared before; the answer of each would have been right for the other, or wrong.
+    """
+
+    key: bytes
+    place: bytes
+    text: str
+    vector: bytes
+    said: bytes
+    near: Compared | None = None
 
 
 class Forgotten(Struct, frozen=True, tag="forgotten"):

@@ -51,6 +51,7 @@ def verdict_request(request: GenerateRequest, text: str) -> GenerateRequest:
         ChatPrompt((Message("user", text),)),
         choices=VERDICTS,
         tier=request.tier,
+        is_ahead=request.is_ahead,
         cache=request.cache,
         route=request.route,
         client=request.client,

@@ -1,9 +1,10 @@
 """The measured error of answers from similarity, and the test that ends their reuse. No clock, no randomness.
 
-**Test.** While the bound holds, each reused answer is wrong with a probability of at most `max_error`, whatever was
-seen before. Then, for any rate q above it, the product over the checked answers of
+**Test.** While the bound holds, each reused answer is wrong with a probability of at most e, whatever was seen before:
+e is `max_error`, or what was expected of that answer if it is more. Then, for any rate q above e, the product over the
+checked answers of
 
-    q / max_error if the answer was wrong, (1 - q) / (1 - max_error) if it was right
+    q / e if the answer was wrong, (1 - q) / (1 - e) if it was right
 
 is a supermartingale that begins with 1, and so is the mean of such products over several rates. By Ville's inequality
 (1939) it reaches 1 / FALSE_ALARM with a probability of at most FALSE_ALARM, ever, however long one looks. So that is
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 
 FALSE_ALARM = 0.01
-_TIMES = (1.5, 3.0, 10.0)  # the rates q, as multiples of the bound
+_TIMES = (1.5, 3.0, 10.0)  # the rates q, as multiples of e
 
 
 class ErrorTest:
@@ -27,8 +28,7 @@ class ErrorTest:
         self.max_error = max_error
         self.num_checked = 0
         self.num_wrong = 0
-        self._rates = [min(times * max_error, (1.0 + max_error) / 2.0) for times in _TIMES]
-        self._logs = [0.0] * len(self._rates)
+        self._logs = [0.0] * len(_TIMES)
         self._weight = 0.0
         self._wrong_weight = 0.0
         self.is_above = False
@@ -42,14 +42,19 @@ class ErrorTest:
         """
         return self._wrong_weight / self._weight if self._weight else None
 
-    def observe(self, *, is_right: bool, probability: float) -> None:
-        """Count a checked answer. `probability`: with which it was chosen to be checked, above 0."""
+    def observe(self, *, is_right: bool, probability: float, error: float = 0.0) -> None:
+        """Count a checked answer.
+
+        `probability`: with which it was chosen to be checked, above 0. `error`: that it is wrong, as was expected.
+        """
         self.num_checked += 1
         self.num_wrong += not is_right
         self._weight += 1.0 / probability
         self._wrong_weight += 0.0 if is_right else 1.0 / probability
-        for index, rate in enumerate(self._rates):
-            ratio = (1.0 - rate) / (1.0 - self.max_error) if is_right else rate / self.max_error
+        most = max(error, self.max_error)
+        for index, times in enumerate(_TIMES):
+            rate = min(times * most, (1.0 + most) / 2.0)
+            ratio = (1.0 - rate) / (1.0 - most) if is_right else rate / most
             self._logs[index] += math.log(ratio)
         mean = sum(math.exp(min(value, 600.0)) for value in self._logs) / len(self._logs)
         self.is_above = self.is_above or mean >= 1.0 / FALSE_ALARM

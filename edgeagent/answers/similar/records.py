@@ -27,11 +27,12 @@ _LEARNED = b"learned"  # a key of another length than those of answers
 
 
 class Kept(Struct, frozen=True):
-    """A kept question. `vector`: float32, little-endian. `observations`: of its boundary, a similarity and right."""
+    """A kept question; see events.Added. `observations`: of its boundary, a similarity and right."""
 
     place: bytes
     text: str
     vector: bytes
+    said: bytes = b""
     observations: tuple[tuple[float, bool], ...] = ()
 
 
@@ -69,10 +70,10 @@ class Records:
                     kept[key] = msgpack.decode(content, type=Kept)
         return (learned, kept) if learned is not None and learned.form == FORM else (None, {})
 
-    def put(self, learned: Learned, kept: dict[bytes, Kept]) -> None:
-        """Write what was learned, and these questions."""
-        rows = [(key, self._seal.seal(key, msgpack.encode(each))) for key, each in kept.items()]
-        rows.append((_LEARNED, self._seal.seal(_LEARNED, msgpack.encode(learned))))
+    def put(self, learned: Learned | None, kept: dict[bytes, Kept]) -> None:
+        """Write what was learned, if it is not None, and these questions."""
+        records: dict[bytes, Kept | Learned] = {**kept, **({} if learned is None else {_LEARNED: learned})}
+        rows = [(key, self._seal.seal(key, msgpack.encode(each))) for key, each in records.items()]
         self._try(lambda connection: _execute(connection, "INSERT OR REPLACE INTO records VALUES (?, ?)", rows), None)
 
     def remove(self, keys: Collection[bytes] | None) -> None:

@@ -1,6 +1,6 @@
 """The lookup by similarity in the daemon: it embeds questions, judges answers, checks some in idle time, and stores.
 
-What it decides is in `memory.Memory`. One task at a time asks models for it, at the tier that waits for all others.
+What it decides is in `memory.Memory`. It asks models once nothing else runs, and in time that no other request uses.
 What it learns are events. They are applied at once; or, if machines share a log, when they are read from there.
 """
 
@@ -26,6 +26,7 @@ from edgeagent.answers.key import FORM, Question
 from edgeagent.answers.lookup import Found
 from edgeagent.answers.rules import KIOSK
 from edgeagent.answers.seal import Seal
+from edgeagent.answers.shared import SharedAnswer
 from edgeagent.answers.similar.boundary import Observation
 from edgeagent.answers.similar.events import (
     FIRST,
@@ -37,8 +38,8 @@ from edgeagent.answers.similar.events import (
     opened_event,
     sealed_event,
 )
-from edgeagent.answers.similar.index import Near, Vector, as_bytes, vector_of
-from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
+from edgeagent.answers.similar.index import Vector, as_bytes, vector_of
+from edgeagent.answers.similar.judge import is_same_by_model, is_same_text, plain_text
 from edgeagent.answers.similar.memory import Lookup, Memory
 from edgeagent.answers.similar.place import asked_text, place_of
 from edgeagent.answers.similar.records import Kept, Learned, Records
@@ -54,7 +55,6 @@ from edgeagent.types import (
     GenerateRequest,
     ModelStatus,
     RouteMode,
-    Sink,
     Step,
     TextDelta,
     TextPrompt,
@@ -66,12 +66,17 @@ from edgeagent.types import (
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Queue = asyncio.Queue[Callable[[], Awaitable[None]]]
 _MAX_PENDING = 256  # lookups whose model's answer has not ended yet
-_MAX_WAITING = 64  # comparisons and checks that wait for idle time; a further one is not made
+_MAX_WAITING = 64  # comparisons, or checks, that wait; a further one is not made
+_MAX_BUSY_S = 60.0  # how long a model is not asked since requests run; after that, in the time that they leave
+_LOOK_S = 0.25
 _TIMEOUT_S = 120.0
 _FRESH_S = 1.0
 """How old what is known of a shared log may be when an answer is given."""
 _PAGE = 500
+_SAVED_EVERY = 32
+"""After so many events what all questions taught is written, which is 0.1 MB. A crash loses what the last ones did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +87,6 @@ class _Asked:
     text: str
     vector: Vector
     lookup: Lookup | None
-
-
-class _Steps(Sink):
-    """A sink that keeps all steps."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-
-    def put(self, step: Step) -> None:
-        self.steps.append(step)
 
 
 class SimilarAnswers:
@@ -120,9 +115,10 @@ class SimilarAnswers:
         self._records = Records(path, seal)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers-similar")
         self._pending: OrderedDict[str, asyncio.Task[_Asked | None]] = OrderedDict()
-        self._work: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue(_MAX_WAITING)
-        self._worker: asyncio.Task[None] | None = None
+        self._comparisons, self._checks = _Queue(_MAX_WAITING), _Queue(_MAX_WAITING)
+        self._workers: list[asyncio.Task[None]] = []
         self._writes: set[asyncio.Future[None]] = set()
+        self._num_unsaved = 0  # events since what all questions taught was written
         self._generation = 0  # how often questions were forgotten; what is learned meanwhile may be of one of them
         self._log = log
         self._position = FIRST  # up to which the log is applied
@@ -137,13 +133,15 @@ class SimilarAnswers:
             if learned is not None:
                 self._embedder = learned.model
                 self._restore(learned, kept)
-        self._worker = asyncio.create_task(self._run_work())
+        self._workers = [asyncio.create_task(self._run_work(each)) for each in (self._comparisons, self._checks)]
 
     async def close(self) -> None:
-        tasks = [*self._pending.values(), *filter(None, (self._worker, self._following))]
+        tasks = [*self._pending.values(), *self._workers, *filter(None, [self._following])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._num_unsaved:
+            self._save((), is_whole=True)
         await asyncio.gather(*self._writes, return_exceptions=True)
         await self._in_thread(self._records.close)
         self._thread.shutdown(wait=False)
@@ -178,16 +176,16 @@ class SimilarAnswers:
         if answer is None:
             return None
         self._pending.pop(question.request.id, None)
+        self.memory.give(asked.lookup)
         if self._random.random() < asked.lookup.check_probability:
-            lookup = asked.lookup
-            self._later(lambda: self._check(question, text, lookup, answer))
+            self._later(self._checks, lambda: self._check(question, asked, answer))
         return Found(asked.lookup.near.key, answer, asked.lookup.near.similarity)
 
     def learn(self, question: Question, key: bytes | None, answer: Answer) -> None:
         looking = self._pending.pop(question.request.id, None)
         if looking is not None:
             generation = self._generation
-            self._later(lambda: self._learn(looking, question, key, answer, generation))
+            self._later(self._comparisons, lambda: self._learn(looking, question, key, answer, generation))
 
     def forget(self, keys: Collection[str] | None) -> None:
         self._generation += 1
@@ -247,23 +245,24 @@ class SimilarAnswers:
 
     # What is learned, in idle time.
 
-    def _later(self, act: Callable[[], Awaitable[None]]) -> None:
+    def _later(self, queue: _Queue, act: Callable[[], Awaitable[None]]) -> None:
         with suppress(asyncio.QueueFull):
-            self._work.put_nowait(act)
+            queue.put_nowait(act)
 
-    async def _run_work(self) -> None:
+    async def _run_work(self, queue: _Queue) -> None:
         while True:
-            act = await self._work.get()
+            act = await queue.get()
             try:
                 await act()
             except Exception:
                 logger.exception("a comparison of similar answers failed")
             finally:
-                self._work.task_done()
+                queue.task_done()
 
     async def settled(self) -> None:
         """Wait until all comparisons and checks that were begun have ended."""
-        await self._work.join()
+        await self._comparisons.join()
+        await self._checks.join()
 
     async def _learn(
         self,
@@ -276,30 +275,43 @@ class SimilarAnswers:
         asked = await looking
         if asked is None or answer.has_calls or answer.end.reason is not FinishReason.STOP:
             return
-        if asked.lookup is not None:
-            await self._compare(asked.lookup, question, asked.text, answer, generation)
-        if key is not None and generation == self._generation:
-            self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector)))
+        is_right = None if asked.lookup is None else await self._is_right(asked, asked.lookup, question, answer.text)
+        if generation != self._generation:
+            return
+        compared = None
+        if asked.lookup is not None and is_right is not None:
+            compared = Compared(*asked.lookup.near, is_right)
+            self._note(compared)
+        if key is not None:
+            said = self._said(answer.text)
+            self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector), said, compared))
 
-    async def _compare(self, lookup: Lookup, question: Question, text: str, answer: Answer, generation: int) -> None:
-        """Learn from the model's own answer whether that to the nearest question would have been right."""
+    async def _is_right(self, asked: _Asked, lookup: Lookup, question: Question, answer: str) -> bool | None:
+        """Whether the answer to the nearest question would have been right, by the model's own; None if unknown."""
+        known = self.memory.known(lookup.near.key)
+        if self._options.judge == "text":
+            return None if known is None else bool(known.said) and known.said == self._said(answer)
         kept = await self._kept(lookup.near.key)
-        is_right = None if kept is None else await self._is_same(question, text, kept.text, answer.text)
-        if is_right is not None and generation == self._generation:
-            self._note(Compared(*lookup.near, is_right))
+        return None if kept is None else await self._is_same(question, asked.text, kept.text, answer)
 
-    async def _check(self, question: Question, text: str, lookup: Lookup, given: Answer) -> None:
+    async def _check(self, question: Question, asked: _Asked, given: Answer) -> None:
         """Have the model answer a question that was answered from similarity, and compare."""
-        generation = self._generation
+        generation, lookup = self._generation, asked.lookup
+        assert lookup is not None
         steps = await self._run(_own(question.request))
         answer = _text_of(steps or ())
         if answer is None:
             return
-        is_right = await self._is_same(question, text, given.text, answer)
+        is_right = await self._is_same(question, asked.text, given.text, answer)
         if is_right is None or generation != self._generation:
             return
         metrics.answer_cache_total.labels("checked" if is_right else "wrong").inc()
-        self._note(Compared(*lookup.near, is_right, lookup.check_probability))
+        self._note(Compared(*lookup.near, is_right, lookup.check_probability, lookup.error))
+
+    def _said(self, answer: str) -> bytes:
+        """Return a digest by which two answers are compared as texts; empty for one that says nothing."""
+        plain = plain_text(answer)
+        return hashlib.blake2b(plain.encode(), key=self._seal.key_secret, digest_size=8).digest() if plain else b""
 
     async def _is_same(self, question: Question, text: str, first: str, second: str) -> bool | None:
         if is_same_text(first, second):
@@ -309,13 +321,23 @@ class SimilarAnswers:
         return await is_same_by_model(self._run, _own(question.request), text, (first, second))
 
     async def _run(self, request: GenerateRequest) -> list[Step] | None:
-        sink = _Steps()
+        """Ask the model, and return the steps of its answer; None if it failed."""
+        await self._idle()
+        answer = SharedAnswer(time.monotonic)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await self._service.generate(request, sink)
+                await self._service.generate(request, answer)
         except (EdgeAgentError, TimeoutError):
             return None
-        return sink.steps
+        return answer.steps
+
+    async def _idle(self) -> None:
+        """Wait until no request runs on this machine."""
+        give_up_s = time.monotonic() + _MAX_BUSY_S
+        while time.monotonic() < give_up_s:
+            if not any(each.num_live and not each.is_remote for each in self._service.models.statuses()):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     # What is kept.
 
@@ -326,7 +348,7 @@ class SimilarAnswers:
         if learned.max_error == self._options.max_error:
             self.memory.test.restore(learned.test)
         for key, each in kept.items():
-            self.memory.add(each.place, key, each.text, vector_of(each.vector))
+            self.memory.add(each.place, key, each.text, vector_of(each.vector), each.said)
 
     def _note(self, event: Event) -> None:
         """Learn an event: at once, or from the shared log, so that all machines learn in the same order."""
@@ -337,17 +359,14 @@ class SimilarAnswers:
 
     def _apply(self, event: Event) -> None:
         match event:
-            case Added(key, place, text, vector):
-                forgotten = self.memory.add(place, key, text, vector_of(vector))
+            case Added(key, place, text, vector, said, near):
+                forgotten = self.memory.add(place, key, text, vector_of(vector), said, near)
                 self._save([key])
                 self._remove(forgotten)
-            case Compared(key, similarity, is_right, probability):
-                near, was_off = Near(key, similarity), self.memory.is_off
-                if probability is None:
-                    self.memory.teach(near, is_right=is_right)
-                else:
-                    self.memory.check(Lookup(near, 0.0, True, probability), is_right=is_right)
-                self._save([key])
+            case Compared(key):
+                was_off = self.memory.is_off
+                self.memory.learn(event)
+                self._save([key], is_whole=event.check_probability is not None)
                 if self.memory.is_off and not was_off:
                     self._turn_off()
             case Forgotten(keys):
@@ -413,21 +432,25 @@ class SimilarAnswers:
         return False
 
     def _remove(self, keys: Collection[bytes] | None) -> None:
+        if keys is None:
+            self._num_unsaved = 0
         if self._log is None and (keys is None or keys):
             self._write(lambda: self._records.remove(keys))
 
-    def _save(self, keys: Collection[bytes]) -> None:
-        """Write what was learned and what is known of some questions."""
+    def _save(self, keys: Collection[bytes], *, is_whole: bool = False) -> None:
+        """Write what is known of some questions, and from time to time what all taught; always if `is_whole`."""
         if self._log is not None:
             return
-        memory = self.memory
-        learned = Learned(self._embedder, memory.max_error, memory.boundary.state(), memory.test.state())
-        kept = {}
+        memory, learned, kept = self.memory, None, {}
+        if is_whole or self._num_unsaved % _SAVED_EVERY == 0:
+            learned = Learned(self._embedder, memory.max_error, memory.boundary.state(), memory.test.state())
+            self._num_unsaved = 0
+        self._num_unsaved += 1
         for key in keys:
             known, vector = memory.known(key), memory.vector(key)
             if known is not None and vector is not None:
                 observations = tuple((each.similarity, each.is_right) for each in memory.boundary.observations(key))
-                kept[key] = Kept(known.place, known.text, as_bytes(vector), observations)
+                kept[key] = Kept(known.place, known.text, as_bytes(vector), known.said, observations)
         self._write(lambda: self._records.put(learned, kept))
 
     def _write(self, act: Callable[[], None]) -> None:
@@ -449,6 +472,7 @@ def _own(request: GenerateRequest) -> GenerateRequest:
         request,
         id=f"similar-{secrets.token_hex(8)}",
         tier=Tier.BATCH,
+        is_ahead=True,
         timeout_s=None,
         need=type(request.need)(),
         target=None,

@@ -1,4 +1,4 @@
-"""Domains that nothing was tuned on: the desks of a public library, of a doctors' practice and of a railway station.
+"""Domains that nothing was tuned on: the desks of a library, of a doctors' practice, of a railway station and a hotel.
 
 They measure what the cache does with questions that its rules and its prior have not seen. So do not change a rule, a
 word list or the prior by looking at them; write further domains for that.
@@ -576,6 +576,198 @@ STATION = (
     ),
 )
 
+_GUESTS = ("Clara Novak", "Carla Novak", "David Moreau")
+_RIDES = ("from the hotel to the airport", "from the airport to the hotel")
+
+HOTEL = (
+    intent(
+        "Which room does {guest} stay in?",
+        "What is the room number of {guest}?",
+        "Where does {guest} sleep?",
+        "Can you tell me {guest}'s room?",
+        guest=_GUESTS,
+    ),
+    intent(
+        "Please leave a message for {guest}.",
+        "I want {guest} to know that I called.",
+        "Can you pass something on to {guest}?",
+        guest=_GUESTS,
+    ),
+    intent(
+        "Do I have a message from {guest}?",
+        "Has {guest} left something for me?",
+        "Did {guest} call for me?",
+        guest=_GUESTS,
+    ),
+    intent(
+        "When is breakfast on {day}?",
+        "From what time can we have breakfast on {day}?",
+        "What are the breakfast hours on {day}?",
+        "How early do you serve breakfast on {day}?",
+        day=("weekdays", "weekends", "Sunday"),
+    ),
+    intent(
+        "When is dinner on {day}?",
+        "From what time can we have dinner on {day}?",
+        "What are the dinner hours on {day}?",
+        "How late do you serve dinner on {day}?",
+        day=("weekdays", "weekends", "Sunday"),
+    ),
+    intent(
+        "What does a {kind} room cost for a night?",
+        "How much is one night in a {kind} room?",
+        "Rate for a {kind} room, please?",
+        "What do you charge for a {kind} room?",
+        kind=("single", "double", "family"),
+    ),
+    intent(
+        "Do you have a {kind} room free?",
+        "Is a {kind} room available?",
+        "I need a {kind} room for tomorrow night.",
+        "Could we get a {kind} room?",
+        kind=("single", "double", "family"),
+    ),
+    intent(
+        "I want to stay {nights} nights longer.",
+        "Can we extend our stay by {nights} nights?",
+        "Is our room free for another {nights} nights?",
+        nights=("2", "3", "7"),
+    ),
+    intent(
+        "I want to leave {nights} nights earlier.",
+        "Can we shorten our stay by {nights} nights?",
+        "Could we depart {nights} nights earlier?",
+        nights=("2", "3", "7"),
+    ),
+    intent(
+        "By when must we check out?",
+        "Until what time can we keep the room?",
+        "When do we have to leave the room?",
+        "What is the latest check-out?",
+    ),
+    intent(
+        "From when can we check in?",
+        "At what time do we get the room?",
+        "When is our room ready?",
+        "What is the earliest check-in?",
+    ),
+    intent(
+        "Can I have a room with a {thing}?",
+        "I would like a room that has a {thing}.",
+        "Are there rooms with a {thing}?",
+        thing=("balcony", "bathtub", "kitchen"),
+    ),
+    intent(
+        "Can I have a room without a {thing}?",
+        "I would like a room that has no {thing}.",
+        "Are there rooms without a {thing}?",
+        thing=("balcony", "bathtub", "carpet"),
+    ),
+    intent(
+        "The {device} in my room is broken.",
+        "My {device} does not work.",
+        "Somebody has to repair the {device} in our room.",
+        "What do I do about a defective {device}?",
+        device=("shower", "television", "heating"),
+    ),
+    intent(
+        "How do I turn on the {device}?",
+        "I cannot get the {device} to start.",
+        "How does one switch the {device} on?",
+        device=("heating", "television", "air conditioning"),
+    ),
+    intent(
+        "How do I turn off the {device}?",
+        "I cannot get the {device} to stop.",
+        "How does one switch the {device} off?",
+        device=("heating", "television", "air conditioning"),
+    ),
+    intent(
+        "Could I get another {item}?",
+        "We need one more {item} in our room.",
+        "Please bring an extra {item}.",
+        item=("pillow", "towel", "blanket"),
+    ),
+    intent(
+        "How do I travel {way}?",
+        "What is the best way {way}?",
+        "How can we get {way}?",
+        "I want to go {way}, how do I do that?",
+        way=_RIDES,
+    ),
+    intent(
+        "Wake me at {time}, please.",
+        "I would like a wake-up call at {time}.",
+        "Can you ring me up at {time}?",
+        time=("6:30", "7:00", "7:30"),
+    ),
+    intent(
+        "On which floor is the {place}?",
+        "Where do I find the {place}?",
+        "How do we get to the {place}?",
+        "Which way is the {place}?",
+        place=("sauna", "gym", "pool", "bar"),
+    ),
+    intent(
+        "Until when is the {place} open?",
+        "When does the {place} close?",
+        "How late can we use the {place}?",
+        place=("sauna", "gym", "pool", "bar"),
+    ),
+    intent(
+        "From when is the {place} open?",
+        "When does the {place} open?",
+        "How early can we use the {place}?",
+        place=("sauna", "gym", "pool", "bar"),
+    ),
+    intent(
+        "Are children allowed in the {place}?",
+        "May our kids come into the {place}?",
+        "Can I bring children to the {place}?",
+        place=("sauna", "gym", "pool", "bar"),
+    ),
+    intent(
+        "I lost the key of my room.",
+        "My key card is gone, what do I do?",
+        "What happens if we cannot find our key?",
+    ),
+    intent(
+        "I found a key in the corridor.",
+        "Here is a key that somebody has lost.",
+        "Where do I hand in a key that I found?",
+    ),
+    intent(
+        "Can I pay the bill in {money}?",
+        "Do you accept {money}?",
+        "Is {money} fine for the bill?",
+        money=("dollars", "euros", "cash"),
+    ),
+    intent(
+        "Do I need a password for the Wi-Fi?",
+        "How do I get on the internet from my room?",
+        "What is the code of the wireless network?",
+    ),
+    intent(
+        "Can you store our luggage after check-out?",
+        "Where do we put our bags until our flight?",
+        "May we leave suitcases with you for the afternoon?",
+    ),
+    intent(
+        "May I smoke on the balcony?",
+        "Is smoking allowed on the balcony?",
+        "Is it permitted to smoke on the balcony?",
+    ),
+    intent(
+        "What am I not allowed to do on the balcony?",
+        "Which things are forbidden on the balcony?",
+    ),
+    intent(
+        "Do you wash clothes for guests?",
+        "Is there a laundry service?",
+        "Where can I have a shirt cleaned?",
+    ),
+)
+
 _LIBRARY_BEFORE = ("", "", "Good morning, ", "Hey there, ", "Quick question: ", "Could you help? ", "Hi, ", "Pardon, ")
 _CLINIC_BEFORE = ("", "", "Good evening, ", "Hello there, ", "Just a question: ", "Can you help? ", "Hi, ", "Sorry, ")
 
@@ -611,9 +803,14 @@ FRESH = {
         ("", "", "Hi there, ", "Excuse me please, ", "A short question: ", "Hello, ", "I need help: ", "Pardon me, "),
         ("", "", " Thanks a million!", " I am in a hurry.", " Please."),
     ),
+    "hotel": Domain(
+        HOTEL,
+        ("", "", "Good day, ", "Hello desk, ", "May I ask: ", "Hi, ", "One more thing: ", "Excuse me, "),
+        ("", "", " Thanks in advance!", " It is urgent.", " Kind regards."),
+    ),
 }
 """The domains that were not looked at while the prior, the rules and their words were chosen.
 
 With one exception: the library showed that the rule about order missed swapped names beside other words. The station
-was written after that rule was fixed.
+was written after that rule was fixed. The hotel was written before the boundary learned from several neighbours.
 """

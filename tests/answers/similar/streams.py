@@ -12,6 +12,7 @@ import pytest
 
 from edgeagent.answers.similar import memory as memory_module
 from edgeagent.answers.similar.boundary import MIN_SIMILARITY
+from edgeagent.answers.similar.events import Compared
 from edgeagent.answers.similar.guards import refusal
 from edgeagent.answers.similar.index import Vector
 from edgeagent.answers.similar.memory import Lookup, Memory
@@ -61,30 +62,37 @@ def run(
     random = Random(seed)
     memory = Memory(max_error)
     meanings: dict[bytes, str] = {}
-    waiting: list[tuple[int, Lookup, bool]] = []
+    waiting: list[tuple[int, Asked, Lookup]] = []
     num_hits = num_wrong = num_checks = 0
+
+    def is_right(key: bytes, question: Asked) -> bool:
+        return meanings[key] == question.meaning
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_module, "refusal", cached_refusal)
         for number, each in enumerate(asked):
             while waiting and waiting[0][0] <= number:
-                _, checked, is_right = waiting.pop(0)
-                memory.check(checked, is_right=judge(is_right))
+                _, asked_then, given = waiting.pop(0)
+                was_right = judge(is_right(given.near.key, asked_then))
+                memory.learn(Compared(*given.near, was_right, given.check_probability, given.error))
             if memory.refusal(each.text):
                 continue
             vector = vectors[each.text]
             lookup = memory.look_up(PLACE, each.text, vector)
-            is_right = lookup is not None and meanings[lookup.near.key] == each.meaning
             if lookup is not None and lookup.is_sure:
+                memory.give(lookup)
                 num_hits += 1
-                num_wrong += not is_right
+                num_wrong += not is_right(lookup.near.key, each)
                 if random.random() < lookup.check_probability:
                     num_checks += 1
-                    waiting.append((number + _DELAY, lookup, is_right))
+                    waiting.append((number + _DELAY, each, lookup))
                 continue
+            compared = None
             if lookup is not None:
-                memory.teach(lookup.near, is_right=judge(is_right))
+                compared = Compared(*lookup.near, judge(is_right(lookup.near.key, each)))
+                memory.learn(compared)
             key = number.to_bytes(32, "big")
-            memory.add(PLACE, key, each.text, vector)
+            memory.add(PLACE, key, each.text, vector, b"", compared)
             meanings[key] = each.meaning
     return Result(len(asked), num_hits, num_wrong, num_checks, memory.is_off)
 

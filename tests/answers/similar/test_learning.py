@@ -6,10 +6,12 @@ import asyncio
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from edgeagent.answers.answers import Answers
+from edgeagent.answers.similar import similar_answers
 from edgeagent.answers.similar.similar_answers import SimilarAnswers
 from edgeagent.service.client_sink import Ending
 from edgeagent.types import (
@@ -19,6 +21,7 @@ from edgeagent.types import (
     Embedding,
     GenerateRequest,
     Message,
+    ModelStatus,
     QueryAnswer,
     Started,
     TextDelta,
@@ -32,10 +35,16 @@ from tests.patience import patient
 
 
 class OneVector(ModelBackend):
-    """A backend whose embedding model finds all texts alike. It answers a question once that was embedded."""
+    """A backend whose embedding model finds all texts alike. It answers a question once that was embedded.
+
+    If it `is_slow`, it does not, so that a kept answer comes first.
+    """
+
+    is_slow = False
 
     def __init__(self, path: Path) -> None:
         self.embedded = Gate()
+        self.num_others = 0
         super().__init__(path, self._answer)
 
     def _answer(self, request: GenerateRequest) -> Iterable[Act]:
@@ -46,8 +55,13 @@ class OneVector(ModelBackend):
         """Return one vector for all texts."""
         if not isinstance(query, Embed):
             return await super().ask(name, query)
-        self.embedded.opened.set()
+        if not self.is_slow:
+            self.embedded.opened.set()
         return QueryAnswer(embeddings=(Embedding(struct.pack("<4f", 1, 0, 0, 0), 4),))
+
+    def statuses(self) -> list[ModelStatus]:
+        """Return the models with `num_others` requests of other clients."""
+        return [replace(status, num_live=self.num_others) for status in super().statuses()]
 
 
 async def ask(answers: Answers, text: str, policy: AnswerPolicy) -> str:
@@ -81,6 +95,7 @@ async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: P
         assert similar.memory.boundary.num_wrong == 0
         assert similar.memory.num_questions == answers.store.num_answers == 1
         # Their vectors are equal, so one right answer is enough for this bound.
+        backend.is_slow = True
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.READ) == "similar"
 
 
@@ -128,3 +143,31 @@ async def test_another_file_of_the_embedding_model_begins_anew(model_file: Path)
         assert await ask(answers, "Where is the exit?", AnswerPolicy.USE) == ""
         await similar.settled()
         assert similar.memory.num_questions == 1
+
+
+async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Always(Random):
+        def random(self) -> float:
+            return 0.0
+
+    monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.1) as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
+        answers.similar = similar
+        await similar.start()
+        for text in ("Where are the toilets?", "Hello, where are the toilets?"):
+            assert await ask(answers, text, AnswerPolicy.USE) == ""
+            await similar.settled()
+        backend.num_others, backend.is_slow = 1, True
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
+        num_asked = len(backend.requests)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(backend.requests) == num_asked
+        backend.num_others = 0
+        await until(lambda: len(backend.requests) > num_asked)
+        assert backend.requests[-1].is_ahead
+        backend.embedded.opened.set()
+        await similar.settled()
+        assert similar.status()["num_checked"] == 1

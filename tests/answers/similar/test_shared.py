@@ -68,7 +68,8 @@ class Embedder:
         return np.asarray(made / np.linalg.norm(made), np.float32)
 
     def statuses(self) -> list[Any]:
-        return [SimpleNamespace(names=("all-minilm-l6-v2",), name="all-minilm-l6-v2", sha256=self.sha256)]
+        name = "all-minilm-l6-v2"
+        return [SimpleNamespace(names=(name,), name=name, sha256=self.sha256, num_live=0, is_remote=False)]
 
     async def generate(self, request: GenerateRequest, sink: Sink) -> None:
         raise BackendUnavailable("it is busy")

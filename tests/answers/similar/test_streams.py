@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from edgeagent.answers.similar.events import Compared
 from edgeagent.answers.similar.index import Vector
 from edgeagent.answers.similar.memory import Memory
 from tests.answers.similar.paraphrases import Asked, negatives, stream
@@ -75,15 +76,36 @@ def test_it_turns_itself_off_and_says_so_until_all_is_forgotten() -> None:
     vector = np.eye(1, 4, dtype=np.float32)[0]
     text = "Where are the toilets?"
     for number in range(100):
-        memory.add(PLACE, b"%d" % number, text, vector)
+        memory.add(PLACE, b"%d" % number, text, vector, b"")
         memory.boundary.observe(b"%d" % number, 0.98, is_right=True)
     lookup = memory.look_up(PLACE, f"Hello, {text}", vector)
     assert lookup is not None and lookup.is_sure
     for _ in range(20):
-        memory.check(lookup, is_right=False)
+        memory.learn(Compared(*lookup.near, False, lookup.check_probability, lookup.error))
     status = memory.status()
     assert (status["is_on"], status["num_found_wrong"]) == (False, 20)
     again = memory.look_up(PLACE, f"Hello, {text}", vector)
     assert again is not None and not again.is_sure
     memory.forget(None)
     assert memory.status()["is_on"] and memory.look_up(PLACE, text, vector) is None
+
+
+def test_an_answer_above_the_bound_is_given_after_surer_ones_only() -> None:
+    """The mean of what is expected of the given answers stays within the bound."""
+    memory = Memory(0.01)
+    vector = np.eye(1, 4, dtype=np.float32)[0]
+    text = "Where are the toilets?"
+    for number in range(60):
+        memory.add(PLACE, b"%d" % number, text, vector, b"")
+        memory.boundary.observe(b"%d" % number, 0.98, is_right=True)
+    expected = []
+    near = np.array([0.971, np.sqrt(1 - 0.971**2), 0, 0], np.float32)
+    for asked in (near, vector, near, near):
+        lookup = memory.look_up(PLACE, f"Hello, {text}", asked)
+        assert lookup is not None
+        if asked is near:
+            assert 0.01 < lookup.error < 0.02 and lookup.check_probability == 1
+        if lookup.is_sure:
+            memory.give(lookup)
+            expected.append(lookup.error)
+    assert len(expected) == 2 and expected[1] > 0.01 and sum(expected) <= 0.01 * len(expected)
