@@ -14,7 +14,8 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 from numpy.typing import NDArray
 
 WIDTH = 384
@@ -43,8 +44,8 @@ _LAYER = {
 Values = NDArray[np.float32]
 
 
-def make_minilm(path: Path) -> Path:
-    """Write the model to `path`, with its matrices as 16-bit numbers, and return it."""
+def make_minilm(path: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F16) -> Path:
+    """Write the model to `path`, with its matrices as numbers of this kind, and return it."""
     tensors = _tensors()
     writer = GGUFWriter(path, "bert")
     _add_metadata(writer)
@@ -52,7 +53,10 @@ def make_minilm(path: Path) -> Path:
     for name, values in _renamed(tensors):
         # llama.cpp adds the positions and the types of tokens, and scales by the norms, in 32 bits.
         is_matrix = values.ndim == 2 and name not in ("position_embd.weight", "token_types.weight")
-        writer.add_tensor(name, values.astype(np.float16) if is_matrix else values)
+        if is_matrix:
+            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from gguf import GGMLQuantizationType
 from msgspec import structs
 from websockets.sync.client import connect
 
@@ -224,7 +225,7 @@ def similar_daemon(folder: Path, model: str, *flags: str) -> Iterator[Daemon]:
     models = folder / "models"
     if not models.exists():
         models.mkdir()
-        make_minilm(models / f"{EMBEDDER}.gguf")
+        make_minilm(models / f"{EMBEDDER}.gguf", GGMLQuantizationType.Q8_0)
         shutil.copyfile(SMOLLM2, models / "smollm2.gguf")
     flags = ("--models-dir", str(models), "--answers-similar", "--threads", "2", "--cache-disk-bytes", "0", *flags)
     with serving(folder / "state", model, *flags) as daemon:

@@ -85,14 +85,25 @@ def vectors_of(texts: Sequence[str], file: Path | None) -> dict[str, Vector]:
 
 
 def adverse(domains: Sequence[str], seed: int) -> dict[str, list[Asked]]:
-    """Return streams that are made to mislead: no question comes twice; one entry; a change of what is asked."""
+    """Return streams that are made to mislead.
+
+    No question comes twice; all are about two similar intents; the domain changes after one half; a share of the texts
+    has an answer of its own, as if the model did not say the same again.
+    """
     first, second = (stream(domain, seed, _LENGTH) for domain in (domains[0], domains[-1]))
     one = [each for other in range(6) for each in stream(domains[0], 100 * seed + other, _LENGTH)]
-    return {
-        "only negatives": [each for domain in domains for each in negatives(domain, seed, _LENGTH)],
+    streams = {
+        "no meaning comes twice": [each for domain in domains for each in negatives(domain, seed, _LENGTH)],
         "all near one intent": [each for each in one if each.meaning.partition("/")[0] in ("0", "1")],
         "the domain changes": [*first[: _LENGTH // 2], *second[: _LENGTH // 2]],
     }
+    for share in (0.002, 0.005, 0.01, 0.03, 0.1, 0.3):
+        chance = random.Random(f"{seed}/{share}")
+        of_its_own = {each.text for each in without_repeats(first) if chance.random() < share}
+        streams[f"{100 * share:g} % have an answer of their own"] = [
+            Asked(each.text, each.text) if each.text in of_its_own else each for each in first
+        ]
+    return streams
 
 
 def answered_by(model: str, asked: Mapping[str, Sequence[str]], file: Path | None) -> dict[tuple[str, str], str]:
@@ -189,20 +200,23 @@ def measure_streams(streams: Streams, file: Path | None) -> None:
             print(row(domain, found, bound), flush=True)
 
 
-def measure_adverse(domains: Sequence[str], seed: int, file: Path | None) -> None:
-    """Print what happens in adverse streams."""
-    streams = {name: without_repeats(asked) for name, asked in adverse(domains, seed).items()}
+def measure_adverse(domains: Sequence[str], seeds: Sequence[int], file: Path | None) -> None:
+    """Print the table of adverse streams."""
+    streams = {(name, seed): without_repeats(asked) for seed in seeds for name, asked in adverse(domains, seed).items()}
     vectors = vectors_of(sorted({each.text for asked in streams.values() for each in asked}), file)
-    for name, asked in streams.items():
+    print("| stream | bound | streams within | error: mean (largest) | answered | turned off |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for name in dict.fromkeys(name for name, _ in streams):
         for bound in BOUNDS:
-            _print_adverse(name, run(asked, vectors, bound), bound)
-
-
-def _print_adverse(name: str, result: Result, bound: float) -> None:
-    off = ", turned off" if result.is_off else ""
-    print(
-        f"{name}, {100 * bound:g} %: {result.num_wrong} of {result.num_hits} wrong, {result.num_questions} asked{off}"
-    )
+            found = [run(asked, vectors, bound, seed=key[1]) for key, asked in streams.items() if key[0] == name]
+            errors = [result.error for result in found]
+            hits = np.median([result.num_hits / result.num_questions for result in found])
+            print(
+                f"| {name} | {100 * bound:g} % | {sum(error <= bound for error in errors)} of {len(found)} | "
+                f"{100 * float(np.mean(errors)):.2f} % ({100 * max(errors):.2f} %) | {100 * float(hits):.0f} % | "
+                f"{sum(result.is_off for result in found)} |",
+                flush=True,
+            )
 
 
 def _variants() -> dict[str, list[tuple[ModuleType, str, object]]]:
@@ -304,7 +318,7 @@ def main() -> None:
         streams = streams_of(domains, range(first, first + given.seeds), given.truth, given.answers)
         measure_streams(streams, given.vectors)
     if given.only in (None, "adverse"):
-        measure_adverse(domains, first, given.vectors)
+        measure_adverse(domains, range(first, first + given.seeds), given.vectors)
     if given.only in (None, "search"):
         measure_search()
     if given.only == "constants":
