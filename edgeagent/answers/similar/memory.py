@@ -26,7 +26,7 @@ checks (median), which are 710 answers, and an error of 3 % after 308 checks, wh
 _MAX_TIMES = 2.0
 """An answer is given up to this many times `max_error`, as far as those before it were surer than the bound asks.
 
-Such answers are always checked. With 1, 0.82 of the best threshold's hits were reached at a bound of 0.5 %, and with 2,
+All such answers are checked. With 1, 0.82 of the best threshold's hits were reached at a bound of 0.5 %, and with 2,
 0.90 (two domains that were tuned on).
 """
 _NUM_NEAREST = 8
