@@ -384,7 +384,9 @@ class Engine:
         self._prefixes.saver.free_saved_cells()
         shape, min_tokens = self._costs.padded(parts)
         expected_s = self.cost_model.predict(shape)
-        rank = min(part.sequence.rank for part in parts)
+        # Streams count as interactive ones at most, so those of the tier realtime give way to its prompts too.
+        sequences = [part.sequence for part in parts]
+        rank = min(max(each.rank, Rank.INTERACTIVE) if each.is_decoding else each.rank for each in sequences)
         if not self.current_step.begin(shape.num_tokens, expected_s, rank, has_command):
             return False
         self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock())

@@ -315,11 +315,11 @@ class Scheduler:
         return [*urgent, *batch]
 
     def _of_realtime(self, urgent: Items[Sequence], num_cells: int) -> Items[Sequence]:
-        """Return the sequences of a step while realtime prompts are computed: all, only these prompts, or the streams.
+        """Return the sequences of a step while realtime prompts are computed: these, the streams, or both.
 
-        With the streams in the same step, a prompt may take much longer: from 64 tokens on, flash attention computes
-        whole tiles, with the cells of all sequences of the step. So the quickest of these plans for the first tokens is
-        carried out, as predicted:
+        Other prompts wait. With the streams in the same step, a prompt may take much longer: from 64 tokens on, flash
+        attention computes whole tiles, with the cells of all sequences of the step. So the quickest of these plans for
+        the first tokens is carried out, as predicted:
 
         1. Each step computes the streams and a part of the prompts, within the target of the streams.
         2. A part of the prompts, then the streams, and so on. A part and the streams together are within the target.
@@ -329,15 +329,17 @@ class Scheduler:
         """
         prompts = [each for each in urgent if each.rank is Rank.REALTIME and not each.is_decoding]
         streams = [each for each in urgent if each.is_decoding]
-        if not streams or any(each.num_output or each.spec.choices is not None or each.is_scoring for each in prompts):
+        if any(each.num_output or each.spec.choices is not None or each.is_scoring for each in prompts):
             return urgent
+        if not prompts or not streams:
+            return prompts or urgent
         costs, asked_s = self._cost_model, _asked_target_s(streams)
         limit_s = max(shortest_target_s(streams), min(_HURRIED_STEP_S, asked_s)) - self._overhead_s
-        num, depth = sum(each.num_pending for each in prompts), max((each.num_computed for each in prompts), default=0)
+        num, depth = sum(each.num_pending for each in prompts), max(each.num_computed for each in prompts)
         own, beside = StepShape(0, num_cells), StepShape.of([(1, each.num_computed) for each in streams], num_cells)
         streams_s = costs.predict(beside)
-        if streams_s is None or not prompts:
-            return urgent
+        if streams_s is None:
+            return [*streams, *prompts]
         room_s = limit_s - streams_s
 
         def divided(shape: StepShape, most_s: float) -> tuple[float, int]:
@@ -355,7 +357,7 @@ class Scheduler:
             self._own_s = math.inf
             return prompts
         if all_together_s <= in_turn_s:
-            return urgent
+            return [*streams, *prompts]
         least_s = costs.predict(own.plus(min(num, MIN_CHUNK_WITH_STREAMS), depth)) or 0.0
         self._has_yielded = not self._has_yielded and waited_s > max(room_s - least_s, streams_s)
         if self._has_yielded:

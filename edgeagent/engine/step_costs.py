@@ -9,7 +9,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import StepShape
 from edgeagent.engine.runner import Runner
 from edgeagent.engine.scheduler import MAX_GROWTH, MAX_STEP_S, MIN_SLOW_CHUNK, BatchPart
-from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.sequence import Rank, Sequence
 
 _NEARLY = 4  # a prompt's chunks may be this many times larger than measured steps, for its rate to be known
 _STEPS_PER_RATES = 8  # after the first steps, `rates` is updated once in this many steps: rates change slowly
@@ -42,7 +42,9 @@ class StepCosts:
         shape = self.shape(parts)
         if any(part.num_scored for part in parts):
             return shape, 0
-        padded = self._prefixes.costs.padded(shape, sum(part.sequence.num_computed for part in parts))
+        is_urgent = any(part.sequence.rank is Rank.REALTIME and not part.sequence.is_decoding for part in parts)
+        span = sum(part.sequence.num_computed for part in parts)
+        padded = self._prefixes.costs.padded(shape, span, is_urgent=is_urgent)
         if padded == shape or padded.num_tokens > self._runner.num_cells - shape.num_cells:
             return shape, 0
         return padded, padded.num_tokens

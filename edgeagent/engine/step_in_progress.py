@@ -28,7 +28,7 @@ class StepInProgress:
     # queues a command and then reads False here, the next `begin` of a long step sees the command. `begin` does not
     # call `has_command` if the step is not long, or if the step before was postponed.
     is_long: bool = False
-    rank: Rank = Rank.BOOSTED  # of the step's most urgent sequence; keeps its value until the next step
+    rank: Rank = Rank.BOOSTED  # of the step's most urgent prompt or stream; keeps its value until the next step
     expected_s: float = 0.0  # 0 if unknown
     _was_interrupted: bool = False
     _was_put_off: bool = False

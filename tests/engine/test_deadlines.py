@@ -260,6 +260,30 @@ class TestStreams:
         scene.step()
         assert scene.sequences["0"].num_output == num_before + 1 and scene.gaps_s("0")[-1] <= 0.2
 
+    def test_beside_a_realtime_prompt_no_other_prompt_is_computed(self) -> None:
+        scene = Scene()
+        others = [scene.add(f"other {number}", 400) for number in range(3)]
+        now = scene.add("now", 64, tier=Tier.REALTIME)
+        scene.step()
+        assert now.num_output == 1 and all(other.num_computed <= 1 for other in others)
+        scene.step()
+        assert sum(other.num_computed for other in others) > 500
+
+    def test_a_realtime_prompt_interrupts_realtime_streams_but_no_realtime_prompt(self) -> None:
+        scene = Scene(fixed_s=0.05)
+        scene.add("stream", 10, 100, tier=Tier.REALTIME)
+        seen: list[bool] = []
+        decode = scene.runner.decode
+
+        def watched(slices: Items[Slice], min_tokens: int = 0) -> None:
+            seen.append(scene.engine.current_step.gives_way_to(Rank.REALTIME))
+            decode(slices, min_tokens)
+
+        scene.runner.decode = watched  # type: ignore[method-assign]
+        scene.step()
+        scene.step()
+        assert seen == [False, True]
+
     def test_between_long_steps_of_a_realtime_prompt_the_streams_have_theirs(self) -> None:
         """A slow machine, where no target can be kept."""
         scene = Scene(fixed_s=0.02, token_s=0.01)

@@ -422,7 +422,7 @@ class CostModel:
             shape = shape._replace(num_tokens=self._fit.sizes[0])
         return self._fit.sum_s(shape) * self._fit.ratio(shape.num_tokens) * self._pace
 
-    def padded(self, shape: StepShape, span: int) -> StepShape:
+    def padded(self, shape: StepShape, span: int, *, is_urgent: bool = False) -> StepShape:
         """Return the shape in which to compute a step: its own shape, or that of a step padded to a whole tile.
 
         `span`: how many cells the step's sequences have, all together. A tile computes attention for each of its tokens
@@ -430,7 +430,8 @@ class CostModel:
 
         Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones. At a depth of
         2,000 tokens, attention is most of a step. But the padding tokens are multiplied with the weights too. The
-        slower of both shapes is returned at times, so that its time is measured again. So call this once for each step.
+        slower of both shapes is returned at times, so that its time is measured again, but not if the step `is_urgent`.
+        So call this once for each step.
         """
         if not 1 < shape.num_tokens < self._tile <= self.largest:
             return shape
@@ -444,7 +445,7 @@ class CostModel:
         if seconds is None or tiled_s is None:
             return shape
         is_padded = tiled_s <= (1 - _PADDING_GAIN) * seconds
-        if self._padding_retrials.is_due(abs(tiled_s - seconds)):
+        if not is_urgent and self._padding_retrials.is_due(abs(tiled_s - seconds)):
             self._padding_retrials.reset()
             is_padded = not is_padded
         else:

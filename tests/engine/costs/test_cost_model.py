@@ -285,6 +285,12 @@ def test_a_tile_of_several_sequences_computes_its_pairs_with_all_their_cells() -
     assert costs.padded(shape, 20_000) == shape
 
 
+def test_what_is_urgent_is_not_padded_to_measure_that_again() -> None:
+    costs, shape = taught(FLASH_TILE), alone(20, 300)
+    assert all(costs.padded(shape, 2000, is_urgent=True) == shape for _ in range(200))
+    assert any(costs.padded(shape, 2000) != shape for _ in range(200))
+
+
 def test_small_steps_are_computed_as_they_are_until_one_was_measured() -> None:
     costs = CostModel(512, FLASH_TILE)
     for depth in (0, 2000):
