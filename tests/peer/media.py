@@ -284,7 +284,8 @@ class Comparison:
                 for seed in range(NUM_ANSWERS):
                     about = exact.about(FIRST, seed)
                     texts = [comparable(peer.ask(about, NUM_WORDS).text) for peer in (own, other)]
-                    num_same += texts[0] == texts[1]
+                    # llama-server leaves out what follows the beginning of a character at the end.
+                    num_same += texts[0] == texts[1] or texts[0].startswith(texts[1] + "\ufffd")
         title = f"the same {NUM_WORDS} greedy tokens"
         self.table.add(title, f"{num_same} of {NUM_ANSWERS}", "–", "all", is_met=num_same == NUM_ANSWERS)
 
