@@ -421,7 +421,7 @@ class OllamaVersion(Shape):
 
 
 @routes.add("GET|HEAD /api/version", Scope.INFER, "ollama", answer=OllamaVersion)
-async def version(request: Request) -> JSONResponse:
+async def version(_: Request) -> JSONResponse:
     """Return the version of Ollama whose API is served, and edgeagent's own version."""
     return JSONResponse(OllamaVersion(version=API_VERSION, edgeagent=__version__))
 
@@ -431,7 +431,7 @@ async def version(request: Request) -> JSONResponse:
 @routes.add(
     "HEAD|POST /api/blobs/{digest}", Scope.MODELS, "ollama", status=HTTPStatus.NOT_IMPLEMENTED, answer=OllamaRefusal
 )
-async def change(request: Request) -> JSONResponse:
+async def change(_: Request) -> JSONResponse:
     """Refuse: this daemon does not create or push models."""
     text = "edgeagent does not make or push models; see /api/pull, and `edgeagent import` for a file of your own"
     return JSONResponse(OllamaRefusal(error=text), status_code=HTTPStatus.NOT_IMPLEMENTED)
