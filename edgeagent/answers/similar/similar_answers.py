@@ -76,7 +76,7 @@ _FRESH_S = 1.0
 """How old what is known of a shared log may be when an answer is given."""
 _PAGE = 500
 _SAVED_EVERY = 32
-"""After this many events what all questions taught is written, which is 0.1 MB. A crash loses what the last ones did."""
+"""After this many events what all questions taught is written: 0.1 MB. A crash loses what the last ones did."""
 
 
 @dataclass(frozen=True, slots=True)
