@@ -40,7 +40,6 @@ _NAME = re.compile(
 )
 _RECORD_NAME = re.compile(r"[0-9a-f]{16}\.about")
 _MODEL_FOLDER = re.compile(r"[A-Za-z0-9._+-]+-[0-9a-f]{16}")
-_MAX_STEM = 64  # characters of a folder's name that come from the model's file name
 # The year 2242. A later time in the state file is not believed.
 _NO_TIME_S = 2.0**33
 
@@ -156,7 +155,7 @@ def encode_state(state: SavedState) -> bytes:
 def model_folder(cache_dir: Path, model: Path, secret: bytes) -> Path:
     """Return the folder of the blocks of the model at a path. Each installation, by its secret, has its own."""
     digest = hashlib.blake2b(os.fsencode(model.absolute()), key=secret, digest_size=8, person=b"edgeagent folder")
-    stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", model.stem)[:_MAX_STEM] or "model"
+    stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", model.stem)[:64] or "model"
     return cache_dir / f"{stem}-{digest.hexdigest()}"
 
 

@@ -121,7 +121,6 @@ def _matches(host: str, port: int, allowed: str) -> bool:
 FILE = "policy.toml"
 MAX_ENTRIES = 10_000
 _MAX_BYTES = 1 << 20
-_COMMON_APPDATA = 0x23  # CSIDL_COMMON_APPDATA
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _HOST = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(:\d{1,5})?", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -146,7 +145,7 @@ def _program_data() -> str:
 
     buffer = ctypes.create_unicode_buffer(260)
     shell: Any = getattr(ctypes, "windll").shell32  # noqa: B009 - exists on Windows only
-    shell.SHGetFolderPathW(None, _COMMON_APPDATA, None, 0, buffer)
+    shell.SHGetFolderPathW(None, 0x23, None, 0, buffer)  # CSIDL_COMMON_APPDATA
     return buffer.value or r"C:\ProgramData"
 
 

@@ -24,11 +24,7 @@ import platform
 import struct
 import sys
 
-_NEW_OBJECTS = 700  # Python's own default
-_YOUNG_COLLECTIONS = 3  # until the middle generation is collected
-_MIDDLE_COLLECTIONS = 100  # until a full collection; cycles are rare here, and reference counting frees all else
 _SLICE_NS = 100_000  # the shortest that Linux grants
-_ARENA_MAX = -8  # M_ARENA_MAX of mallopt
 _RESET_ON_FORK = 1  # SCHED_FLAG_RESET_ON_FORK: a worker's computing threads keep the usual slice
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # struct sched_attr, its first version
@@ -40,7 +36,9 @@ def keep_collections_short() -> None:
     Call this function after start-up. It also enables garbage collection, which may be disabled until then.
     """
     gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS, _YOUNG_COLLECTIONS, _MIDDLE_COLLECTIONS)
+    # Python's own 700 new objects, and early collections of the middle generation. A full one may be rare: cycles are
+    # rare here, and reference counting frees all else.
+    gc.set_threshold(700, 3, 100)
     gc.enable()
 
 
@@ -76,7 +74,7 @@ def share_one_arena() -> None:
     that wait for the interpreter's lock seldom allocate at the same time.
     """
     if _LIBC is not None:
-        _LIBC.mallopt(_ARENA_MAX, 1)
+        _LIBC.mallopt(-8, 1)  # M_ARENA_MAX
 
 
 def give_back_freed_memory() -> None:

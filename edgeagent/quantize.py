@@ -46,10 +46,6 @@ _UNQUANTIZED = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"
 _MARGIN_BYTES = 64 << 20
 _TEMPORARY = re.compile(r"\..+\.(?P<pid>\d+)-[0-9a-f]{8}\.part")
 _COMMAND = (sys.executable, "-P", "-m", "edgeagent.quantize")
-_MAX_STDERR_BYTES = 64 << 10
-# Limit of the rows that are converted at a time. llama.cpp's default is 8 GiB.
-_MAX_BUFFER_BYTES = 1 << 30
-_ERROR_LEVEL = 4  # ggml_log_level
 # Lines of llama.cpp's log: `[  12/ 290]  blk.0.attn_q.weight - [...]` before each tensor, and one with the size.
 _TENSOR = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 _SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
@@ -271,7 +267,7 @@ def quantize(
             is_done = is_done or bool(reply.get("is_done"))
         code = process.wait()
         if not is_done:
-            stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MAX_STDERR_BYTES))
+            stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - (64 << 10)))
             said = stderr.read().decode(errors="replace")
             cause = describe_exit(code, said, has_seen_prompts=False, num_oom_kills=num_oom_kills() - oom_kills)
             raise ModelLoadFailed(f"{order.sources[0]} cannot be quantized: its process ended: {cause}", param="model")
@@ -331,7 +327,7 @@ class _Quantizer:
         self._params.ftype = order.file_type
         self._params.nthread = order.num_threads or num_usable_cores()
         self._params.allow_requantize = order.allow_requantize
-        self._params.max_buf_size = _MAX_BUFFER_BYTES
+        self._params.max_buf_size = 1 << 30  # of the rows that are converted at a time; llama.cpp's default is 8 GiB
 
     def size_bytes(self) -> int | None:
         """Return how many bytes the result's tensors will have. Return None if llama.cpp does not report it.
@@ -359,7 +355,7 @@ class _Quantizer:
 
     def _read(self, level: int, text: bytes, _: object) -> None:
         line = text.decode(errors="replace").strip()
-        if level == _ERROR_LEVEL:
+        if level == 4:  # an error, in ggml_log_level
             self._errors.append(_readable_error(line))
         elif found := _TENSOR.match(line):
             self._on_tensor(int(found[1]), int(found[2]))

@@ -31,8 +31,6 @@ MAX_TOKEN_CHARS = 512
 _LOOPBACKS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 compared, not bound
 # The characters that a Bearer token may have (RFC 6750, section 2.1).
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
-# Process start times are read from clocks with a granularity of 10 ms.
-_START_TOLERANCE_S = 1.0
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -231,7 +229,8 @@ def _is_running(runtime: Runtime) -> bool:
 
     try:
         process = psutil.Process(runtime.pid)
-        is_same: bool = abs(process.create_time() - runtime.started_at_s) <= _START_TOLERANCE_S
+        # The times are read from clocks with a granularity of 10 ms.
+        is_same: bool = abs(process.create_time() - runtime.started_at_s) <= 1.0
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar
 
 _PRAGMAS = ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY")
-_MAX_LOG_BYTES = 4 << 20
 
 
 class DamagedError(Exception):
@@ -45,7 +44,7 @@ class SqliteDatabase:
         try:
             for pragma in _PRAGMAS:
                 self._execute(f"PRAGMA {pragma}")
-            self._execute(f"PRAGMA journal_size_limit = {_MAX_LOG_BYTES}")
+            self._execute(f"PRAGMA journal_size_limit = {4 << 20}")
             (found,) = self._execute("PRAGMA user_version").fetchone()
             if found == 0 and self._execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
                 with self._transaction():

@@ -158,7 +158,6 @@ def _money(remote: Remote) -> str:
 remote_app = typer.Typer(rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The remote's name.", autocompletion=remote_names)]
-_TEST_MARGIN_S = 10.0
 LIST_COLUMNS = ("remote", "hosts", "models", "key", "budget")
 STATUS_COLUMNS = ("remote", "endpoint", "state", "running", "first token", "per token", "its queue")
 
@@ -255,7 +254,7 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
     else:
         path = f"/edgeagent/egress/test?{urlencode({'remote': name})}"
         limits = remote.limits
-        timeout_s = len(remote.endpoints) * (2 * limits.first_token_s + 3 * limits.connect_s) + _TEST_MARGIN_S
+        timeout_s = len(remote.endpoints) * (2 * limits.first_token_s + 3 * limits.connect_s) + 10.0
         found = ask(address_of(daemon), path, "POST", timeout_s=timeout_s)["endpoints"]
     text = "\n".join(wrapped(line) for each in found for line in checkup_lines(each))
     tell({"remote": name, "endpoints": found}, text, as_json=as_json)

@@ -62,14 +62,12 @@ Memory for the model is needed twice. Ctrl-C keeps the earlier profile.
 
 # A setting must be faster by this much to be taken. Rounds on a quiet machine differ by 2 to 3 %.
 _MIN_GAIN = 1.03
-_MIN_ROUNDS = 3
 _PARALLEL = 4  # the daemon's usual number of requests at a time
 _ANSWER_TOKENS = 32
 # The first round, from which the length of the prompts follows, and the limits of this length.
 _FIRST_PROMPT, _SHORTEST_PROMPT, _LONGEST_PROMPT = 128, 64, 1500
 # With so many pairs of rounds in the time of a comparison, its interval is narrow enough to show a few percent.
 _WANTED_PAIRS = 5
-_MEMORY_MARGIN = 1.1  # the second daemon may need a little more than the first has now
 
 Rounds = Annotated[int, typer.Option("--rounds", min=2, metavar="N", help="How many rounds of each value to measure.")]
 PromptTokens = Annotated[
@@ -164,7 +162,8 @@ class _Measuring:
     def _check_memory(self) -> None:
         here = psutil.Process()
         used = sum(child.memory_info().rss for child in here.children(recursive=True)) / len(self._used)
-        if (free := usable_memory().available) < _MEMORY_MARGIN * used:
+        # The second daemon may need a little more than the first has now.
+        if (free := usable_memory().available) < 1.1 * used:
             raise EdgeAgentError(
                 f"two daemons with {self.model} are measured in turns, and the second needs about "
                 f"{size_text(int(used))} of memory; {size_text(free)} are free. Stop other programs, or choose a "
@@ -393,7 +392,7 @@ def _search(measuring: _Measuring, seconds: float, only: Sequence[str] | None) -
 
             def is_enough(number: int, label: str = label, until_s: float = until_s) -> bool:
                 measuring.show(label, int(min(seconds, time.monotonic() - began_s)), int(seconds))
-                return number >= _MIN_ROUNDS and time.monotonic() >= until_s
+                return number >= 3 and time.monotonic() >= until_s
 
             change = paired_change(speeds(measuring.rounds([leader, rival], "turn", workload, is_enough)))
             is_taken = change is not None and change.is_better("higher") and change.ratio >= _MIN_GAIN

@@ -148,9 +148,6 @@ def _raw(stream: TextIO | LogFile) -> io.RawIOBase | None:
         return None
 
 
-_PROGRESS_STEP = 0.25
-
-
 class ConsoleReporter:
     """Receives the daemon's events, and prints plain lines.
 
@@ -192,7 +189,7 @@ class ConsoleReporter:
         line = f"{model.name}: {load_stage(model.progress)}"
         if self._is_terminal:
             self._pass(line)
-        elif model.progress >= self._shown.get(model.name, 0.0) + _PROGRESS_STEP:
+        elif model.progress >= self._shown.get(model.name, 0.0) + 0.25:
             self._shown[model.name] = model.progress
             self._report(logging.INFO, line)
 

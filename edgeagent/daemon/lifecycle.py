@@ -46,8 +46,6 @@ WATCH_CLOSELY_S = 0.05  # while a model loads, or the service stops
 # How long the daemon waits for its workers to end after a second signal. A worker that takes longer ends by itself when
 # the daemon has ended, because its pipe closes.
 FORCED_STOP_S = 0.5
-# How long the files of the state folder may take to close. Only a disk that hangs takes longer.
-FILES_CLOSE_S = 2.0
 
 
 class StartableService(Service, Protocol):
@@ -264,7 +262,7 @@ async def _serve(
                 task.cancel()
         publication.withdraw()
         with suppress(TimeoutError):
-            async with asyncio.timeout(FILES_CLOSE_S):
+            async with asyncio.timeout(2.0):  # only a disk that hangs takes longer
                 await slo_file.close()
                 await responses.close()
                 if answers is not None:

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 TLS_TIMEOUT_S = 10.0
 PING_S = 20.0
-# How long cancelled requests may take to reach their terminal events. Writing these events may take as long again.
-CANCEL_GRACE_S = 2.0
-# The same limit after a second signal. A cancel takes milliseconds unless the worker hangs.
-FORCED_CANCEL_GRACE_S = 0.25
 POLL_S = 0.05
 # An idle daemon should rarely wake. At each tick, uvicorn renews the Date of its answers.
 TICK_S = 1.0
@@ -84,7 +80,8 @@ async def _drain(service: LiveService, limit_s: float, stop: StopRequest, report
     """
 
     def grace_s() -> float:
-        return FORCED_CANCEL_GRACE_S if stop.is_forced else CANCEL_GRACE_S
+        """How long cancelled requests may take to reach their terminal events, and as long again to write these."""
+        return 0.25 if stop.is_forced else 2.0  # a cancel takes milliseconds unless the worker hangs
 
     live, clock = service.live, asyncio.get_running_loop().time
     service.begin_drain()

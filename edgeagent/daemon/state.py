@@ -179,8 +179,6 @@ class Publication:
 SLO_FILE = "slo.json"
 # A crash costs the figures of this time at most. The file has some ten kilobytes, so a write a minute wears no flash.
 SAVE_S = 60.0
-# A day in which every tier runs at ten remotes too takes 2 MB.
-_MAX_SLO_BYTES = 16 << 20
 
 
 class SloFile:
@@ -193,7 +191,8 @@ class SloFile:
         self._writing: asyncio.Future[None] | None = None
         self._has_failed = False
         try:
-            content = read_private(self._path, _MAX_SLO_BYTES)
+            # A day in which every tier runs at ten remotes too takes 2 MB.
+            content = read_private(self._path, 16 << 20)
             if content is not None:
                 ledger.restore(content)
         except (ConfigError, ValueError) as error:

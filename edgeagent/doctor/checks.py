@@ -113,8 +113,6 @@ BACKENDS: dict[GpuVendor, tuple[str, ...]] = {
 }
 _GPU_NAMES = {"nvidia": "an NVIDIA GPU", "amd": "an AMD GPU", "intel": "an Intel GPU", "apple": "Apple's GPU"}
 _FULL_SANDBOX = ("no-network", "no-new-privileges", "no-programs", "read-only files")
-_LITTLE_MEMORY = 1_000_000_000
-_MANY_BUSY = 0.4  # this share of the CPUs
 
 
 def check_llama(facts: Facts) -> list[Finding]:
@@ -167,7 +165,7 @@ def check_load(facts: Facts) -> list[Finding]:
     """Check that the CPUs are free: a thread that shares its core delays all others."""
     cpus = facts.cpus
     text = f"{cpus.num_busy:.1f} of {cpus.num_usable} CPUs are busy"
-    if cpus.num_busy > _MANY_BUSY * cpus.num_usable:
+    if cpus.num_busy > 0.4 * cpus.num_usable:
         return warn("load", f"{text}: edgeagent computes with fewer threads, and slower", "end other programs")
     return ok("load", text)
 
@@ -225,7 +223,7 @@ def check_memory(facts: Facts) -> list[Finding]:
         else ", no swap"
     )
     text = f"{size_text(memory.available_bytes)} of {size_text(memory.total_bytes)} available{swap}"
-    if memory.available_bytes < _LITTLE_MEMORY:
+    if memory.available_bytes < 1_000_000_000:
         return warn("memory", text, "end other programs, or unload models: `edgeagent ps`, `edgeagent unload MODEL`")
     return ok("memory", text)
 

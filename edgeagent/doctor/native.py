@@ -22,7 +22,6 @@ from edgeagent.worker.parent.environment import worker_environment
 # At the first use a GPU driver compiles its kernels, which takes seconds.
 TIMEOUT_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.native_report")
-_MAX_MESSAGE_CHARS = 300
 
 
 def ask_native(
@@ -91,7 +90,7 @@ def _why_ended(code: int, stderr: bytes) -> str | None:
     if code == 0:
         return None
     lines = stderr.decode(errors="replace").strip().splitlines()
-    said = f" ({lines[-1].strip()[:_MAX_MESSAGE_CHARS]})" if lines else ""
+    said = f" ({lines[-1].strip()[:300]})" if lines else ""
     if 0 <= code < 0x8000_0000:  # Windows reports crashes as larger numbers
         return f"it cannot be loaded{said}"
     illegal = code in (-getattr(signal, "SIGILL", 4), 0xC000_001D)

@@ -33,7 +33,6 @@ from edgeagent.runtime_file import local_url
 from edgeagent.usable import file_system, port_user, usable_cpus, usable_memory
 
 ANSWER_TIMEOUT_S = 1.0
-_MAX_ANSWER_BYTES = 4096
 # The folder of cached prefixes may hold many files. Counting stops at this number.
 _MAX_FILES = 100_000
 
@@ -114,7 +113,7 @@ def _is_edgeagent(server: ServerConfig) -> bool:
     )
     try:
         with opener.open(request, timeout=ANSWER_TIMEOUT_S) as answer:
-            document = json.loads(answer.read(_MAX_ANSWER_BYTES))
+            document = json.loads(answer.read(4096))
     except (OSError, ValueError, HTTPException):  # HTTPException: the program speaks another protocol
         return False
     return isinstance(document, dict) and "llama_cpp_python" in document

@@ -107,8 +107,6 @@ class Arrival:
 # A body may take BODY_GRACE_S seconds, and one second more for each 64 KiB that has arrived.
 BODY_GRACE_S = 10.0
 MIN_BODY_BYTES_PER_S = 64 << 10
-# When a client may send a body again that was cut.
-RETRY_AFTER_S = 2.0
 
 
 class BodyLimit:
@@ -195,7 +193,7 @@ class _Body:
             raise Overloaded(
                 f"{self._num_bytes} bytes of this body have arrived, and clients are sending too much at once; "
                 "send it again",
-                retry_after_s=RETRY_AFTER_S,
+                retry_after_s=2.0,
             )
 
     def _check_size(self, num_bytes: int) -> None:

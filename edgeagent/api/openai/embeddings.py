@@ -152,9 +152,6 @@ def _numbers(vector: bytes) -> bytes:
     return to_json(numbers.tolist(), inf_nan_mode="null")
 
 
-_EUCLIDEAN = 2
-
-
 class EmbeddingBody(Settings):
     """The texts to embed, or their token ids, in `content` or in `input`."""
 
@@ -176,7 +173,7 @@ class TextEmbedding(Shape):
 def read_embedding(fields: Json) -> tuple[EmbeddingBody, Embed]:
     """Check a body; return it and its Embed query. Raise InvalidRequest or NotSupported, which names the field."""
     body = validate(EmbeddingBody, fields)
-    if body.embd_normalize not in (None, _EUCLIDEAN):
+    if body.embd_normalize not in (None, 2):
         raise NotSupported("embd_normalize must be 2: vectors have Euclidean length 1", param="embd_normalize")
     if body.input is not None:
         return body, Embed(read_inputs(body.input, "input"))

@@ -17,8 +17,6 @@ from edgeagent.types import GenerateRequest, Prompt, TextFormat, TextPrompt, Tok
 
 MAX_PROMPTS = 128
 MAX_PROMPT_TOKENS = 1 << 20
-# OpenAI's default. Raw text has no end of a turn at which the model would stop.
-DEFAULT_MAX_TOKENS = 16
 
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
@@ -74,7 +72,7 @@ def read_completion(fields: Json, *, completion_id: str, default_model: str, par
     num_alternatives = body.logprobs if body.logprobs is not None else body.n_probs or None
     limit = body.limit(body.max_tokens)
     if limit is None and body.max_tokens is None and body.n_predict is None:
-        limit = DEFAULT_MAX_TOKENS
+        limit = 16  # OpenAI's default: raw text has no end of a turn at which the model would stop
     request = replace(
         body.request(completion_id, default_model, partition, prompts[0]),
         format=body.schema_format(TextFormat()),

@@ -220,8 +220,6 @@ def _read_compaction(fields: Json) -> ResponseCreate:
     return read_create(fields)
 
 
-# How long a cancel waits for the response to end. A cancelled response ends within a step, unless its worker hangs.
-CANCEL_S = 30.0
 _JSON = "application/json"
 
 
@@ -313,8 +311,9 @@ async def cancel_response(request: Request) -> Response:
     if live is None:
         return Response(await _stored(request, response_id), media_type=_JSON)
     live.cancel()
+    # A cancelled response ends within a step, unless its worker hangs.
     with suppress(TimeoutError):
-        async with asyncio.timeout(CANCEL_S):
+        async with asyncio.timeout(30.0):
             await live.over.wait()
     return JSONResponse(live.turn.events.so_far())
 

@@ -37,8 +37,6 @@ OLLAMA_PREFIX = "/api/"
 ANTHROPIC_PREFIX = "/v1/messages"
 # Ollama's text, with its two spaces: clients search for it.
 _OLLAMA_BUSY = "server busy, please try again.  maximum pending requests exceeded"
-# openai clients ignore Retry-After over 120 s and then give up altogether.
-MAX_RETRY_AFTER_S = 120.0
 EXPECTED_HEADER = "x-edgeagent-expected-ms"
 """The header with the predicted milliseconds to the first token."""
 
@@ -159,7 +157,6 @@ _ANTHROPIC_TYPES = {
     "server_error": "api_error",
     "model_error": "api_error",
 }
-_ANTHROPIC_OVERLOADED = 529
 
 _INTERNAL_MESSAGE = "An internal error occurred; the daemon's log has the details under this request's id."
 
@@ -242,7 +239,7 @@ def error_answer(path: str, error: EdgeAgentError, status: int | None = None) ->
     if path.startswith(ANTHROPIC_PREFIX):
         refusal = anthropic_refusal(error)
         if refusal["error"]["type"] == "overloaded_error":
-            status = _ANTHROPIC_OVERLOADED
+            status = 529
         return JSONResponse(refusal, status, error_headers(error))
     if not path.startswith(OLLAMA_PREFIX):
         return JSONResponse(Refusal(error=error_body(error)), status, error_headers(error))
@@ -290,7 +287,8 @@ def error_headers(error: EdgeAgentError) -> dict[str, str]:
     if delay_s is None and form.may_pass:
         delay_s = 1.0
     if delay_s is not None:
-        delay_s = min(max(delay_s, 0.001), MAX_RETRY_AFTER_S)
+        # openai clients ignore Retry-After over 120 s and then give up altogether.
+        delay_s = min(max(delay_s, 0.001), 120.0)
         headers["retry-after"] = str(math.ceil(delay_s))
         headers["retry-after-ms"] = str(math.ceil(delay_s * 1000))
     if isinstance(error, errors.DeadlineUnreachable) and error.expected_s is not None:

@@ -431,12 +431,11 @@ _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
 MAX_WARNINGS = 8
-_MAX_WARNING_CHARS = 600
 
 
 def warnings_of(started: Started) -> list[str]:
     """Return the first MAX_WARNINGS of an answer's warnings, each cut and safe to show."""
-    return [printable(text[:_MAX_WARNING_CHARS]) for text in started.warnings[:MAX_WARNINGS]]
+    return [printable(text[:600]) for text in started.warnings[:MAX_WARNINGS]]
 
 
 def started_body(started: Started) -> Json:

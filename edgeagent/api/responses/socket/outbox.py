@@ -49,9 +49,6 @@ MAX_PENDING_BYTES = 256 << 10
 MAX_FLOOD_BYTES = 4 << 20
 
 
-_ENTRY_BYTES = 512
-
-
 class Outbox:
     """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room`.
 
@@ -102,4 +99,4 @@ def _cost(event: Json) -> int:
     """Return roughly how many bytes of memory an event takes."""
     # The event at a text's end holds the text once more. The events after it share that text.
     text = event.get("delta") or event.get("text") or event.get("arguments") or ""
-    return _ENTRY_BYTES * (1 + len(event.get("logprobs", ()))) + len(text)
+    return 512 * (1 + len(event.get("logprobs", ()))) + len(text)
