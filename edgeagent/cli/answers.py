@@ -51,23 +51,23 @@ Client = Annotated[
 def stats(as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Show how many answers are kept, and how often one was given."""
     report = ask(daemon_of(settings_of(state_dir, config).state_dir), "/edgeagent/answers")
-    if as_json:
-        print_json(report)
-        return
+    tell(report, *_stats_lines(report), as_json=as_json)
+
+
+def _stats_lines(report: dict[str, Any]) -> Iterator[str]:
     if not report["is_on"]:
-        typer.echo(wrapped(OFF))
+        yield wrapped(OFF)
         return
     num, num_bytes = report["num_answers"], report["num_bytes"]
     kept = "An unknown number of answers is" if num is None else f"{num:,} answer{' is' if num == 1 else 's are'}"
     size = "" if num_bytes is None else f", {size_text(num_bytes)} of {size_text(report['max_bytes'])}"
-    typer.echo(f"{kept} kept ({report['store']}{size}).")
+    yield f"{kept} kept ({report['store']}{size})."
     rows = [(f"{report['outcomes'].get(name, 0):,}", meaning) for name, meaning in _OUTCOMES.items()]
-    typer.echo(table(("times", "since the start"), rows, left_columns=0))
+    yield table(("times", "since the start"), rows, left_columns=0)
     if report["trouble"]:
-        typer.echo(wrapped(f"Nothing is kept at the moment: {report['trouble']}"))
+        yield wrapped(f"Nothing is kept at the moment: {report['trouble']}")
     if report["similar"] is not None:
-        for line in _similar_lines(report["similar"]):
-            typer.echo(wrapped(line))
+        yield from map(wrapped, _similar_lines(report["similar"]))
 
 
 @answers_app.command("list")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer.core import TyperGroup
 
-from edgeagent.cli.display import aligned, print_json, table, tell, wrapped
+from edgeagent.cli.display import aligned, table, tell, wrapped
 from edgeagent.cli.help import DEFAULT_COMMAND
 from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir, settings_of, with_help
 from edgeagent.cli.progress import Show, progress
@@ -277,19 +277,14 @@ def compare_runs(
     runs = saved_runs(settings_of(state_dir, config).state_dir)
     ours, theirs = runs.find(first), runs.find(second)
     compared, differing = compare(ours, theirs), differing_facts(ours, theirs)
-    if as_json:
-        print_json(
-            {"runs": [ours.id, theirs.id], "differing": differing, "figures": [asdict(each) for each in compared]}
-        )
-        return
+    record = {"runs": [ours.id, theirs.id], "differing": differing, "figures": [asdict(each) for each in compared]}
     rows = [
         (each.scenario, each.metric, f"{each.first:.4g}", f"{each.second:.4g}", verdict(each.change, each.better))
         for each in compared
     ]
     columns = ("scenario", "figure", f"run {ours.id}", f"run {theirs.id}", "change")
-    typer.echo(table(columns, rows, left_columns=2) if rows else "The two runs have no figure in common.")
-    for line in differing:
-        typer.echo(wrapped(f"differs: {line}"))
+    text = table(columns, rows, left_columns=2) if rows else "The two runs have no figure in common."
+    tell(record, text, *(wrapped(f"differs: {line}") for line in differing), as_json=as_json)
 
 
 bench_app.command("ab", short_help="Compare two values of an option.")(ab)

@@ -13,7 +13,7 @@ import typer
 
 from edgeagent import cache_folder
 from edgeagent.cli.answers import WARM_TIMEOUT_S, answers_app
-from edgeagent.cli.display import duration, print_json, size_text, table, tell, wrapped
+from edgeagent.cli.display import duration, size_text, table, tell, wrapped
 from edgeagent.cli.link import ask, daemon_of
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, StateDir, settings_of
 from edgeagent.cli.text_files import json_object, text_of
@@ -42,14 +42,11 @@ def stats(as_json: AsJsonArray = False, state_dir: StateDir = None, config: Conf
     settings = settings_of(state_dir, config)
     models = ask(daemon_of(settings.state_dir), "/edgeagent/status")["models"]
     tiers = [(model["name"], name, tier) for model in models for name, tier in _tiers(model)]
-    if as_json:
-        print_json([{"model": model, "tier": name, **tier} for model, name, tier in tiers])
-        return
+    records = [{"model": model, "tier": name, **tier} for model, name, tier in tiers]
     rows = [(model, name, *_counts(tier)) for model, name, tier in tiers]
-    typer.echo(table(TIER_COLUMNS, rows, left_columns=2) if rows else "Nothing is loaded.")
-    for model, name, tier in tiers:
-        if tier["trouble"]:
-            typer.echo(wrapped(f"{model}, {name}: {tier['trouble']}"))
+    text = table(TIER_COLUMNS, rows, left_columns=2) if rows else "Nothing is loaded."
+    troubles = (wrapped(f"{model}, {name}: {tier['trouble']}") for model, name, tier in tiers if tier["trouble"])
+    tell(records, text, *troubles, as_json=as_json)
 
 
 @cache_app.command("list")

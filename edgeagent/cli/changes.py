@@ -48,12 +48,10 @@ def remove(
     for removal in removals:
         editor.remove(removal)
     remaining = {removal.name: path for removal in removals if (path := editor.remaining_file(removal)) is not None}
-    if as_json:
-        print_json([_removal_record(removal, remaining.get(removal.name)) for removal in removals])
-        return
-    typer.echo(f"{size_text(sum(removal.freed_bytes for removal in removals))} are free again.")
-    for name, path in remaining.items():
-        typer.echo(wrapped(f"Another model has the name {name}, which now means {path}."))
+    records = [_removal_record(removal, remaining.get(removal.name)) for removal in removals]
+    freed = size_text(sum(removal.freed_bytes for removal in removals))
+    notes = (f"Another model has the name {name}, which now means {path}." for name, path in remaining.items())
+    tell(records, f"{freed} are free again.", *map(wrapped, notes), as_json=as_json)
 
 
 def prune(
@@ -78,17 +76,14 @@ def prune(
         typer.echo(table(LEFTOVER_COLUMNS, rows, last_left=True), err=True)
         agree("Delete this?", yes=yes)
     deleted = [each for each in leftovers if cache.delete(each)]
-    if as_json:
-        records = [
-            {"repo": each.repo, "path": str(each.path), "size_bytes": each.size_bytes, "why": each.why}
-            for each in deleted
-        ]
-        print_json(records)
-        return
-    if len(deleted) < len(leftovers):
-        typer.echo(f"{len(leftovers) - len(deleted)} are kept: a download is running, or they cannot be deleted.")
+    records = [
+        {"repo": each.repo, "path": str(each.path), "size_bytes": each.size_bytes, "why": each.why} for each in deleted
+    ]
+    num_kept = len(leftovers) - len(deleted)
+    kept = f"{num_kept} are kept: a download is running, or they cannot be deleted." if num_kept else ""
     freed = size_text(sum(each.size_bytes for each in deleted))
-    typer.echo(f"{freed} are free again." if leftovers else "There is nothing to delete.")
+    last = f"{freed} are free again." if leftovers else "There is nothing to delete."
+    tell(records, kept, last, as_json=as_json)
 
 
 def copy(

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeagent.cli.display import complain, print_json, wrapped
+from edgeagent.cli.display import complain, tell, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile
 from edgeagent.config import UserPath
 from edgeagent.config_sources import TABLES, Option, config_file, load_config, option_named
@@ -70,15 +70,13 @@ def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
     """Check the config file and the environment variables. Exits with 2 if something is wrong."""
     loaded = load_config(file=config)
     num = sum(source.startswith("file") for source in loaded.provenance.values())
-    if as_json:
-        print_json({"file": str(loaded.file), "is_there": loaded.file.is_file(), "num_options": num})
-        return
-    if not loaded.file.is_file():
-        typer.echo(wrapped(f"{loaded.file} does not exist: all options have their defaults."))
-        return
+    is_there = loaded.file.is_file()
     tables = [f'{name}."{each}"' for name in TABLES for each in getattr(loaded.config, name)]
     further = f" and has the table{'s' * (len(tables) > 1)} {', '.join(tables)}" if tables else ""
-    typer.echo(wrapped(f"{loaded.file} is fine: it sets {num} option{'s' * (num != 1)}{further}."))
+    text = f"{loaded.file} is fine: it sets {num} option{'s' * (num != 1)}{further}."
+    if not is_there:
+        text = f"{loaded.file} does not exist: all options have their defaults."
+    tell({"file": str(loaded.file), "is_there": is_there, "num_options": num}, wrapped(text), as_json=as_json)
 
 
 def edit(config: ConfigFile = None) -> None:

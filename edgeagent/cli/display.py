@@ -125,12 +125,12 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))  # noqa: T201
 
 
-def tell(record: object, text: str, *, as_json: bool) -> None:
-    """Print what a command did or found: the record if `--json` was given, else the text."""
+def tell(record: object, *lines: str | None, as_json: bool) -> None:
+    """Print what a command did or found: the record if `--json` was given, else the lines that are not empty."""
     if as_json:
         print_json(record)
     else:
-        print(text)  # noqa: T201
+        print(*filter(None, lines), sep="\n")  # noqa: T201
 
 
 def complain(message: str) -> None:

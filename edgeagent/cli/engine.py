@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeagent.cli.display import print_json, table, tell, wrapped
+from edgeagent.cli.display import table, tell, wrapped
 from edgeagent.cli.options import AsJson, settings_of
 from edgeagent.doctor import system
 from edgeagent.doctor.facts import Native
@@ -30,22 +30,21 @@ Source = Annotated[
 def list_backends(as_json: AsJson = False) -> None:
     """List llama.cpp's back ends: which are installed, and which devices each one finds."""
     described = _described(ask_native())
-    if as_json:
-        print_json(described)
-        return
     kind = "compiled for this machine"
     if described["is_portable"]:
         kind = f"portable, with the library for {described['cpu_variant']}"
-    typer.echo(f"llama.cpp {described['commit']} (llama-cpp-python {described['bindings']}), {kind}\n")
     rows = [
         (each["name"], each["installed"] or "-", "yes" if each["is_loaded"] else "no", ", ".join(each["devices"]))
         for each in described["backends"]
     ]
-    typer.echo(table(("back end", "installed", "loaded", "devices"), rows, left_columns=4))
-    if described["problem"]:
-        typer.echo(wrapped(f"\n{described['problem']}"))
-    for name in described["missing"]:
-        typer.echo(wrapped(f"\nThis machine has a GPU for {name}; run: {advice(name)}"))
+    tell(
+        described,
+        f"llama.cpp {described['commit']} (llama-cpp-python {described['bindings']}), {kind}\n",
+        table(("back end", "installed", "loaded", "devices"), rows, left_columns=4),
+        wrapped(f"\n{described['problem']}") if described["problem"] else "",
+        *(wrapped(f"\nThis machine has a GPU for {name}; run: {advice(name)}") for name in described["missing"]),
+        as_json=as_json,
+    )
 
 
 @engine_app.command("install")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeagent import __version__
-from edgeagent.cli.display import print_json, tell, wrapped
+from edgeagent.cli.display import tell, wrapped
 from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import AsJson, ConfigFile, ModelsDir, StateDir, settings_of
 from edgeagent.doctor.native import installed_bindings
@@ -46,7 +46,7 @@ def doctor(
         lines.append(wrapped(f"{finding.severity:4}  {finding.name:{_NAME_WIDTH}}  {finding.text}"))
         if finding.remedy:
             lines.append(wrapped(f"{'':{_NAME_WIDTH + 8}}{finding.remedy}"))
-    tell({"ok": is_ok, "findings": [*map(asdict, findings)]}, "\n".join(lines), as_json=as_json)
+    tell({"ok": is_ok, "findings": [*map(asdict, findings)]}, *lines, as_json=as_json)
     if not is_ok:
         raise typer.Exit(1)
 
@@ -86,12 +86,8 @@ def version(as_json: AsJson = False) -> None:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
     }
-    if as_json:
-        print_json(versions)
-        return
-    typer.echo(f"edgeagent {versions['edgeagent']}")
-    if versions["llama_cpp_python"] is None:
-        typer.echo(NOT_INSTALLED)
-    else:
-        typer.echo(f"llama.cpp {versions['llama_cpp_commit']} (llama-cpp-python {versions['llama_cpp_python']})")
-    typer.echo(f"Python {versions['python']}, {versions['platform']}")
+    llama = NOT_INSTALLED
+    if versions["llama_cpp_python"] is not None:
+        llama = f"llama.cpp {versions['llama_cpp_commit']} (llama-cpp-python {versions['llama_cpp_python']})"
+    python = f"Python {versions['python']}, {versions['platform']}"
+    tell(versions, f"edgeagent {versions['edgeagent']}", llama, python, as_json=as_json)

@@ -105,12 +105,8 @@ def show(
         # A file's name says nothing of its content: the catalog describes only what was pulled from its repository.
         entry = (entry or _entry_of(model.name)) if model.origin == "hub" else None
         record = {**_record(model, settings), "is_here": True, **(_catalog_facts(entry) if entry else {})}
-    if as_json:
-        print_json(record)
-        return
-    typer.echo(wrapped(aligned(_lines(record), left_columns=2)))
-    if not record["is_here"]:
-        typer.echo(f"It is not on this machine: `edgeagent pull {name}` downloads it.")
+    advice = "" if record["is_here"] else f"It is not on this machine: `edgeagent pull {name}` downloads it."
+    tell(record, wrapped(aligned(_lines(record), left_columns=2)), advice, as_json=as_json)
 
 
 def list_catalog(settings: Config, *, as_json: bool) -> None:
@@ -355,7 +351,7 @@ def fit(
     choices = describe(plan, engine, len(shapes[0].layers))
     choices += (SettingChoice("draft", "none", "memory", why),) if why else ()
     record = _fit_record(name, plan, need, longest, choices, projector_bytes)
-    tell(record, "\n".join(_fit_lines(record)), as_json=as_json)
+    tell(record, *_fit_lines(record), as_json=as_json)
     if not plan.fits:
         raise typer.Exit(1)
 

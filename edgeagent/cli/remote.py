@@ -256,8 +256,8 @@ def test(name: Name, as_json: AsJson = False, state_dir: StateDir = None, config
         limits = remote.limits
         timeout_s = len(remote.endpoints) * (2 * limits.first_token_s + 3 * limits.connect_s) + 10.0
         found = ask(address_of(daemon), path, "POST", timeout_s=timeout_s)["endpoints"]
-    text = "\n".join(wrapped(line) for each in found for line in checkup_lines(each))
-    tell({"remote": name, "endpoints": found}, text, as_json=as_json)
+    lines = (wrapped(line) for each in found for line in checkup_lines(each))
+    tell({"remote": name, "endpoints": found}, *lines, as_json=as_json)
     if any(each["problem"] for each in found):
         raise typer.Exit(1)
 

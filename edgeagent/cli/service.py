@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 import edgeagent
-from edgeagent.cli.display import print_json, table, wrapped
+from edgeagent.cli.display import table, tell, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile
 from edgeagent.cli.service_files import (
     NAME,
@@ -141,21 +141,19 @@ def status(system: ForSystem = False, as_json: AsJson = False, config: ConfigFil
     states = {name: _output(command) or "unknown" for name, command in plan.states.items()} if there else {}
     # The runtime file of a system service is private to its account.
     daemon = None if system else find_daemon(settings.state_dir)
-    if as_json:
-        running = {"pid": daemon.pid, "url": daemon.url} if daemon else None
-        print_json({"installed": there, "files": files, "states": states, "daemon": running})
-    else:
-        typer.echo(table(("file", "state"), list(files.items()), left_columns=2))
-        for name, state in states.items():
-            typer.echo(f"{name}: {state}")
-        if system and there:
-            typer.echo(wrapped(f"for more: sudo -u {NAME} edgeagent status --state-dir {settings.state_dir}"))
-        elif not system:
-            typer.echo(
-                wrapped(f"daemon: {process_text(daemon.pid)}, {daemon.url}" if daemon else "daemon: not running")
-            )
-        if "differs" in files.values():
-            typer.echo(wrapped("`edgeagent service install` brings the files up to date with the settings."))
+    running = {"pid": daemon.pid, "url": daemon.url} if daemon else None
+    where = f"daemon: {process_text(daemon.pid)}, {daemon.url}" if daemon else "daemon: not running"
+    if system:
+        where = f"for more: sudo -u {NAME} edgeagent status --state-dir {settings.state_dir}" if there else ""
+    advice = "`edgeagent service install` brings the files up to date with the settings."
+    tell(
+        {"installed": there, "files": files, "states": states, "daemon": running},
+        table(("file", "state"), list(files.items()), left_columns=2),
+        *(f"{name}: {state}" for name, state in states.items()),
+        wrapped(where),
+        wrapped(advice) if "differs" in files.values() else "",
+        as_json=as_json,
+    )
     if not there:
         raise typer.Exit(1)
 

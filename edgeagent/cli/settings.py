@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeagent.cli import config_edit
-from edgeagent.cli.display import print_json, table, wrapped
+from edgeagent.cli.display import print_json, table, tell, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, with_declared_options
 from edgeagent.config import Section
 from edgeagent.config_sources import (
@@ -47,14 +47,15 @@ def show(
     owners += [(own, f"tiers.{tier}.") for tier, own in loaded.config.tiers.items()]
     tables = {name: value for own, prefix in owners for name, value in json_values(own, prefix).items()}
     values, sources = values | tables, {**loaded.provenance, **dict.fromkeys(tables, f"file ({loaded.file})")}
-    if as_json:
-        rows = {name: {"value": values[name], "source": source} for name, source in sources.items()}
-        print_json({"file": str(loaded.file), "options": rows})
-        return
-    lines = [(name, _text(values[name]), source) for name, source in sources.items()]
-    typer.echo(table(("option", "value", "from"), lines, left_columns=3))
+    options = {name: {"value": values[name], "source": source} for name, source in sources.items()}
+    rows = [(name, _text(values[name]), source) for name, source in sources.items()]
     state = "" if loaded.file.is_file() else " (does not exist)"
-    typer.echo(f"\nConfig file: {loaded.file}{state}")
+    tell(
+        {"file": str(loaded.file), "options": options},
+        table(("option", "value", "from"), rows, left_columns=3),
+        f"\nConfig file: {loaded.file}{state}",
+        as_json=as_json,
+    )
 
 
 config_app.command("show")(with_declared_options(show))
