@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeagent.cli.completion import model_names
-from edgeagent.cli.display import aligned, duration, print_json, size_text, table, tell, wrapped
+from edgeagent.cli.display import aligned, duration, size_text, table, tell, wrapped
 from edgeagent.cli.options import AsJson, AsJsonArray, ConfigFile, ModelsDir, StateDir, settings_of
 from edgeagent.types import replace
 from edgeagent.units import memory_bytes, memory_text
@@ -116,10 +116,7 @@ def list_catalog(settings: Config, *, as_json: bool) -> None:
 
     here = {model.name.partition(":")[0] for model in Library.of(settings).models() if model.origin == "hub"}
     entries = load_catalog().values()
-    if as_json:
-        records = [{"name": entry.name, "is_here": entry.name in here, **_catalog_facts(entry)} for entry in entries]
-        print_json(records)
-        return
+    records = [{"name": entry.name, "is_here": entry.name in here, **_catalog_facts(entry)} for entry in entries]
     rows = [
         (
             entry.name,
@@ -134,8 +131,9 @@ def list_catalog(settings: Config, *, as_json: bool) -> None:
         )
         for entry in entries
     ]
-    typer.echo(table(CATALOG_COLUMNS, rows, left_columns=2, last_left=True))
-    typer.echo("`edgeagent pull NAME` downloads one; any org/repo[:QUANT] of the hub is a name too.")
+    text = table(CATALOG_COLUMNS, rows, left_columns=2, last_left=True)
+    advice = "`edgeagent pull NAME` downloads one; any org/repo[:QUANT] of the hub is a name too."
+    tell(records, text, advice, as_json=as_json)
 
 
 def _record(model: LocalModel, settings: Config) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 
-from edgeagent.cli.display import complain, print_json, size_text, table, wrapped
+from edgeagent.cli.display import complain, print_json, size_text, table, tell, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of, with_help
 from edgeagent.cli.progress import Show, progress
 from edgeagent.config import Config
@@ -243,13 +243,11 @@ def ab(
     changes.append(("speed of all", "higher", paired_change(speeds(measurement))))
     overall = changes[-1][2]
     words = _verdict(name, values, overall)
-    if as_json:
-        figures = [{"figure": figure, **(asdict(change) if change else {})} for figure, _, change in changes]
-        print_json({"option": name, "values": values, "seed": seed, "figures": figures, "verdict": words})
-        return
+    figures = [{"figure": figure, **(asdict(change) if change else {})} for figure, _, change in changes]
+    record = {"option": name, "values": values, "seed": seed, "figures": figures, "verdict": words}
     rows = [(figure, verdict(change, better)) for figure, better, change in changes]  # type: ignore[arg-type]
-    typer.echo(table(("figure", f"{name} {values[0]} to {values[1]}"), rows, left_columns=2))
-    typer.echo(wrapped(words))
+    text = table(("figure", f"{name} {values[0]} to {values[1]}"), rows, left_columns=2)
+    tell(record, text, wrapped(words), as_json=as_json)
 
 
 def _verdict(name: str, values: Sequence[str], change: Change | None) -> str:
