@@ -23,12 +23,15 @@ _CUTTABLE = ("attention", "latent", "sliding window")
 class FoundDraft:
     """The file of a draft model, and why it was chosen. If `path` is None, `why` says why there is no draft model.
 
-    `is_trouble`: the search failed, for example because a file is damaged.
+    `is_trouble`: there is none because the search failed, or because the draft model cannot be used. `by` is what
+    decided this; see `SettingChoice.by`. `header`: the file's, once it was read.
     """
 
     path: Path | None
     why: str
     is_trouble: bool = False
+    by: str = "default"
+    header: GgufHeader | None = None
 
 
 class DraftFinder:

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -87,21 +87,6 @@ class FatalParts:
         return cause if cause and given == identity(path) else ""
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenDraft:
-    """The draft model for a load. If `path` is None, there is none. `why` is the reason for this choice.
-
-    `by` is what decided this; see `SettingChoice.by`. `is_trouble`: there is none because the search failed, or because
-    the draft model cannot be used. `header` is None if there is no draft model, or if its header is not known.
-    """
-
-    path: Path | None
-    why: str
-    by: str = "default"
-    is_trouble: bool = False
-    header: GgufHeader | None = None
-
-
 NO_DRAFT = FoundDraft(None, "no draft was looked for")
 
 
@@ -161,7 +146,7 @@ class DraftChooser:
     source: ModelSource
     fatal: FatalParts
 
-    def choose(self, header: GgufHeader | None) -> ChosenDraft:
+    def choose(self, header: GgufHeader | None) -> FoundDraft:
         """Return the draft for the model's next load. Log a warning if there is a draft that cannot be used.
 
         `header` is the header of the model's file; None if it is not known.
@@ -178,19 +163,18 @@ class DraftChooser:
     def _is_named(self) -> bool:
         return self.option not in ("auto", "none", "ngram")
 
-    def _find(self, header: GgufHeader | None) -> ChosenDraft:
+    def _find(self, header: GgufHeader | None) -> FoundDraft:
         if self.option == "auto":
             found = self.source.find_draft(self.found, header)
-            by = "trial" if found.is_trouble else "default"
-            return ChosenDraft(found.path, found.why, by, found.is_trouble)
+            return replace(found, by="trial") if found.is_trouble else found
         if not self._is_named:
-            return ChosenDraft(None, f"--draft {self.option}", "option")
+            return FoundDraft(None, f"--draft {self.option}", by="option")
         try:
-            return ChosenDraft(self.source.resolve(self.option).path, "you named it", "option")
+            return FoundDraft(self.source.resolve(self.option).path, "you named it", by="option")
         except (EdgeAgentError, OSError) as error:
             return _unusable(error)
 
-    def _checked(self, header: GgufHeader | None, draft: ChosenDraft, path: Path) -> ChosenDraft:
+    def _checked(self, header: GgufHeader | None, draft: FoundDraft, path: Path) -> FoundDraft:
         """Return a draft with its header, or the reason why it cannot be used. Raise ModelLoadFailed; see `choose`."""
         try:
             own = self.source.validate(path)
@@ -200,15 +184,15 @@ class DraftChooser:
         except (EdgeAgentError, OSError) as error:  # StoreError: it cannot be hashed
             return _unusable(error)
         if not why:
-            return ChosenDraft(path, draft.why, draft.by, header=own)
+            return replace(draft, header=own)
         if self._is_named:
             raise ModelLoadFailed(f"{why}; a draft must share the model's vocabulary: choose another as --draft")
-        return ChosenDraft(None, f"{why}; a draft must share the model's vocabulary", "trial", is_trouble=True)
+        return FoundDraft(None, f"{why}; a draft must share the model's vocabulary", is_trouble=True, by="trial")
 
 
-def _unusable(error: EdgeAgentError | OSError) -> ChosenDraft:
+def _unusable(error: EdgeAgentError | OSError) -> FoundDraft:
     message = error.message if isinstance(error, EdgeAgentError) else str(error)
-    return ChosenDraft(None, message, "trial", is_trouble=True)
+    return FoundDraft(None, message, is_trouble=True, by="trial")
 
 
 def _mismatch(model: GgufHeader | None, model_path: Path, draft: GgufHeader | None, draft_path: Path) -> str:
