@@ -14,11 +14,12 @@ import pytest
 from edgeagent.api.wire.fields import MAX_STOP_BYTES, MAX_STOPS
 from edgeagent.text.grammar.calls import MAX_TOOLS
 from edgeagent.text.grammar.compiler import MAX_GRAMMAR_CHARS
-from edgeagent.text.schema.closing import MAX_CHAIN, MAX_NAMES
+from edgeagent.text.schema.closing import MAX_JOINED_WORK
 from edgeagent.text.schema.reading import MAX_JOINED, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.patience import patient
 from tests.slow_worker import slow_program
+from tests.text.schema.test_closing import joined
 
 PATIENCE_S = patient(20.0)
 STEP_S = 0.005
@@ -95,8 +96,7 @@ def _patterns(num: int) -> list[dict[str, str]]:
 HIDDEN: dict[str, Any] = {"allOf": [{"properties": {"a": {"type": "string", **each}}} for each in _patterns(24)]}
 PAIRS = {"type": "object", "patternProperties": {f"^a{index}[a-z]*$": {} for index in range(2_500)}}
 FORKS: dict[str, Any] = {"allOf": [{"anyOf": [{"properties": {f"{x}{n}": {}}} for x in "ab"]} for n in range(14)]}
-CHAIN = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}", "required": ["a"]} for index in range(MAX_CHAIN + 2)}
-NAMES: dict[str, Any] = {"allOf": [{"anyOf": [{"properties": {f"p{n}": {}}}]} for n in range(1_200)], "properties": {}}
+CHAIN = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}", "required": ["a"]} for index in range(500)} | {"d500": {}}
 BIG = {
     "type": "object",
     "properties": {"a": {"enum": [f"{n:030}" for n in range(MAX_GRAMMAR_CHARS // MAX_TOOLS // 32)]}},
@@ -114,7 +114,7 @@ MEMBERS = (
     Member("bytes of a schema", _format({"const": "x" * MAX_SCHEMA_BYTES}), f"larger than {MAX_SCHEMA_BYTES}"),
     Member("depth of a schema", _format(_nested(MAX_SCHEMA_DEPTH + 1)), f"deeper than {MAX_SCHEMA_DEPTH}"),
     Member("references in a row", _format({"$defs": CHAIN, "properties": {"x": CHAIN["d0"]}}), "lead"),
-    Member("keys of combined alternatives", _format(NAMES), f"more than {MAX_NAMES} keys"),
+    Member("joined schemas", _format(joined(700)), f"more than {MAX_JOINED_WORK} schemas"),
     Member("tools", _tools([{}] * (MAX_TOOLS + 1)), f"at most {MAX_TOOLS}"),
     # Tools are written into the prompt, so the context ends before their grammar does.
     Member("characters of all tools", _tools([BIG] * MAX_TOOLS), "context"),
@@ -174,7 +174,7 @@ def test_a_tool_beyond_a_bound_costs_no_answer_where_it_is_not_strict(daemon: Da
     """An agent offers the tools of all its servers, and uses few of them."""
     schemas = {
         "slow": {"type": "object", **HIDDEN},
-        "long": {"$defs": CHAIN, "properties": {"x": CHAIN["d0"]}},
+        "circle": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
         "deep": _nested(MAX_SCHEMA_DEPTH + 1),
         "text": {"type": "string"},
         "null": {"type": None, "properties": {"a": {"type": "string"}}, "required": None},
@@ -185,5 +185,5 @@ def test_a_tool_beyond_a_bound_costs_no_answer_where_it_is_not_strict(daemon: Da
     reply = httpx.post(f"{daemon.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
     assert reply.status_code == 200, reply.text[:500]
     warnings = reply.headers["x-edgeagent-warning"]
-    assert [name for name in schemas if f"tool '{name}'" in warnings] == ["slow", "long", "deep", "text"]
+    assert [name for name in schemas if f"tool '{name}'" in warnings] == ["slow", "circle", "deep", "text"]
     canary.wait_for_more()

@@ -15,7 +15,6 @@ from typing import Any, TypeGuard
 from edgeagent.strict_json import kind_of
 from edgeagent.text.partition_cache import PartitionCache
 from edgeagent.text.schema.closing import (
-    MAX_CHAIN,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
     SCHEMA_VALUES,
@@ -32,6 +31,8 @@ MAX_PATTERNS = 32
 MAX_JOINED = 4
 _MAX_NODES = 10_000
 _MAX_PATH_CHARS = 400
+# The most references in a row from a tool's parameters to their schema.
+MAX_CHAIN = 32
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 # Keywords that the compiler does not support. A format or tool that is not strict is compiled without them.
 _UNKNOWN = (
@@ -395,16 +396,12 @@ def followable(schema: Schema, *, lenient: bool, limit: WorkLimit | None = None)
     """Return the schema in the form that is compiled: with closed objects and the compiler's options.
 
     lenient: the compiler ignores keywords that it does not support. limit: bounds the work; pass the same object for
-    all schemas of a request. Raise SchemaError if references lead through too many schemas, or if anyOf and oneOf name
-    too many keys.
+    all schemas of a request. Raise SchemaError if too many schemas describe the same objects.
     """
     try:
         schema = close_objects(choices_as_any_of(_adapted(schema)), limit)
     except TooManyReferencesError as error:
         raise SchemaError(str(error)) from error
-    except RecursionError:
-        # Each reference may add as many layers as a schema can have.
-        raise SchemaError("references beside allOf, anyOf or oneOf lead through too many layers") from None
     options = {"whitespace_pattern": GAP, "lenient": lenient, "json_allow_general_unicode_escapes": True}
     return {**schema, "x-guidance": options}
 
@@ -575,9 +572,13 @@ class SchemaReader:
         try:
             return self._followed(wanted, find, limit)
         except SchemaError as error:
-            if wanted.strict:
-                raise
-            return _anything(wanted, str(error))
+            refused = error
+        except RecursionError:
+            # Each reference may add as many layers as a schema can have.
+            refused = SchemaError("its references lead through too many layers")
+        if wanted.strict:
+            raise refused
+        return _anything(wanted, str(refused))
 
     def _followed(self, wanted: Wanted, find: Callable[[Schema], list[Fault]], limit: WorkLimit) -> ReadSchema:
         schema = parse_schema(wanted.text)

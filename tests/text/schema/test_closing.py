@@ -5,10 +5,9 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from msgspec.structs import replace
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.text.schema.closing import MAX_CHAIN, TooManyReferencesError, WorkLimit, close_objects
+from edgeagent.text.schema.closing import TooManyReferencesError, WorkLimit, close_objects
 from edgeagent.text.schema.reading import SchemaError, followable, parse_schema
 from edgeagent.types import JsonSchemaFormat, Tool
 from tests.clients.schemas import Sent, all_sent
@@ -84,8 +83,8 @@ PETS = {
         ),
         (
             {**BASE, "anyOf": [named(b=NUMBER), named(c=NUMBER)]},
-            [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "c": 1}],
-            [{"a": 1, "b": 1, "c": 1}, {"d": 1}],
+            [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}],
+            [{"d": 1}],
         ),
         (
             {**named(a=NUMBER, b=NUMBER), "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
@@ -95,7 +94,7 @@ PETS = {
         (
             {**named(a=NUMBER), "anyOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": PETS},
             [{"a": 1, "kind": "cat", "lives": 9}],
-            [{"a": 1, "kind": "cat", "tricks": 9}, {"a": 1, "kind": "cat", "x": 1}],
+            [{"a": 1, "kind": "cat", "x": 1}, {"a": 1, "kind": "cow"}],
         ),
         (
             {"allOf": [{"anyOf": [BASE, named(b=NUMBER)]}, {"anyOf": [named(c=NUMBER), named(d=NUMBER)]}]},
@@ -208,45 +207,38 @@ def test_choices_whose_schemas_exclude_one_another_can_be_followed() -> None:
             constraint(JsonSchemaFormat(json.dumps({"oneOf": overlapping, "$defs": PETS})))
 
 
-def test_references_that_lead_on_and_on_are_refused() -> None:
-    def chain(length: int) -> dict[str, Any]:
-        links = {f"d{index}": {"allOf": [{"$ref": f"#/$defs/d{index + 1}"}, BASE]} for index in range(length)}
-        return {"allOf": [{"$ref": "#/$defs/d0"}, BASE], "$defs": {**links, f"d{length}": BASE}}
+def chain(length: int) -> dict[str, Any]:
+    """Return a schema whose object is described by this many definitions, each of which refers to the next."""
+    links = {f"d{index}": {"allOf": [{"$ref": f"#/$defs/d{index + 1}"}, BASE]} for index in range(length)}
+    return {"allOf": [{"$ref": "#/$defs/d0"}, named(b=NUMBER)], "$defs": {**links, f"d{length}": named(c=NUMBER)}}
 
-    close_objects(chain(MAX_CHAIN - 2))
-    with pytest.raises(TooManyReferencesError):
-        close_objects(chain(MAX_CHAIN + 2))
+
+def test_references_that_lead_on_and_on_are_followed_or_refused() -> None:
+    assert is_written(chain(30), {"c": 1, "a": 1, "b": 1})
+    assert not is_written(chain(30), {"d": 1})
     twice = {f"d{index}": {"allOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2} for index in range(30)}
-    with pytest.raises(TooManyReferencesError):
-        close_objects({"allOf": [{"$ref": "#/$defs/d0"}, BASE], "$defs": {**twice, "d30": BASE}})
-    with pytest.raises(InvalidRequest, match="references beside allOf"):
-        constraint(JsonSchemaFormat(json.dumps(chain(MAX_CHAIN + 2))))
+    assert not is_written({"allOf": [{"$ref": "#/$defs/d0"}, BASE], "$defs": {**twice, "d30": BASE}}, {"b": 1})
+    with pytest.raises(InvalidRequest, match="too many layers"):
+        constraint(JsonSchemaFormat(json.dumps(chain(400))))
 
 
-def forks(num_forks: int) -> dict[str, Any]:
-    """Return a schema with this many alternatives for one object, each with its own key."""
-    return {"allOf": [{"anyOf": [{"properties": {f"p{index}": {}}}]} for index in range(num_forks)], "properties": {}}
+def joined(num_objects: int) -> dict[str, Any]:
+    """Return a schema of this many objects, each of which a definition with 500 keys describes too."""
+    big: dict[str, Any] = {"properties": {f"p{index}": {} for index in range(500)}}
+    objects = {f"x{index}": {"$ref": "#/$defs/big", "required": ["p0"]} for index in range(num_objects)}
+    return {"type": "object", "properties": objects, "$defs": {"big": big}}
 
 
-def test_what_alternatives_name_is_bounded() -> None:
-    close_objects(forks(200))
-    with pytest.raises(TooManyReferencesError, match="alternatives"):
-        close_objects(forks(1200))
-    with pytest.raises(InvalidRequest, match="alternatives"):
-        constraint(JsonSchemaFormat(json.dumps(forks(1200))))
-
-
-def test_the_schemas_of_one_request_are_bounded_together() -> None:
+def test_the_work_for_joined_schemas_is_bounded_for_a_request() -> None:
     limit = WorkLimit()
-    close_objects(forks(200), limit)
-    with pytest.raises(TooManyReferencesError, match="alternatives"):
-        for _ in range(10):
-            close_objects(forks(200), limit)
-    tools = [Tool(f"t{index}", "", json.dumps(forks(200)), strict=True) for index in range(11)]
-    with pytest.raises(InvalidToolSchema, match="alternatives"):
+    close_objects(joined(150), limit)
+    with pytest.raises(TooManyReferencesError, match="join more than"):
+        close_objects(joined(150), limit)
+    with pytest.raises(InvalidRequest, match="join more than"):
+        constraint(JsonSchemaFormat(json.dumps(joined(700))))
+    tools = [Tool(f"t{index}", "", json.dumps(joined(150)), strict=True) for index in range(2)]
+    with pytest.raises(InvalidToolSchema, match="join more than"):
         constraint(tools=tuple(tools))
-    warnings = constraint(tools=tuple(replace(tool, strict=False) for tool in tools)).warnings
-    assert [each for each in warnings if "alternatives" in each or "too large" in each]
 
 
 def test_references_through_many_layers_are_refused_not_run_into() -> None:

@@ -5,10 +5,10 @@ import pytest
 from msgspec.structs import replace
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.text.schema.closing import MAX_CHAIN
 from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 from edgeagent.types import JsonSchemaFormat, TextFormat, Tool
 from tests.text.grammar.test_compiler import TOOLS, accepts, constraint
+from tests.text.schema.test_closing import joined
 
 FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"not": {"const": 1}}, "`not` at {} cannot be followed; leave it out, or send strict: false"),
@@ -134,11 +134,11 @@ def _nested(depth: int) -> dict[str, Any]:
     return {"items": _nested(depth - 1)} if depth else {}
 
 
-CHAIN = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}", "required": ["a"]} for index in range(MAX_CHAIN + 2)}
+CHAIN = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}", "required": ["a"]} for index in range(500)}
 BOUNDS: dict[str, Any] = {
-    "references in a row": {"$defs": CHAIN, "properties": {"x": CHAIN["d0"]}},
+    "references in a row": {"$defs": {**CHAIN, "d500": {}}, "properties": {"x": CHAIN["d0"]}},
     "references in a circle": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-    "keys of alternatives": {"allOf": [{"anyOf": [{"properties": {f"p{n}": {}}}]} for n in range(1_200)]},
+    "joined schemas": joined(700),
     "no object": {"type": "string"},
     "bytes": {"description": "x" * MAX_SCHEMA_BYTES},
     "levels": _nested(MAX_SCHEMA_DEPTH + 1),
