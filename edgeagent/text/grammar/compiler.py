@@ -15,8 +15,8 @@ from edgeagent.text.grammar.fault import LIMITS, grammar_fault, reason
 from edgeagent.text.grammar.json_guard import TokenStarts
 from edgeagent.text.grammar.library import LLMatcher, LLTokenizer
 from edgeagent.text.partition_cache import PartitionCache
-from edgeagent.text.schema.closing import Schema, WorkLimit
-from edgeagent.text.schema.reading import ReadSchema, SchemaError, SchemaReader, Wanted, followable
+from edgeagent.text.schema.closing import Schema, SchemaError, WorkLimit
+from edgeagent.text.schema.reading import ReadSchema, SchemaReader, Wanted, followable
 from edgeagent.text.tool_format import ReasoningMarkers, ToolFormat, call_opener
 from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import JsonObjectFormat, JsonSchemaFormat, OutputFormat, TextFormat, Tool, ToolChoice

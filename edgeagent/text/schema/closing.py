@@ -32,8 +32,8 @@ _MAX_INDEX_DIGITS = 6
 Schema = dict[str, Any]
 
 
-class TooManyReferencesError(ValueError):
-    """Too many schemas are joined, or they name too many keys."""
+class SchemaError(ValueError):
+    """A schema that cannot be used, and why. The text names the keyword and its path."""
 
 
 def close_objects(schema: Schema, limit: WorkLimit | None = None) -> Schema:
@@ -41,7 +41,7 @@ def close_objects(schema: Schema, limit: WorkLimit | None = None) -> Schema:
 
     A closed object allows the keys in its `properties` and in its `required`, and those of all schemas that are joined
     with its own. Paths within the schema do not change. `limit` bounds the work: pass the same one for all schemas of a
-    request. Raise TooManyReferencesError if it is exceeded.
+    request. Raise SchemaError if it is exceeded.
     """
     return _Closer(schema, limit or WorkLimit()).close_root()
 
@@ -88,10 +88,10 @@ class WorkLimit:
         self._num_left = MAX_JOINED_WORK
 
     def count(self, number: int) -> None:
-        """Count this many schemas and keys. Raise TooManyReferencesError if there are too many."""
+        """Count this many schemas and keys. Raise SchemaError if there are too many."""
         self._num_left -= number
         if self._num_left < 0:
-            raise TooManyReferencesError(
+            raise SchemaError(
                 f"allOf, anyOf, oneOf and $ref join more than {MAX_JOINED_WORK} schemas and keys in all (one counts "
                 "for each object that it describes); give the parts objects of their own"
             )

@@ -19,7 +19,7 @@ from edgeagent.text.schema.closing import (
     SCHEMA_MAPS,
     SCHEMA_VALUES,
     Schema,
-    TooManyReferencesError,
+    SchemaError,
     WorkLimit,
     close_objects,
     map_schemas,
@@ -342,10 +342,6 @@ GAP = r"\x20|\n(\x20{0,16}|\t{1,4})"
 _NULL_IS_A_VALUE = frozenset({"const", "default", "example"})
 
 
-class SchemaError(ValueError):
-    """A schema that cannot be used, and why. The text names the keyword and its path."""
-
-
 def parse_schema(text: str) -> Schema:
     """Return the schema in a JSON text, without keywords whose value is null.
 
@@ -398,10 +394,7 @@ def followable(schema: Schema, *, lenient: bool, limit: WorkLimit | None = None)
     lenient: the compiler ignores keywords that it does not support. limit: bounds the work; pass the same object for
     all schemas of a request. Raise SchemaError if too many schemas describe the same objects.
     """
-    try:
-        schema = close_objects(choices_as_any_of(_adapted(schema)), limit)
-    except TooManyReferencesError as error:
-        raise SchemaError(str(error)) from error
+    schema = close_objects(choices_as_any_of(_adapted(schema)), limit)
     options = {"whitespace_pattern": GAP, "lenient": lenient, "json_allow_general_unicode_escapes": True}
     return {**schema, "x-guidance": options}
 
