@@ -134,62 +134,6 @@ class ModelSource:
     names_stamp: Callable[[], object] = lambda: None
 
 
-@dataclass(frozen=True, slots=True)
-class DraftChooser:
-    """Finds a model's draft for each of its loads. `option` is the model's option --draft; `found` is the model itself.
-
-    The methods read the disk: call them in a thread.
-    """
-
-    option: str
-    found: Found
-    source: ModelSource
-    fatal: FatalParts
-
-    def choose(self, header: GgufHeader | None) -> FoundDraft:
-        """Return the draft for the model's next load. Log a warning if there is a draft that cannot be used.
-
-        `header` is the header of the model's file; None if it is not known.
-        Raise ModelLoadFailed if the user named a draft whose vocabulary differs from the model's.
-        """
-        draft = self._find(header)
-        if draft.path is not None:
-            draft = self._checked(header, draft, draft.path)
-        if draft.is_trouble:
-            logger.warning("%s runs without its draft: %s", self.found.name, draft.why)
-        return draft
-
-    @property
-    def _is_named(self) -> bool:
-        return self.option not in ("auto", "none", "ngram")
-
-    def _find(self, header: GgufHeader | None) -> FoundDraft:
-        if self.option == "auto":
-            found = self.source.find_draft(self.found, header)
-            return replace(found, by="trial") if found.is_trouble else found
-        if not self._is_named:
-            return FoundDraft(None, f"--draft {self.option}", by="option")
-        try:
-            return FoundDraft(self.source.resolve(self.option).path, "you named it", by="option")
-        except (EdgeAgentError, OSError) as error:
-            return _unusable(error)
-
-    def _checked(self, header: GgufHeader | None, draft: FoundDraft, path: Path) -> FoundDraft:
-        """Return a draft with its header, or the reason why it cannot be used. Raise ModelLoadFailed; see `choose`."""
-        try:
-            own = self.source.validate(path)
-            if cause := self.fatal.cause(draft_part(str(path.absolute())), path):
-                raise ModelDamaged(f"{path} ended the process that tried it ({cause}); get the file again")
-            why = _mismatch(header, self.found.path, own, path)
-        except (EdgeAgentError, OSError) as error:  # StoreError: it cannot be hashed
-            return _unusable(error)
-        if not why:
-            return replace(draft, header=own)
-        if self._is_named:
-            raise ModelLoadFailed(f"{why}; a draft must share the model's vocabulary: choose another as --draft")
-        return FoundDraft(None, f"{why}; a draft must share the model's vocabulary", is_trouble=True, by="trial")
-
-
 def _unusable(error: EdgeAgentError | OSError) -> FoundDraft:
     message = error.message if isinstance(error, EdgeAgentError) else str(error)
     return FoundDraft(None, message, is_trouble=True, by="trial")
@@ -228,12 +172,11 @@ class LoadPreparation:
         self.name, self.path = found.name, found.path
         self.fatal = FatalParts()
         """What the next loads leave out: adapters, the draft model, or drafts of any kind."""
-        self._draft = DraftChooser(draft, found, source, self.fatal)
+        self._draft, self._found = draft, found
         self.engine = engine
         self.adapters = adapters
         self._source = source
         self._mmproj = mmproj
-        self._own_projector = found.projector
         self.projector_path: Path | None = None
         """The file with which the model reads images and sounds. `load` finds it."""
         self.files = self._files(None)
@@ -272,7 +215,7 @@ class LoadPreparation:
         self.sha256 = self._source.known_sha256(self.path)
         unusable = self._unusable_adapters()
         usable = {name: path for name, path in self.adapters.items() if name not in unusable}
-        draft = self._draft.choose(model)
+        draft = self._choose_draft(model)
         self.projector_path, why_no_projector = self._find_projector()
         rewind = rewind_part(str(self.path.absolute()))
         tried = {adapter_part(str(path.absolute())): path for path in usable.values()} | {rewind: self.path}
@@ -372,7 +315,7 @@ class LoadPreparation:
             case "none":
                 return None, "Its projector is switched off (mmproj = none)."
             case "auto":
-                path = self._own_projector or find_projector(self.path)
+                path = self._found.projector or find_projector(self.path)
             case named:
                 path = Path(named)
         if path is None:
@@ -388,6 +331,46 @@ class LoadPreparation:
             why = error.message
         logger.warning("%s is loaded without its projector: %s", self.name, why)
         return None, why
+
+    def _choose_draft(self, header: GgufHeader | None) -> FoundDraft:
+        """Return the draft for the next load. Log a warning if there is a draft that cannot be used.
+
+        `header` is the header of the model's file; None if it is not known. Raise ModelLoadFailed if the owner named a
+        draft whose vocabulary differs from the model's.
+        """
+        draft = self._find_draft(header)
+        if draft.path is not None:
+            draft = self._checked_draft(header, draft, draft.path)
+        if draft.is_trouble:
+            logger.warning("%s runs without its draft: %s", self.name, draft.why)
+        return draft
+
+    def _find_draft(self, header: GgufHeader | None) -> FoundDraft:
+        match self._draft:
+            case "auto":
+                found = self._source.find_draft(self._found, header)
+                return replace(found, by="trial") if found.is_trouble else found
+            case "none" | "ngram":
+                return FoundDraft(None, f"--draft {self._draft}", by="option")
+        try:
+            return FoundDraft(self._source.resolve(self._draft).path, "you named it", by="option")
+        except (EdgeAgentError, OSError) as error:
+            return _unusable(error)
+
+    def _checked_draft(self, header: GgufHeader | None, draft: FoundDraft, path: Path) -> FoundDraft:
+        """Return a draft with its header, or the reason why it cannot be used. For errors see `_choose_draft`."""
+        try:
+            own = self._source.validate(path)
+            if cause := self.fatal.cause(draft_part(str(path.absolute())), path):
+                raise ModelDamaged(f"{path} ended the process that tried it ({cause}); get the file again")
+            why = _mismatch(header, self.path, own, path)
+        except (EdgeAgentError, OSError) as error:  # StoreError: it cannot be hashed
+            return _unusable(error)
+        if not why:
+            return replace(draft, header=own)
+        if self._draft != "auto":
+            raise ModelLoadFailed(f"{why}; a draft must share the model's vocabulary: choose another as --draft")
+        return FoundDraft(None, f"{why}; a draft must share the model's vocabulary", is_trouble=True, by="trial")
 
     def _unusable_adapters(self) -> dict[str, str]:
         """Return the adapters that cannot be used, with the reasons. Log a warning; the model loads without them."""
