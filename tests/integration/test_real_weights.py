@@ -31,7 +31,7 @@ from tests.patience import patient
 from tests.plain_loop import NEAR_TIE, PlainLoop
 from tests.smollm2 import MODEL
 
-CONTEXT = 1024
+CONTEXT = 768
 QUESTION = "Why is the sky blue? Answer in three sentences."
 ANSWER_TOKENS = 60
 NUM_WORDS = 5
@@ -145,7 +145,7 @@ def test_a_stop_string_ends_the_answer_before_it(real: Daemon, undisturbed: Answ
 def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) -> None:
     previous, sizes = None, []
     for turn in range(4):
-        words = "My name is Ada. " if turn == 0 else f"{SENTENCE} " * 18
+        words = "My name is Ada. " if turn == 0 else f"{SENTENCE} " * 13
         body = {"model": MODEL.stem, "input": f"{words}Say yes.", "truncation": "auto", "temperature": 0}
         body |= {"max_output_tokens": 16, "previous_response_id": previous}
         reply = httpx.post(f"{real.url}/v1/responses", json=body, timeout=patient(120), trust_env=False)
@@ -157,7 +157,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) ->
     assert max(sizes) <= CONTEXT
     assert any(later < earlier for earlier, later in itertools.pairwise(sizes)), sizes
     body["truncation"] = "disabled"
-    body["input"] = f"{SENTENCE} " * 60
+    body["input"] = f"{SENTENCE} " * 45
     refused = httpx.post(f"{real.url}/v1/responses", json=body, timeout=patient(120), trust_env=False)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
@@ -247,7 +247,7 @@ def test_a_tool_that_it_may_call_is_called_and_its_result_is_told(real: Daemon) 
 
 
 def test_ollama_shortens_a_long_conversation_unless_it_must_not(real: Daemon) -> None:
-    turns = [{"role": role, "content": f"{SENTENCE} " * 9} for role in ("user", "assistant") * 4]
+    turns = [{"role": role, "content": f"{SENTENCE} " * 7} for role in ("user", "assistant") * 4]
     messages = [*turns, {"role": "user", "content": "Is the sky blue? Say yes or no."}]
     body = {"model": MODEL.stem, "messages": messages, "stream": False}
     body |= {"options": {"temperature": 0, "num_predict": 8}}
